@@ -1,0 +1,37 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo check test wheel clean
+
+help:  ## show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "potluck needs Python 3.11 or newer; found $$($(PYTHON) --version). Set PYTHON=/path/to/python3.11"; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing potluck and what it needs into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+install: $(STAMP)  ## build .venv
+
+demo: $(STAMP)  ## train six unlike clients on the embedded data, print a table, write a report
+	@$(BIN)/potluck demo
+
+check: $(STAMP)  ## lint, formatting, types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+test: check  ## all checks and tests
+	@$(BIN)/python -m pytest
+
+wheel: $(STAMP)  ## build the wheel into dist/
+	@$(BIN)/python -m build --wheel --outdir dist
+
+clean:  ## remove .venv and everything built
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,1 @@
+"""Potluck: federated learning where everyone brings their own model."""

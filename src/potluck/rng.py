@@ -1,0 +1,86 @@
+"""All randomness: a tree of streams, the same for every engine and every order of clients.
+
+A stream is a seed and a path of keys; a child's numbers depend on its path alone, never on what was drawn
+elsewhere. `shared` purposes (cohort, batch order, initial weights) come from the experiment's seeds, which
+everyone knows. `private` ones (noise, mixing weights) come from a client's own secret, which is never sent.
+
+>>> Rng(0).child("client", 3, "shuffle").numpy().permutation(4).tolist()
+[0, 1, 2, 3]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+Key = str | int
+
+
+@dataclass(frozen=True)
+class Rng:
+    """A node of the tree. Nodes are values: drawing twice from the same node gives the same numbers."""
+
+    seed: int
+    path: tuple[Key, ...] = ()
+
+    def child(self, *keys: Key) -> Rng:
+        """The node below this one along `keys`."""
+        return Rng(self.seed, self.path + keys)
+
+    @cached_property
+    def integer(self) -> int:
+        """63 bits that depend on seed and path alone."""
+        text = "\x1f".join(f"{type(key).__name__}:{key}" for key in (self.seed, *self.path))
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+    def numpy(self) -> np.random.Generator:
+        """A fresh NumPy generator at this node."""
+        return np.random.Generator(np.random.PCG64(self.integer))
+
+    def torch(self, device: torch.device | str = "cpu") -> torch.Generator:
+        """A fresh torch generator at this node."""
+        generator = torch.Generator(device)
+        generator.manual_seed(self.integer)
+        return generator
+
+    @contextlib.contextmanager
+    def as_default(self, device: torch.device | str = "cpu") -> Iterator[None]:
+        """Seed torch's default generators inside, restore them after: `nn.init` and dropout know no other."""
+        device = torch.device(device)
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.random.default_generator.manual_seed(self.integer)
+            if device.type == "cuda":
+                with torch.cuda.device(device):
+                    torch.cuda.manual_seed(self.integer)
+            yield
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """The four seeds of an experiment; each can be held fixed while the others vary."""
+
+    split: int
+    init: int
+    cohort: int
+    training: int
+
+    def tree(self, name: str) -> Rng:
+        """The root of one seed's tree."""
+        return Rng(int(getattr(self, name)), (name,))
+
+    def secret(self, client: str) -> Rng:
+        """A simulated client's secret. A deployed client makes its own with `new_secret` and keeps it."""
+        return Rng(self.training, ("secret", client))
+
+
+def new_secret() -> int:
+    """A secret for a real client, from the operating system."""
+    return secrets.randbits(63)
