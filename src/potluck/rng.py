@@ -44,11 +44,13 @@ class Rng:
         """A fresh NumPy generator at this node."""
         return np.random.Generator(np.random.PCG64(self.integer))
 
-    def torch(self, device: torch.device | str = "cpu") -> torch.Generator:
+    def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
         """A fresh torch generator at this node."""
-        generator = torch.Generator(device)
-        generator.manual_seed(self.integer)
-        return generator
+        return self.reseed(torch.Generator(device))
+
+    def reseed(self, generator: torch.Generator) -> torch.Generator:
+        """Put a generator at this node; a captured step keeps the generator object it was captured with."""
+        return generator.manual_seed(self.integer)
 
     @contextlib.contextmanager
     def as_default(self, device: torch.device | str = "cpu") -> Iterator[None]:
@@ -56,7 +58,7 @@ class Rng:
         device = torch.device(device)
         devices = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            torch.random.default_generator.manual_seed(self.integer)
+            torch.default_generator.manual_seed(self.integer)
             if device.type == "cuda":
                 with torch.cuda.device(device):
                     torch.cuda.manual_seed(self.integer)

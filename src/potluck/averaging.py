@@ -1,0 +1,97 @@
+"""Averaging: one function for plain, group-wise, layer-wise and width-sliced means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from potluck.replies import Replies
+
+Weights = Literal["samples", "uniform"] | Mapping[str, float]
+Index = tuple[Tensor | None, ...]
+
+
+def average(
+    replies: Replies,
+    group: str,
+    weights: Weights = "samples",
+    *,
+    base: Mapping[str, Tensor] | None = None,
+    index: Mapping[str, Mapping[str, Index]] | None = None,
+) -> dict[str, Tensor]:
+    """The weighted mean of every tensor of a group, over the clients that sent it, in client order.
+
+    A name that some clients lack is averaged over its holders; a name nobody sent does not appear.
+    `index` says which entries of the full tensor a client's slice holds (client → name → one index or None
+    per dimension); entries nobody held keep their value in `base`.
+
+    >>> one, four = ({"w": {"x": torch.tensor(value)}} for value in (1.0, 4.0))
+    >>> replies = Replies.of({"a": one, "b": four}, samples={"a": 1, "b": 2})
+    >>> average(replies, "w")["x"]
+    tensor(3.)
+    """
+    holders: dict[str, list[str]] = {}
+    groups = {client: replies[client].group(group) for client in replies}
+    for client, tensors in groups.items():
+        for name in tensors:
+            holders.setdefault(name, []).append(client)
+    shares = _weights(replies, weights)
+    if index is None:
+        return {
+            name: _mean([groups[client][name] for client in clients], [shares[client] for client in clients])
+            for name, clients in holders.items()
+        }
+    return {
+        name: _sliced_mean(
+            (base or {})[name],
+            [(groups[client][name], index[client].get(name), shares[client]) for client in clients],
+        )
+        for name, clients in holders.items()
+    }
+
+
+def _weights(replies: Replies, weights: Weights) -> dict[str, float]:
+    if weights == "samples":
+        return {client: float(replies.cards[client].samples) for client in replies}
+    if weights == "uniform":
+        return dict.fromkeys(replies, 1.0)
+    assert not isinstance(weights, str)
+    return {client: float(weights[client]) for client in replies}
+
+
+def _mean(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    total = sum(weights)
+    mean = tensors[0] * (weights[0] / total)
+    for tensor, weight in zip(tensors[1:], weights[1:], strict=True):
+        mean.add_(tensor, alpha=weight / total)
+    return mean
+
+
+def _sliced_mean(base: Tensor, pieces: Sequence[tuple[Tensor, Index | None, float]]) -> Tensor:
+    """Per entry: the mean over the slices that hold it."""
+    total, count = torch.zeros_like(base), torch.zeros_like(base)
+    for piece, index, weight in pieces:
+        place = _place(index, base)
+        total[place] += piece * weight
+        count[place] += weight
+    return torch.where(count > 0, total / count.clamp_min(torch.finfo(count.dtype).tiny), base)
+
+
+def _place(index: Index | None, base: Tensor) -> tuple[Tensor, ...]:
+    """One index per dimension, shaped so that together they select a block."""
+    full = index or (None,) * base.dim()
+    axes = [
+        torch.arange(size, device=base.device) if axis is None else axis
+        for axis, size in zip(full, base.shape, strict=True)
+    ]
+    return tuple(
+        axis.view([-1 if d == place else 1 for d in range(base.dim())]) for place, axis in enumerate(axes)
+    )
+
+
+def take_slice(tensor: Tensor, index: Index | None) -> Tensor:
+    """The entries an index map selects: what a client with a slice receives."""
+    return tensor[_place(index, tensor)].clone()

@@ -1,0 +1,88 @@
+"""The client: one participant's data, task and declared state, and what it may draw at random."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from potluck.rng import Rng
+from potluck.state import Holder, Precision
+from potluck.streams import Source, Stream, shuffled_batches
+from potluck.task import Task
+
+ClientId = str
+SplitName = Literal["train", "validation", "test"]
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a client says of itself at enrolment: always samples and task, the rest only if the method asks.
+
+    `extra` may hold `width` (of the representation), `classes_held`, `names` (of the model's tensors, with shapes).
+    """
+
+    client: ClientId
+    samples: int
+    task: Task
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def width(self) -> int:
+        """The width of the client's representation."""
+        return int(self.extra["width"])
+
+    @property
+    def classes_held(self) -> tuple[int, ...]:
+        """The classes with at least one training sample."""
+        return tuple(self.extra["classes_held"])
+
+    @property
+    def names(self) -> Mapping[str, tuple[int, ...]]:
+        """The model's tensors that may cross, with their shapes."""
+        return dict(self.extra["names"])
+
+
+class Client(Holder):
+    """One client while it works. Methods read it; the engine builds it and moves its state in and out."""
+
+    def __init__(
+        self,
+        task: Task,
+        source: Source,
+        device: torch.device | str = "cpu",
+        precision: Precision = "float32",
+    ) -> None:
+        super().__init__(task, device, precision)
+        self.source = source
+        self.id: ClientId = ""
+        self.rows: Mapping[str, np.ndarray] = {}
+        self.classes_held: tuple[int, ...] = ()
+        self.secret = Rng(0)
+
+    @property
+    def samples(self) -> int:
+        """How many training samples the client has."""
+        return len(self.rows["train"])
+
+    def batches(
+        self, split: SplitName = "train", epochs: int | None = None, batch_size: int | None = None
+    ) -> Stream:
+        """The client's own samples, shuffled anew each epoch in an order that no method influences."""
+        training = self.training
+        order = shuffled_batches(
+            self.rows[split],
+            batch_size or training.batch_size,
+            epochs or training.epochs,
+            training.last_batch,
+            self.rng.child("batches", split, self.count(f"batches:{split}")),
+        )
+        return Stream(self.source, order, augment=split == "train")
+
+    def draw_private(self, purpose: str) -> torch.Generator:
+        """As `draw`, from the client's own secret: the server cannot draw the same numbers again."""
+        node = self.secret.child("round", self.round, self.step, purpose)
+        return node.child(self.count(f"{self.step}:private:{purpose}")).generator(self.device)

@@ -1,0 +1,140 @@
+"""The clients of one round, as the server's script sees them: `ask`, the wire contract, the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from potluck.client import Card, ClientId
+from potluck.engine.base import Answer, Engine, Failure, Outcome, Request, Stamp
+from potluck.engine.perform import shapes_of
+from potluck.errors import MessageError, RoundFailed
+from potluck.ledger import Ledger
+from potluck.message import Contract, Message, Shapes, check
+from potluck.method import Down, Method
+from potluck.replies import Replies
+from potluck.server import Server
+
+
+class Cohort:
+    """The sampled clients. One that fails, is refused or stays away is out for the rest of the round."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        method: Method,
+        server: Server,
+        ids: Sequence[ClientId],
+        stamps: Callable[[ClientId, int], Stamp],
+        ledger: Ledger,
+        quorum: int = 1,
+    ) -> None:
+        self.engine, self.method, self.server, self.ledger = engine, method, server, ledger
+        self.asked = tuple(ids)
+        self.stamps = stamps
+        self.quorum = quorum
+        self.failures: dict[ClientId, str] = {}
+        self.exchange = 0
+
+    @property
+    def ids(self) -> tuple[ClientId, ...]:
+        """Who is still in the round, in client order."""
+        return tuple(client for client in self.asked if client not in self.failures)
+
+    @property
+    def total(self) -> int:
+        """All enrolled clients, not only the sampled ones."""
+        return len(self.server.cards)
+
+    @property
+    def cards(self) -> Mapping[ClientId, Card]:
+        """The card of every enrolled client."""
+        return self.server.cards
+
+    def ask(
+        self,
+        step: Callable[..., Any] | Sequence[Callable[..., Any]],
+        down: Down | None = None,
+        only: Sequence[ClientId] | None = None,
+    ) -> Replies:
+        """Have the clients do a step (or several in order, on one downlink) and wait for their replies."""
+        steps = tuple(one.__name__ for one in (step if isinstance(step, Sequence) else [step]))
+        addressed = [client for client in self.ids if only is None or client in only]
+        self.exchange += 1
+        requests = [self._request(client, steps, down) for client in addressed]
+        replies = self._accept(steps, self.engine.run(requests))
+        if len(self.ids) < self.quorum:
+            reasons = "; ".join(self.failures.values())
+            raise RoundFailed(
+                f"round {self.server.round}: {len(self.ids)} of {len(self.asked)} clients are left, "
+                f"{self.quorum} are needed: {reasons}"
+            )
+        return replies
+
+    def _request(self, client: ClientId, steps: tuple[str, ...], down: Down | None) -> Request:
+        if down is None:
+            content = self.method.downlink(self.server, client)
+        else:
+            content = down(client) if callable(down) else down
+        message = content if isinstance(content, Message) else Message(content)
+        self._check(client, message, self.method.down_contract(steps[0]), f"step {steps[0]}, down")
+        purpose = self.method.steps()[steps[0]].purpose
+        self.ledger.add(client, "+".join(steps), "down", purpose, message)
+        return Request(client, steps, message, self.stamps(client, self.exchange), purpose)
+
+    def _accept(self, steps: tuple[str, ...], outcomes: Sequence[Outcome]) -> Replies:
+        answers = [outcome for outcome in outcomes if isinstance(outcome, Answer)]
+        self.failures |= {
+            outcome.client: outcome.reason for outcome in outcomes if isinstance(outcome, Failure)
+        }
+        contract = {name: field for step in steps for name, field in self.method.up_contract(step).items()}
+        finite = _finite(answers)
+        for answer in answers:
+            try:
+                self._check(answer.client, answer.up, contract, f"step {'+'.join(steps)}")
+                if not finite[answer.client]:
+                    raise MessageError(_not_finite(answer, steps))
+            except MessageError as error:
+                self.failures[answer.client] = str(error)
+        kept = [answer for answer in answers if answer.client not in self.failures]
+        purpose = self.method.steps()[steps[0]].purpose
+        for answer in kept:
+            self.ledger.add(answer.client, "+".join(steps), "up", purpose, answer.up)
+        return Replies(
+            {answer.client: answer.up for answer in kept},
+            self.cards,
+            {answer.client: answer.report for answer in kept},
+        )
+
+    def _check(self, client: ClientId, message: Message, contract: Contract, what: str) -> None:
+        card = self.cards[client]
+
+        def shapes(part: str) -> Shapes | None:
+            known = self.method.expected(card, part)
+            if known is None and part in self.server and self.server[part].module is not None:
+                return shapes_of(self.server[part].wire())
+            return known
+
+        check(message, contract, self.method.symbols(card), shapes, f"client {client}, {what}")
+
+
+def _finite(answers: Sequence[Answer]) -> dict[ClientId, bool]:
+    """Which answers hold only finite values: reduced on the device, read back once."""
+    if not answers:
+        return {}
+    worst = []
+    for answer in answers:
+        value, loss = answer.up.worst(), answer.report.loss
+        worst.append(value if loss is None else torch.maximum(value.to(loss.device), loss.abs()))
+    flags = torch.stack([value.float() for value in worst]).isfinite().tolist()
+    return {answer.client: flag for answer, flag in zip(answers, flags, strict=True)}
+
+
+def _not_finite(answer: Answer, steps: tuple[str, ...]) -> str:
+    where = f"client {answer.client}, step {'+'.join(steps)}"
+    name = answer.up.not_finite()
+    if name is not None:
+        return f"{where}: tensor {name!r} is not finite; lower training.optimizer.lr or set training.clip"
+    return f"{where}: the loss is not finite; lower training.optimizer.lr or set training.clip"

@@ -1,0 +1,369 @@
+"""One experiment: what is trained, on what, by whom and how, checked before anything runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+import yaml
+from pydantic import (
+    BaseModel,
+    Field,
+    PrivateAttr,
+    SerializeAsAny,
+    ValidationError,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
+from torch import nn
+
+from potluck.data import DataConfig, Dataset, PartitionConfig, Split, from_index_file, make_split
+from potluck.errors import ConfigError, nearest
+from potluck.evaluate import EvaluateSettings
+from potluck.method import MethodConfig, find_method
+from potluck.models import ModelPool
+from potluck.rng import Seeds
+from potluck.settings import ClientOverrides, ClientTraining, Settings
+from potluck.state import Precision
+from potluck.streams import Prepare
+from potluck.world import World
+
+
+class IndexFile(Settings):
+    """A split of one's own: `partition: {file: split.json}`."""
+
+    file: Path
+
+
+class ModelSettings(Settings):
+    """The clients' models: one entry, a list dealt out in turn, or a mapping from client to entry.
+
+    An entry is a name, a mapping with a name and options, a callable that returns a module, or a module.
+    """
+
+    pool: Any
+    rep_dim: int | None = Field(default=None, ge=1)  # one representation width for every model
+    order: Literal["cycle", "blocks"] = "cycle"
+    init: Literal["per_architecture", "per_client"] = "per_architecture"  # who starts from the same weights
+
+    @field_serializer("pool")
+    def _names(self, pool: Any) -> Any:
+        if isinstance(pool, Mapping):
+            return {str(key): _plain(value) for key, value in pool.items()}
+        return [_plain(entry) for entry in pool] if isinstance(pool, list | tuple) else _plain(pool)
+
+
+class TrainingSettings(ClientTraining):
+    """How long and how the clients train."""
+
+    rounds: int = Field(default=10, ge=1)
+    participation: float = Field(default=1.0, gt=0, le=1)  # share of the clients in a round
+    quorum: float = Field(default=0.5, gt=0, le=1)  # share of the cohort that must answer
+    attempts: int = Field(default=2, ge=1)  # tries at a round that misses the quorum
+    per_client: dict[str, ClientOverrides] = {}
+
+    def for_clients(self) -> ClientTraining:
+        """The part a client sees."""
+        return ClientTraining(**{name: getattr(self, name) for name in ClientTraining.model_fields})
+
+    def cohort_size(self, clients: int) -> int:
+        """How many clients a round has."""
+        return max(1, round(self.participation * clients))
+
+
+class EngineSettings(Settings):
+    """Where the clients run."""
+
+    name: Literal["local"] = "local"
+    device: str = "auto"
+    precision: Precision = "float32"
+    threads: int = Field(default=1, ge=1)  # per client; the number of threads changes the last bits
+
+    def torch_device(self) -> torch.device:
+        """The device, found now."""
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            device = torch.device(self.device)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"engine.device: there is no device {self.device!r}; use auto, cpu or cuda:0"
+            ) from error
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise ConfigError(
+                f"engine.device: {self.device} is not there, this machine has {torch.cuda.device_count()} GPUs"
+            )
+        return device
+
+
+class CheckpointSettings(Settings):
+    """How often a run can be resumed from."""
+
+    every: float = Field(default=60.0, ge=0)  # seconds between checkpoints; 0: after every round
+
+    @field_validator("every", mode="before")
+    @classmethod
+    def _with_unit(cls, value: Any) -> Any:
+        """`60s`, `5m`, `1h` or a number of seconds."""
+        found = re.fullmatch(r"\s*([\d.]+)\s*([smh])\s*", value) if isinstance(value, str) else None
+        return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]] if found else value
+
+
+class SeedSettings(Settings):
+    """Seeds that are held while the others follow `seed`."""
+
+    split: int | None = None
+    init: int | None = None
+    cohort: int | None = None
+    training: int | None = None
+
+
+class Experiment(Settings):
+    """Everything that decides a run's numbers. From a YAML file, or from Python with one's own objects."""
+
+    name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    data: DataConfig | Dataset = DataConfig()
+    partition: PartitionConfig | IndexFile | Split
+    models: ModelSettings
+    method: SerializeAsAny[MethodConfig]
+    training: TrainingSettings = TrainingSettings()
+    evaluate: EvaluateSettings = EvaluateSettings()
+    engine: EngineSettings = EngineSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    seed: int = Field(default=0, ge=0)
+    seeds: SeedSettings = SeedSettings()
+
+    _folder: Path = PrivateAttr(default_factory=Path)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_forms(cls, values: Any) -> Any:
+        """`data: cifar10`, `models: [cnn1, cnn2]`, `method: fedavg`."""
+        if not isinstance(values, dict):
+            return values
+        values = dict(values)
+        if isinstance(values.get("data"), str):
+            values["data"] = {"name": values["data"]}
+        models = values.get("models")
+        if models is not None and not isinstance(models, ModelSettings):
+            values["models"] = models if isinstance(models, dict) and "pool" in models else {"pool": models}
+        if isinstance(values.get("partition"), dict) and "file" in values["partition"]:
+            values["partition"] = IndexFile(**values["partition"])
+        elif isinstance(values.get("partition"), dict):
+            values["partition"] = _block(PartitionConfig, "partition", values["partition"])
+        if isinstance(values.get("data"), dict):
+            values["data"] = _block(DataConfig, "data", values["data"])
+        return values
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _find_method(cls, value: Any) -> Any:
+        if isinstance(value, MethodConfig):
+            return value
+        options = {"name": value} if isinstance(value, str) else dict(value)
+        if "name" not in options:
+            raise ValueError("method needs a name")
+        return _block(find_method(str(options["name"])).Config, "method", options)
+
+    @classmethod
+    def make(cls, **values: Any) -> Self:
+        """An experiment from Python values; a wrong one is told of in one sentence."""
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise ConfigError(one_sentence(error, cls)) from error
+
+    @classmethod
+    def load(cls, path: Path | str, overrides: Sequence[str] = ()) -> Self:
+        """An experiment from a YAML file, with `key=value` overrides that reach any leaf."""
+        path = Path(path)
+        values = read_yaml(path)
+        for override in overrides:
+            apply_override(values, override)
+        experiment = cls.make(**({"name": path.stem} | values))
+        experiment._folder = path.resolve().parent
+        return experiment
+
+    def variant(self, **changes: Any) -> Self:
+        """The same experiment with other top-level values."""
+        values = {name: getattr(self, name) for name in type(self).model_fields} | changes
+        experiment = type(self).make(**values)
+        experiment._folder = self._folder
+        return experiment
+
+    @property
+    def portable(self) -> bool:
+        """Whether a YAML file can say all of it: no data, split, model or callable of one's own."""
+        models = self.models.pool
+        entries = list(models.values()) if isinstance(models, Mapping) else models
+        entries = entries if isinstance(entries, list | tuple) else [entries]
+        own = any(not isinstance(entry, str | Mapping | int | float | bool | None) for entry in entries)
+        return not own and isinstance(self.data, DataConfig) and not isinstance(self.partition, Split)
+
+    def to_yaml(self) -> str:
+        """The whole experiment with every default written out; paths become absolute."""
+        values = self.model_dump(mode="json", exclude={"data", "partition"}, exclude_none=True)
+        data = self.data
+        if isinstance(data, DataConfig):
+            block = data.model_dump(mode="json", exclude_defaults=True) | {"name": data.name}
+            if data.dir is not None:
+                block["dir"] = str((self._folder / data.dir.expanduser()).resolve())
+        else:
+            block = {"name": data.name}
+        partition = self.partition
+        if isinstance(partition, Split):
+            cut: dict[str, Any] = {"file": "split.json"}
+        elif isinstance(partition, IndexFile):
+            cut = {"file": str((self._folder / partition.file).resolve())}
+        else:
+            cut = partition.model_dump(mode="json", exclude_none=True)
+        ordered = {"name": values.pop("name"), "data": block, "partition": cut, **values}
+        return yaml.safe_dump(ordered, sort_keys=False, default_flow_style=None, width=110)
+
+    def all_seeds(self) -> Seeds:
+        """The four seeds."""
+        chosen = self.seeds.model_dump(exclude_none=True)
+        return Seeds(**{name: chosen.get(name, self.seed) for name in SeedSettings.model_fields})
+
+    def load_data(self, labels_only: bool = False) -> Dataset:
+        """The data set."""
+        if isinstance(self.data, Dataset):
+            return self.data
+        return self.data.load(self._folder, labels_only=labels_only)
+
+    def make_split(self, data: Dataset) -> Split:
+        """Who has which rows: depends on the data, the partition and the split seed alone."""
+        if isinstance(self.partition, Split):
+            return self.partition
+        if isinstance(self.partition, IndexFile):
+            return from_index_file(self._folder / self.partition.file, data)
+        return make_split(data, self.partition, self.all_seeds().tree("split"))
+
+    def world(self, data: Dataset | None = None, split: Split | None = None) -> World:
+        """The world this experiment runs in, checked by its method."""
+        data = data if data is not None else self.load_data()
+        split = split if split is not None else self.make_split(data)
+        pool = ModelPool(self.models.pool, self.models.rep_dim, order=self.models.order)
+        pool.cover(client.id for client in split.clients)
+        method = find_method(self.method.name)(self.method, pool)
+        world = World(
+            method=method,
+            data=data,
+            split=split,
+            pool=pool,
+            seeds=self.all_seeds(),
+            training=self.training.for_clients(),
+            overrides=self.training.per_client,
+            prepare=self._prepare(data),
+            independent_init=self.models.init == "per_client",
+            device=self.engine.torch_device(),
+            precision=self.engine.precision,
+        )
+        method.check(world)
+        return world
+
+    def _prepare(self, data: Dataset) -> Prepare:
+        config = self.data if isinstance(self.data, DataConfig) else DataConfig(name=data.name)
+        return config.preparation(data).prepare
+
+
+def _block(model: type[BaseModel], name: str, values: Mapping[str, Any]) -> BaseModel:
+    """Validate one block on its own, so that a wrong value is named by its full path."""
+    try:
+        return model(**values)
+    except ValidationError as error:
+        raise ConfigError(one_sentence(error, model, name)) from error
+
+
+def _plain(entry: Any) -> Any:
+    if isinstance(entry, str | int | float | bool | None):
+        return entry
+    if isinstance(entry, Mapping):
+        return {str(key): _plain(value) for key, value in entry.items()}
+    return f"<{type(entry).__name__ if isinstance(entry, nn.Module) else getattr(entry, '__name__', repr(entry))}>"
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file with a mapping in it, or one sentence with the line that is wrong."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no experiment file {path}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "it is not YAML"
+        raise ConfigError(f"{path}{where}: {problem}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds no experiment: it must be a mapping of keys to values")
+    return values
+
+
+def apply_override(values: dict[str, Any], override: str) -> None:
+    """Set one leaf: `training.rounds=5`, `models.0=cnn3`, `method.d1=50`."""
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{override!r} is no override; write key=value, for example training.rounds=5")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the value of {override!r} is not YAML") from error
+    place: Any = values
+    *path, leaf = key.split(".")
+    for step in path:
+        place = _descend(place, step, override)
+    if isinstance(place, list):
+        place[_position(place, leaf, override)] = value
+    elif leaf == "name" or not isinstance(place.get(leaf), dict) or not isinstance(value, str):
+        place[leaf] = value
+    else:
+        place[leaf] = place[leaf] | {"name": value}
+
+
+def _descend(place: Any, step: str, override: str) -> Any:
+    if isinstance(place, list):
+        return place[_position(place, step, override)]
+    if isinstance(place.get(step), str):  # the short form, `method: fedavg`
+        place[step] = {"name": place[step]}
+    inner = place.setdefault(step, {})
+    if not isinstance(inner, dict | list):
+        raise ConfigError(f"{override!r}: {step!r} is a value, not a block with keys")
+    return inner
+
+
+def _position(place: list[Any], step: str, override: str) -> int:
+    if not step.isdigit() or int(step) >= len(place):
+        raise ConfigError(f"{override!r}: {step!r} is no position in a list of {len(place)}")
+    return int(step)
+
+
+def one_sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
+    """The first thing that is wrong, with its full key and, for an unknown key, the nearest known one."""
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"] if str(part).isidentifier() or str(part).isdigit()]
+    key = ".".join([*([prefix] if prefix else []), *path])
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {key!r}; {nearest(path[-1], _fields(model, path[:-1]))}"
+    if first["type"] == "missing":
+        return f"the key {key!r} is missing"
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    given = first.get("input")
+    shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) else ""
+    return f"{key}: {message}{shown}" if key else message
+
+
+def _fields(model: type[BaseModel], path: Sequence[str]) -> list[str]:
+    """The keys of the block a path leads to."""
+    for part in path:
+        field = model.model_fields.get(part)
+        kind = field.annotation if field else None
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            model = kind
+    return list(model.model_fields)

@@ -1,0 +1,77 @@
+"""What leaves a client, what comes to it and what never does, with real names and sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from potluck.client import ClientId
+from potluck.engine.perform import shapes_of
+from potluck.message import Contract, Field, Shapes, declared_scalars
+from potluck.world import World
+
+REPORT = {"steps": "how many gradient steps were done", "loss": "the mean of each loss term"}
+CARD = {
+    "samples": "how many training samples the client has",
+    "task": "kind of task, number of classes, shape of a sample",
+    "width": "width of the representation",
+    "classes_held": "which classes the client has samples of",
+    "names": "names and shapes of the model's tensors",
+}
+
+
+def explain_world(world: World, client: ClientId | None = None) -> dict[str, Any]:
+    """The wire contract of a method in an experiment, sized for one client (default: the first)."""
+    client = client if client is not None else world.ids[0]
+    method, live = world.method, world.build_client(client)
+    symbols = method.symbols(world.card(client)) | {"C_k": len(world.classes_held(client))}
+
+    def shapes(part: str) -> Shapes | None:
+        return shapes_of(live[part].wire()) if part in live else None
+
+    def sized(contract: Contract) -> list[dict[str, Any]]:
+        return [_entry(name, field, symbols, shapes) for name, field in contract.items()]
+
+    steps = [
+        {
+            "name": name,
+            "purpose": info.purpose,
+            "up": sized(method.up_contract(name)),
+            "down": sized(method.down_contract(name)),
+        }
+        for name, info in method.steps().items()
+    ]
+    return {
+        "method": method.name,
+        "citation": method.citation,
+        "client": {"id": client, "model": world.label(client)},
+        "steps": steps,
+        "card": [{"name": name, "meaning": CARD[name]} for name in ("samples", "task", *method.card_fields)],
+        "report": [{"name": name, "meaning": meaning} for name, meaning in REPORT.items()],
+        "stays": list(method.stays),
+        "up_scalars": _total(steps, "up"),
+        "down_scalars": _total(steps, "down"),
+    }
+
+
+def _entry(name: str, field: Field, symbols: Mapping[str, int], shapes: Any) -> dict[str, Any]:
+    scalars = declared_scalars(field, symbols, shapes)
+    if field.like is None:
+        shape = f"({field.shape})"
+    else:
+        tensors = shapes(field.like)
+        shape = f"all of {field.like!r}" + (f": {len(tensors)} tensors" if tensors is not None else "")
+    return {
+        "name": name,
+        "shape": shape,
+        "scalars": scalars,
+        "meaning": field.meaning,
+        "optional": field.optional,
+    }
+
+
+def _total(steps: list[dict[str, Any]], direction: str) -> int:
+    """Scalars of one client and round: the messages of the steps that train."""
+    return sum(
+        entry["scalars"] or 0 for step in steps if step["purpose"] == "train" for entry in step[direction]
+    )

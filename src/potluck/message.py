@@ -1,0 +1,295 @@
+"""Messages: flat, frozen mappings of names to tensors, and the contract that says which may cross.
+
+A name with a slash belongs to a group: `small/conv1.weight` is `conv1.weight` of the group `small`.
+A contract declares names or groups, each with its shape (as a formula, or "as this part of the state") and
+its meaning. Whatever is not declared does not cross.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+from potluck.errors import MessageError
+
+Shapes = Mapping[str, tuple[int, ...]]
+Content = Mapping[str, "Tensor | Mapping[str, Tensor]"]
+
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
+    torch.bool: "BOOL",
+}  # fmt: skip
+
+
+class Message(Mapping[str, Tensor]):
+    """All a method sends in one direction at once.
+
+    >>> Message({"small": {"w": torch.zeros(2, 3)}, "counts": torch.ones(4)}).scalars
+    10
+    """
+
+    __slots__ = ("_tensors",)
+
+    def __init__(self, content: Content | None = None) -> None:
+        flat: dict[str, Tensor] = {}
+        for name, value in (content or {}).items():
+            if isinstance(value, Tensor):
+                flat[name] = value.detach()
+            else:
+                flat.update({f"{name}/{key}": tensor.detach() for key, tensor in value.items()})
+        self._tensors = flat
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in self.items())
+        return f"Message({inside})"
+
+    def group(self, name: str) -> dict[str, Tensor]:
+        """The tensors of one group, by their names inside it; empty when the group did not come."""
+        prefix = f"{name}/"
+        return {key[len(prefix) :]: tensor for key, tensor in self.items() if key.startswith(prefix)}
+
+    @property
+    def scalars(self) -> int:
+        """How many numbers the message holds."""
+        return sum(tensor.numel() for tensor in self.values())
+
+    @property
+    def nbytes(self) -> int:
+        """The size of `encode()`, from names, shapes and types alone."""
+        signature = tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self.items())
+        return _encoded_size(signature)
+
+    def sizes(self) -> dict[str, int]:
+        """Scalars per declared name or group."""
+        sizes: dict[str, int] = {}
+        for name, tensor in self.items():
+            group = name.split("/", 1)[0]
+            sizes[group] = sizes.get(group, 0) + tensor.numel()
+        return sizes
+
+    def worst(self) -> Tensor:
+        """The largest magnitude, on the device: not finite as soon as one value is not."""
+        floats = [tensor for tensor in self.values() if tensor.is_floating_point() and tensor.numel()]
+        if not floats:
+            return torch.zeros(())
+        return get_total_norm(floats, float("inf"))
+
+    def not_finite(self) -> str | None:
+        """The first tensor that holds a NaN or an infinity."""
+        for name, tensor in self.items():
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                return name
+        return None
+
+    def to(self, device: torch.device | str) -> Message:
+        """The same message on another device."""
+        return Message({name: tensor.to(device, non_blocking=True) for name, tensor in self.items()})
+
+    def encode(self, envelope: Mapping[str, str] | None = None) -> bytes:
+        """The bytes that leave a process: safetensors, with the envelope in its header."""
+        tensors = {name: tensor.contiguous().cpu() for name, tensor in self.items()}
+        return bytes(safetensors.torch.save(tensors, metadata=dict(envelope) if envelope else None))
+
+    @classmethod
+    def decode(cls, data: bytes) -> tuple[Message, dict[str, str]]:
+        """The message and its envelope; a `MessageError` when the bytes are no message."""
+        try:
+            tensors = safetensors.torch.load(data)
+            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        except (SafetensorError, ValueError, KeyError) as error:
+            raise MessageError(f"{len(data)} bytes are no message: {error}") from error
+        return cls(tensors), dict(header.get("__metadata__", {}))
+
+
+@lru_cache(maxsize=4096)
+def _encoded_size(signature: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> int:
+    """Eight bytes of length, a JSON header padded to eight, then the data, wide types first."""
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, dtype, shape in sorted(signature, key=lambda row: (-row[1].itemsize, row[0])):
+        size = dtype.itemsize * torch.Size(shape).numel()
+        header[name] = {
+            "dtype": _DTYPES[dtype],
+            "shape": list(shape),
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    return 8 + (len(text) + 7) // 8 * 8 + offset
+
+
+@dataclass(frozen=True)
+class Field:
+    """One declared name of a message.
+
+    `shape` is a formula over known symbols (`C, d`); a symbol nobody knows is bound by the first tensor that
+    shows it and must agree afterwards (`C_k<=C, d` also bounds it). `like` says instead that the field is a
+    group: the tensors of that part of the state.
+    """
+
+    meaning: str
+    shape: str = ""
+    like: str | None = None
+    dtype: torch.dtype = torch.float32
+    optional: bool = False
+    partial: bool = False
+
+
+Contract = Mapping[str, Field]
+
+
+def tensor(shape: str, meaning: str, dtype: torch.dtype = torch.float32, optional: bool = False) -> Field:
+    """Declare one tensor; `shape` is a formula such as `"C, d"`, `""` for a single number."""
+    return Field(meaning, shape=shape, dtype=dtype, optional=optional)
+
+
+def state_of(part: str, meaning: str, optional: bool = False, partial: bool = False) -> Field:
+    """Declare the tensors of a part of the state, all of them unless `partial`."""
+    return Field(meaning, like=part, optional=optional, partial=partial)
+
+
+def check(
+    message: Message,
+    contract: Contract,
+    symbols: Mapping[str, int],
+    shapes: Callable[[str], Shapes | None],
+    who: str,
+) -> None:
+    """Refuse a message that breaks the contract, in one sentence that names the tensor.
+
+    `shapes(part)` gives the tensors of a part as this side knows them, None where it knows nothing.
+    """
+    known = dict(symbols)
+    for group in message.sizes():
+        if group not in contract:
+            raise MessageError(f"{who}: tensor {group!r} is not declared; declared: {_listed(contract)}")
+    for name, field in contract.items():
+        if field.like is not None:
+            _check_group(message.group(name), name, field, shapes(field.like), who)
+        elif name in message:
+            _check_tensor(message[name], name, field, known, who)
+        elif not field.optional:
+            raise MessageError(f"{who}: tensor {name!r} is missing")
+
+
+def _check_tensor(value: Tensor, name: str, field: Field, known: dict[str, int], who: str) -> None:
+    _check_dtype(value, name, field, who)
+    expected = [part.strip() for part in field.shape.split(",")] if field.shape else []
+    fits = len(expected) == value.dim() and all(
+        _dimension_fits(formula, size, known) for formula, size in zip(expected, value.shape, strict=True)
+    )
+    if not fits:
+        raise MessageError(
+            f"{who}: tensor {name!r} has shape {tuple(value.shape)}, "
+            f"declared ({field.shape}) with {', '.join(f'{key}={size}' for key, size in known.items())}"
+        )
+
+
+def _check_group(
+    tensors: Mapping[str, Tensor], name: str, field: Field, shapes: Shapes | None, who: str
+) -> None:
+    if not tensors and (field.optional or (shapes is not None and not shapes)):
+        return
+    if not tensors:
+        raise MessageError(f"{who}: group {name!r} is missing")
+    for key, value in tensors.items():
+        if not value.is_floating_point():
+            raise MessageError(
+                f"{who}: tensor '{name}/{key}' has type {value.dtype}, declared floating point"
+            )
+        if shapes is None:
+            continue
+        if key not in shapes:
+            raise MessageError(f"{who}: tensor '{name}/{key}' is not part of {field.like!r}")
+        if tuple(value.shape) != shapes[key]:
+            raise MessageError(
+                f"{who}: tensor '{name}/{key}' has shape {tuple(value.shape)}, declared {shapes[key]}"
+            )
+    if shapes is not None and not field.partial and len(tensors) < len(shapes):
+        missing = next(key for key in shapes if key not in tensors)
+        raise MessageError(f"{who}: tensor '{name}/{missing}' is missing")
+
+
+def _check_dtype(value: Tensor, name: str, field: Field, who: str) -> None:
+    if value.dtype != field.dtype:
+        raise MessageError(f"{who}: tensor {name!r} has type {value.dtype}, declared {field.dtype}")
+
+
+def _listed(contract: Contract) -> str:
+    return ", ".join(contract) if contract else "nothing"
+
+
+def _dimension_fits(formula: str, size: int, known: dict[str, int]) -> bool:
+    symbol, _, bound = (piece.strip() for piece in formula.partition("<="))
+    if symbol.isidentifier() and symbol not in known:
+        known[symbol] = size
+    elif evaluate(symbol, known) != size:
+        return False
+    return not bound or size <= evaluate(bound, known)
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
+
+
+def evaluate(formula: str, symbols: Mapping[str, int]) -> int:
+    """The value of a formula of whole numbers, symbols, + - * // and brackets.
+
+    >>> evaluate("C * (d + 1)", {"C": 10, "d": 512})
+    5130
+    """
+
+    def value(node: ast.expr) -> int:
+        match node:
+            case ast.Constant(value=int(number)):
+                return number
+            case ast.Name(id=name) if name in symbols:
+                return symbols[name]
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](value(left), value(right))
+        raise MessageError(f"the shape formula {formula!r} is not understood; known: {', '.join(symbols)}")
+
+    return value(ast.parse(formula, mode="eval").body)
+
+
+def declared_scalars(
+    field: Field, symbols: Mapping[str, int], shapes: Callable[[str], Shapes | None]
+) -> int | None:
+    """How many numbers a field holds (at most, where only a bound is known), None where nothing is."""
+    if field.like is not None:
+        part = shapes(field.like)
+        return None if part is None else sum(torch.Size(shape).numel() for shape in part.values())
+    total = 1
+    for formula in filter(None, (piece.strip() for piece in field.shape.split(","))):
+        symbol, _, bound = (piece.strip() for piece in formula.partition("<="))
+        known = symbol if not symbol.isidentifier() or symbol in symbols else bound
+        if not known:
+            return None
+        total *= evaluate(known, symbols)
+        symbols = {**symbols, symbol: evaluate(known, symbols)}
+    return total

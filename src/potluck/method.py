@@ -1,0 +1,206 @@
+"""Methods: one published method is one class, both halves in one file.
+
+The server's side of a round is a plain script, `round`, that asks clients to do named steps. A client's side
+is its steps. A method holds no training loop, no device, no file and no global randomness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, overload
+
+from torch import Tensor
+
+from potluck.client import Card, Client, ClientId
+from potluck.errors import ConfigError, nearest
+from potluck.message import Content, Contract, Message, Shapes
+from potluck.models import Model, ModelPool
+from potluck.replies import Replies
+from potluck.server import Server
+from potluck.settings import Settings
+from potluck.state import BufferPolicy
+from potluck.task import Batch, Task
+
+if TYPE_CHECKING:
+    from potluck.world import World
+
+Purpose = Literal["train", "evaluate", "setup"]
+CardField = Literal["width", "classes_held", "names"]
+Declared = Contract | Callable[[Any], Contract]
+
+
+class MethodConfig(Settings):
+    """A method's options; the name chooses the method."""
+
+    name: str = ""
+    buffers: BufferPolicy = "average"  # batch-norm statistics: averaged with the parameters, or kept at home
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """What a client step declares: the message it returns, the one it takes (None: the downlink), its purpose."""
+
+    up: Declared
+    down: Declared | None
+    purpose: Purpose
+
+
+S = TypeVar("S", bound=Callable[..., Content | None])
+
+
+@overload
+def client_step(function: S, /) -> S: ...
+@overload
+def client_step(
+    *, up: Declared = ..., down: Declared | None = ..., purpose: Purpose = ...
+) -> Callable[[S], S]: ...
+def client_step(
+    function: S | None = None,
+    /,
+    *,
+    up: Declared | None = None,
+    down: Declared | None = None,
+    purpose: Purpose = "train",
+) -> S | Callable[[S], S]:
+    """Mark a method as something clients can be asked to do, and declare what leaves them.
+
+    Without `down` the step follows the method's `downlink`, which `receive` has installed. With `down` it takes
+    that message as a second argument instead.
+    """
+
+    def mark(step: S) -> S:
+        step.step_info = StepInfo(up or {}, down, purpose)  # type: ignore[attr-defined]
+        return step
+
+    return mark if function is None else mark(function)
+
+
+Down = Message | Content | Callable[[ClientId], Content]
+
+
+class Clients(Protocol):
+    """The clients of a round, as the server's script sees them."""
+
+    @property
+    def ids(self) -> tuple[ClientId, ...]:
+        """Who is still in the round, in client order."""
+
+    @property
+    def total(self) -> int:
+        """All enrolled clients, not only the sampled ones."""
+
+    @property
+    def cards(self) -> Mapping[ClientId, Card]:
+        """The card of every enrolled client."""
+
+    def ask(
+        self,
+        step: Callable[..., Any] | Sequence[Callable[..., Any]],
+        down: Down | None = None,
+        only: Sequence[ClientId] | None = None,
+    ) -> Replies:
+        """Have the clients do a step (or several in order, on one downlink) and wait for their replies."""
+
+
+class Method:
+    """The base of every method. A subclass with a `name` is registered under it."""
+
+    name: ClassVar[str] = ""
+    citation: ClassVar[str] = ""
+    models: ClassVar[str] = "any"  # what the clients' models must have in common, in words
+    needs_public_data: ClassVar[bool] = False
+    server_needs: ClassVar[Literal["nothing", "head", "names", "architecture"]] = "nothing"
+    card_fields: ClassVar[tuple[CardField, ...]] = ()
+    stays: ClassVar[tuple[str, ...]] = ("data", "labels", "model")
+    modes: ClassVar[tuple[str, ...]] = ("model",)  # ways to predict; the first is the reported one
+    down: ClassVar[Declared] = {}
+
+    class Config(MethodConfig):
+        """No options."""
+
+    config: Any
+
+    def __init__(self, config: MethodConfig | None = None, pool: ModelPool | None = None) -> None:
+        self.config = config if config is not None else self.Config(name=self.name)
+        self.pool = pool
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if cls.name:
+            _registry[cls.name] = cls
+
+    def check(self, world: World) -> None:
+        """Refuse settings that cannot work, before anything runs."""
+
+    def server_state(self, task: Task) -> Mapping[str, Any]:
+        """The named modules and tensors of the server."""
+        return {}
+
+    def client_state(self, task: Task, model: Model) -> Mapping[str, Any]:
+        """The named modules and tensors of a client; `model` is the client's own."""
+        return {"model": model}
+
+    def downlink(self, server: Server, client: ClientId) -> Content:
+        """What a client needs of the server's newest state."""
+        return {}
+
+    def receive(self, client: Client, down: Message) -> None:
+        """Install a downlink; also done for clients that are only evaluated."""
+
+    def round(self, server: Server, clients: Clients) -> None:
+        """One round, as the server sees it."""
+        raise NotImplementedError(f"{type(self).__name__} defines no round")
+
+    def predict(self, client: Client, batch: Batch, mode: str) -> Tensor:
+        """The scores of a batch, in one of the method's `modes`."""
+        scores: Tensor = client["model"](batch.x)
+        return scores
+
+    def symbols(self, card: Card) -> dict[str, int]:
+        """The symbols that shape formulas may use, as far as a card tells."""
+        known = {"C": card.task.classes, "n": card.samples}
+        if "width" in card.extra:
+            known["d"] = card.width
+        if "classes_held" in card.extra:
+            known["C_k"] = len(card.classes_held)
+        return known
+
+    def expected(self, card: Card, part: str) -> Shapes | None:
+        """The tensors of a client's part as far as the server can know them: from its card."""
+        return card.names if part == "model" and "names" in card.extra else None
+
+    @classmethod
+    def steps(cls) -> dict[str, StepInfo]:
+        """The client steps a method defines."""
+        found = {name: getattr(getattr(cls, name), "step_info", None) for name in dir(cls)}
+        return {name: info for name, info in found.items() if isinstance(info, StepInfo)}
+
+    def up_contract(self, step: str) -> Contract:
+        """What a step may send."""
+        return self._resolve(self.steps()[step].up)
+
+    def down_contract(self, step: str) -> Contract:
+        """What a step may receive."""
+        declared = self.steps()[step].down if step in self.steps() else None
+        return self._resolve(type(self).down if declared is None else declared)
+
+    def _resolve(self, declared: Declared) -> Contract:
+        return declared(self) if callable(declared) else declared
+
+
+_registry: dict[str, type[Method]] = {}
+
+
+def method_names() -> list[str]:
+    """Every registered method."""
+    import potluck.methods  # noqa: F401  (importing the package registers its methods)
+
+    return sorted(_registry)
+
+
+def find_method(name: str) -> type[Method]:
+    """The class of a method, or a sentence that suggests the nearest name."""
+    if name not in method_names():
+        raise ConfigError(f"there is no method {name!r}; {nearest(name, _registry)}")
+    return _registry[name]

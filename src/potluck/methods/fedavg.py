@@ -1,0 +1,149 @@
+"""FedAvg (McMahan et al., AISTATS 2017), for one architecture, for groups of them, or layer by layer."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+
+from potluck.averaging import Weights, average
+from potluck.client import Card, Client, ClientId
+from potluck.errors import ConfigError
+from potluck.message import Content, Message, state_of
+from potluck.method import Clients, Method, MethodConfig, client_step
+from potluck.replies import Replies
+from potluck.server import Server
+from potluck.task import Batch, Task
+from potluck.training import Fit, fit
+
+if TYPE_CHECKING:
+    from potluck.world import World
+
+
+class FedAvg(Method):
+    """Weighted averaging of the clients' weights: θ ← Σ_k (n_k / Σ_j n_j) θ_k over the round's cohort.
+
+    Up: the weights. Down: the averaged weights. Loss: the task's own.
+
+    `share` says what is averaged with what, for clients whose models differ:
+    - `all`: every client has the same model (the method as published);
+    - `groups`: clients with the same names and shapes form a group, and each group is a FedAvg of its own;
+    - `layers`: every tensor over the clients that have one of that name and shape ("HeteroAvg", the baseline
+      in InCo Aggregation, ICLR 2024). There the mean is unweighted: set `weights: uniform`.
+
+    Clients must start from common weights. Where the server holds none for a tensor, the first client of the
+    cohort that has it is asked to bring its own before anyone trains (purpose `setup` in the ledger).
+    """
+
+    name = "fedavg"
+    citation = "McMahan et al., AISTATS 2017"
+    models = "one architecture, or groups of them (share: groups), or shared layers (share: layers)"
+    server_needs = "names"
+    card_fields = ("names",)
+    stays = ("data", "labels")
+    down = {
+        "model": state_of(
+            "model", "averaged weights of the tensors this client has", optional=True, partial=True
+        )
+    }
+
+    class Config(MethodConfig):
+        """Options of FedAvg."""
+
+        share: Literal["all", "groups", "layers"] = "groups"
+        weights: Literal["samples", "uniform"] = (
+            "samples"  # n_k as published; uniform as in layer-wise papers
+        )
+
+    def check(self, world: World) -> None:
+        """With `share: all` every client must have the same model."""
+        if self.config.share != "all":
+            return
+        first, *others = world.ids
+        for client in others:
+            if world.names(client) != world.names(first):
+                raise ConfigError(
+                    f"{self.name}: client {client} ({world.label(client)}) has another model than client {first} "
+                    f"({world.label(first)}); set method.share to groups or layers"
+                )
+
+    def server_state(self, task: Task) -> dict[str, Any]:
+        """The averaged tensors, under a key that says what is averaged with what."""
+        return {"weights": {}}
+
+    def downlink(self, server: Server, client: ClientId) -> Content:
+        """The newest averages of the tensors this client has."""
+        return {"model": self.share_of(server, "weights", server.cards[client])}
+
+    def receive(self, client: Client, down: Message) -> None:
+        """Start from the averages."""
+        client["model"].load(down.group("model"))
+
+    def round(self, server: Server, clients: Clients) -> None:
+        """Train everywhere, average what came back."""
+        self.introduce(server, clients)
+        replies = clients.ask(self.train)
+        server["weights"].load(self.mean(replies, "model", self.config.weights))
+
+    @client_step(up={"model": state_of("model", "the client's weights after local training")})
+    def train(self, client: Client) -> Content:
+        """Local epochs, then the weights."""
+        self.fit(client)
+        return {"model": client["model"].state()}
+
+    @client_step(
+        up={"model": state_of("model", "initial weights the server has not seen yet")}, purpose="setup"
+    )
+    def bring(self, client: Client) -> Content:
+        """Hand over the weights one starts with."""
+        return {"model": client["model"].state()}
+
+    def fit(self, client: Client) -> Fit:
+        """Local training; subclasses add their terms here."""
+        return fit(client, self.loss)
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """The task's loss."""
+        return client.task.loss(client["model"](batch.x), batch.y, batch.weight)
+
+    def introduce(self, server: Server, clients: Clients) -> None:
+        """Fetch a starting point for the tensors of this cohort that the server does not know."""
+        known = set(server["weights"].tensors())
+        donors = []
+        for client in sorted(clients.ids, key=lambda one: -len(clients.cards[one].names)):
+            keys = set(self.keys(clients.cards[client]).values())
+            if not keys <= known:
+                donors.append(client)
+                known |= keys
+        if donors:
+            replies = clients.ask(self.bring, only=donors)
+            for client in sorted(replies, key=donors.index):
+                fresh = self.keyed(replies, client, "model")
+                held = server["weights"].tensors()
+                server["weights"].load({key: value for key, value in fresh.items() if key not in held})
+
+    def mean(self, replies: Replies, group: str, weights: Weights) -> dict[str, Tensor]:
+        """The mean of a group of tensors under the server's keys."""
+        keyed = replies.map(lambda client, _: {group: self.keyed(replies, client, group)})
+        return average(keyed, group, weights)
+
+    def keyed(self, replies: Replies, client: ClientId, group: str) -> dict[str, Tensor]:
+        """A client's tensors under the server's keys."""
+        keys = self.keys(replies.cards[client])
+        return {keys[name]: value for name, value in replies[client].group(group).items()}
+
+    def share_of(self, server: Server, part: str, card: Card) -> dict[str, Tensor]:
+        """The server's tensors that this client has too, under the client's names."""
+        held = server[part].tensors()
+        return {name: held[key].clone() for name, key in self.keys(card).items() if key in held}
+
+    def keys(self, card: Card) -> dict[str, str]:
+        """Under which key the server keeps each of a client's tensors: equal keys are averaged together."""
+        names = card.names
+        if self.config.share == "all":
+            return {name: name for name in names}
+        if self.config.share == "layers":
+            return {name: f"{name}:{'x'.join(map(str, shape))}" for name, shape in names.items()}
+        group = hashlib.sha256(repr(sorted(names.items())).encode()).hexdigest()[:12]
+        return {name: f"{group}:{name}" for name in names}

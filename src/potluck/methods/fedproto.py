@@ -1,0 +1,154 @@
+"""FedProto (Tan et al., AAAI 2022): clients agree on where each class lies in representation space."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from potluck.client import Client, ClientId
+from potluck.errors import ConfigError
+from potluck.message import Content, Message, tensor
+from potluck.method import Clients, Method, MethodConfig, client_step
+from potluck.models import Model
+from potluck.server import Server
+from potluck.statistics import ClassStats, merge_classes
+from potluck.task import Batch, Task
+from potluck.training import collect, fit
+
+if TYPE_CHECKING:
+    from potluck.world import World
+
+
+class FedProto(Method):
+    """Class means ("prototypes") are averaged over their holders and pull representations towards them.
+
+    Up: the mean representation of each class held, the classes, their counts. Down: the averaged prototypes.
+    Loss: CE(h(z), y) + λ·dist(z, P_y), the second term only over samples whose class has a prototype.
+
+    Deviations: the official code gathers prototypes from features seen while training in the last epoch; here
+    one pass in evaluation mode after training does (`online: true` gathers while training, all epochs). The
+    paper weighs holders by class counts, the official code counts each holder once: `weights`.
+    `MSELoss` divides by the width d as well, so λ is d times weaker under `distance: mse` than under `l2`.
+    """
+
+    name = "fedproto"
+    citation = "Tan et al., AAAI 2022"
+    models = "any, with the same representation width"
+    card_fields = ("width", "classes_held")
+    stays = ("data", "model", "head", "single representations")
+    modes = ("prototype", "head")
+    down = {
+        "prototypes": tensor("known<=C, d", "averaged prototypes of the classes anyone holds", optional=True),
+        "classes": tensor("known", "which classes these are", torch.int64, optional=True),
+    }
+
+    class Config(MethodConfig):
+        """Options of FedProto."""
+
+        weight: float = Field(default=1.0, ge=0)  # λ; 1 in the paper's code, 10 in HtFLlib
+        distance: Literal["mse", "l2"] = "mse"  # mean over d as in the official code, or the squared norm
+        weights: Literal["uniform", "count"] = "uniform"
+        online: bool = False
+
+    def check(self, world: World) -> None:
+        """All representations must have one width."""
+        first, *others = world.ids
+        for client in others:
+            if world.width(client) != world.width(first):
+                raise ConfigError(
+                    f"fedproto: client {client} ({world.label(client)}) has representation width "
+                    f"{world.width(client)}, client {first} ({world.label(first)}) has {world.width(first)}; "
+                    "set models.rep_dim to one width for all"
+                )
+
+    def server_state(self, task: Task) -> dict[str, Any]:
+        """The averaged prototypes; empty until the first round is over."""
+        return {"prototypes": {}}
+
+    def client_state(self, task: Task, model: Model) -> dict[str, Any]:
+        """The model, the prototypes as received, and which classes have one."""
+        return {
+            "model": model,
+            "prototypes": torch.zeros(task.classes, model.rep_dim),
+            "known": torch.zeros(task.classes),
+        }
+
+    def downlink(self, server: Server, client: ClientId) -> Content:
+        """The prototypes known so far."""
+        return dict(server["prototypes"].tensors())
+
+    def receive(self, client: Client, down: Message) -> None:
+        """Put the prototypes in their places."""
+        if "classes" not in down:
+            return
+        client["known"].value.zero_().index_fill_(0, down["classes"], 1.0)
+        client["prototypes"].value.index_copy_(0, down["classes"], down["prototypes"])
+
+    def round(self, server: Server, clients: Clients) -> None:
+        """Train everywhere, merge the prototypes."""
+        replies = clients.ask(self.train)
+        means, held = merge_classes(replies, "prototypes", server.task.classes, self.config.weights)
+        self.remember(server, means, held)
+
+    def remember(self, server: Server, means: Tensor, held: Tensor) -> None:
+        """Newly merged classes replace the old ones; a class nobody sent this time keeps its prototype."""
+        content: dict[str, Tensor] = server["prototypes"].content
+        if content:
+            old = torch.zeros_like(means).index_copy_(0, content["classes"], content["prototypes"])
+            known = torch.zeros_like(held).index_fill_(0, content["classes"], True)
+            means, held = torch.where(held.unsqueeze(1), means, old), held | known
+        classes = held.nonzero().squeeze(1)
+        content.update({"prototypes": means[classes], "classes": classes})
+
+    @client_step(
+        up={
+            "prototypes": tensor("C_k<=C, d", "mean representation of each class held"),
+            "classes": tensor("C_k", "which classes these are", torch.int64),
+            "counts": tensor("C_k", "how many samples each mean is over"),
+        }
+    )
+    def train(self, client: Client) -> Content:
+        """Local epochs, then the class means."""
+        stats = ClassStats(client.task.classes, client["model"].rep_dim, client.device)
+        if self.config.online:
+            fit(client, lambda client, batch: self.loss(client, batch, stats))
+        else:
+            fit(client, self.loss)
+            collect(client, lambda batch: stats.add(client["model"].features(batch.x), batch.y))
+        held = torch.tensor(client.classes_held, device=client.device)
+        return {
+            "prototypes": stats.means(client.classes_held),
+            "classes": held,
+            "counts": stats.counts_of(client.classes_held),
+        }
+
+    def loss(self, client: Client, batch: Batch, stats: ClassStats | None = None) -> dict[str, Tensor]:
+        """Cross-entropy, and the distance to the prototype of the sample's class where there is one."""
+        z = client["model"].features(batch.x)
+        if stats is not None:
+            stats.add(z, batch.y)
+        known = client["known"].value[batch.y]
+        gap = (z - client["prototypes"].value[batch.y]).square()
+        distance = gap.mean(1) if self.config.distance == "mse" else gap.sum(1)
+        return {
+            "ce": client.task.loss(client["model"].head(z), batch.y, batch.weight),
+            "prototype": self.config.weight * (distance * known).sum() / known.sum().clamp_min(1),
+        }
+
+    def predict(self, client: Client, batch: Batch, mode: str) -> Tensor:
+        """`prototype`: minus the distance to each known prototype; `head`: the client's own classifier.
+
+        Without any prototype (before the first round) the head answers in both modes.
+        """
+        z = client["model"].features(batch.x)
+        scores: Tensor = client["model"].head(z)
+        if mode == "head":
+            return scores
+        known = client["known"].value
+        distances = torch.cdist(z.float(), client["prototypes"].value)
+        nearest = (-distances).masked_fill(known == 0, torch.finfo(torch.float32).min)
+        return torch.where(known.sum() > 0, F.log_softmax(nearest, dim=1), scores.float())

@@ -1,0 +1,28 @@
+"""FedProx (Li et al., MLSys 2020): FedAvg with a pull towards the weights a client received."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from potluck.client import Client
+from potluck.methods.fedavg import FedAvg
+from potluck.training import Fit, fit
+
+
+class FedProx(FedAvg):
+    """FedAvg whose clients minimise L(w) + (μ/2)·‖w − w⁰‖², w⁰ the weights at the start of the round.
+
+    Up: the weights. Down: the averaged weights. The norm is squared and summed over all trained tensors.
+    """
+
+    name = "fedprox"
+    citation = "Li et al., MLSys 2020"
+
+    class Config(FedAvg.Config):
+        """Options of FedProx."""
+
+        mu: float = Field(default=0.01, ge=0)  # μ; the usual grid is 0.001, 0.01, 0.1, 1
+
+    def fit(self, client: Client) -> Fit:
+        """Local training with the proximal term."""
+        return fit(client, self.loss, prox={"model": self.config.mu})

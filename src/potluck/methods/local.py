@@ -1,0 +1,34 @@
+"""Local: every client on its own, the line every other method has to be better than."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from potluck.client import Client
+from potluck.message import Content
+from potluck.method import Clients, Method, client_step
+from potluck.server import Server
+from potluck.task import Batch
+from potluck.training import fit
+
+
+class Local(Method):
+    """Training alone ("Standalone"). Up: nothing. Down: nothing. Loss: the task's own."""
+
+    name = "local"
+    citation = "the baseline without communication"
+    models = "any"
+
+    def round(self, server: Server, clients: Clients) -> None:
+        """Everyone trains; nothing crosses."""
+        clients.ask(self.train)
+
+    @client_step
+    def train(self, client: Client) -> Content | None:
+        """Local epochs on private data."""
+        fit(client, self.loss)
+        return None
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """The task's loss."""
+        return client.task.loss(client["model"](batch.x), batch.y, batch.weight)

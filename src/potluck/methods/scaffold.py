@@ -1,0 +1,146 @@
+"""SCAFFOLD (Karimireddy et al., ICML 2020): control variates against client drift."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from potluck.client import Client, ClientId
+from potluck.message import Content, Message, state_of
+from potluck.method import Clients, client_step
+from potluck.methods.fedavg import FedAvg
+from potluck.models import Model
+from potluck.replies import Replies
+from potluck.server import Server
+from potluck.state import Part
+from potluck.task import Task
+from potluck.training import Gradients, fit
+
+
+class Scaffold(FedAvg):
+    """Local steps y ← y − η(∇L(y) + c − c_k); then c_k⁺, and the server moves by the mean change.
+
+    Up: Δy = y − x and Δc = c_k⁺ − c_k. Down: x and c. Both variates start at 0.
+    Server: x ← x + η_g·mean Δy over the cohort, c ← c + ΣΔc / K with K all clients that have the tensor.
+
+    `variate: mean` takes c_k⁺ as the mean raw gradient of the round's steps. For plain SGD that is the paper's
+    Option II, c_k − c + (x − y)/(τη), to the last bit of arithmetic; with momentum or Adam it stays a gradient,
+    where the literal formula (`variate: option2`) does not. Buffers have no variate: they are averaged.
+    """
+
+    name = "scaffold"
+    citation = "Karimireddy et al., ICML 2020"
+    down = FedAvg.down | {"control": state_of("control", "the server's control variate c", optional=True)}
+
+    class Config(FedAvg.Config):
+        """Options of SCAFFOLD."""
+
+        weights: Literal["samples", "uniform"] = "uniform"  # the paper's mean over the cohort is unweighted
+        server_lr: float = Field(default=1.0, gt=0)  # η_g
+        variate: Literal["mean", "option2"] = "mean"
+
+    _counted: tuple[int, Counter[str]] | None = None
+
+    def server_state(self, task: Task) -> dict[str, Any]:
+        """The weights x and the variate c."""
+        return {"weights": {}, "control": {}}
+
+    def client_state(self, task: Task, model: Model) -> dict[str, Any]:
+        """The model; its variate c_k; the server's c as received; the sum of the round's gradients."""
+        zeros = {name: torch.zeros_like(value) for name, value in model.named_parameters()}
+        return {"model": model} | {
+            part: {name: value.clone() for name, value in zeros.items()}
+            for part in ("own_control", "control", "gradients")
+        }
+
+    def downlink(self, server: Server, client: ClientId) -> Content:
+        """x and c, as far as this client has the tensors."""
+        card = server.cards[client]
+        return {
+            "model": self.share_of(server, "weights", card),
+            "control": self.share_of(server, "control", card),
+        }
+
+    def receive(self, client: Client, down: Message) -> None:
+        """Start from x; keep c for the correction."""
+        super().receive(client, down)
+        client["control"].load(down.group("control"))
+
+    def round(self, server: Server, clients: Clients) -> None:
+        """Train with the correction, then move x and c."""
+        self.introduce(server, clients)
+        replies = clients.ask(self.train)
+        changes = self.mean(replies, "control", "uniform")
+        shares = self.reach(replies, clients)
+        moves = self.mean(replies, "model", self.config.weights)
+        rates = {key: self.config.server_lr if key in changes else 1.0 for key in moves}
+        _move(server["weights"], moves, rates)
+        _move(server["control"], changes, shares)
+
+    @client_step(
+        up={
+            "model": state_of("model", "Δy: how far the weights moved"),
+            "control": state_of("control", "Δc: how far the client's variate moved"),
+        }
+    )
+    def train(self, client: Client) -> Content:
+        """Corrected local steps; the changes of weights and variate."""
+        before = client["model"].state()
+        for total in client["gradients"].tensors().values():
+            total.zero_()
+        steps = fit(client, self.loss, combine=lambda terms: self.correct(client, terms)).steps
+        after = client["model"].state()
+        moved = {name: after[name] - before[name] for name in after}
+        change = self.control_change(client, moved, max(steps, 1))
+        for name, value in client["own_control"].tensors().items():
+            value.add_(change[name])
+        return {"model": moved, "control": change}
+
+    def correct(self, client: Client, terms: Mapping[str, Gradients]) -> Gradients:
+        """∇L + c − c_k, and ∇L added to the round's sum."""
+        own, server = client["own_control"].tensors(), client["control"].tensors()
+        totals = client["gradients"].tensors()
+        corrected = {}
+        for full_name, gradient in terms["loss"].items():
+            name = full_name.removeprefix("model/")
+            totals[name].add_(gradient)
+            corrected[full_name] = gradient + server[name] - own[name]
+        return corrected
+
+    def control_change(self, client: Client, moved: Mapping[str, Tensor], steps: int) -> dict[str, Tensor]:
+        """Δc = c_k⁺ − c_k."""
+        own, server = client["own_control"].tensors(), client["control"].tensors()
+        if self.config.variate == "mean":
+            return {name: total / steps - own[name] for name, total in client["gradients"].tensors().items()}
+        training = client.training
+        rate = training.optimizer.lr * training.lr_decay ** (client.round - 1)
+        return {name: -server[name] - moved[name] / (steps * rate) for name in own}
+
+    def reach(self, replies: Replies, clients: Clients) -> dict[str, float]:
+        """Per tensor: the share of its owners that answered; the mean change times this is ΣΔc / K."""
+        owners = self._owners(clients)
+        senders = Counter(key for client in replies for key in self.keyed(replies, client, "control"))
+        return {key: count / owners[key] for key, count in senders.items()}
+
+    def _owners(self, clients: Clients) -> Counter[str]:
+        """How many clients have each tensor; cards do not change, so they are counted once."""
+        if self._counted is None or self._counted[0] != clients.total:
+            counts = Counter(key for card in clients.cards.values() for key in self.keys(card).values())
+            self._counted = (clients.total, counts)
+        return self._counted[1]
+
+
+def _move(part: Part, changes: Mapping[str, Tensor], rates: Mapping[str, float]) -> None:
+    """Add changes to tensors of the server; one it does not have yet starts at zero."""
+    held = part.tensors()
+    part.load(
+        {
+            key: held[key] + change * rates[key] if key in held else change * rates[key]
+            for key, change in changes.items()
+        }
+    )

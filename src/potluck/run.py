@@ -1,0 +1,432 @@
+"""Runs: an experiment played round by round into a folder that can be resumed at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from potluck import __version__
+from potluck.client import ClientId
+from potluck.data import Dataset, Split
+from potluck.engine.base import Answer, Examination, Failure, Stamp
+from potluck.engine.cohort import Cohort
+from potluck.engine.local import LocalEngine
+from potluck.engine.store import Checkpoint, Checkpoints, ClientStore
+from potluck.errors import ConfigError, RoundFailed, RunError, nearest
+from potluck.evaluate import Moment, metric_lines
+from potluck.experiment import Experiment
+from potluck.explain import explain_world
+from potluck.ledger import Ledger
+from potluck.message import Message
+from potluck.record import FORMAT, RunFolder, read_json, write_json, write_whole
+from potluck.report.page import write_report
+from potluck.report.views import messages_block, seconds_per_round, summarise
+from potluck.state import State
+from potluck.world import World
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run was stopped by hand, after a checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"stopped; go on with: potluck resume {folder}")
+        self.folder = folder
+
+
+@dataclass(frozen=True)
+class RoundEnd:
+    """What a watcher is told after a round."""
+
+    round: int
+    rounds: int
+    accuracy: float | None
+    loss: float | None
+    seconds: float
+
+
+class Watcher:
+    """Somebody who looks on: a progress bar, a test. Does nothing by itself."""
+
+    def begin(self, name: str, method: str, rounds: int, done: int) -> None:
+        """A run starts, or goes on after `done` rounds."""
+
+    def round(self, end: RoundEnd) -> None:
+        """A round is over."""
+
+    def notice(self, sentence: str) -> None:
+        """Something the user should know."""
+
+    def end(self, folder: Path) -> None:
+        """The run is complete."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run: its folder and its summary."""
+
+    folder: Path
+    summary: dict[str, Any]
+
+    @property
+    def accuracy(self) -> float | None:
+        """Mean test accuracy over clients after the last round."""
+        value: float | None = self.summary["accuracy"]["last"]
+        return value
+
+    def __str__(self) -> str:
+        accuracy = "no test data" if self.accuracy is None else f"accuracy {self.accuracy:.1%}"
+        return f"{self.summary['method']}: {accuracy}, {self.summary['rounds']} rounds, {self.folder}"
+
+
+@dataclass
+class Progress:
+    """Where a run stands besides the state of server and clients."""
+
+    round: int = 0
+    accepted: dict[ClientId, int] = field(default_factory=dict)
+    failures: dict[ClientId, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """For the checkpoint's notes."""
+        return {"accepted": self.accepted, "failures": self.failures}
+
+
+class Run:
+    """One run at work."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: RunFolder,
+        world: World,
+        watcher: Watcher | None = None,
+    ) -> None:
+        self.experiment, self.folder, self.world = experiment, folder, world
+        self.watcher = watcher or Watcher()
+        self.method = world.method
+        self.server = world.server()
+        self.store = ClientStore()
+        self.engine = LocalEngine(world, self.store)
+        self.checkpoints = Checkpoints(folder / "checkpoints")
+        self.progress = Progress()
+        self.modes = chosen_modes(experiment, self.method.modes)
+        self._saved_at = time.monotonic()
+        self._headline: float | None = None
+
+    def restore(self, checkpoint: Checkpoint | None) -> None:
+        """Go back to a checkpoint: states, progress, and the logs as they were then."""
+        if checkpoint is None:
+            self.folder.cut({})
+            return
+        self.server.restore({name: value.to(self.world.device) for name, value in checkpoint.server.items()})
+        for client, state in checkpoint.clients.items():
+            self.store.put(client, {name: value.to(self.world.device) for name, value in state.items()})
+        notes = checkpoint.notes
+        self.progress = Progress(checkpoint.round, dict(notes["accepted"]), dict(notes["failures"]))
+        self.folder.cut(notes["logs"])
+
+    def play(self) -> RunResult:
+        """Play the remaining rounds; on Ctrl-C keep everything up to the last whole round."""
+        rounds = self.experiment.training.rounds
+        self.watcher.begin(self.experiment.name, self.method.name, rounds, self.progress.round)
+        try:
+            with threads(self.experiment.engine.threads), precision(self.world.precision):
+                while self.progress.round < rounds:
+                    self._play_round(self.progress.round + 1)
+            self._checkpoint()
+        except KeyboardInterrupt as error:
+            self._checkpoint()
+            raise Interrupted(self.folder.path) from error
+        finally:
+            self.checkpoints.close()
+            self.engine.close()
+        result = self._finish()
+        self.watcher.end(self.folder.path)
+        return result
+
+    def _play_round(self, round_: int) -> None:
+        """One whole round: nothing of it stays if it does not end."""
+        before = self.server.snapshot()
+        started = time.perf_counter()
+        try:
+            ledger, lines, seconds = self._attempts(round_, before)
+        except BaseException:
+            self.server.restore(before)
+            self.engine.settle(round_, self.world.trainers, ())
+            raise
+        self.progress.round = round_
+        seconds["seconds"] = time.perf_counter() - started
+        self.folder.append("metrics.jsonl", lines)
+        self.folder.append("ledger.jsonl", ledger.lines)
+        timing = {name: round(value, 6) for name, value in seconds.items()}
+        self.folder.append("timing.jsonl", [{"round": round_, **timing}])
+        self._tell(round_, lines, seconds["seconds"])
+        if time.monotonic() - self._saved_at >= self.experiment.checkpoint.every:
+            self._checkpoint()
+
+    def _attempts(self, round_: int, before: State) -> tuple[Ledger, list[dict[str, Any]], dict[str, float]]:
+        attempts = self.experiment.training.attempts
+        for attempt in range(1, attempts + 1):
+            try:
+                return self._attempt(round_, attempt)
+            except RoundFailed as error:
+                self.server.restore(before)
+                self.engine.settle(round_, self.world.trainers, ())
+                if attempt == attempts:
+                    raise RoundFailed(
+                        f"{error} (tried {attempts} times; the run is kept up to round {round_ - 1}: "
+                        f"potluck resume {self.folder.path})"
+                    ) from error
+                self.watcher.notice(f"{error}; trying again")
+        raise AssertionError("unreachable: attempts is at least 1")
+
+    def _attempt(self, round_: int, attempt: int) -> tuple[Ledger, list[dict[str, Any]], dict[str, float]]:
+        world, settings = self.world, self.experiment.training
+        ids = world.cohort(round_, settings.cohort_size(len(world.trainers)))
+        ledger, lines = Ledger(round_), []
+        examined = round_ % self.experiment.evaluate.every == 0 or round_ == settings.rounds
+        everyone = world.ids if self.experiment.evaluate.who == "all" else ids
+        watch = Stopwatch()
+        if examined:
+            lines += self._examine("before", everyone, round_, attempt, ledger)
+        watch.lap("evaluate")
+        quorum = max(1, round(settings.quorum * len(ids)))
+        stamps = self._stamps(round_, attempt)
+        cohort = Cohort(self.engine, self.method, self.server, ids, stamps, ledger, quorum)
+        self.server.enter(round_, world.server_rng(round_), {}, "round")
+        with world.server_rng(round_).as_default(world.device):
+            self.method.round(self.server, cohort)
+        watch.lap("train")
+        if examined:
+            lines += self._examine("after_training", cohort.ids, round_, attempt, ledger)
+        self.engine.settle(round_, ids, cohort.ids)
+        self._note(cohort, round_)
+        if examined:
+            lines += self._examine("after_aggregation", everyone, round_, attempt, ledger)
+        watch.lap("evaluate")
+        return ledger, lines, watch.seconds
+
+    def _note(self, cohort: Cohort, round_: int) -> None:
+        self.progress.accepted |= dict.fromkeys(cohort.ids, round_)
+        for client, reason in cohort.failures.items():
+            self.progress.failures[client] = self.progress.failures.get(client, 0) + 1
+            self.watcher.notice(f"round {round_} goes on without client {client}: {reason}")
+
+    def _stamps(self, round_: int, attempt: int) -> Any:
+        name, accepted = self.experiment.name, self.progress.accepted
+        return lambda client, exchange: Stamp(name, round_, attempt, exchange, accepted.get(client, 0))
+
+    def _examine(
+        self, when: Moment, ids: Sequence[ClientId], round_: int, attempt: int, ledger: Ledger
+    ) -> list[dict[str, Any]]:
+        """Measure clients at one moment, if it is asked for: with the newest downlink, except after training."""
+        settings = self.experiment.evaluate
+        if when not in settings.when:
+            return []
+        stamps = self._stamps(round_, attempt)
+        examinations = []
+        for client in ids:
+            down = None if when == "after_training" else Message(self.method.downlink(self.server, client))
+            if down:
+                ledger.add(client, "evaluate", "down", "evaluate", down)
+            examinations.append(Examination(client, down, stamps(client, 0), self.modes, settings.on))
+        outcomes = self.engine.examine(examinations)
+        for failure in (outcome for outcome in outcomes if isinstance(outcome, Failure)):
+            self.watcher.notice(f"round {round_}: {failure.reason} (not evaluated)")
+        return self._lines(when, round_, [one for one in outcomes if isinstance(one, Answer)])
+
+    def _lines(self, when: Moment, round_: int, answers: Sequence[Answer]) -> list[dict[str, Any]]:
+        """The log lines of all answers, with one read from the device."""
+        names = [(answer, name) for answer in answers for name in answer.report.metrics]
+        values = (
+            torch.stack([answer.report.metrics[name] for answer, name in names]).tolist() if names else []
+        )
+        sums: dict[ClientId, dict[str, float]] = {answer.client: {} for answer in answers}
+        for (answer, name), value in zip(names, values, strict=True):
+            sums[answer.client][name] = value
+        held_out = set(self.world.split.held_out)
+        lines = []
+        for client, found in sums.items():
+            samples = self.world.samples(client)
+            test = len(self.world.global_test) if self.experiment.evaluate.on == "global" else samples["test"]
+            counts = {"test": test, "validation": samples["validation"]}
+            lines += metric_lines(round_, when, client, found, counts, self.modes, client in held_out)
+        return lines
+
+    def _tell(self, round_: int, lines: Sequence[Mapping[str, Any]], seconds: float) -> None:
+        when = "after_aggregation" if "after_aggregation" in self.experiment.evaluate.when else None
+        tests = [
+            line["test"]
+            for line in lines
+            if "test" in line and line["mode"] == self.modes[0] and when in (None, line["when"])
+        ]
+        if tests:
+            self._headline = sum(test["accuracy"] for test in tests) / len(tests)
+        loss = sum(test["loss"] for test in tests) / len(tests) if tests else None
+        rounds = self.experiment.training.rounds
+        self.watcher.round(RoundEnd(round_, rounds, self._headline, loss, seconds))
+
+    def _checkpoint(self) -> None:
+        self._saved_at = time.monotonic()
+        notes = {**self.progress.to_json(), "logs": self.folder.offsets()}
+        self.checkpoints.save(self.progress.round, self.server.snapshot(), self.store.take_changed(), notes)
+
+    def _finish(self) -> RunResult:
+        """Score the logs, write the summary and the report."""
+        folder, experiment = self.folder, self.experiment
+        summary = {
+            "method": self.method.name,
+            "rounds": self.progress.round,
+            "seed": experiment.seed,
+            "clients": len(self.world.ids),
+            "accuracy": summarise(folder / "metrics.jsonl", mode=self.modes[0]),
+            "messages": messages_block(folder / "ledger.jsonl"),
+            "seconds_per_round": seconds_per_round(folder / "timing.jsonl"),
+            "failures": self.progress.failures,
+            "split": self.world.split.hash,
+        }
+        write_json(folder / "summary.json", summary)
+        write_report(folder.path)
+        return RunResult(folder.path, summary)
+
+
+class Stopwatch:
+    """Seconds per kind of work."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """Count the time since the last lap."""
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
+        self._last = now
+
+
+def chosen_modes(experiment: Experiment, known: tuple[str, ...]) -> tuple[str, ...]:
+    """The inference modes to evaluate, the reported one first."""
+    asked = experiment.evaluate.modes
+    if asked == "first":
+        return known[:1]
+    if asked == "all":
+        return known
+    for mode in asked:
+        if mode not in known:
+            raise ConfigError(
+                f"evaluate.modes: {experiment.method.name} has no mode {mode!r}; {nearest(mode, known)}"
+            )
+    return tuple(asked)
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Compute with this many threads: their number changes the last bits of a sum."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def precision(name: str) -> Iterator[None]:
+    """Whether matrix products on a GPU may round to tf32."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = name != "float32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def run(
+    experiment: Experiment | None = None,
+    /,
+    *,
+    out: Path | str | None = None,
+    watcher: Watcher | None = None,
+    world: tuple[Dataset, Split] | None = None,
+    **values: Any,
+) -> RunResult:
+    """Run an experiment: a ready one, or one made of the keyword values.
+
+    `out` is the run folder, which must not exist; default `runs/<name>`, or the next free `runs/<name>-2`.
+    """
+    experiment = experiment if experiment is not None else Experiment.make(**values)
+    built = experiment.world(*(world or (None, None)))
+    chosen_modes(experiment, built.method.modes)
+    wanted = Path(out) if out is not None else Path("runs") / experiment.name
+    folder = RunFolder.create(wanted, exact=out is not None)
+    with folder.locked():
+        write_start(folder, experiment, built)
+        return Run(experiment, folder, built, watcher).play()
+
+
+def write_start(folder: RunFolder, experiment: Experiment, world: World) -> None:
+    """What a run folder holds from the start; the configuration last, as the sign that all is there."""
+    world.split.save(folder / "split.json")
+    write_json(folder / "contract.json", explain_world(world))
+    write_json(folder / "environment.json", environment(experiment, world))
+    write_whole(folder / "config.yaml", experiment.to_yaml().encode())
+
+
+def environment(experiment: Experiment, world: World) -> dict[str, Any]:
+    """What the numbers may depend on besides the experiment."""
+    device = world.device
+    return {
+        "format": FORMAT,
+        "potluck": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "portable": experiment.portable,
+        "models": {client: world.label(client) for client in world.ids[:1000]},
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": " ".join(Path(word).name if number == 0 else word for number, word in enumerate(sys.argv)),
+    }
+
+
+def resume(
+    folder: Path | str, *, watcher: Watcher | None = None, experiment: Experiment | None = None
+) -> RunResult:
+    """Go on with a run after its last checkpoint, to the same end as if it had never stopped.
+
+    A run made from Python with models or data of one's own needs the same `experiment` again.
+    """
+    home = RunFolder(Path(folder))
+    if not home.path.is_dir():
+        raise RunError(f"there is no run folder {home.path}")
+    about = read_json(home / "environment.json")
+    check_version(home.path, about)
+    if experiment is None:
+        if not about["portable"]:
+            raise RunError(
+                f"{home.path} was run from Python with models or data of its own; "
+                "resume it there: potluck.resume(folder, experiment=…)"
+            )
+        experiment = Experiment.load(home / "config.yaml")
+    with home.locked():
+        world = experiment.world(split=Split.load(home / "split.json"))
+        going = Run(experiment, home, world, watcher)
+        going.restore(going.checkpoints.load())
+        return going.play()
+
+
+def check_version(folder: Path, about: Mapping[str, Any]) -> None:
+    """A run is only continued by the version that began it: another may compute other numbers."""
+    if about.get("format") != FORMAT or about.get("potluck") != __version__:
+        raise RunError(
+            f"{folder} was made by potluck {about.get('potluck')} (format {about.get('format')}), this is "
+            f"{__version__} (format {FORMAT}); install that version to resume it, or start a new run"
+        )

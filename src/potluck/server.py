@@ -1,0 +1,25 @@
+"""The server: the shared half of a method, and the view it has of its clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from potluck.client import Card, ClientId
+from potluck.state import Holder, Precision
+from potluck.task import Task
+
+
+class Server(Holder):
+    """Named modules and tensors that belong to everyone, and the cards of the enrolled clients."""
+
+    def __init__(
+        self,
+        task: Task,
+        cards: Mapping[ClientId, Card],
+        device: torch.device | str = "cpu",
+        precision: Precision = "float32",
+    ) -> None:
+        super().__init__(task, device, precision)
+        self.cards = cards

@@ -1,0 +1,59 @@
+"""The base of every block of an experiment: typed, frozen, closed to unknown keys."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Settings(BaseModel):
+    """A block of settings. Unknown keys are refused; a block does not change once it is made."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+class OptimizerSettings(Settings):
+    """How a client (or the server) takes its gradient steps."""
+
+    name: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: float = Field(default=0.01, gt=0)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    nesterov: bool = False
+    betas: tuple[float, float] = (0.9, 0.999)
+
+    @model_validator(mode="after")
+    def _nesterov_needs_momentum(self) -> OptimizerSettings:
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov needs a momentum above 0")
+        return self
+
+
+LastBatch = Literal["keep", "drop", "wrap"]
+
+
+class ClientTraining(Settings):
+    """What one client does in one round, after its own overrides."""
+
+    epochs: int = Field(default=1, ge=1)
+    batch_size: int = Field(default=32, ge=1)
+    last_batch: LastBatch = "keep"
+    optimizer: OptimizerSettings = OptimizerSettings()
+    lr_decay: float = Field(default=1.0, gt=0)  # the learning rate is multiplied by this after every round
+    clip: float | None = Field(default=None, gt=0)  # largest norm of the gradient, per parameter group
+
+
+class ClientOverrides(Settings):
+    """Values that differ for one client: `training.per_client: {"3": {lr: 0.001}}`."""
+
+    epochs: int | None = Field(default=None, ge=1)
+    batch_size: int | None = Field(default=None, ge=1)
+    lr: float | None = Field(default=None, gt=0)
+
+    def apply(self, training: ClientTraining) -> ClientTraining:
+        """The client's own values on top of everyone's."""
+        changes: dict[str, Any] = self.model_dump(exclude_none=True, exclude={"lr"})
+        if self.lr is not None:
+            changes["optimizer"] = training.optimizer.model_copy(update={"lr": self.lr})
+        return training.model_copy(update=changes)
