@@ -24,7 +24,8 @@ def average(
 ) -> dict[str, Tensor]:
     """The weighted mean of every tensor of a group, over the clients that sent it, in client order.
 
-    A name that some clients lack is averaged over its holders; a name nobody sent does not appear.
+    A name that some clients lack is averaged over its holders; a name nobody sent does not appear, nor one
+    whose holders weigh nothing together.
     `index` says which entries of the full tensor a client's slice holds (client → name → one index or None
     per dimension); entries nobody held keep their value in `base`.
 
@@ -35,10 +36,10 @@ def average(
     """
     holders: dict[str, list[str]] = {}
     groups = {client: replies[client].group(group) for client in replies}
-    for client, tensors in groups.items():
-        for name in tensors:
-            holders.setdefault(name, []).append(client)
     shares = _weights(replies, weights)
+    for client, tensors in groups.items():
+        for name in tensors if shares[client] > 0 else ():
+            holders.setdefault(name, []).append(client)
     if index is None:
         return {
             name: _mean([groups[client][name] for client in clients], [shares[client] for client in clients])

@@ -263,7 +263,8 @@ class Experiment(Settings):
             device=self.engine.torch_device(),
             precision=self.engine.precision,
         )
-        method.check(world)
+        with self.all_seeds().tree("init").child("check").as_default():
+            method.check(world)
         return world
 
     def _prepare(self, data: Dataset) -> Prepare:
@@ -287,10 +288,23 @@ def _plain(entry: Any) -> Any:
     return f"<{type(entry).__name__ if isinstance(entry, nn.Module) else getattr(entry, '__name__', repr(entry))}>"
 
 
+class _Yaml(yaml.SafeLoader):
+    """YAML as people read it: only true and false are truth values, so that `evaluate.on` is a key."""
+
+
+_Yaml.yaml_implicit_resolvers = {
+    first: [rule for rule in rules if rule[0] != "tag:yaml.org,2002:bool"]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file with a mapping in it, or one sentence with the line that is wrong."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Yaml)
     except FileNotFoundError as error:
         raise ConfigError(f"there is no experiment file {path}") from error
     except (OSError, UnicodeDecodeError) as error:
@@ -311,7 +325,7 @@ def apply_override(values: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise ConfigError(f"{override!r} is no override; write key=value, for example training.rounds=5")
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, Loader=_Yaml)
     except yaml.YAMLError as error:
         raise ConfigError(f"the value of {override!r} is not YAML") from error
     place: Any = values

@@ -27,10 +27,12 @@ Shapes = Mapping[str, tuple[int, ...]]
 Content = Mapping[str, "Tensor | Mapping[str, Tensor]"]
 
 _DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
-    torch.bool: "BOOL",
+    torch.uint64: "U64", torch.int64: "I64", torch.float64: "F64", torch.complex64: "C64",
+    torch.float32: "F32", torch.uint32: "U32", torch.int32: "I32", torch.bfloat16: "BF16",
+    torch.float16: "F16", torch.uint16: "U16", torch.int16: "I16", torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
+_RANKS = {dtype: rank for rank, dtype in enumerate(_DTYPES)}  # the order in which safetensors lays them out
 
 
 class Message(Mapping[str, Tensor]):
@@ -47,8 +49,10 @@ class Message(Mapping[str, Tensor]):
         for name, value in (content or {}).items():
             if isinstance(value, Tensor):
                 flat[name] = value.detach()
-            else:
+            elif isinstance(value, Mapping):
                 flat.update({f"{name}/{key}": tensor.detach() for key, tensor in value.items()})
+            else:
+                raise MessageError(f"{name!r} of a message is a {type(value).__name__}, not a tensor")
         self._tensors = flat
 
     def __getitem__(self, name: str) -> Tensor:
@@ -108,7 +112,14 @@ class Message(Mapping[str, Tensor]):
 
     def encode(self, envelope: Mapping[str, str] | None = None) -> bytes:
         """The bytes that leave a process: safetensors, with the envelope in its header."""
-        tensors = {name: tensor.contiguous().cpu() for name, tensor in self.items()}
+        tensors: dict[str, Tensor] = {}
+        places: set[int] = set()
+        for name, tensor in self.items():
+            tensors[name] = tensor.contiguous().cpu()
+            place = tensors[name].untyped_storage().data_ptr()
+            if place in places:  # safetensors refuses names that share memory
+                tensors[name] = tensors[name].clone()
+            places.add(place)
         return bytes(safetensors.torch.save(tensors, metadata=dict(envelope) if envelope else None))
 
     @classmethod
@@ -117,17 +128,17 @@ class Message(Mapping[str, Tensor]):
         try:
             tensors = safetensors.torch.load(data)
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        except (SafetensorError, ValueError, KeyError) as error:
+            return cls(tensors), dict(header.get("__metadata__") or {})
+        except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise MessageError(f"{len(data)} bytes are no message: {error}") from error
-        return cls(tensors), dict(header.get("__metadata__", {}))
 
 
 @lru_cache(maxsize=4096)
 def _encoded_size(signature: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> int:
-    """Eight bytes of length, a JSON header padded to eight, then the data, wide types first."""
+    """Eight bytes of length, a JSON header padded to eight, then the data by type and name."""
     header: dict[str, Any] = {}
     offset = 0
-    for name, dtype, shape in sorted(signature, key=lambda row: (-row[1].itemsize, row[0])):
+    for name, dtype, shape in sorted(signature, key=lambda row: (_RANKS[row[1]], row[0])):
         size = dtype.itemsize * torch.Size(shape).numel()
         header[name] = {
             "dtype": _DTYPES[dtype],
@@ -181,9 +192,9 @@ def check(
     `shapes(part)` gives the tensors of a part as this side knows them, None where it knows nothing.
     """
     known = dict(symbols)
-    for group in message.sizes():
-        if group not in contract:
-            raise MessageError(f"{who}: tensor {group!r} is not declared; declared: {_listed(contract)}")
+    for name in message:
+        if not _is_declared(name, contract):
+            raise MessageError(f"{who}: tensor {name!r} is not declared; declared: {_listed(contract)}")
     for name, field in contract.items():
         if field.like is not None:
             _check_group(message.group(name), name, field, shapes(field.like), who)
@@ -236,6 +247,12 @@ def _check_dtype(value: Tensor, name: str, field: Field, who: str) -> None:
         raise MessageError(f"{who}: tensor {name!r} has type {value.dtype}, declared {field.dtype}")
 
 
+def _is_declared(name: str, contract: Contract) -> bool:
+    """A name with a slash must belong to a declared group, one without must be a declared tensor."""
+    group, slash, _ = name.partition("/")
+    return group in contract and bool(slash) == (contract[group].like is not None)
+
+
 def _listed(contract: Contract) -> str:
     return ", ".join(contract) if contract else "nothing"
 
@@ -272,9 +289,13 @@ def evaluate(formula: str, symbols: Mapping[str, int]) -> int:
                 return symbols[name]
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
                 return _OPERATORS[type(op)](value(left), value(right))
-        raise MessageError(f"the shape formula {formula!r} is not understood; known: {', '.join(symbols)}")
+        raise unclear
 
-    return value(ast.parse(formula, mode="eval").body)
+    unclear = MessageError(f"the shape formula {formula!r} is not understood; known: {', '.join(symbols)}")
+    try:
+        return value(ast.parse(formula, mode="eval").body)
+    except (SyntaxError, ZeroDivisionError) as error:
+        raise unclear from error
 
 
 def declared_scalars(

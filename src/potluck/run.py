@@ -16,9 +16,10 @@ import torch
 from potluck import __version__
 from potluck.client import ClientId
 from potluck.data import Dataset, Split
-from potluck.engine.base import Answer, Examination, Failure, Stamp
+from potluck.engine.base import Answer, Examination, Failure
 from potluck.engine.cohort import Cohort
 from potluck.engine.local import LocalEngine
+from potluck.engine.rounds import Rounds
 from potluck.engine.store import Checkpoint, Checkpoints, ClientStore
 from potluck.errors import ConfigError, RoundFailed, RunError, nearest
 from potluck.evaluate import Moment, metric_lines
@@ -91,12 +92,7 @@ class Progress:
     """Where a run stands besides the state of server and clients."""
 
     round: int = 0
-    accepted: dict[ClientId, int] = field(default_factory=dict)
     failures: dict[ClientId, int] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """For the checkpoint's notes."""
-        return {"accepted": self.accepted, "failures": self.failures}
 
 
 class Run:
@@ -112,9 +108,10 @@ class Run:
         self.experiment, self.folder, self.world = experiment, folder, world
         self.watcher = watcher or Watcher()
         self.method = world.method
-        self.server = world.server()
         self.store = ClientStore()
         self.engine = LocalEngine(world, self.store)
+        self.rounds = Rounds(world, self.engine, name=experiment.name)
+        self.server = self.rounds.server
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self.progress = Progress()
         self.modes = chosen_modes(experiment, self.method.modes)
@@ -130,7 +127,8 @@ class Run:
         for client, state in checkpoint.clients.items():
             self.store.put(client, {name: value.to(self.world.device) for name, value in state.items()})
         notes = checkpoint.notes
-        self.progress = Progress(checkpoint.round, dict(notes["accepted"]), dict(notes["failures"]))
+        self.progress = Progress(checkpoint.round, dict(notes["failures"]))
+        self.rounds.accepted = dict(notes["accepted"])
         self.folder.cut(notes["logs"])
 
     def play(self) -> RunResult:
@@ -198,16 +196,20 @@ class Run:
         if examined:
             lines += self._examine("before", everyone, round_, attempt, ledger)
         watch.lap("evaluate")
-        quorum = max(1, round(settings.quorum * len(ids)))
-        stamps = self._stamps(round_, attempt)
-        cohort = Cohort(self.engine, self.method, self.server, ids, stamps, ledger, quorum)
-        self.server.enter(round_, world.server_rng(round_), {}, "round")
-        with world.server_rng(round_).as_default(world.device):
-            self.method.round(self.server, cohort)
-        watch.lap("train")
-        if examined:
-            lines += self._examine("after_training", cohort.ids, round_, attempt, ledger)
-        self.engine.settle(round_, ids, cohort.ids)
+
+        def before_settling(cohort: Cohort) -> None:
+            watch.lap("train")
+            if examined:
+                lines.extend(self._examine("after_training", cohort.ids, round_, attempt, ledger))
+
+        cohort = self.rounds.play(
+            round_,
+            ids,
+            attempt=attempt,
+            quorum=max(1, round(settings.quorum * len(ids))),
+            ledger=ledger,
+            before_settling=before_settling,
+        )
         self._note(cohort, round_)
         if examined:
             lines += self._examine("after_aggregation", everyone, round_, attempt, ledger)
@@ -215,14 +217,9 @@ class Run:
         return ledger, lines, watch.seconds
 
     def _note(self, cohort: Cohort, round_: int) -> None:
-        self.progress.accepted |= dict.fromkeys(cohort.ids, round_)
         for client, reason in cohort.failures.items():
             self.progress.failures[client] = self.progress.failures.get(client, 0) + 1
             self.watcher.notice(f"round {round_} goes on without client {client}: {reason}")
-
-    def _stamps(self, round_: int, attempt: int) -> Any:
-        name, accepted = self.experiment.name, self.progress.accepted
-        return lambda client, exchange: Stamp(name, round_, attempt, exchange, accepted.get(client, 0))
 
     def _examine(
         self, when: Moment, ids: Sequence[ClientId], round_: int, attempt: int, ledger: Ledger
@@ -231,13 +228,13 @@ class Run:
         settings = self.experiment.evaluate
         if when not in settings.when:
             return []
-        stamps = self._stamps(round_, attempt)
         examinations = []
         for client in ids:
             down = None if when == "after_training" else Message(self.method.downlink(self.server, client))
             if down:
                 ledger.add(client, "evaluate", "down", "evaluate", down)
-            examinations.append(Examination(client, down, stamps(client, 0), self.modes, settings.on))
+            stamp = self.rounds.stamp(client, round_, attempt)
+            examinations.append(Examination(client, down, stamp, self.modes, settings.on))
         outcomes = self.engine.examine(examinations)
         for failure in (outcome for outcome in outcomes if isinstance(outcome, Failure)):
             self.watcher.notice(f"round {round_}: {failure.reason} (not evaluated)")
@@ -276,7 +273,11 @@ class Run:
 
     def _checkpoint(self) -> None:
         self._saved_at = time.monotonic()
-        notes = {**self.progress.to_json(), "logs": self.folder.offsets()}
+        notes = {
+            "accepted": self.rounds.accepted,
+            "failures": self.progress.failures,
+            "logs": self.folder.offsets(),
+        }
         self.checkpoints.save(self.progress.round, self.server.snapshot(), self.store.take_changed(), notes)
 
     def _finish(self) -> RunResult:
@@ -374,7 +375,7 @@ def run(
 
 def write_start(folder: RunFolder, experiment: Experiment, world: World) -> None:
     """What a run folder holds from the start; the configuration last, as the sign that all is there."""
-    world.split.save(folder / "split.json")
+    world.split.save(folder / "split.json", world.data)
     write_json(folder / "contract.json", explain_world(world))
     write_json(folder / "environment.json", environment(experiment, world))
     write_whole(folder / "config.yaml", experiment.to_yaml().encode())

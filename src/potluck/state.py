@@ -84,12 +84,17 @@ class Part:
         return {name: value for name, value in self.content.named_parameters() if value.requires_grad}
 
     def wire(self) -> dict[str, Tensor]:
-        """The live tensors that may cross: parameters, and floating buffers where they are averaged."""
+        """The live tensors that may cross: parameters, and saved floating buffers where they are averaged."""
         if not isinstance(self.content, nn.Module):
             return self.tensors()
         named: dict[str, Tensor] = dict(self.content.named_parameters())
         if self.buffers == "average":
-            named |= {key: value for key, value in self.content.named_buffers() if value.is_floating_point()}
+            saved = self.content.state_dict(keep_vars=True)  # without masks and tables a model makes itself
+            named |= {
+                key: value
+                for key, value in self.content.named_buffers()
+                if key in saved and value.is_floating_point()
+            }
         return named
 
     def state(self) -> dict[str, Tensor]:
@@ -103,10 +108,14 @@ class Part:
             state = {"": state}
         own = self.tensors()
         for name, value in state.items():
-            if name in own:
+            if name in own and own[name].shape == value.shape:
                 own[name].copy_(value)
             elif isinstance(self.content, dict):
                 self.content[name] = value.detach().clone()
+            elif name in own:
+                raise MessageError(
+                    f"tensor {name!r} has shape {tuple(value.shape)}, this part of the state {tuple(own[name].shape)}"
+                )
             else:
                 raise MessageError(f"tensor {name!r} does not belong to this part of the state")
 

@@ -24,6 +24,13 @@ class ClassStats:
         self.sums = torch.zeros(classes, width, device=device)
         self.counts = torch.zeros(classes, device=device)
 
+    @classmethod
+    def into(cls, sums: Tensor, counts: Tensor) -> ClassStats:
+        """Gather into tensors of the declared state, from zero: a captured step writes to the same place."""
+        stats = cls(0, 0, sums.device)
+        stats.sums, stats.counts = sums.zero_(), counts.zero_()
+        return stats
+
     def add(self, vectors: Tensor, y: Tensor) -> None:
         """Take in a batch."""
         self.sums.index_add_(0, y, vectors.detach().to(self.sums.dtype))

@@ -12,7 +12,7 @@ import contextlib
 import contextvars
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import get_total_norm
 
 from potluck.client import Client, SplitName
-from potluck.errors import ConfigError
+from potluck.errors import ConfigError, nearest
 from potluck.settings import OptimizerSettings
 from potluck.state import Holder, Moments
 from potluck.streams import Stream
@@ -40,7 +40,10 @@ H = TypeVar("H", bound=Holder)
 
 @dataclass(frozen=True)
 class Group:
-    """Settings of the parameters below a prefix: `groups={"small": Group(lr=0.1, clip=50)}`."""
+    """Settings of the parameters below a prefix: `groups={"small": Group(lr=0.1, clip=50)}`.
+
+    Of several prefixes above a parameter the longest counts.
+    """
 
     lr: float | None = None
     clip: float | None = None
@@ -93,10 +96,11 @@ def fit(
     """Train parts of a client (or of the server) by gradient steps.
 
     loss: called as `loss(holder, batch, **other_streams, **scalars)`; the first stream's batch is positional.
-    train: prefixes of the parameters to train (`"model"`, `"model/head"`); default: every module.
+    train: prefixes of the parameters to train (`"model"`, `"model/head"`); default: every module. What is not
+        below one of them is in evaluation mode: its batch statistics do not move either.
     streams: default: the client's private data for `epochs`. The first stream sets the number of steps
         unless `steps` is given; the others start over when they end.
-    prox: part → μ; adds the term `prox` = μ/2·‖w − w₀‖² with w₀ the values at the start of this call.
+    prox: prefix → μ; adds the term `prox` = μ/2·‖w − w₀‖² with w₀ the values at the start of this call.
     combine: sees the gradients of each named term (and of `prox`) and returns the gradient to step along;
         default: their sum.
     """
@@ -104,20 +108,37 @@ def fit(
         if not isinstance(holder, Client):
             raise ConfigError("fit() on the server needs its streams named")
         streams = {"private": holder.batches(epochs=epochs)}
-    workspace = _workspace(
-        holder, train, optimizer or holder.training.optimizer, groups or {}, clip or holder.training.clip
+    request = _Request(
+        None if train is None else tuple(train),
+        optimizer or holder.training.optimizer,
+        dict(groups or {}),
+        clip or holder.training.clip,
+        dict(prox or {}),
+        tuple(scalars or ()),
     )
-    workspace.begin(holder, prox or {}, scalars or {}, moments)
+    workspace = _workspace(holder, request)
+    workspace.begin(holder, request.prox, scalars or {}, moments)
     plan = _plan(streams, steps, holder.device)
-    step = _Step(holder, loss, workspace, streams, dict(prox or {}), combine)
-    for name, module in holder.modules().items():
-        module.train(any(key.startswith(f"{name}/") for key in workspace.parameters))
+    step = _Step(holder, loss, workspace, streams, request.prox, combine)
+    _set_modes(holder, workspace)
     _runner.get()(workspace, step, plan)
     workspace.end(moments)
     losses = {name: total / max(len(plan), 1) for name, total in workspace.totals.items()}
     holder.report.steps += len(plan)
     holder.report.losses |= losses
     return Fit(len(plan), losses)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What shapes a workspace: a call that differs in any of it gets a new one."""
+
+    train: tuple[str, ...] | None
+    optimizer: OptimizerSettings
+    groups: Mapping[str, Group]
+    clip: float | None
+    prox: Mapping[str, float]
+    scalars: tuple[str, ...]
 
 
 @dataclass
@@ -129,7 +150,7 @@ class Workspace:
     rates: list[Tensor]
     base_rates: list[float]
     clips: list[float | None]
-    signature: Any
+    request: _Request
     references: dict[str, Tensor] = field(default_factory=dict)
     scalars: dict[str, Tensor] = field(default_factory=dict)
     totals: dict[str, Tensor] = field(default_factory=dict)
@@ -152,13 +173,13 @@ class Workspace:
             for key, value in self.optimizer.state[parameter].items():
                 kept = moments.get(f"{name}:{key}") if moments is not None else None
                 value.zero_() if kept is None else value.copy_(kept)
-            if any(name.startswith(f"{prefix}/") or name == prefix for prefix in prox):
+            if _closest(name, prox) is not None:
                 _put(self.references, name, parameter)
         for name, value in scalars.items():
             _put(self.scalars, name, value)
         for total in self.totals.values():
             total.zero_()
-        node = holder.rng.child(holder.step, "augment", holder.fits)
+        node = holder.rng.child(holder.step, "augment", holder.count(f"{holder.step}:augment"))
         self.augment = node.reseed(self.augment or torch.Generator(holder.device))
 
     def end(self, moments: Moments | None) -> None:
@@ -178,11 +199,15 @@ class Workspace:
 
     def apply(self, gradients: Gradients) -> None:
         """Clip each group and take the optimiser's step."""
+        if not gradients.keys() <= self.parameters.keys():
+            unknown = next(name for name in gradients if name not in self.parameters)
+            raise ConfigError(f"no parameter {unknown!r} is trained; {nearest(unknown, self.parameters)}")
         for name, parameter in self.parameters.items():
-            parameter.grad = gradients.get(name)
+            gradient = gradients.get(name)
+            parameter.grad = None if gradient is None else _laid_out(gradient, parameter)
         for group, limit in zip(self.optimizer.param_groups, self.clips, strict=True):
             if limit is not None:
-                clip_grad_norm_(group["params"], limit, foreach=True)
+                _clip(group["params"], limit)
         self.optimizer.step()
 
 
@@ -198,8 +223,8 @@ class _Step:
     combine: Combine | None
 
     def __call__(self, rows: Rows) -> None:
-        first, *others = self._batches(rows)
-        with self.holder.autocast(), _single_sample(self.holder, len(first)):
+        first, *others = batches = self._batches(rows)
+        with self.holder.autocast(), _single_sample(self.holder, min(map(len, batches))):
             names = list(self.streams)[1:]
             value = self.loss(
                 self.holder, first, **dict(zip(names, others, strict=True)), **self.workspace.scalars
@@ -229,6 +254,8 @@ class _Step:
 
     def _differentiate(self, term: Tensor, keep: bool = False) -> Gradients:
         parameters = self.workspace.parameters
+        if keep and not term.requires_grad:
+            return {}
         values = torch.autograd.grad(term, list(parameters.values()), retain_graph=keep, allow_unused=True)
         return {name: value for name, value in zip(parameters, values, strict=True) if value is not None}
 
@@ -237,13 +264,52 @@ class _Step:
         """The gradient of the proximal term, in closed form: μ·(w − w₀)."""
         pulls, value = {}, None
         for name, reference in self.workspace.references.items():
-            strength = next(mu for prefix, mu in self.prox.items() if name.startswith(prefix))
+            strength = self.prox[_closest(name, self.prox) or ""]
             pulls[name] = strength * (self.workspace.parameters[name] - reference)
             size = pulls[name].square().sum() / (2 * strength) if strength else pulls[name].sum()
             value = size if value is None else value + size
         if value is not None:
             self.workspace.add({"prox": value})
         return pulls
+
+
+def _laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """The gradient in the parameter's own memory layout: fused optimisers read both side by side, unchecked."""
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
+
+
+def _clip(parameters: Sequence[nn.Parameter], limit: float) -> None:
+    """Shorten a group's gradient to a norm; into new memory, as two gradients may be one and the same tensor."""
+    held = [parameter for parameter in parameters if parameter.grad is not None]
+    gradients = [parameter.grad for parameter in held if parameter.grad is not None]
+    if not gradients:
+        return
+    factor = (limit / (get_total_norm(gradients, foreach=True) + 1e-6)).clamp(max=1.0)
+    for parameter, shortened in zip(held, torch._foreach_mul(gradients, factor), strict=True):
+        parameter.grad = shortened
+
+
+def _below(name: str, prefix: str) -> bool:
+    """Whether a parameter or module is what the prefix names, or a part of it."""
+    return name == prefix or name.startswith((f"{prefix}/", f"{prefix}."))
+
+
+def _closest(name: str, prefixes: Iterable[str]) -> str | None:
+    """The longest of the prefixes that a name lies below."""
+    return max((prefix for prefix in prefixes if _below(name, prefix)), key=len, default=None)
+
+
+def _set_modes(holder: Holder, workspace: Workspace) -> None:
+    """Training mode for what is trained, evaluation mode for the rest."""
+    prefixes = workspace.request.train
+    for name, module in holder.modules().items():
+        module.train(any(_below(key, name) for key in workspace.parameters))
+        for key, inner in module.named_modules() if prefixes is not None else ():
+            path = f"{name}/{key}" if key else name
+            if not any(_below(path, prefix) or _below(prefix, path) for prefix in prefixes or ()):
+                inner.eval()
 
 
 def _put(place: dict[str, Tensor], name: str, value: Tensor) -> None:
@@ -282,42 +348,32 @@ def _single_sample(holder: Holder, samples: int) -> Iterator[None]:
     ]
     for norm in norms:
         norm.eval()
-    yield
-    for norm in norms:
-        norm.train()
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.train()
 
 
-def _workspace(
-    holder: Holder,
-    train: Sequence[str] | None,
-    settings: OptimizerSettings,
-    groups: Mapping[str, Group],
-    clip: float | None,
-) -> Workspace:
+def _workspace(holder: Holder, request: _Request) -> Workspace:
     """The workspace of this call: the n-th `fit` of this step, as it was in earlier rounds."""
     key = (holder.step, holder.fits)
     holder.fits += 1
-    signature = (None if train is None else tuple(train), settings, tuple(groups.items()), clip)
     workspace = holder.workspaces.get(key)
-    if workspace is None or workspace.signature != signature:
-        workspace = _new_workspace(holder, train, settings, groups, clip, signature)
+    if not isinstance(workspace, Workspace) or workspace.request != request:
+        workspace = _new_workspace(holder, request)
         holder.workspaces[key] = workspace
     return workspace
 
 
-def _new_workspace(
-    holder: Holder,
-    train: Sequence[str] | None,
-    settings: OptimizerSettings,
-    groups: Mapping[str, Group],
-    clip: float | None,
-    signature: Any,
-) -> Workspace:
-    parameters = _trained(holder, train)
+def _new_workspace(holder: Holder, request: _Request) -> Workspace:
+    for prefixes in (request.train or (), request.groups, request.prox):
+        _check_prefixes(holder, prefixes)
+    parameters = _trained(holder, request.train)
+    settings, groups = request.optimizer, request.groups
     arranged: dict[str, list[nn.Parameter]] = {}
     for name, parameter in parameters.items():
-        fitting = [prefix for prefix in groups if name == prefix or name.startswith(f"{prefix}/")]
-        arranged.setdefault(max(fitting, key=len, default=""), []).append(parameter)
+        arranged.setdefault(_closest(name, groups) or "", []).append(parameter)
     chosen = [groups.get(prefix, Group()) for prefix in arranged]
     rates = [torch.tensor(0.0, device=holder.device) for _ in chosen]
     options = [
@@ -329,9 +385,19 @@ def _new_workspace(
         _optimizer(settings, options),
         rates,
         [_first(group.lr, settings.lr) for group in chosen],
-        [group.clip if group.clip is not None else clip for group in chosen],
-        signature,
+        [group.clip if group.clip is not None else request.clip for group in chosen],
+        request,
     )
+
+
+def _check_prefixes(holder: Holder, prefixes: Iterable[str]) -> None:
+    """One sentence about a prefix that names nothing, instead of training the wrong things."""
+    names = [
+        f"{name}/{key}" for name, module in holder.modules().items() for key, _ in module.named_parameters()
+    ]
+    for prefix in prefixes:
+        if not any(_below(name, prefix) for name in names):
+            raise ConfigError(f"fit() finds no parameters under {prefix!r}; {nearest(prefix, holder.parts)}")
 
 
 def _first(value: float | None, default: float) -> float:
@@ -347,11 +413,7 @@ def _trained(holder: Holder, train: Sequence[str] | None) -> dict[str, nn.Parame
     }
     if train is None:
         return everything
-    chosen = {
-        name: value
-        for name, value in everything.items()
-        if any(name.startswith((f"{prefix}/", f"{prefix}.")) or name == prefix for prefix in train)
-    }
+    chosen = {name: value for name, value in everything.items() if _closest(name, train) is not None}
     if not chosen:
         raise ConfigError(f"nothing to train under {', '.join(train)}; there is {', '.join(holder.parts)}")
     return chosen

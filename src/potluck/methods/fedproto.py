@@ -70,11 +70,14 @@ class FedProto(Method):
         return {"prototypes": {}}
 
     def client_state(self, task: Task, model: Model) -> dict[str, Any]:
-        """The model, the prototypes as received, and which classes have one."""
+        """The model; the prototypes as received, and which classes have one; the sums of the own ones."""
+        classes, width = task.classes, model.rep_dim
         return {
             "model": model,
-            "prototypes": torch.zeros(task.classes, model.rep_dim),
-            "known": torch.zeros(task.classes),
+            "prototypes": torch.zeros(classes, width),
+            "known": torch.zeros(classes),
+            "sums": torch.zeros(classes, width),
+            "counts": torch.zeros(classes),
         }
 
     def downlink(self, server: Server, client: ClientId) -> Content:
@@ -113,7 +116,7 @@ class FedProto(Method):
     )
     def train(self, client: Client) -> Content:
         """Local epochs, then the class means."""
-        stats = ClassStats(client.task.classes, client["model"].rep_dim, client.device)
+        stats = ClassStats.into(client["sums"].value, client["counts"].value)
         if self.config.online:
             fit(client, lambda client, batch: self.loss(client, batch, stats))
         else:

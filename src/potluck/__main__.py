@@ -1,0 +1,6 @@
+"""`python -m potluck`."""
+
+from potluck.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""The `data` section of an experiment: which data set, from where, and how its samples are prepared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from potluck.data import sources
+from potluck.data.augment import PRESETS, AugmentConfig, Preparation
+from potluck.data.sources import Dataset
+from potluck.errors import DataError
+
+
+class Normalisation(BaseModel):
+    """Mean and standard deviation on the 0..1 scale: one number for all channels, or one for each."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mean: float | tuple[float, ...]
+    std: float | tuple[float, ...]
+
+
+class DataConfig(BaseModel):
+    """A data set by name, and its preparation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = "digits"
+    dir: Path | None = None  # relative to the experiment file; none: POTLUCK_DATA, else the hub
+    normalize: bool | Normalisation = True  # true: the preset's mean and std, else the data set's own
+    augment: AugmentConfig = AugmentConfig()
+    labels: Literal["fine", "coarse"] | None = None  # cifar100; none: fine
+    vocabulary: int | None = Field(default=None, ge=1)  # text: words that get a number of their own
+    length: int | None = Field(default=None, ge=1)  # text: words of a sample that are read
+    strip_headers: bool | None = None  # newsgroups20; none: true
+    options: dict[str, Any] = {}  # what a registered data set takes besides
+
+    def load(self, base_dir: Path | str | None = None, *, labels_only: bool = False) -> Dataset:
+        """The data set, with the mean and std that will be used; `dir` is taken relative to `base_dir`."""
+        folder = self.dir.expanduser() if self.dir is not None else None
+        if folder is not None and base_dir is not None:
+            folder = Path(base_dir) / folder
+        named = {key: getattr(self, key) for key in ("labels", "vocabulary", "length", "strip_headers")}
+        options = {key: value for key, value in named.items() if value is not None} | self.options
+        dataset = sources.load(self.name, folder, labels_only=labels_only, **options)
+        mean, std = self._normalisation(dataset)
+        return replace(dataset, mean=mean, std=std)
+
+    def preparation(self, dataset: Dataset) -> Preparation:
+        """What prepares the batches of a data set that `load` gave."""
+        if self.augment.operations and len(dataset.task.input) != 3:
+            raise DataError(f"data set {dataset.name!r} has no images to augment: leave out augment")
+        return Preparation(dataset.mean, dataset.std, self.augment)
+
+    def _normalisation(self, dataset: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        if self.normalize is False:
+            return (), ()
+        mean, std = dataset.mean, dataset.std
+        if isinstance(self.normalize, Normalisation):
+            mean, std = _channels(dataset, self.normalize.mean), _channels(dataset, self.normalize.std)
+        elif self.augment.preset is not None and len(dataset.task.input) == 3:
+            table = PRESETS[self.augment.preset].normalisation
+            own = table.get(dataset.name, table.get("*", (mean, std)))
+            mean, std = _channels(dataset, own[0]), _channels(dataset, own[1])
+        if std and min(std) <= 0:
+            raise DataError(
+                f"data set {dataset.name!r} cannot be normalised with the std {min(std)}: give a positive one"
+            )
+        return mean, std
+
+
+def _channels(dataset: Dataset, values: float | tuple[float, ...]) -> tuple[float, ...]:
+    if len(dataset.task.input) != 3:
+        raise DataError(f"data set {dataset.name!r} has no image channels to normalise: leave out normalize")
+    channels = dataset.task.input[0]
+    values = values if isinstance(values, tuple) else (values,)
+    if len(values) == 1:
+        return values * channels
+    if len(values) not in (0, channels):
+        raise DataError(
+            f"data set {dataset.name!r} has {channels} channels, but normalize gives {len(values)} values"
+        )
+    return values

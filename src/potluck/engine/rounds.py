@@ -1,0 +1,55 @@
+"""Rounds without files: cohort, script, settlement. A run adds logs and checkpoints to this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from potluck.client import ClientId
+from potluck.engine.base import Engine, Stamp
+from potluck.engine.cohort import Cohort
+from potluck.ledger import Ledger
+from potluck.server import Server
+from potluck.world import World
+
+
+class Rounds:
+    """The server at work: it plays rounds over an engine and remembers whose work it accepted last."""
+
+    def __init__(self, world: World, engine: Engine, server: Server | None = None, name: str = "") -> None:
+        self.world, self.engine, self.name = world, engine, name
+        self.server = server if server is not None else world.server()
+        self.accepted: dict[ClientId, int] = {}
+
+    def stamp(self, client: ClientId, round_: int, attempt: int, exchange: int = 0) -> Stamp:
+        """Where a request to a client belongs."""
+        return Stamp(self.name, round_, attempt, exchange, self.accepted.get(client, 0))
+
+    def play(
+        self,
+        round_: int,
+        ids: Sequence[ClientId],
+        *,
+        attempt: int = 1,
+        quorum: int = 1,
+        ledger: Ledger | None = None,
+        before_settling: Callable[[Cohort], None] | None = None,
+    ) -> Cohort:
+        """One attempt at a round. The clients that stayed to its end are accepted, the others undone."""
+        cohort = Cohort(
+            self.engine,
+            self.world.method,
+            self.server,
+            ids,
+            lambda client, exchange: self.stamp(client, round_, attempt, exchange),
+            ledger if ledger is not None else Ledger(round_),
+            quorum,
+        )
+        rng = self.world.server_rng(round_)
+        self.server.enter(round_, rng, {}, "round")
+        with rng.as_default(self.world.device):
+            self.world.method.round(self.server, cohort)
+        if before_settling is not None:
+            before_settling(cohort)
+        self.engine.settle(round_, ids, cohort.ids)
+        self.accepted |= dict.fromkeys(cohort.ids, round_)
+        return cohort

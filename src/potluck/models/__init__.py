@@ -1,0 +1,34 @@
+"""Models: the contract, the named ones, and whatever a user brings.
+
+>>> from potluck.task import Task
+>>> model = build("cnn5", Task("classification", classes=10, input=(3, 32, 32)), rep_dim=100)
+>>> model.rep_dim, sum(p.numel() for p in model.parameters())
+(100, 465658)
+"""
+
+from potluck.models import cnn, resnet, small, text  # noqa: F401  importing them registers their models
+from potluck.models.adapt import Adapted, adapt, probe
+from potluck.models.base import ADAPTERS, FeaturePool, Model, make_adapter
+from potluck.models.builders import Entry, build
+from potluck.models.pool import Entries, ModelPool, Order
+from potluck.models.registry import Registered, input_kind, lookup, names, register
+
+__all__ = [
+    "ADAPTERS",
+    "Adapted",
+    "Entries",
+    "Entry",
+    "FeaturePool",
+    "Model",
+    "ModelPool",
+    "Order",
+    "Registered",
+    "adapt",
+    "build",
+    "input_kind",
+    "lookup",
+    "make_adapter",
+    "names",
+    "probe",
+    "register",
+]

@@ -1,0 +1,84 @@
+"""The contract every model keeps, features and then a head; and the adapters to a common width."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from potluck.errors import ModelError, nearest
+
+ADAPTERS = ("linear", "pool", "max-pool")
+
+
+class Model(nn.Module):
+    """`features(x)` gives (batch, rep_dim), `head(features)` gives (batch, classes).
+
+    A model in three parts has `has_stem` set and defines `stem` and `body` instead of `features`;
+    then `features(x)` is `body(stem(x))`. `adapter` says what brings the features to `rep_dim`: "linear"
+    (trained), "pool" or "max-pool" (no parameters), or None where the network's own width is used.
+    """
+
+    rep_dim: int
+    head: nn.Module
+    has_stem: bool = False
+    adapter: str | None = None
+
+    def stem(self, x: Tensor) -> Tensor:
+        """The first layers, whose output has the same shape in every model of a family."""
+        raise ModelError(f"{type(self).__name__} has no stem(x) and body(s)")
+
+    def body(self, s: Tensor) -> Tensor:
+        """From the stem's output to the features."""
+        raise ModelError(f"{type(self).__name__} has no stem(x) and body(s)")
+
+    def features(self, x: Tensor) -> Tensor:
+        """The representation of a batch, (batch, rep_dim)."""
+        return self.body(self.stem(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The scores of a batch, (batch, classes)."""
+        scores: Tensor = self.head(self.features(x))
+        return scores
+
+
+class FeaturePool(nn.Module):
+    """Adaptive pooling along the feature axis: another width without parameters."""
+
+    def __init__(self, width: int, largest: bool = False) -> None:
+        super().__init__()
+        self.width = width
+        self.largest = largest
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(batch, any width) to (batch, width)."""
+        pool = F.adaptive_max_pool1d if self.largest else F.adaptive_avg_pool1d
+        pooled: Tensor = pool(features, self.width)
+        return pooled
+
+    def extra_repr(self) -> str:
+        """Shown when the model is printed."""
+        return f"{self.width}, {'max' if self.largest else 'mean'}"
+
+
+def make_adapter(kind: str, native: int, rep_dim: int) -> tuple[nn.Module, str | None]:
+    """What brings features from `native` to `rep_dim` columns, and its name: nothing if they agree."""
+    if kind not in ADAPTERS:
+        raise ModelError(f"unknown adapter {kind!r}; {nearest(kind, ADAPTERS)}")
+    if native == rep_dim:
+        return nn.Identity(), None
+    if kind == "linear":
+        return nn.Linear(native, rep_dim), kind
+    return FeaturePool(rep_dim, largest=kind == "max-pool"), kind
+
+
+def check_rep_dim(rep_dim: int | None) -> None:
+    """One sentence unless the width is absent or a positive whole number."""
+    if rep_dim is not None and (not isinstance(rep_dim, int) or isinstance(rep_dim, bool) or rep_dim < 1):
+        raise ModelError(f"rep_dim is {rep_dim!r}, expected a positive whole number")
+
+
+def check_complete(model: Model) -> None:
+    """One sentence unless the model says how wide its features are and has a head."""
+    width, head = getattr(model, "rep_dim", None), getattr(model, "head", None)
+    if not isinstance(width, int) or not isinstance(head, nn.Module):
+        raise ModelError(f"{type(model).__name__} must set rep_dim (a whole number) and head (a module)")

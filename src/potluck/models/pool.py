@@ -1,0 +1,222 @@
+"""The models of an experiment: which client brings which, under a key that names each architecture once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from potluck.errors import ConfigError, ModelError, nearest
+from potluck.models.base import Model, check_rep_dim
+from potluck.models.builders import Entry, Source, build, source_name, unpack
+from potluck.models.trial import blame
+from potluck.task import Task
+
+Order = Literal["cycle", "blocks"]
+Entries = Entry | Sequence[Entry] | Mapping[str, Entry] | Mapping[int, Entry]
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What is known of a model without running it: names and shapes of its state, number of parameters."""
+
+    signature: Mapping[str, tuple[int, ...]]
+    parameters: int
+
+
+class ModelPool:
+    """Says which model each client brings and builds it.
+
+    `entries` is one entry for all; a list, where client i gets entry i mod length (`order="cycle"`) or the
+    clients are cut into as many even blocks as there are entries (`order="blocks"`); or a mapping from client
+    id to entry. `rep_dim` is the width for entries that do not say one. Entries that mean the same
+    architecture share a key.
+
+    >>> pool = ModelPool(["cnn1", {"name": "resnet18", "stem": "cifar"}])
+    >>> [pool.key(i, str(i), total=4) for i in range(4)]
+    ['cnn1', 'resnet18(stem=cifar)', 'cnn1', 'resnet18(stem=cifar)']
+    """
+
+    def __init__(self, entries: Entries, rep_dim: int | None = None, *, order: Order = "cycle") -> None:
+        with blame("the model pool"):
+            check_rep_dim(rep_dim)
+        if order not in get_args(Order):
+            raise ConfigError(f"unknown order {order!r} of models; {nearest(order, get_args(Order))}")
+        self.rep_dim = rep_dim
+        self.order = order
+        self._clients, listed = _listed(entries)
+        self._entries: dict[str, Entry] = {}
+        self._places = _keys(listed)
+        for key, entry in zip(self._places, listed, strict=True):
+            self._entries.setdefault(key, entry)
+        self._outlines: dict[tuple[str, Task, int | None], Outline] = {}
+        self._checked: set[tuple[str, Task, int | None]] = set()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The key of every architecture, in the order of first mention."""
+        return tuple(self._entries)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """A short name for every key: what the model is called, where that is not ambiguous."""
+        called = {key: source_name(unpack(entry)[0]) for key, entry in self._entries.items()}
+        counts = list(called.values())
+        return {key: name if counts.count(name) == 1 else key for key, name in called.items()}
+
+    def key(self, client_index: int, client_id: str, total: int) -> str:
+        """The key of the architecture a client brings."""
+        if self._clients is not None:
+            if client_id not in self._clients:
+                raise ConfigError(f"client {client_id}: no model is given for it in the mapping of models")
+            return self._places[self._clients[client_id]]
+        if not 0 <= client_index < total:
+            raise ConfigError(
+                f"client {client_id}: its index {client_index} is not below the total of {total}"
+            )
+        if self.order == "cycle":
+            return self._places[client_index % len(self._places)]
+        return self._places[client_index * len(self._places) // total]
+
+    def entry(self, client_index: int, client_id: str, total: int) -> Entry:
+        """What a client brings, as it was given."""
+        return self._entries[self.key(client_index, client_id, total)]
+
+    def label(self, client_index: int, client_id: str, total: int) -> str:
+        """A short name for what a client brings, for people."""
+        return self.labels[self.key(client_index, client_id, total)]
+
+    def cover(self, client_ids: Iterable[str]) -> None:
+        """One sentence if a mapping leaves clients out or names clients that are not there."""
+        if self._clients is None:
+            return
+        wanted = list(client_ids)
+        missing = [client for client in wanted if client not in self._clients]
+        unknown = [client for client in self._clients if client not in set(wanted)]
+        if missing:
+            raise ConfigError(
+                f"the mapping of models leaves out {_counted(missing)}; give each client a model"
+            )
+        if unknown:
+            hint = nearest(unknown[0], wanted) if len(wanted) <= 10 else f"there are {len(wanted)} clients"
+            raise ConfigError(
+                f"the mapping of models names client {unknown[0]}, which does not exist; {hint}"
+            )
+
+    def build(self, entry: Entry, task: Task, rep_dim: int | None = None, *, who: str = "model") -> Model:
+        """A fresh model for a key or an entry; `rep_dim` goes before the entry's own, that before the pool's.
+
+        The first model of a key, task and width is tried on a made-up batch; the following ones are alike.
+        """
+        if not (isinstance(entry, str) and entry in self._entries):
+            return build(entry, task, self._width(entry, rep_dim), who=who)
+        place = (entry, task, rep_dim)
+        model = self._build(entry, task, rep_dim, who, check=place not in self._checked)
+        self._checked.add(place)
+        self._outlines.setdefault(place, _outline(model))
+        return model
+
+    def signature(self, key: str, task: Task, rep_dim: int | None = None) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of parameters and buffers."""
+        return dict(self._outline(key, task, rep_dim).signature)
+
+    def parameters(self, key: str, task: Task, rep_dim: int | None = None) -> int:
+        """The number of parameters."""
+        return self._outline(key, task, rep_dim).parameters
+
+    def smallest(self, task: Task) -> str:
+        """The key with the fewest parameters among those that fit the task."""
+        sizes: dict[str, int] = {}
+        errors: list[ModelError] = []
+        for key in self.keys:
+            try:
+                sizes[key] = self.parameters(key, task)
+            except ModelError as error:
+                errors.append(error)
+        if not sizes:
+            raise errors[0]
+        return min(sizes, key=sizes.__getitem__)
+
+    def _width(self, entry: Entry, rep_dim: int | None) -> int | None:
+        own = entry.get("rep_dim") if isinstance(entry, Mapping) else None
+        return next((width for width in (rep_dim, own, self.rep_dim) if width is not None), None)
+
+    def _build(self, key: str, task: Task, rep_dim: int | None, who: str, check: bool) -> Model:
+        entry = self._entries[key]
+        return build(entry, task, self._width(entry, rep_dim), who=who, check=check)
+
+    def _outline(self, key: str, task: Task, rep_dim: int | None) -> Outline:
+        if key not in self._entries:
+            raise ModelError(f"unknown key {key!r} of the model pool; {nearest(key, self.keys)}")
+        place = (key, task, rep_dim)
+        if place not in self._outlines:
+            with torch.random.fork_rng(devices=[]):
+                self._outlines[place] = self._measure(key, task, rep_dim)
+        return self._outlines[place]
+
+    def _measure(self, key: str, task: Task, rep_dim: int | None) -> Outline:
+        """Registered models are built without memory. Others are built for real: a callable may keep it."""
+        if isinstance(unpack(self._entries[key])[0], str):
+            try:
+                with torch.device("meta"):
+                    return _outline(self._build(key, task, rep_dim, "the model pool", check=False))
+            except (ModelError, RuntimeError):
+                pass  # a builder that reads values needs memory; and a wrong one is told of below
+        return _outline(self._build(key, task, rep_dim, "the model pool", check=True))
+
+
+def _outline(model: nn.Module) -> Outline:
+    state = {
+        name: tuple(value.shape) for name, value in model.state_dict().items() if isinstance(value, Tensor)
+    }
+    return Outline(state, sum(parameter.numel() for parameter in model.parameters()))
+
+
+def _listed(entries: Entries) -> tuple[dict[str, int] | None, list[Entry]]:
+    """The entries in a row and, for a mapping, the place of each client's."""
+    if isinstance(entries, Mapping) and not {"name", "model"} & set(entries):
+        clients = {str(client): place for place, client in enumerate(entries)}
+        listed: list[Entry] = list(entries.values())
+        if len(clients) != len(listed):
+            raise ConfigError("the mapping of models names a client twice, as a number and as a text")
+    else:
+        clients = None
+        listed = list(entries) if isinstance(entries, list | tuple) else [cast(Entry, entries)]
+    if not listed:
+        raise ConfigError("the model pool is empty; give at least one model")
+    return clients, listed
+
+
+def _keys(entries: list[Entry]) -> list[str]:
+    """A key per entry: name and options, or the place where a callable or module is first mentioned."""
+    keys: list[str] = []
+    first: dict[int, int] = {}
+    meaning: dict[str, dict[str, object]] = {}
+    for place, entry in enumerate(entries):
+        with blame("the model pool"):
+            source, options = unpack(entry)
+        key = _source_key(source, first.setdefault(id(source), place)) + _option_text(options)
+        if meaning.setdefault(key, options) != options:  # options that only read alike, such as two lambdas
+            key += f"@{place}"
+        keys.append(key)
+    return keys
+
+
+def _source_key(source: Source, place: int) -> str:
+    if isinstance(source, str):
+        return source
+    return f"{'module' if isinstance(source, nn.Module) else 'callable'}-{place}:{source_name(source)}"
+
+
+def _option_text(options: Mapping[str, object]) -> str:
+    text = ",".join(f"{name}={getattr(options[name], '__name__', options[name])}" for name in sorted(options))
+    return f"({text})" if text else ""
+
+
+def _counted(clients: list[str]) -> str:
+    shown = ", ".join(clients[:5])
+    more = f" and {len(clients) - 5} more" if len(clients) > 5 else ""
+    return f"client {shown}" if len(clients) == 1 else f"clients {shown}{more}"

@@ -1,0 +1,94 @@
+"""The models that have a name, and which inputs each of them takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from torch import nn
+
+from potluck.errors import ModelError, nearest
+from potluck.task import Task
+
+InputKind = Literal["image", "vector", "tokens"]
+Builder = Callable[..., nn.Module]
+_Builder = TypeVar("_Builder", bound=Builder)
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A named builder. Without `takes` any task is tried; `smallest` is an image's least height and width."""
+
+    name: str
+    builder: Builder
+    takes: tuple[InputKind, ...] = ()
+    smallest: int = 1
+
+    def fits(self, task: Task) -> bool:
+        """Whether the task's samples are of a kind and size this model takes."""
+        kind = input_kind(task)
+        if self.takes and kind not in self.takes:
+            return False
+        return kind != "image" or min(task.input[1:]) >= self.smallest
+
+    def require(self, task: Task) -> None:
+        """One sentence if the model does not fit the task."""
+        if not self.fits(task):
+            others = ", ".join(sorted(r.name for r in _registry.values() if r.takes and r.fits(task)))
+            raise ModelError(
+                f"{self.name} takes {self._wanted()}, the task's samples have shape {task.input}; "
+                f"models that fit: {others or 'none'}"
+            )
+
+    def _wanted(self) -> str:
+        size = f" of {self.smallest}×{self.smallest} or larger" if self.smallest > 1 else ""
+        words = {"image": f"images{size}", "vector": "vectors", "tokens": "token ids"}
+        return " or ".join(words[kind] for kind in self.takes) or words["image"]
+
+
+_registry: dict[str, Registered] = {}
+
+
+def input_kind(task: Task) -> InputKind | None:
+    """What a sample of the task is, judged by the task's kind and the number of its axes."""
+    if task.kind == "text-classification":
+        return "tokens"
+    kinds: dict[int, InputKind] = {1: "vector", 3: "image"}
+    return kinds.get(len(task.input))
+
+
+def register(
+    name: str, *, takes: tuple[InputKind, ...] = (), smallest: int = 1
+) -> Callable[[_Builder], _Builder]:
+    """Give a builder a name an experiment can use.
+
+    The builder is called with as many of task=, input=, classes= and rep_dim= as it has parameters for; its
+    other parameters are the model's options. It must return a fresh module each time. The same function may
+    be registered again (a notebook cell that is run twice); another one under a taken name is refused.
+    """
+
+    def keep(builder: _Builder) -> _Builder:
+        taken = _registry.get(name)
+        if taken and _origin(taken.builder) != _origin(builder):
+            raise ModelError(f"a model named {name!r} is already registered; choose another name")
+        _registry[name] = Registered(name, builder, takes, smallest)
+        return builder
+
+    return keep
+
+
+def names() -> list[str]:
+    """All registered names, sorted."""
+    return sorted(_registry)
+
+
+def lookup(name: str) -> Registered:
+    """The builder behind a name."""
+    if name not in _registry:
+        raise ModelError(f"unknown model {name!r}; {nearest(name, _registry)}")
+    return _registry[name]
+
+
+def _origin(builder: Any) -> tuple[Any, Any]:
+    return getattr(builder, "__module__", None), getattr(builder, "__qualname__", builder)

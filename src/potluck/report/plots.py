@@ -1,0 +1,453 @@
+"""Pictures of runs, as matplotlib figures that belong to the caller: nothing here touches pyplot.
+
+Colours are Okabe and Ito's, told apart by colour-blind readers. `to_svg` gives the same text for the same
+figure, and `page` replaces its few colours by variables, so that one picture serves light and dark pages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgba_array
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from potluck.report.table import METHOD_NAMES, points, ranked
+from potluck.report.views import Curve
+
+INK = "#24292f"
+FAINT = "#6e7781"
+RULE = "#d8dee4"
+PAPER = "#fefefe"
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+MOST_CLIENTS = 100  # more than this many columns are not readable; the picture says what it left out
+MOST_CLASSES = 100
+MOST_MARKS = 2000  # drawn as an image beyond this, which keeps pages small
+SMALL_CELL = 0.13  # inches; below this the areas of bubbles cannot be told apart
+
+WIDTH = 9.0  # inches
+FONT = "DejaVu Sans"  # comes with matplotlib, so layouts agree everywhere
+
+
+@contextlib.contextmanager
+def _own_style() -> Iterator[None]:
+    """Our settings inside, whatever a user's matplotlibrc says; theirs again after."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        own: dict[Any, Any] = {
+            "font.family": FONT,
+            "font.size": 9.5,
+            "svg.hashsalt": "potluck",
+            "svg.fonttype": "none",
+        }
+        matplotlib.rcParams.update(own)
+        yield
+
+
+# --- files ----------------------------------------------------------------------------------------------
+
+
+@_own_style()
+def to_png(figure: Figure, dpi: int = 160) -> bytes:
+    """The picture on white, as PNG."""
+    buffer = io.BytesIO()
+    FigureCanvasAgg(figure)
+    figure.savefig(buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+@_own_style()
+def to_svg(figure: Figure) -> str:
+    """The picture as an `<svg>` element: real text, no background, no date, nothing from outside."""
+    buffer = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with warnings.catch_warnings():
+        # The reader's fonts draw the text, so a character that ours lack is no loss.
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
+        figure.savefig(buffer, format="svg", transparent=True, dpi=160, metadata=nothing)
+    text = buffer.getvalue()
+    svg = text[text.index("<svg") :]
+    return re.sub(r'<g id="[a-zA-Z]+\w*_\d+"', "<g", svg)
+
+
+# --- accuracy over rounds -------------------------------------------------------------------------------
+
+
+@_own_style()
+def accuracy_over_rounds(curves: Sequence[Curve], note: str = "", reference: str | None = None) -> Figure:
+    """Lines of accuracy over rounds with their bands; labels stand at the ends of the lines.
+
+    The curve called `reference` is dashed. Of more lines than there are colours the best ones are coloured.
+    """
+    shown = [curve for curve in curves if len(curve.rounds)]
+    styles = _colors(shown, reference)
+    others = len(shown) - len(styles)
+    note = " ".join(filter(None, [note, f"Grey: {others} more." if others else ""]))
+    longest = max((len(shorten(label, 34)) for label in styles), default=0)
+    figure, axes = _figure(WIDTH, 3.7, right=0.75 + 0.078 * longest, below=0.7 if note else 0.5)
+    for curve in shown:
+        _draw_curve(axes, curve, styles.get(curve.label), "--" if curve.label == reference else "-")
+    _percent_axis(axes, shown)
+    axes.set_xlabel("round", color=FAINT)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9, steps=[1, 2, 5, 10], min_n_ticks=1))
+    if shown:
+        axes.set_xlim(*_round_limits(shown))
+    _label_ends(axes, [curve for curve in shown if curve.label in styles], styles)
+    _note(figure, note)
+    return figure
+
+
+def _round_limits(curves: Sequence[Curve]) -> tuple[float, float]:
+    first, last = min(int(c.rounds[0]) for c in curves), max(int(c.rounds[-1]) for c in curves)
+    return (first, last) if last > first else (first - 0.5, last + 0.5)
+
+
+def _colors(curves: Sequence[Curve], reference: str | None) -> dict[str, str]:
+    """A colour for each curve that gets one: the first few, or of many the best at the end."""
+    others = [curve for curve in curves if curve.label != reference]
+    best = sorted(others, key=lambda curve: -float(curve.mean[-1]))[: len(PALETTE)]
+    chosen = [curve for curve in others if curve in best]
+    colors = {curve.label: color for curve, color in zip(chosen, PALETTE, strict=False)}
+    return colors | {curve.label: INK for curve in curves if curve.label == reference}
+
+
+def _draw_curve(axes: Axes, curve: Curve, color: str | None, line: str) -> None:
+    mean = 100 * curve.mean
+    if color is None:
+        axes.plot(curve.rounds, mean, color=FAINT, linewidth=0.8, alpha=0.45, zorder=2)
+        return
+    if curve.low is not None and curve.high is not None:
+        low, high = 100 * curve.low, 100 * curve.high
+        axes.fill_between(curve.rounds, low, high, color=color, alpha=0.13, linewidth=0, zorder=1)
+    marker = "o" if len(curve.rounds) <= 12 else ""
+    (drawn,) = axes.plot(curve.rounds, mean, line, color=color, marker=marker, clip_on=False, zorder=3)
+    drawn.set(linewidth=2 if line == "-" else 1.5, markersize=4.5)
+
+
+def _percent_axis(axes: Axes, curves: Sequence[Curve]) -> None:
+    """Percent from a little below the lowest value to a little above the highest, never outside 0 to 100."""
+    ends = [end for c in curves for end in (c.mean, c.low, c.high) if end is not None]
+    low, high = (100 * float(f(np.concatenate(ends))) if ends else v for f, v in ((np.min, 0), (np.max, 100)))
+    margin = max(2.0, 0.06 * (high - low))
+    axes.set_ylim(max(0.0, low - margin), min(100.4, high + margin))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 2.5, 5, 10]))
+    axes.grid(axis="y", color=RULE, linewidth=0.8)
+
+
+def _label_ends(axes: Axes, curves: Sequence[Curve], styles: Mapping[str, str]) -> None:
+    """Names beside the ends of the lines, moved apart where they would touch."""
+    ends = sorted((100 * float(curve.mean[-1]), curve.label) for curve in curves)
+    low, high = axes.get_ylim()
+    heights = spread_apart([end for end, _ in ends], (high - low) * 0.062, low, high)
+    for (end, label), height in zip(ends, heights, strict=True):
+        axes.annotate(
+            f"{end:.1f}  {shorten(label, 34)}",
+            xy=(1, height),
+            xycoords=("axes fraction", "data"),
+            xytext=(8, 0),
+            textcoords="offset points",
+            va="center",
+            color=styles[label],
+            fontsize=9,
+        )
+
+
+def spread_apart(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Ascending positions near ascending `values`, `gap` apart at least, from `low` to `high` if they fit."""
+    placed: list[float] = []
+    for value in values:
+        placed.append(max(value, placed[-1] + gap) if placed else max(value, low))
+    ceiling = max(high, low + gap * (len(placed) - 1))
+    for index in reversed(range(len(placed))):
+        placed[index] = min(placed[index], ceiling)
+        ceiling = placed[index] - gap
+    return placed
+
+
+# --- the split ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where the parts of the split picture stand, in inches."""
+
+    cell: float
+    columns: int
+    rows: int
+    left: float
+
+    bars = 0.8
+    gap = 0.12
+    below = 0.66
+    above = 0.3
+    right = 1.25
+
+    @property
+    def size(self) -> tuple[float, float]:
+        width = self.left + self.cell * self.columns + self.right
+        return width, self.below + self.cell * self.rows + self.gap + self.bars + self.above
+
+    def box(self, bottom: float, height: float) -> tuple[float, float, float, float]:
+        width, total = self.size
+        return self.left / width, bottom / total, self.cell * self.columns / width, height / total
+
+
+@_own_style()
+def split_picture(
+    counts: Sequence[Sequence[int]], clients: Sequence[str], class_names: Sequence[str] | None = None
+) -> Figure:
+    """Who has which class: a column per client, a row per class, bubbles whose area is the samples.
+
+    Many clients make the bubbles small squares that are darker for more samples. The bars above are the
+    clients' training samples. Beyond 100 clients or classes the first 100 are shown.
+    """
+    everything = np.asarray(counts, np.int64).reshape(len(clients), -1)
+    table = everything[:MOST_CLIENTS, :MOST_CLASSES]
+    names = list(class_names or map(str, range(everything.shape[1])))[: table.shape[1]]
+    layout = _split_layout(table, names)
+    figure = Figure(figsize=layout.size)
+    bubbles = figure.add_axes(layout.box(layout.below, layout.cell * layout.rows))
+    bars = figure.add_axes(layout.box(layout.below + layout.cell * layout.rows + layout.gap, layout.bars))
+    for axes in (bubbles, bars):
+        _clean(axes)
+        axes.set_xlim(-0.5, table.shape[0] - 0.5)
+    _draw_split(bubbles, table, layout.cell)
+    _split_ticks(bubbles, list(clients)[: table.shape[0]], names, layout.cell)
+    _draw_sizes(bars, everything[: table.shape[0]].sum(1))
+    _size_key(figure, layout, int(table.max(initial=0)))
+    _note(figure, _left_out(everything.shape, table.shape))
+    return figure
+
+
+def _split_layout(table: npt.NDArray[np.int64], names: Sequence[str]) -> _Layout:
+    left = 0.5 + 0.068 * max((len(shorten(name, 18)) for name in names), default=1)
+    available = WIDTH - left - _Layout.right
+    cell = float(np.clip(available / max(table.shape[0], 1), 0.068, 0.36))
+    cell = min(cell, max(0.068, 7.5 / max(table.shape[1], 1)))
+    return _Layout(cell, table.shape[0], table.shape[1], left)
+
+
+def _draw_marks(axes: Axes, x: Any, y: Any, share: npt.NDArray[np.float64], cell: float) -> None:
+    """A mark per value, `share` of the largest: bubbles by area, or in small cells squares by strength."""
+    if cell < SMALL_CELL:
+        strength = to_rgba_array([PALETTE[0]] * len(share), list(0.18 + 0.82 * share))
+        marks = axes.scatter(x, y, s=(cell * 72) ** 2, marker="s", color=strength)
+    else:
+        area = (0.94 * cell * 72) ** 2 * share  # the largest just touches its neighbours
+        marks = axes.scatter(x, y, s=np.maximum(area, 1.5), color=PALETTE[0], alpha=0.85, zorder=2)
+    marks.set_linewidth(0)
+    marks.set_rasterized(len(share) > MOST_MARKS)
+
+
+def _draw_split(axes: Axes, table: npt.NDArray[np.int64], cell: float) -> None:
+    client, label = np.nonzero(table)
+    _draw_marks(axes, client, label, table[client, label] / table.max(initial=1), cell)
+    axes.set_ylim(table.shape[1] - 0.5, -0.5)
+    if cell > 0.15:
+        axes.hlines(range(table.shape[1]), -0.5, table.shape[0] - 0.5, color=RULE, linewidth=0.6, zorder=1)
+
+
+def _split_ticks(axes: Axes, clients: Sequence[str], names: Sequence[str], cell: float) -> None:
+    columns = _every(len(clients), cell, 0.075 * max(2, *(len(c) + 1 for c in clients), 2) if clients else 1)
+    axes.set_xticks(columns, [shorten(clients[i], 12) for i in columns])
+    rows = _every(len(names), cell, 0.15)
+    axes.set_yticks(rows, [shorten(names[i], 18) for i in rows])
+    axes.tick_params(axis="both", labelsize=8, pad=4)
+    axes.set_xlabel("client", color=FAINT, fontsize=9)
+    axes.set_ylabel("class", color=FAINT, fontsize=9)
+
+
+def _every(count: int, cell: float, needed: float) -> list[int]:
+    """The positions that can be labelled when a label takes `needed` inches and a position `cell`."""
+    step = next(step for step in (1, 2, 5, 10, 20, 50, 100) if step * cell >= needed or step == 100)
+    return list(range(0, count, step))
+
+
+def _draw_sizes(axes: Axes, samples: npt.NDArray[np.int64]) -> None:
+    axes.bar(range(len(samples)), samples, width=0.72, color=FAINT, alpha=0.55, linewidth=0)
+    axes.set_xticks([])
+    top = int(samples.max(initial=1))
+    axes.set_yticks([0, top], ["0", f"{top:,}"])
+    axes.set_ylim(0, 1.02 * max(top, 1))
+    axes.tick_params(axis="y", labelsize=8)
+    axes.set_title("training samples", color=FAINT, fontsize=8.5, loc="left", pad=6)
+
+
+def _size_key(figure: Figure, layout: _Layout, largest: int) -> None:
+    """What the areas mean, to the right of the bubbles."""
+    key = figure.add_axes((0, 0, 1, 1))
+    key.set_axis_off()
+    width, height = layout.size
+    key.set_xlim(0, width)
+    key.set_ylim(0, height)
+    step = max(layout.cell, 0.17) + 0.03
+    top = layout.below + layout.cell * layout.rows - 0.1
+    across = layout.left + layout.cell * layout.columns + 0.2
+    key.text(across, top, "samples", color=FAINT, fontsize=8.5, va="center")
+    for index, value in enumerate(_round_numbers(largest)):
+        height_at = top - (index + 1) * step - 0.04
+        _draw_marks(key, [across + 0.15], [height_at], np.array([value / largest]), layout.cell)
+        key.text(
+            across + 0.15 + layout.cell / 2 + 0.1, height_at, f"{value:,}", color=INK, fontsize=8, va="center"
+        )
+
+
+def _round_numbers(largest: int) -> list[int]:
+    """Up to three values to show, the largest first: about all, a third, a tenth."""
+    values = []
+    for share in (1.0, 0.35, 0.08):
+        target = max(1, int(largest * share))
+        scale = 10 ** (len(str(target)) - 1)
+        values.append(target // scale * scale)
+    return list(dict.fromkeys(values)) if largest else []
+
+
+def _left_out(all_of: tuple[int, ...], shown: tuple[int, ...]) -> str:
+    parts = [
+        f"the first {few:,} of {many:,} {word}"
+        for many, few, word in zip(all_of, shown, ("clients", "classes"), strict=True)
+        if few < many
+    ]
+    return f"Shown: {' and '.join(parts)}." if parts else ""
+
+
+# --- clients and methods --------------------------------------------------------------------------------
+
+
+@_own_style()
+def client_bars(accuracy: Mapping[str, float | None], label: str = "clients, best to worst") -> Figure:
+    """The accuracy of each client, best first, and their mean as a line."""
+    known = [(100 * value, client) for client, value in accuracy.items() if value is not None]
+    known.sort(key=lambda pair: -pair[0])
+    width = min(WIDTH - 1.6, 0.5 * max(len(known), 3))
+    figure, axes = _figure(width + 1.6, 2.5, right=1.0, left=0.6)
+    _draw_bars(axes, [value for value, _ in known])
+    axes.set_xlim(-0.6, max(len(known), 3) - 0.4)
+    axes.set_ylim(0, 100.4)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.grid(axis="y", color=RULE, linewidth=0.8)
+    room = width / max(len(known), 3)
+    needed = 0.08 * max((len(client) for _, client in known), default=1) + 0.06
+    ticks = list(range(len(known))) if room > needed else []
+    axes.set_xticks(ticks, [shorten(known[tick][1], 40) for tick in ticks])
+    axes.set_xlabel(label, color=FAINT)
+    if known:
+        _mean_line(axes, float(np.mean([value for value, _ in known])))
+    return figure
+
+
+def _draw_bars(axes: Axes, heights: Sequence[float]) -> None:
+    """Bars, or where they would be thinner than their gaps one filled outline."""
+    if len(heights) <= MOST_CLIENTS:
+        axes.bar(range(len(heights)), heights, width=0.78, color=PALETTE[0], linewidth=0, zorder=2)
+    else:
+        edges = np.arange(len(heights) + 1) - 0.5
+        axes.stairs(heights, edges, fill=True, color=PALETTE[0], linewidth=0, zorder=2)
+
+
+def _mean_line(axes: Axes, mean: float) -> None:
+    axes.axhline(mean, color=INK, linewidth=1.2, zorder=3)
+    axes.annotate(
+        f"mean {mean:.1f}",
+        xy=(1, mean),
+        xycoords=("axes fraction", "data"),
+        xytext=(8, 0),
+        textcoords="offset points",
+        va="center",
+        color=INK,
+        fontsize=9,
+    )
+
+
+@_own_style()
+def interval_picture(comparison: Mapping[str, Any]) -> Figure:
+    """Each method's paired difference to the baseline, with its interval; ties are hollow and grey."""
+    entries = [entry for entry in ranked(comparison["methods"]) if entry.get("difference")]
+    entries.sort(key=lambda entry: -entry["difference"]["mean"])
+    figure, axes = _figure(WIDTH, 1.05 + 0.3 * len(entries), left=1.9, right=1.4)
+    axes.axvline(0, color=INK, linewidth=1.2, zorder=1)
+    for row, entry in enumerate(entries):
+        _draw_interval(axes, row, entry["difference"])
+    axes.set_ylim(len(entries) - 0.4, -0.6)
+    names = [METHOD_NAMES.get(entry["method"], entry["method"]) for entry in entries]
+    axes.set_yticks(range(len(entries)), [shorten(name, 22) for name in names])
+    axes.tick_params(axis="y", labelcolor=INK, labelsize=9)
+    baseline = str(comparison.get("baseline", "local"))
+    axes.set_xlabel(f"points against {METHOD_NAMES.get(baseline, baseline)}", color=FAINT)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8))
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:+g}".replace("-", "−") if value else "0")
+    )
+    axes.grid(axis="x", color=RULE, linewidth=0.8)
+    return figure
+
+
+def _draw_interval(axes: Axes, row: int, against: Mapping[str, Any]) -> None:
+    color = FAINT if against["tie"] in (True, None) else PALETTE[0] if against["mean"] > 0 else PALETTE[1]
+    if against["low"] is not None:
+        ends = [100 * against["low"], 100 * against["high"]]
+        axes.plot(ends, [row, row], color=color, linewidth=2, solid_capstyle="round", zorder=2)
+    face = PAPER if against["tie"] else color
+    middle = 100 * against["mean"]
+    axes.plot(
+        [middle], [row], "o", color=color, markerfacecolor=face, markersize=6.5, markeredgewidth=1.6, zorder=3
+    )
+    text = points(against["mean"]) + ("  tie" if against["tie"] else "")
+    axes.annotate(
+        text,
+        xy=(1, row),
+        xycoords=("axes fraction", "data"),
+        xytext=(8, 0),
+        textcoords="offset points",
+        va="center",
+        color=color,
+        fontsize=9,
+    )
+
+
+# --- shared ---------------------------------------------------------------------------------------------
+
+
+def _figure(
+    width: float, height: float, left: float = 0.62, right: float = 1.9, below: float = 0.5
+) -> tuple[Figure, Axes]:
+    """One pair of axes with margins in inches; the right one holds the labels."""
+    figure = Figure(figsize=(width, height))
+    above = 0.15
+    box = (left / width, below / height, 1 - (left + right) / width, 1 - (below + above) / height)
+    axes = figure.add_axes(box)
+    _clean(axes)
+    return figure, axes
+
+
+def _clean(axes: Axes) -> None:
+    for side in ("top", "right", "left", "bottom"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(length=0, colors=FAINT, labelsize=9)
+    axes.patch.set_visible(False)
+    axes.set_axisbelow(True)
+
+
+def _note(figure: Figure, text: str) -> None:
+    if text:
+        figure.text(0.012, 0.03, text, color=FAINT, fontsize=8, va="bottom")
+
+
+def shorten(text: str, most: int) -> str:
+    """Text on one line, cut with an ellipsis where it is too long, and never read as a formula."""
+    text = " ".join(text.split())
+    text = text if len(text) <= most else text[: most - 1] + "…"
+    return text.replace("$", r"\$")

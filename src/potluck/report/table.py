@@ -1,0 +1,332 @@
+"""Tables: one description of what to show, rendered for the terminal, for plain text and for Markdown.
+
+>>> count(465658), size(1_800_000), percent(0.9123), duration(0.42)
+('465,658', '1.8 MB', '91.23 %', '0.42 s')
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+NOTHING = "–"
+MOMENT_NAMES = {
+    "after_aggregation": "after aggregation",
+    "after_training": "after training",
+    "before": "before training",
+}
+VIEW_NAMES = {
+    "last": "last round",
+    "best_by_validation": "best round by validation",
+    "best_by_test": "best round by test",
+}
+METHOD_NAMES = {"local": "Local"}
+
+# --- numbers for people ---------------------------------------------------------------------------------
+
+
+def count(value: float | None) -> str:
+    """A number of things with thousands separators: 465,658."""
+    if value is None:
+        return NOTHING
+    return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 100 else f"{value:,.1f}"
+
+
+def size(value: float | None) -> str:
+    """Bytes in decimal units: 1.8 MB is 1,800,000 bytes."""
+    if value is None:
+        return NOTHING
+    if value < 999.5:
+        return f"{value:.0f} B"
+    for unit in ("kB", "MB", "GB", "TB"):
+        value /= 1000
+        if value < 999.95:
+            return f"{value:.1f} {unit}"
+    return f"{value / 1000:,.1f} PB"
+
+
+def percent(value: float | None) -> str:
+    """A fraction in percent with two digits."""
+    return NOTHING if value is None else f"{100 * value:.2f} %"
+
+
+def points(value: float | None) -> str:
+    """A signed difference of two fractions, in percentage points, with a real minus sign."""
+    if value is None:
+        return NOTHING
+    text = f"{100 * value:+.2f}"
+    return "0.00" if float(text) == 0 else text.replace("-", "−")
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as people say them: 8 ms, 0.42 s, 2 min 05 s, 3 h 07 min."""
+    if seconds is None:
+        return NOTHING
+    if seconds < 0.0995:
+        return f"{1000 * seconds:.2g} ms"
+    if seconds < 59.95:
+        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def moment(when: str | None) -> str:
+    """A moment of evaluation in words."""
+    return NOTHING if when is None else MOMENT_NAMES.get(when, when)
+
+
+# --- sheets ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Column:
+    """The head of a column; numbers go right."""
+
+    name: str
+    align: Literal["left", "right"] = "right"
+
+
+SortKey = str | float | None
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table before it is drawn: text in cells, notes below it, and keys to sort by where it can be."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+    keys: tuple[tuple[SortKey, ...], ...] = ()
+
+    def without_empty_columns(self) -> Sheet:
+        """The same sheet without the columns that have no value at all; without rows nothing is left out."""
+        kept = [i for i in range(len(self.columns)) if any(row[i] != NOTHING for row in self.rows)]
+        if not self.rows:
+            return self
+        return Sheet(
+            self.title,
+            tuple(self.columns[i] for i in kept),
+            tuple(tuple(row[i] for i in kept) for row in self.rows),
+            self.notes,
+            tuple(tuple(row[i] for i in kept) for row in self.keys),
+        )
+
+
+def run_sheet(summary: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> Sheet:
+    """One run, client by client: `clients` have an id and, where known, model, train, test, accuracy."""
+    columns = (
+        Column("client", "left"),
+        Column("model", "left"),
+        Column("train samples"),
+        Column("test samples"),
+        Column("accuracy"),
+    )
+    names = ("id", "model", "train", "test", "accuracy")
+    keys = tuple(tuple(client.get(name) for name in names) for client in clients)
+    rows = tuple(
+        (str(id), str(model or NOTHING), count(train), count(test), percent(accuracy))
+        for id, model, train, test, accuracy in keys
+    )
+    title = f"{summary.get('method', 'run')}, {count(summary.get('rounds'))} rounds"
+    return Sheet(title, columns, rows, headline(summary), keys).without_empty_columns()
+
+
+def headline(summary: Mapping[str, Any]) -> tuple[str, ...]:
+    """The few lines that say how a run went."""
+    accuracy, messages = summary.get("accuracy") or {}, summary.get("messages") or {}
+    up, down = messages.get("up") or {}, messages.get("down") or {}
+    coverage = accuracy.get("coverage") or len(accuracy.get("per_client") or {})
+    lines = [
+        f"accuracy {percent(accuracy.get('last'))} ± {percent(accuracy.get('std_over_clients'))} over "
+        f"{count(coverage)} clients in the last round ({moment(accuracy.get('when'))}), "
+        f"worst tenth {percent(accuracy.get('worst_tenth'))}",
+        f"per client and round: {count(up.get('scalars'))} scalars up ({size(up.get('bytes'))}), "
+        f"{count(down.get('scalars'))} down ({size(down.get('bytes'))})",
+        f"time per round: {duration(summary.get('seconds_per_round'))}",
+    ]
+    held_out = accuracy.get("held_out")
+    if held_out:
+        lines.insert(1, f"held-out clients: {percent(held_out['last'])} over {count(held_out['clients'])}")
+    return tuple(lines)
+
+
+def comparison_sheet(comparison: Mapping[str, Any]) -> Sheet:
+    """Several methods, best first, each against the baseline: takes what `views.compare_runs` gives."""
+    baseline = str(comparison.get("baseline", "local"))
+    reference = METHOD_NAMES.get(baseline, baseline)
+    columns = (
+        Column("method", "left"),
+        Column("accuracy %"),
+        Column(f"against {reference}", "left"),
+        Column("up"),
+        Column("down"),
+        Column("time"),
+    )
+    entries = ranked(comparison["methods"])
+    return Sheet(
+        _comparison_title(comparison),
+        columns,
+        tuple(_comparison_row(entry, baseline) for entry in entries),
+        _comparison_notes(comparison, reference),
+        tuple(_comparison_keys(entry) for entry in entries),
+    )
+
+
+def _comparison_keys(entry: Mapping[str, Any]) -> tuple[SortKey, ...]:
+    messages, against = entry["messages"], entry.get("difference") or {}
+    up, down = messages["up"]["scalars"], messages["down"]["scalars"]
+    return (
+        entry["method"],
+        entry["accuracy"]["mean"],
+        against.get("mean"),
+        up,
+        down,
+        entry.get("seconds_per_round"),
+    )
+
+
+def ranked(methods: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Methods by accuracy, best first, those without a value last."""
+    return sorted(methods, key=lambda entry: -_or(entry["accuracy"]["mean"], -1.0))
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _comparison_row(entry: Mapping[str, Any], baseline: str) -> tuple[str, ...]:
+    accuracy, messages, against = entry["accuracy"], entry["messages"], entry.get("difference") or {}
+    mean, spread = accuracy["mean"], accuracy.get("std_over_seeds")
+    shown = NOTHING if mean is None else f"{100 * mean:.2f}"
+    return (
+        METHOD_NAMES.get(entry["method"], entry["method"]),
+        shown if spread is None else f"{shown} ± {100 * spread:.2f}",
+        NOTHING if entry["method"] == baseline else difference(against),
+        count(messages["up"]["scalars"]),
+        count(messages["down"]["scalars"]),
+        duration(entry.get("seconds_per_round")),
+    )
+
+
+def difference(against: Mapping[str, Any]) -> str:
+    """A difference and its interval in percentage points: +0.24 [−0.31, +0.85] tie."""
+    if against.get("low") is None:
+        return points(against.get("mean"))
+    interval = f"[{points(against['low'])}, {points(against['high'])}]"
+    return f"{points(against['mean'])} {interval}{' tie' if against['tie'] else ''}"
+
+
+def _comparison_title(comparison: Mapping[str, Any]) -> str:
+    data, partition = comparison.get("data"), comparison.get("partition")
+    name = data.get("name") if isinstance(data, Mapping) else data
+    kind = partition.get("kind") if isinstance(partition, Mapping) else partition
+    count_of = len(comparison["methods"])
+    words = [
+        f"{count_of} method{'s' * (count_of != 1)}",
+        f"on {name}" if name else "",
+        f"({kind})" if kind else "",
+    ]
+    return " ".join(word for word in words if word)
+
+
+def _comparison_notes(comparison: Mapping[str, Any], reference: str) -> tuple[str, ...]:
+    seeds, view = comparison.get("seeds") or [], comparison.get("view", "last")
+    several = len(seeds) > 1
+    over = f"± the sample standard deviation over {len(seeds)} seeds" if several else "one seed"
+    resampled = "seeds, then clients within a seed" if several else "clients of the one seed"
+    level, draws = f"{100 * comparison.get('level', 0.95):g} %", count(comparison.get("draws"))
+    notes = [
+        f"Accuracy: mean over clients, {VIEW_NAMES.get(view, view)}, {over}.",
+        f"Against {reference}: paired difference in points with its {level} bootstrap interval, resampling "
+        f"{resampled} ({draws} draws); a tie is an interval that holds 0.",
+        "Up and down: scalars per client and round, for training. Time: mean per round.",
+    ]
+    moments = {entry.get("when") for entry in comparison["methods"]} - {None}
+    if len(moments) > 1:
+        each = ", ".join(f"{entry['method']} {moment(entry.get('when'))}" for entry in comparison["methods"])
+        notes.append(f"The methods were not evaluated at the same moment: {each}.")
+    return tuple(notes)
+
+
+# --- renderings -----------------------------------------------------------------------------------------
+
+
+def rich_table(sheet: Sheet) -> Table:
+    """A sheet for the terminal. Cells are text, never markup: a client may be called `[red]`."""
+    table = Table(
+        title=Text(sheet.title, "bold"),
+        title_justify="left",
+        caption=Text("\n".join(sheet.notes)) if sheet.notes else None,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for column in sheet.columns:
+        table.add_column(Text(column.name), justify=column.align, overflow="fold")
+    for row in sheet.rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def plain(sheet: Sheet) -> str:
+    """A sheet as aligned text, for logs and files."""
+    lines = [tuple(column.name for column in sheet.columns), *sheet.rows]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    drawn = [
+        "  ".join(
+            cell.rjust(width) if column.align == "right" else cell.ljust(width)
+            for cell, width, column in zip(line, widths, sheet.columns, strict=True)
+        ).rstrip()
+        for line in lines
+    ]
+    return "\n".join([sheet.title, "", *drawn, *([""] if sheet.notes else []), *sheet.notes]) + "\n"
+
+
+def markdown(sheet: Sheet) -> str:
+    """A sheet as a Markdown table with its notes below."""
+    rule = ["---:" if column.align == "right" else ":---" for column in sheet.columns]
+    lines = [
+        [_cell(column.name) for column in sheet.columns],
+        rule,
+        *([_cell(c) for c in row] for row in sheet.rows),
+    ]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return table + "\n" + "".join(f"\n{_cell(note)}\n" for note in sheet.notes)
+
+
+def _cell(text: str) -> str:
+    """Text that Markdown shows as it is, on one line."""
+    for special in ("\\", "|", "`", "*", "_", "<", ">", "]("):
+        text = text.replace(special, f"\\{special}")
+    return " ".join(text.split())
+
+
+def as_json(value: Mapping[str, Any]) -> str:
+    """Plain data for machines."""
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def run_table(summary: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> Table:
+    """`run_sheet` for the terminal."""
+    return rich_table(run_sheet(summary, clients))
+
+
+def comparison_table(comparison: Mapping[str, Any]) -> Table:
+    """`comparison_sheet` for the terminal."""
+    return rich_table(comparison_sheet(comparison))
+
+
+def comparison_markdown(comparison: Mapping[str, Any]) -> str:
+    """`comparison_sheet` for a README or a page of documentation."""
+    return markdown(comparison_sheet(comparison))

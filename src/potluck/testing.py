@@ -1,0 +1,426 @@
+"""`check_method`: the contract of every method, for ours and for yours.
+
+>>> from potluck.testing import check_method
+>>> check_method("local")
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from potluck.client import Client, ClientId
+from potluck.data import ClientSplit, Dataset, Split, from_arrays
+from potluck.engine.base import Answer, Engine, Examination, Failure, Outcome, Request
+from potluck.engine.cohort import Cohort
+from potluck.engine.local import LocalEngine
+from potluck.engine.rounds import Rounds
+from potluck.experiment import Experiment
+from potluck.message import Message
+from potluck.method import Method
+from potluck.rng import Rng
+from potluck.run import threads
+from potluck.state import State
+from potluck.streams import Stream
+from potluck.tape import run_from_tape
+from potluck.training import running_with
+from potluck.world import World
+
+CLASSES = 3
+SIZES = (12, 9, 8, 1)  # the third client has one class, the last one sample
+DEFAULT_MODELS = ("mlp-small", "conv-large")  # conv-large has batch norm
+
+AnyMethod = str | type[Method] | Mapping[str, Any]
+Check = Callable[["Bench"], None]
+
+
+class Bench:
+    """A tiny federation to try a method on: four clients of 8×8 images, one with one class, one with one sample."""
+
+    def __init__(self, method: AnyMethod, models: Any = DEFAULT_MODELS, **settings: Any) -> None:
+        self.options = _options(method)
+        self.models = models
+        self.settings: dict[str, Any] = {
+            "training": {"epochs": 2, "batch_size": 4, "optimizer": {"lr": 0.05, "momentum": 0.9}}
+        } | settings
+        self.data = _tiny_data()
+        self.split = _tiny_split(self.data)
+
+    def world(self, method: Mapping[str, Any] | None = None) -> World:
+        """A fresh world, with nothing in it from another one."""
+        experiment = Experiment.make(
+            name="check",
+            data=self.data,
+            partition=self.split,
+            models=self.models if isinstance(self.models, dict) else list(self.models),
+            method=dict(method or self.options),
+            **self.settings,
+        )
+        return experiment.world()
+
+    def play(
+        self,
+        schedule: Sequence[Sequence[ClientId]],
+        wrap: Callable[[Engine], Engine] = lambda engine: engine,
+        method: Mapping[str, Any] | None = None,
+    ) -> Played:
+        """Play rounds with the given cohorts from the start."""
+        played = Played(self.world(method), wrap)
+        for cohort in schedule:
+            played.round(cohort)
+        return played
+
+
+class Played:
+    """Rounds that were played, and the states they led to."""
+
+    def __init__(self, world: World, wrap: Callable[[Engine], Engine] = lambda engine: engine) -> None:
+        self.world = world
+        self.local = LocalEngine(world)
+        self.rounds = Rounds(world, wrap(self.local), name="check")
+        self.number = 0
+        self.cohorts: list[Cohort] = []
+
+    def round(self, ids: Sequence[ClientId]) -> Cohort:
+        """Play one more round."""
+        self.number += 1
+        with threads(1):
+            cohort = self.rounds.play(self.number, tuple(ids))
+        self.cohorts.append(cohort)
+        return cohort
+
+    def client(self, client: ClientId) -> State | None:
+        """A client's stored state, None if it was never touched."""
+        record = self.local.store.peek(client)
+        return record.base if record else None
+
+    def states(self) -> dict[str, State | None]:
+        """Everything: the server and every client."""
+        return {"server": self.rounds.server.snapshot()} | {one: self.client(one) for one in self.world.ids}
+
+    def reborn(self, world: World) -> Played:
+        """The same federation in a new process: only what was saved is left."""
+        other = Played(world)
+        other.number = self.number
+        other.rounds.accepted = dict(self.rounds.accepted)
+        other.rounds.server.restore(_through_disk(self.rounds.server.snapshot()))
+        for client in self.world.ids:
+            state = self.client(client)
+            if state is not None:
+                other.local.store.put(client, _through_disk(state))
+        return other
+
+
+ALL = ("0", "1", "2", "3")
+
+
+def clients_of_every_kind_work(bench: Bench) -> None:
+    """One class, one sample, batch norm: nobody fails, every value is finite, everyone can be evaluated."""
+    played = bench.play([ALL, ALL])
+    for cohort in played.cohorts:
+        _require(not cohort.failures, f"clients failed: {cohort.failures}")
+    for name, state in played.states().items():
+        for key, value in (state or {}).items():
+            _require(bool(value.isfinite().all()), f"{key} of {name} is not finite")
+    method, server = played.world.method, played.rounds.server
+    before = played.states()
+    for client in ALL:
+        down = Message(method.downlink(server, client))
+        outcome = played.local.examine(
+            [Examination(client, down, played.rounds.stamp(client, 2, 1), method.modes)]
+        )[0]
+        _require(isinstance(outcome, Answer), f"evaluation failed: {outcome}")
+    _same(before, played.states(), "evaluation changed a state")
+
+
+def state_survives(bench: Bench) -> None:
+    """What is trained is declared: sitting out, saving and a new process change nothing to the last bit."""
+    schedule: list[Sequence[ClientId]] = [("0", "1", "3"), ("1", "2"), ("0", "2", "3")]
+    straight = bench.play(schedule)
+    broken = bench.play(schedule[:1])
+    resting = broken.client("0")
+    broken = broken.reborn(bench.world())
+    broken.round(schedule[1])
+    _same({"0": resting}, {"0": broken.client("0")}, "a client that sat out was changed")
+    broken = broken.reborn(bench.world())
+    broken.round(schedule[2])
+    _same(straight.states(), broken.states(), "a run that was saved and resumed went another way")
+
+
+def unsampled_clients_stay(bench: Bench) -> None:
+    """A client that is not asked is not touched."""
+    played = bench.play([ALL])
+    before = played.states()
+    played.round(("1", "2"))
+    for client in ("0", "3"):
+        _same({client: before[client]}, {client: played.client(client)}, "an unsampled client was changed")
+
+
+def only_declared_crosses(bench: Bench) -> None:
+    """Every name is declared on both sides, and no tensor that is said to stay is in a message."""
+    spies: list[Spy] = []
+    played = bench.play([ALL, ALL], wrap=lambda engine: spies.append(Spy(engine)) or spies[0])  # type: ignore[func-returns-value]
+    _require(not any(cohort.failures for cohort in played.cohorts), "a message was refused")
+    method = played.world.method
+    for answer, state in spies[0].seen:
+        for name, value in answer.up.items():
+            for key, private in state.items():
+                if key.split("/")[0] in method.stays and private.numel() > 1:
+                    alike = value.shape == private.shape and bool(torch.equal(value.float(), private.float()))
+                    _require(not alike, f"{name} in a message is {key}, which is said to stay at home")
+
+
+def no_global_randomness(bench: Bench) -> None:
+    """Other seeds of the global generators change nothing, and they are left as they were."""
+    with Rng(1).as_default():
+        first = bench.play([ALL, ALL]).states()
+    with Rng(2).as_default():
+        before = torch.get_rng_state()
+        legacy = np.random.get_state()[1].copy()  # type: ignore[index]  # noqa: NPY002
+        second = bench.play([ALL, ALL]).states()
+        _require(torch.equal(before, torch.get_rng_state()), "torch's global generator was used")
+        now = np.random.get_state()[1]  # type: ignore[index]  # noqa: NPY002
+        _require(bool((legacy == now).all()), "NumPy's global generator was used")
+    _same(first, second, "the result depends on global randomness")
+
+
+def order_does_not_matter(bench: Bench) -> None:
+    """Clients served in another order give the same bits."""
+    straight = bench.play([ALL, ALL])
+    turned = bench.play([ALL, ALL], wrap=Reversed)
+    _same(straight.states(), turned.states(), "the order of clients matters")
+
+
+def comparisons_are_paired(bench: Bench) -> None:
+    """Split, private initial models, cohorts and batch order are those of `local`."""
+    world, local = bench.world(), bench.world({"name": "local"})
+    _require(world.split.hash == local.split.hash, "the split depends on the method")
+    for client in world.ids:
+        ours, theirs = world.build_model(client).state_dict(), local.build_model(client).state_dict()
+        _same({client: dict(theirs)}, {client: dict(ours)}, "the initial private model depends on the method")
+    for round_ in range(1, 5):
+        _require(world.cohort(round_, 2) == local.cohort(round_, 2), "the cohort depends on the method")
+    with _listening() as ours_:
+        bench.play([ALL, ALL])
+    with _listening() as theirs_:
+        bench.play([ALL, ALL], method={"name": "local"})
+    for key, order in theirs_.items():
+        _require(ours_.get(key, order) == order, "the order of batches depends on the method")
+
+
+def faults_leave_no_trace(bench: Bench) -> None:
+    """A repeated exchange, a lost reply and a client that drops out in mid-round."""
+    straight = bench.play([ALL, ALL, ALL])
+    repeated = bench.play([ALL, ALL, ALL], wrap=Repeating)
+    _same(straight.states(), repeated.states(), "a repeated exchange left a trace")
+    exchanges = straight.cohorts[1].exchange
+    for lost in sorted({1, exchanges}):
+        played = bench.play([ALL])
+        before = played.client("1")
+        played.rounds.engine = Losing(played.local, "1", lost)
+        played.round(ALL)
+        _same({"1": before}, {"1": played.client("1")}, "a lost reply left a trace on the client")
+        _require(played.rounds.accepted["1"] == 1, "a lost reply was accepted")
+        if exchanges == 1:
+            absent = bench.play([ALL, ("0", "2", "3")])
+            _same(absent.states(), played.states(), "a lost reply differs from an absent client")
+        played.rounds.engine = played.local
+        _require(not played.round(ALL).failures, "a client that was lost cannot come back")
+
+
+def a_captured_step_is_right(bench: Bench) -> None:
+    """A step recorded once and replayed in later rounds gives what Python gives: no number is frozen in."""
+    schedule = [ALL, ALL, ("0", "1")]
+    eager = bench.play(schedule)
+    with running_with(run_from_tape):
+        taped = bench.play(schedule)
+    failures = [cohort.failures for cohort in taped.cohorts if cohort.failures]
+    _require(not failures, f"a step cannot be captured: {failures}")
+    _same(
+        eager.states(),
+        taped.states(),
+        "a captured step gives other values in later rounds: pass what changes through fit(scalars=…)",
+        tolerance=1e-5,
+    )
+
+
+CHECKS: tuple[Check, ...] = (
+    clients_of_every_kind_work,
+    state_survives,
+    unsampled_clients_stay,
+    only_declared_crosses,
+    no_global_randomness,
+    order_does_not_matter,
+    comparisons_are_paired,
+    faults_leave_no_trace,
+    a_captured_step_is_right,
+)
+
+
+def check_method(method: AnyMethod, models: Any = DEFAULT_MODELS, **settings: Any) -> None:
+    """Check the whole contract; an `AssertionError` says which part is broken and how.
+
+    `method` is a name, a class or a mapping with options; `settings` are blocks of an experiment.
+    """
+    bench = Bench(method, models, **settings)
+    for check in CHECKS:
+        try:
+            check(bench)
+        except AssertionError as error:
+            raise AssertionError(f"{bench.options['name']}: {check.__name__}: {error}") from error
+
+
+class Wrapped(Engine):
+    """An engine around another one."""
+
+    def __init__(self, inner: Engine) -> None:
+        self.inner = inner
+
+    def run(self, requests: Sequence[Request]) -> list[Outcome]:
+        """Pass on."""
+        return self.inner.run(requests)
+
+    def examine(self, examinations: Sequence[Examination]) -> list[Outcome]:
+        """Pass on."""
+        return self.inner.examine(examinations)
+
+    def settle(self, round_: int, cohort: Sequence[ClientId], accepted: Sequence[ClientId]) -> None:
+        """Pass on."""
+        self.inner.settle(round_, cohort, accepted)
+
+
+class Reversed(Wrapped):
+    """Serves the clients last to first."""
+
+    def run(self, requests: Sequence[Request]) -> list[Outcome]:
+        """Answers come back in the order asked for."""
+        return self.inner.run(requests[::-1])[::-1]
+
+
+class Repeating(Wrapped):
+    """Sends every request twice, as a network may."""
+
+    def run(self, requests: Sequence[Request]) -> list[Outcome]:
+        """The second answer counts."""
+        self.inner.run(requests)
+        return self.inner.run(requests)
+
+
+class Losing(Wrapped):
+    """Loses the answer of one client at one exchange of a round."""
+
+    def __init__(self, inner: Engine, client: ClientId, exchange: int) -> None:
+        super().__init__(inner)
+        self.client, self.exchange = client, exchange
+
+    def run(self, requests: Sequence[Request]) -> list[Outcome]:
+        """The client has done its work; nobody hears of it."""
+        return [
+            Failure(self.client, "lost")
+            if (request.client, request.stamp.exchange) == (self.client, self.exchange)
+            else outcome
+            for request, outcome in zip(requests, self.inner.run(requests), strict=True)
+        ]
+
+
+class Spy(Wrapped):
+    """Keeps every answer with the state of the client that gave it."""
+
+    def __init__(self, inner: Engine) -> None:
+        super().__init__(inner)
+        self.seen: list[tuple[Answer, State]] = []
+
+    def run(self, requests: Sequence[Request]) -> list[Outcome]:
+        """Look at what leaves."""
+        outcomes = self.inner.run(requests)
+        assert isinstance(self.inner, LocalEngine)
+        for outcome in outcomes:
+            record = self.inner.store.peek(outcome.client)
+            if isinstance(outcome, Answer) and record is not None and record.work is not None:
+                self.seen.append((outcome, record.work.state))
+        return outcomes
+
+
+def _options(method: AnyMethod) -> dict[str, Any]:
+    if isinstance(method, str):
+        options: dict[str, Any] = {"name": method}
+    elif isinstance(method, type):
+        options = {"name": method.name}
+    else:
+        options = dict(method)
+    return options
+
+
+def _tiny_data() -> Dataset:
+    draw = Rng(0, ("check",)).numpy()
+    y = np.concatenate(
+        [draw.permutation(np.arange(2 * size) % CLASSES) for size in SIZES[:2]]
+        + [np.full(2 * SIZES[2], 1), np.array([2, 0])]
+    )
+    x = draw.normal(size=(len(y), 1, 8, 8)).astype(np.float32) + y[:, None, None, None]
+    return from_arrays(x.astype(np.float32), y, classes=CLASSES, name="check")
+
+
+def _tiny_split(data: Dataset) -> Split:
+    start, clients = 0, []
+    for number, size in enumerate(SIZES):
+        rows = np.arange(start, start + 2 * size)
+        clients.append(ClientSplit(str(number), rows[:size], np.arange(0), rows[size:]))
+        start += 2 * size
+    return Split.of(clients)
+
+
+@contextlib.contextmanager
+def _listening() -> Iterator[dict[tuple[str, int], list[list[int]]]]:
+    """Hear which private batches every client trains on first in each round."""
+    heard: dict[tuple[str, int], list[list[int]]] = {}
+    original = Client.batches
+
+    def listen(client: Client, *args: Any, **keywords: Any) -> Stream:
+        stream = original(client, *args, **keywords)
+        heard.setdefault((client.id, client.round), [rows.tolist() for rows in stream.order])
+        return stream
+
+    with mock.patch.object(Client, "batches", listen):
+        yield heard
+
+
+def _through_disk(state: State) -> State:
+    return dict(safetensors.torch.load(safetensors.torch.save({k: v.contiguous() for k, v in state.items()})))
+
+
+def _require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise AssertionError(sentence)
+
+
+def _same(
+    expected: Mapping[str, State | None],
+    found: Mapping[str, State | None],
+    sentence: str,
+    tolerance: float = 0.0,
+) -> None:
+    for who, state in expected.items():
+        other = found[who]
+        _require((state is None) == (other is None), f"{sentence}: {who} was touched in one case only")
+        if state is None or other is None:
+            continue
+        _require(set(state) == set(other), f"{sentence}: {who} has other tensors")
+        for name, value in state.items():
+            _require(_alike(value, other[name], tolerance), f"{sentence}: {name} of {who} differs")
+
+
+def _alike(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    if not tolerance or not a.is_floating_point():
+        return a.shape == b.shape and bool(torch.equal(a, b))
+    return a.shape == b.shape and bool(torch.allclose(a, b, rtol=tolerance, atol=tolerance))
+
+
+__all__ = ["CHECKS", "Bench", "Check", "Played", "check_method"]

@@ -1,0 +1,259 @@
+"""Pages: self-contained, well-formed, escaped, and complete as far as the run's files go."""
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+import yaml
+
+from potluck.errors import RunError
+from potluck.report import page
+
+VOID = {"meta", "br", "link", "img", "input", "hr"}
+EVIL = "<script>alert(1)</script>\"'&"
+
+
+class Checker(HTMLParser):
+    """Refuses tags that do not nest; collects text and addresses."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.text, self.addresses, self.tags = [], [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.addresses += [
+            value for name, value in attributes if name in ("src", "href", "xlink:href", "action")
+        ]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        self.open = self.open[:-1] if tag not in VOID else self.open
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def check(path):
+    checker = Checker()
+    checker.feed(path.read_text(encoding="utf-8"))
+    checker.close()
+    assert checker.open == []
+    outside = [address for address in checker.addresses if not address.startswith(("#", "data:"))]
+    assert outside == []
+    return checker
+
+
+def lines(*records):
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def measured(number, client, accuracy, when="after_aggregation", mode="mix-large", **more):
+    test = {"accuracy": accuracy, "loss": 1.0, "samples": 20}
+    return {"round": number, "client": client, "when": when, "mode": mode, "test": test} | more
+
+
+CLIENTS = ("0", "1", EVIL)
+FILES = {
+    "config.yaml": yaml.safe_dump(
+        {"name": "first", "data": {"name": "digits"}, "partition": {"kind": "dirichlet"},
+         "method": {"name": "fedmrl"}, "training": {"rounds": 3}, "evaluate": {"on": "own"}, "seed": 7}
+    ),
+    "environment.json": json.dumps({"potluck": "0.1.0", "device": "cpu", "format": 1}),
+    "split.json": json.dumps(
+        {"hash": "abc", "classes": 2, "class_names": ["cat", EVIL], "held_out": ["9"],
+         "clients": [{"id": c, "train": [1, 2, 3], "test": [4], "counts": [1, 2]} for c in CLIENTS]}
+    ),
+    "metrics.jsonl": lines(
+        *(measured(n, c, 0.2 * n + 0.1 * (c == "1"), when) for n in (1, 2, 3) for c in CLIENTS
+          for when in ("after_training", "after_aggregation")),
+        measured(3, "9", 0.11, held_out=True),
+    ),
+    "ledger.jsonl": lines(
+        *({"round": 1, "client": "0", "step": "train", "direction": d, "purpose": "train", "scalars": 465658,
+           "bytes": 1862632, "names": {}} for d in ("up", "down"))
+    ),
+    "timing.jsonl": lines({"round": 1, "seconds": 0.42}),
+    "contract.json": json.dumps(
+        {"method": "FedMRL", "citation": "Yi et al.", "card": ["samples"], "report": ["steps"],
+         "stays": ["the projector"],
+         "steps": [{"name": "train", "down": [], "up": [
+             {"name": "small", "shape": ["d1", 10], "scalars": 465658, "meaning": "the small model"}]}],
+         "up_scalars": 465658, "down_scalars": 0}
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    run = tmp_path / "runs" / "first"
+    run.mkdir(parents=True)
+    for name, text in FILES.items():
+        (run / name).write_text(text)
+    return run
+
+
+def test_the_page_says_what_a_reader_asks(folder):
+    path = page.write_report(folder)
+    assert path == folder / "report.html"
+    text = " ".join(check(path).text)
+    for part in (
+        "FedMRL on digits", "Yi et al.", "63.33 %", "1.9 MB", "465,658 scalars", "0.42 s", "11.00 %",
+        "after aggregation", "the projector", "the small model", "d1 × 10", "potluck resume runs/first",
+        "seed: 7", "Split abc",
+    ):  # fmt: skip
+        assert part in text, part
+
+
+def test_names_are_escaped_everywhere(folder):
+    text = page.write_report(folder).read_text(encoding="utf-8")
+    assert "<script>alert" not in text
+    assert text.count("<script>") == 1
+    assert "&lt;script&gt;alert(1)" in text
+
+
+def test_the_same_run_gives_the_same_page(folder):
+    first = page.write_report(folder).read_bytes()
+    assert page.write_report(folder).read_bytes() == first
+    assert [file.name for file in folder.iterdir() if file.name.startswith(".")] == []
+
+
+SECTIONS = {
+    "metrics.jsonl": "Accuracy over rounds",
+    "split.json": "Who has which class",
+    "contract.json": "The wire",
+    "environment.json": "Environment",
+    "ledger.jsonl": "leaves a client, per round",
+    "timing.jsonl": "a round takes",
+}
+
+
+@pytest.mark.parametrize("missing", SECTIONS)
+def test_a_missing_file_leaves_out_its_section_and_no_other(folder, missing):
+    (folder / missing).unlink()
+    text = " ".join(check(page.write_report(folder)).text)
+    assert {name for name, title in SECTIONS.items() if title not in text} == {missing}
+
+
+def test_a_config_alone_makes_a_page(folder):
+    for name in SECTIONS:
+        (folder / name).unlink()
+    assert "fedmrl on digits" in " ".join(check(page.write_report(folder)).text)
+
+
+def test_the_summary_chooses_the_headline_and_names_models_and_failures(folder):
+    summary = {
+        "method": "fedmrl", "rounds": 3, "clients": 3, "models": {"0": "resnet-18"},
+        "accuracy": {"when": "after_training", "mode": "mix-large"}, "failures": ["client 1: out of memory"],
+    }  # fmt: skip
+    (folder / "summary.json").write_text(json.dumps(summary))
+    text = " ".join(check(page.write_report(folder)).text)
+    assert "resnet-18" in text
+    assert "client 1: out of memory" in text
+    assert "held-out clients" not in text
+
+
+def test_models_failures_and_a_contract_in_words(folder):
+    (folder / "environment.json").write_text(json.dumps({"models": {"0": "resnet-18", "1": "cnn"}}))
+    (folder / "summary.json").write_text(json.dumps({"failures": {"1": 3}}))
+    contract = {
+        "client": {"id": "0", "model": "resnet-18"},
+        "card": [{"name": "samples", "meaning": "how many"}],
+    }
+    (folder / "contract.json").write_text(json.dumps(contract))
+    text = " ".join(check(page.write_report(folder)).text)
+    for part in (
+        "resnet-18",
+        "client 1: 3 times",
+        "Sizes are those of client 0 (resnet-18).",
+        "samples how many",
+    ):
+        assert part in text, part
+    assert "Environment" not in text
+
+
+def test_a_summary_serves_where_the_log_is_gone(folder):
+    (folder / "metrics.jsonl").unlink()
+    accuracy = {"last": 0.5, "std_over_clients": 0.1, "worst_tenth": 0.4, "per_client": {"0": 0.5}}
+    (folder / "summary.json").write_text(json.dumps({"accuracy": accuracy}))
+    assert "50.00 %" in " ".join(check(page.write_report(folder)).text)
+
+
+def test_counts_may_be_absent(folder):
+    split = json.loads(FILES["split.json"])
+    for client in split["clients"]:
+        del client["counts"]
+    (folder / "split.json").write_text(json.dumps(split))
+    text = " ".join(check(page.write_report(folder)).text)
+    assert "Who has which class" not in text
+    assert "Clients" in text
+
+
+def test_client_rows_leave_out_held_out_clients_and_keep_those_without_a_test_part():
+    split = {
+        "clients": [{"id": "10", "train": [1]}, {"id": "9", "train": [1, 2], "test": []}, {"id": "x"}],
+        "held_out": ["x"],
+    }
+    rows = page.client_rows(split, {"per_client": {"9": 0.5}}, {"9": "cnn"})
+    assert rows == [
+        {"id": "9", "model": "cnn", "train": 2, "test": 0, "accuracy": 0.5},
+        {"id": "10", "model": None, "train": 1, "test": None, "accuracy": None},
+    ]
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(RunError, match="there is no folder"):
+        page.write_report(tmp_path / "nowhere")
+    with pytest.raises(RunError, match=r"no config\.yaml"):
+        page.write_report(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("config.yaml", "a: ["), ("config.yaml", "- 1"), ("split.json", "{"), ("split.json", "[]")],
+)
+def test_a_broken_file_is_named_and_no_page_is_written(folder, name, text):
+    (folder / name).write_text(text)
+    with pytest.raises(RunError, match=name):
+        page.write_report(folder)
+    assert not (folder / "report.html").exists()
+
+
+def test_a_comparison_shows_table_intervals_and_curves(tmp_path):
+    nothing = {"scalars": 0, "bytes": 0}
+
+    def method(name, mean, difference):
+        curve = {"rounds": [1, 2], "mean": [0.1, mean], "low": [0.1, mean], "high": [0.2, mean]}
+        return {
+            "method": name, "when": "after_aggregation", "accuracy": {"mean": mean, "std_over_seeds": None},
+            "difference": difference, "messages": {"up": nothing, "down": nothing},
+            "seconds_per_round": None, "curve": curve,
+        }  # fmt: skip
+
+    tie = {"mean": 0.1, "low": -0.1, "high": 0.3, "tie": True, "pairs": 9}
+    methods = [method("local", 0.7, None), method(EVIL, 0.8, tie)]
+    comparison = {
+        "baseline": "local",
+        "seeds": ["0", "1"],
+        "view": "last",
+        "draws": 10,
+        "level": 0.9,
+        "methods": methods,
+    }
+    path = page.write_comparison(tmp_path / "comparison.html", comparison)
+    text = " ".join(check(path).text)
+    for part in (
+        "2 methods",
+        "+10.00 [−10.00, +30.00] tie",
+        "What each gains",
+        "Accuracy over rounds",
+        "90 %",
+    ):
+        assert part in text, part
+    assert "<script>alert" not in path.read_text(encoding="utf-8")

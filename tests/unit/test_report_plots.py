@@ -1,0 +1,136 @@
+"""Pictures: what is drawn, that it is the same each time, and that no name breaks it."""
+
+import itertools
+import xml.etree.ElementTree as ET
+
+import matplotlib
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from potluck.report import plots
+from potluck.report.views import Curve
+
+
+def curve(label="fedmrl", last=0.9, rounds=20, band=True):
+    mean = np.linspace(0.3, last, rounds)
+    ends = (mean - 0.05, mean + 0.05) if band else (None, None)
+    return Curve(label, np.arange(1, rounds + 1), mean, *ends)
+
+
+def texts(figure):
+    root = ET.fromstring(plots.to_svg(figure))
+    return [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def split(clients, classes):
+    counts = np.random.default_rng(0).integers(0, 40, (clients, classes))
+    return counts.tolist(), [str(client) for client in range(clients)]
+
+
+def test_a_picture_is_the_same_each_time():
+    assert plots.to_svg(plots.accuracy_over_rounds([curve()])) == plots.to_svg(
+        plots.accuracy_over_rounds([curve()])
+    )
+    png = [plots.to_png(plots.split_picture(*split(5, 10)), dpi=50) for _ in range(2)]
+    assert png[0] == png[1]
+    assert png[0].startswith(b"\x89PNG")
+
+
+def test_settings_of_the_user_neither_matter_nor_change():
+    before = plots.to_svg(plots.accuracy_over_rounds([curve()]))
+    with matplotlib.rc_context({"font.size": 30, "axes.grid": True, "svg.fonttype": "path"}):
+        assert plots.to_svg(plots.accuracy_over_rounds([curve()])) == before
+        assert matplotlib.rcParams["font.size"] == 30
+
+
+def test_an_svg_refers_to_nothing_outside():
+    svg = plots.to_svg(plots.accuracy_over_rounds([curve()]))
+    assert svg.startswith("<svg")
+    assert "matplotlib.org" not in svg
+    assert "<metadata" not in svg
+    assert svg.count("http://") == svg.count("http://www.w3.org/")
+
+
+def test_lines_are_labelled_at_their_ends():
+    shown = texts(
+        plots.accuracy_over_rounds([curve("fedmrl", 0.912), curve("local", 0.8)], reference="local")
+    )
+    assert "91.2  fedmrl" in shown
+    assert "80.0  local" in shown
+
+
+def test_of_many_lines_the_best_and_the_reference_are_named():
+    curves = [curve(f"m{place}", 0.5 + place / 100) for place in range(20)] + [curve("local", 0.4)]
+    shown = " ".join(filter(None, texts(plots.accuracy_over_rounds(curves, reference="local"))))
+    assert "m19" in shown
+    assert "local" in shown
+    assert "m0" not in shown.split()
+    assert "Grey: 14 more." in shown
+
+
+@pytest.mark.parametrize("curves", [[], [curve(rounds=1)], [Curve("x", np.empty(0, np.int64), np.empty(0))]])
+def test_little_or_nothing_can_be_drawn(curves):
+    ET.fromstring(plots.to_svg(plots.accuracy_over_rounds(curves)))
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(1, 1), (5, 10), (100, 10), (20, 100), (150, 120)])
+def test_splits_of_every_size_can_be_drawn(clients, classes):
+    figure = plots.split_picture(*split(clients, classes))
+    width, height = figure.get_size_inches()
+    assert width < 10
+    assert height < 12
+    svg = plots.to_svg(figure)
+    assert len(svg) < 2_500_000
+    assert ("the first 100 of 150 clients and the first 100 of 120 classes" in svg) == (clients == 150)
+
+
+def test_a_client_without_samples_can_be_drawn():
+    ET.fromstring(plots.to_svg(plots.split_picture([[0, 0], [0, 0]], ["a", "b"], ["x", "y"])))
+
+
+def test_bars_leave_out_clients_without_a_value():
+    shown = texts(plots.client_bars({"a": 0.5, "b": None, "c": 0.7}))
+    assert "mean 60.0" in shown
+    assert "b" not in shown
+    ET.fromstring(plots.to_svg(plots.client_bars({})))
+    ET.fromstring(plots.to_svg(plots.client_bars({str(client): client / 300 for client in range(300)})))
+
+
+def test_intervals_show_ties():
+    def entry(name, low, high):
+        mean = (low + high) / 2
+        tie = low <= 0 <= high
+        return {
+            "method": name,
+            "accuracy": {"mean": mean},
+            "difference": {"mean": mean, "low": low, "high": high, "tie": tie},
+        }
+
+    methods = [
+        entry("a", 0.01, 0.03),
+        entry("b", -0.01, 0.02),
+        {"method": "local", "accuracy": {"mean": 0.0}},
+    ]
+    shown = texts(plots.interval_picture({"baseline": "local", "methods": methods}))
+    assert {"+2.00", "+0.50  tie", "points against Local"} <= set(shown)
+
+
+def test_no_name_is_read_as_a_formula_or_as_markup():
+    name = "$\\frac$ <b>&"
+    shown = texts(plots.split_picture([[1], [2]], [name, "b"], [name]))
+    assert name in shown or name[:11] + "…" in shown
+
+
+def test_characters_our_font_lacks_give_no_warning(recwarn):
+    plots.to_svg(plots.split_picture([[1]], ["病院"], ["猫"]))
+    assert not [warning for warning in recwarn if "Glyph" in str(warning.message)]
+
+
+@given(st.lists(st.floats(0, 100), max_size=9).map(sorted), st.floats(0.1, 10))
+@settings(deadline=None)
+def test_labels_keep_their_distance_and_order(values, gap):
+    placed = plots.spread_apart(values, gap, 0, 100)
+    assert all(b - a >= gap - 1e-9 for a, b in itertools.pairwise(placed))
+    assert not placed or (placed[0] >= -1e-9 and placed[-1] <= 100 + 1e-9)

@@ -1,0 +1,409 @@
+"""The views of a run's log: against numbers worked out by hand, and against what must hold for any log."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from potluck.errors import ConfigError, RunError
+from potluck.report import views
+from potluck.rng import Rng
+
+
+def line(
+    round_,
+    client,
+    accuracy=None,
+    *,
+    when="after_aggregation",
+    mode="own",
+    samples=10,
+    validation=None,
+    held=False,
+):
+    record = {"round": round_, "client": client, "when": when, "mode": mode}
+    if accuracy is not None:
+        record["test"] = {"accuracy": accuracy, "loss": 1.0, "samples": samples}
+    if validation is not None:
+        record["validation"] = {"accuracy": validation, "loss": 1.0, "samples": 5}
+    return record | ({"held_out": True} if held else {})
+
+
+def write_log(path: Path, records) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def metrics_of(tmp_path: Path, records) -> views.Metrics:
+    return views.read_metrics(write_log(tmp_path / "metrics.jsonl", records))
+
+
+@pytest.fixture
+def three_rounds(tmp_path):
+    """Two clients; validation prefers round 1, test round 2, and round 3 is the last."""
+    table = {1: ((0.5, 0.9), (0.7, 0.9)), 2: ((0.9, 0.6), (0.9, 0.6)), 3: ((0.6, 0.5), (0.8, 0.5))}
+    return metrics_of(
+        tmp_path,
+        [
+            line(number, client, test, validation=valid, samples=samples)
+            for number, values in table.items()
+            for client, (test, valid), samples in zip("ab", values, (10, 30), strict=True)
+        ],
+    )
+
+
+def test_the_block_holds_the_numbers_worked_out_by_hand(three_rounds):
+    assert views.summarise(three_rounds) == {
+        "when": "after_aggregation",
+        "mode": "own",
+        "last": 0.7,
+        "best_by_validation": 0.6,
+        "best_by_test": 0.9,
+        "weighted_last": 0.75,
+        "std_over_clients": 0.1,
+        "worst_tenth": 0.6,
+        "coverage": 2,
+        "rounds": {"last": 3, "best_by_validation": 1, "best_by_test": 2},
+        "per_client": {"a": 0.6, "b": 0.8},
+    }
+
+
+def test_no_validation_means_no_best_by_validation(tmp_path):
+    block = views.summarise(metrics_of(tmp_path, [line(1, "a", 0.5)]))
+    assert block["best_by_validation"] is None
+    assert block["rounds"]["best_by_validation"] is None
+
+
+def test_an_absent_log_gives_a_block_without_values(tmp_path):
+    block = views.summarise(tmp_path)
+    assert (block["last"], block["when"], block["per_client"]) == (None, None, {})
+    assert json.loads(json.dumps(block, allow_nan=False)) == block
+
+
+def test_an_absent_folder_is_named(tmp_path):
+    with pytest.raises(RunError, match="nowhere"):
+        views.summarise(tmp_path / "nowhere")
+
+
+def test_last_is_the_last_evaluated_round_and_coverage_counts_its_clients(tmp_path):
+    records = [line(1, str(client), 0.2) for client in range(5)] + [line(2, "3", 0.8), line(3, "4", None)]
+    block = views.summarise(metrics_of(tmp_path, records))
+    assert (block["last"], block["coverage"], block["rounds"]["last"]) == (0.8, 1, 2)
+
+
+def test_held_out_clients_stay_out_of_the_means(tmp_path):
+    block = views.summarise(metrics_of(tmp_path, [line(1, "a", 0.5), line(1, "new", 0.1, held=True)]))
+    assert block["last"] == 0.5
+    assert block["held_out"] == {"clients": 1, "last": 0.1}
+    assert "new" not in block["per_client"]
+
+
+def test_the_headline_prefers_aggregation_and_the_first_mode(tmp_path):
+    records = [
+        line(1, "a", 0.1, when="before", mode="small"),
+        line(1, "a", 0.2, when="after_training", mode="small"),
+        line(1, "a", 0.3, when="after_aggregation", mode="large"),
+        line(1, "a", 0.4, when="after_aggregation", mode="small"),
+    ]
+    assert metrics_of(tmp_path, records).headline() == ("after_aggregation", "large")
+    assert metrics_of(tmp_path, records).headline(mode="small") == ("after_aggregation", "small")
+    assert metrics_of(tmp_path, records[:2]).headline() == ("after_training", "small")
+    assert metrics_of(tmp_path, records[:1]).headline() == ("before", "small")
+
+
+def test_an_unknown_moment_or_mode_is_refused_with_the_nearest(three_rounds):
+    with pytest.raises(ConfigError, match=r"'after_agregation'.*'after_aggregation'"):
+        views.summarise(three_rounds, when="after_agregation")
+    with pytest.raises(ConfigError, match=r"mode 'owm'.*'own'"):
+        views.summarise(three_rounds, mode="owm")
+
+
+def test_the_later_of_two_equal_lines_counts(tmp_path):
+    assert views.summarise(metrics_of(tmp_path, [line(1, "a", 0.1), line(1, "a", 0.7)]))["last"] == 0.7
+
+
+def test_an_unfinished_last_line_is_skipped_and_a_broken_one_is_not(tmp_path):
+    path = write_log(tmp_path / "metrics.jsonl", [line(1, "a", 0.5)])
+    with path.open("a") as file:
+        file.write('{"round": 2, "cli')
+    assert views.summarise(tmp_path)["last"] == 0.5
+    with path.open("a") as file:
+        file.write("\n")
+    with pytest.raises(RunError, match=r"metrics\.jsonl, line 2 is not JSON"):
+        views.summarise(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "record", [{"client": "a"}, {"round": "x", "client": "a", "when": "before"}, {"round": 1}]
+)
+def test_a_line_that_is_no_measurement_is_named(tmp_path, record):
+    with pytest.raises(RunError, match="line 1 is not a measurement"):
+        metrics_of(tmp_path, [record])
+
+
+def test_values_that_are_not_numbers_count_as_absent(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"round":1,"client":"a","when":"before","mode":"m","test":{"accuracy":NaN,"samples":3}}\n'
+        '{"round":1,"client":"b","when":"before","mode":"m","test":{"accuracy":0.5,"samples":3}}\n'
+    )
+    assert views.summarise(tmp_path)["per_client"] == {"b": 0.5}
+
+
+def test_a_grid_has_a_row_per_round_and_a_column_per_client(tmp_path):
+    metrics = metrics_of(tmp_path, [line(1, "10", 0.1), line(3, "9", 0.2), line(3, "10", 0.3)])
+    series = metrics.series["after_aggregation", "own"]
+    assert series.names == ("9", "10")
+    np.testing.assert_array_equal(series.grid(series.accuracy), [[np.nan, 0.1], [0.2, 0.3]])
+
+
+def test_bands_are_one_deviation_or_from_worst_to_best(three_rounds):
+    series = three_rounds.series["after_aggregation", "own"]
+    spread, whole = series.curve("x", "spread"), series.curve("x", "range")
+    np.testing.assert_allclose(spread.high - spread.mean, [0.1, 0.0, 0.1])
+    np.testing.assert_allclose(whole.low, [0.5, 0.9, 0.6])
+    assert series.curve("x").low is None
+
+
+fractions = st.floats(0, 1).map(lambda value: round(value, 6))
+logs = st.dictionaries(
+    st.tuples(st.integers(1, 6), st.integers(0, 14)),
+    st.tuples(fractions, st.integers(1, 50), st.none() | fractions),
+    min_size=1,
+)
+
+
+def records_of(log, order=None):
+    cells = list(log.items()) if order is None else [list(log.items())[place] for place in order]
+    return [
+        line(number, str(client), test, samples=samples, validation=valid)
+        for (number, client), (test, samples, valid) in cells
+    ]
+
+
+@given(log=logs, data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_what_holds_for_every_log(tmp_path_factory, log, data):
+    folder = tmp_path_factory.mktemp("log")
+    block = views.summarise(metrics_of(folder, records_of(log)))
+    assert block["best_by_test"] >= block["last"]
+    assert block["best_by_validation"] is None or block["best_by_test"] >= block["best_by_validation"]
+    assert block["worst_tenth"] <= block["last"] + 1e-6
+    values = list(block["per_client"].values())
+    for name in ("last", "weighted_last", "worst_tenth"):
+        assert min(values) - 1e-6 <= block[name] <= max(values) + 1e-6
+    assert 0 <= block["std_over_clients"] <= 0.5
+    assert block["coverage"] == len(values)
+    order = data.draw(st.permutations(range(len(log))))
+    assert views.summarise(metrics_of(folder, records_of(log, order))) == block
+
+
+@given(log=logs, names=st.permutations(range(15)))
+@settings(deadline=None, max_examples=40)
+def test_renaming_the_clients_changes_only_their_names(tmp_path_factory, log, names):
+    folder = tmp_path_factory.mktemp("log")
+    block = views.summarise(metrics_of(folder, records_of(log)))
+    renamed = {(number, names[client]): value for (number, client), value in log.items()}
+    other = views.summarise(metrics_of(folder, records_of(renamed)))
+    assert other["last"] == pytest.approx(block["last"], abs=2e-6)
+    assert other["worst_tenth"] == pytest.approx(block["worst_tenth"], abs=2e-6)
+    expected = {str(names[int(client)]): value for client, value in block["per_client"].items()}
+    assert other["per_client"] == expected
+
+
+@given(st.lists(fractions, min_size=1, max_size=40))
+def test_the_worst_tenth_is_rounded_up_to_whole_clients(values):
+    scores = views.Scores(tuple(map(str, range(len(values)))), np.array(values), np.ones(len(values)))
+    worst = sorted(values)[: -(-len(values) // 10)]
+    assert scores.worst_tenth() == pytest.approx(sum(worst) / len(worst))
+    assert scores.weighted() == pytest.approx(scores.mean())
+
+
+# --- ledger and clock -----------------------------------------------------------------------------------
+
+
+def entry(round_, client, direction, scalars, purpose="train", step="train"):
+    return {
+        "round": round_, "client": client, "step": step, "direction": direction, "purpose": purpose,
+        "scalars": scalars, "bytes": 4 * scalars, "names": {"w": scalars},
+    }  # fmt: skip
+
+
+def test_messages_are_means_per_client_and_round_for_training(tmp_path):
+    path = write_log(
+        tmp_path / "ledger.jsonl",
+        [
+            entry(1, "a", "up", 100),
+            entry(1, "a", "up", 50, step="second"),
+            entry(1, "a", "down", 10),
+            entry(1, "b", "down", 10),
+            entry(2, "a", "up", 150),
+            entry(2, "b", "up", 99, purpose="evaluate"),
+            entry(0, "b", "down", 7, purpose="setup"),
+        ],
+    )
+    block = views.messages_block(path)
+    assert block["up"] == {"scalars": 100, "bytes": 400}
+    assert block["down"] == {"scalars": pytest.approx(6.666667), "bytes": pytest.approx(26.666667)}
+    assert block["total"]["evaluate"]["up"] == {"scalars": 99, "bytes": 396}
+    assert block["total"]["setup"]["down"]["scalars"] == 7
+
+
+def test_nothing_crossed_is_zero(tmp_path):
+    nothing = {"scalars": 0, "bytes": 0}
+    assert views.messages_block(tmp_path / "ledger.jsonl") == {"up": nothing, "down": nothing, "total": {}}
+
+
+def test_a_broken_ledger_is_named(tmp_path):
+    with pytest.raises(RunError, match="line 1 is not an entry of the ledger"):
+        views.messages_block(write_log(tmp_path / "ledger.jsonl", [{"round": 1}]))
+
+
+def test_seconds_are_a_mean_over_rounds(tmp_path):
+    path = write_log(
+        tmp_path / "timing.jsonl",
+        [
+            {"round": 1, "seconds": 9.0},
+            {"round": 1, "seconds": 3.0},
+            {"round": 2, "seconds": 1.0},
+            {"note": "x"},
+        ],
+    )
+    assert views.seconds_per_round(path) == 2.0
+    assert views.seconds_per_round(tmp_path / "absent.jsonl") is None
+
+
+# --- comparisons ----------------------------------------------------------------------------------------
+
+
+def test_paired_takes_the_clients_both_have_in_client_order():
+    differences = views.paired({"10": 0.9, "9": 0.5, "x": 1.0}, {"9": 0.25, "10": 0.4, "y": 0.0})
+    assert list(differences.items()) == [("9", 0.25), ("10", 0.5)]
+
+
+finite = st.floats(-1, 1)
+
+
+@given(st.lists(st.lists(finite, min_size=1, max_size=8), min_size=1, max_size=4), st.integers(0, 99))
+@settings(deadline=None, max_examples=40)
+def test_an_interval_lies_between_the_smallest_and_the_largest_difference(rows, seed):
+    values = [value for row in rows for value in row]
+    low, high = views.bootstrap_interval(rows, np.random.default_rng(seed), draws=50)
+    if len(values) == 1:
+        assert math.isnan(low)
+        assert math.isnan(high)
+    else:
+        assert min(values) - 1e-12 <= low <= high <= max(values) + 1e-12
+
+
+def test_an_interval_has_about_the_width_the_normal_theory_gives():
+    rng = np.random.default_rng(0)
+    differences = rng.normal(0.02, 0.1, 400)
+    low, high = views.bootstrap_interval(differences, rng)
+    assert high - low == pytest.approx(2 * 1.96 * differences.std() / 20, rel=0.1)
+
+
+def test_several_seeds_widen_the_interval_by_what_differs_between_them():
+    rng = np.random.default_rng(0)
+    clients = rng.normal(0, 0.01, (6, 50))
+    same = views.bootstrap_interval(clients, np.random.default_rng(1))
+    shifted = views.bootstrap_interval(clients + rng.normal(0, 0.1, (6, 1)), np.random.default_rng(1))
+    assert shifted[1] - shifted[0] > 5 * (same[1] - same[0])
+
+
+def test_rows_may_be_a_grid_with_gaps():
+    grid = np.array([[0.1, np.nan], [0.1, 0.1]])
+    assert views.bootstrap_interval(grid, np.random.default_rng(0)) == pytest.approx((0.1, 0.1))
+
+
+def test_nothing_to_compare_is_an_error():
+    with pytest.raises(RunError, match="nothing to compare"):
+        views.bootstrap_interval([np.nan], np.random.default_rng(0))
+
+
+def test_a_method_equal_to_the_baseline_is_a_tie_and_a_better_one_is_not():
+    local = {"0": {str(client): 0.5 for client in range(10)}}
+    better = {"0": {str(client): 0.6 + client / 100 for client in range(10)}}
+    rng = np.random.default_rng(0)
+    equal = views.difference(local, local, rng)
+    assert equal is not None
+    assert equal.tie is True
+    gain = views.difference(better, local, rng)
+    assert gain is not None
+    assert gain.tie is False
+    assert gain.mean == pytest.approx(0.145)
+    assert views.difference(local, {"1": local["0"]}, rng) is None
+    single = views.difference({"0": {"0": 1.0}}, local, rng)
+    assert single is not None
+    assert single.tie is None
+
+
+def make_run(folder: Path, method: str, seed: int, gain: float, split: str = "s") -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(
+        yaml.safe_dump({"method": {"name": method}, "seed": seed, "data": {"name": "d"}})
+    )
+    (folder / "split.json").write_text(json.dumps({"hash": f"{split}{seed}"}))
+    records = [line(number, str(c), 0.4 + c / 50 + gain * number / 2) for number in (1, 2) for c in range(8)]
+    write_log(folder / "metrics.jsonl", records)
+    write_log(folder / "ledger.jsonl", [entry(1, "0", "up", 8), entry(1, "0", "down", 4)] if gain else [])
+    write_log(folder / "timing.jsonl", [{"round": 1, "seconds": 1.0 + seed}])
+    return folder
+
+
+@pytest.fixture
+def folders(tmp_path):
+    gains = {"local": 0.0, "fedmrl": 0.1, "fedavg": -0.1}
+    return [make_run(tmp_path / f"{m}-{s}", m, s, gain) for m, gain in gains.items() for s in (0, 1)]
+
+
+def test_runs_are_compared_by_seed_and_client(folders):
+    comparison = views.compare_runs(folders, Rng(0), draws=200)
+    entries = {entry["method"]: entry for entry in comparison["methods"]}
+    assert comparison["seeds"] == ["0", "1"]
+    assert entries["local"]["difference"] is None
+    assert entries["fedmrl"]["difference"]["mean"] == pytest.approx(0.1)
+    assert entries["fedmrl"]["difference"]["tie"] is False
+    assert entries["fedmrl"]["difference"]["pairs"] == 16
+    assert entries["fedavg"]["difference"]["high"] < 0
+    assert entries["fedmrl"]["accuracy"] == {"mean": pytest.approx(0.57), "std_over_seeds": 0.0}
+    assert entries["fedmrl"]["messages"]["up"]["scalars"] == 8
+    assert entries["local"]["messages"]["up"]["scalars"] == 0
+    assert entries["local"]["seconds_per_round"] == 1.5
+    assert entries["fedmrl"]["curve"]["rounds"] == [1, 2]
+    json.dumps(comparison, allow_nan=False)
+
+
+def test_an_interval_does_not_depend_on_the_other_methods(folders):
+    both = views.compare_runs(folders, Rng(0), draws=50)
+    alone = views.compare_runs(folders[:4], Rng(0), draws=50)
+    assert both["methods"][1] == alone["methods"][1]
+
+
+def test_two_runs_of_one_seed_need_labels(folders, tmp_path):
+    again = make_run(tmp_path / "again", "fedmrl", 0, 0.2)
+    with pytest.raises(RunError, match="both fedmrl with seed 0"):
+        views.compare_runs([*folders, again], Rng(0))
+    labelled = views.compare_runs({"local": folders[:1], "a": folders[2:3], "b": [again]}, Rng(0), draws=20)
+    assert [entry["method"] for entry in labelled["methods"]] == ["local", "a", "b"]
+
+
+def test_runs_on_different_splits_are_not_compared(folders, tmp_path):
+    other = make_run(tmp_path / "other", "fedproto", 0, 0.2, split="t")
+    with pytest.raises(RunError, match="different splits"):
+        views.compare_runs([*folders, other], Rng(0))
+
+
+def test_comparisons_refuse_what_is_not_there(folders, tmp_path):
+    with pytest.raises(ConfigError, match="did you mean 'last'"):
+        views.compare_runs(folders, Rng(0), view="lats")
+    with pytest.raises(ConfigError, match=r"local-0.*'before' was not evaluated"):
+        views.compare_runs(folders, Rng(0), when="before")
+    with pytest.raises(RunError, match="nothing to compare"):
+        views.compare_runs([], Rng(0))
+    with pytest.raises(RunError, match=r"no config\.yaml"):
+        views.compare_runs([tmp_path], Rng(0))
