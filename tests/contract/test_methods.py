@@ -12,7 +12,13 @@ VARIANTS = {
     "fedavg by layers": {"name": "fedavg", "share": "layers", "weights": "uniform"},
     "fedavg, buffers at home": {"name": "fedavg", "buffers": "local"},
     "fedmrl": {"d1": 16},
-    "fedproto, online": {"name": "fedproto", "online": True, "distance": "l2", "weight": 0.01, "weights": "count"},
+    "fedproto, online": {
+        "name": "fedproto",
+        "online": True,
+        "distance": "l2",
+        "weight": 0.01,
+        "weights": "count",
+    },
     "scaffold, option II": {"name": "scaffold", "variate": "option2"},
 }
 METHODS = [*method_names(), *(name for name in VARIANTS if name not in method_names())]

@@ -313,7 +313,7 @@ def _named_entries(content: Mapping[str, Any]) -> list[Any]:
 
 
 def _client_from_json(entry: Mapping[str, Any], path: Path) -> ClientSplit:
-    unknown = set(entry) - {"id", *PARTS}
+    unknown = set(entry) - {"id", "counts", *PARTS}
     if "id" not in entry or unknown:
         what = f"an unknown entry {sorted(unknown)[0]!r}" if unknown else "no id"
         raise DataError(f"{path}: a client has {what}; the entries are id, train, validation, test")

@@ -1,0 +1,167 @@
+"""The contract itself: each kind of broken method is found, by the check that is meant to find it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from potluck import testing
+from potluck.client import Client
+from potluck.message import Content, state_of, tensor
+from potluck.method import Clients, Method, _registry, client_step
+from potluck.models import Model
+from potluck.server import Server
+from potluck.task import Batch, Task
+from potluck.training import fit
+
+
+class Plain(Method):
+    """Keeps the contract: a mean of one number, and a weight that changes from round to round."""
+
+    down = {"level": tensor("", "the mean of all levels")}
+
+    def server_state(self, task: Task) -> dict[str, Any]:
+        return {"level": torch.zeros(())}
+
+    def client_state(self, task: Task, model: Model) -> dict[str, Any]:
+        return {"model": model, "level": torch.zeros(())}
+
+    def downlink(self, server: Server, client: str) -> Content:
+        return {"level": server["level"].value.clone()}
+
+    def receive(self, client: Client, down: Any) -> None:
+        client["level"].load(down["level"])
+
+    def round(self, server: Server, clients: Clients) -> None:
+        replies = clients.ask(self.train)
+        server["level"].load(torch.stack([message["level"] for message in replies.values()]).mean())
+
+    @client_step(up={"level": tensor("", "the client's level")})
+    def train(self, client: Client) -> Content:
+        weight = torch.tensor(0.5**client.round, device=client.device)
+        fit(client, self.loss, scalars={"weight": weight})
+        return {"level": client["level"].value + 1}
+
+    def loss(self, client: Client, batch: Batch, weight: Tensor | float) -> Tensor:
+        scores = client["model"](batch.x)
+        return client.task.loss(scores, batch.y) + weight * scores.square().mean()
+
+
+class FrozenNumber(Plain):
+    @client_step(up={"level": tensor("", "the client's level")})
+    def train(self, client: Client) -> Content:
+        fit(client, lambda client, batch: self.loss(client, batch, 0.5**client.round))
+        return {"level": client["level"].value + 1}
+
+
+class ReadsBack(Plain):
+    def loss(self, client: Client, batch: Batch, weight: Tensor | float) -> Tensor:
+        value = super().loss(client, batch, weight)
+        return value * 2 if value.item() > 1 else value
+
+
+class HiddenState(Plain):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.memory: dict[str, Tensor] = {}
+
+    @client_step(up={"level": tensor("", "the client's level")})
+    def train(self, client: Client) -> Content:
+        super().train(client)
+        self.memory[client.id] = self.memory.get(client.id, torch.zeros(())) + 1
+        return {"level": self.memory[client.id]}
+
+
+class CountsCalls(Plain):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.calls = 0
+
+    @client_step(up={"level": tensor("", "the client's level")})
+    def train(self, client: Client) -> Content:
+        self.calls += 1
+        super().train(client)
+        return {"level": torch.tensor(float(self.calls) * (1 + int(client.id)))}
+
+
+class GlobalRandomness(Plain):
+    @client_step(up={"level": tensor("", "the client's level")})
+    def train(self, client: Client) -> Content:
+        super().train(client)
+        return {"level": torch.tensor(float(np.random.rand()))}  # noqa: NPY002
+
+
+class Undeclared(Plain):
+    @client_step(up={"level": tensor("", "the client's level")})
+    def train(self, client: Client) -> Content:
+        return {**super().train(client), "samples": torch.tensor(1.0)}
+
+
+class Leaks(Plain):
+    @client_step(up={"level": tensor("", "the client's level"), "model": state_of("model", "said to stay")})
+    def train(self, client: Client) -> Content:
+        return {**super().train(client), "model": client["model"].state()}
+
+
+class OwnBatches(Plain):
+    @client_step(up={"level": tensor("", "the client's level")})
+    def train(self, client: Client) -> Content:
+        client.count("batches:train")
+        return super().train(client)
+
+
+class NotFinite(Plain):
+    @client_step(up={"level": tensor("", "the client's level")})
+    def train(self, client: Client) -> Content:
+        super().train(client)
+        return {"level": torch.tensor(float("nan") if client.samples == 1 else 1.0)}
+
+
+BROKEN = [
+    (FrozenNumber, testing.a_captured_step_is_right, "a captured step gives other values"),
+    (ReadsBack, testing.a_captured_step_is_right, "cannot be captured"),
+    (HiddenState, testing.state_survives, "saved and resumed"),
+    (CountsCalls, testing.order_does_not_matter, "order of clients matters"),
+    (CountsCalls, testing.faults_leave_no_trace, "left a trace|differs from an absent client"),
+    (GlobalRandomness, testing.no_global_randomness, "global"),
+    (Undeclared, testing.only_declared_crosses, "refused|not declared"),
+    (Leaks, testing.only_declared_crosses, "said to stay at home"),
+    (OwnBatches, testing.comparisons_are_paired, "order of batches"),
+    (NotFinite, testing.clients_of_every_kind_work, "clients failed"),
+]
+
+
+@pytest.fixture
+def registered(request: pytest.FixtureRequest) -> Any:
+    """A method under a name, for one test only."""
+
+    def register(cls: type[Method]) -> dict[str, str]:
+        monkey.setattr(cls, "name", cls.__name__.lower(), raising=False)
+        monkey.setitem(_registry, cls.name, cls)
+        return {"name": cls.name}
+
+    with pytest.MonkeyPatch.context() as monkey:
+        yield register
+
+
+def test_a_method_that_keeps_the_contract_passes(registered: Any) -> None:
+    testing.check_method(registered(Plain))
+
+
+@pytest.mark.parametrize(
+    ("cls", "check", "sentence"), BROKEN, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_a_broken_method_is_found(registered: Any, cls: Any, check: Any, sentence: str) -> None:
+    from potluck.errors import RoundFailed
+
+    with pytest.raises((AssertionError, RoundFailed), match=sentence):
+        check(testing.Bench(registered(cls)))
+
+
+def test_check_method_says_which_part_is_broken(registered: Any) -> None:
+    with pytest.raises(AssertionError, match=r"frozennumber: a_captured_step_is_right: .*scalars"):
+        testing.check_method(registered(FrozenNumber))

@@ -1,0 +1,307 @@
+"""Whole runs: folders, resuming, faults, evaluation protocols."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import potluck
+from potluck.data import ClientSplit, Split
+from potluck.engine.store import Checkpoints
+from potluck.errors import ConfigError, RoundFailed, RunError
+from potluck.experiment import Experiment
+from potluck.record import RunFolder
+from potluck.run import Interrupted, RoundEnd, Watcher, resume, run
+
+SETTINGS: dict[str, Any] = {
+    "name": "tiny",
+    "data": "digits",
+    "partition": {"kind": "dirichlet", "alpha": 0.5, "clients": 5, "validation": 0.1},
+    "models": ["mlp-small", "conv-large"],
+    "method": {"name": "fedmrl", "d1": 16},
+    "training": {
+        "rounds": 4,
+        "participation": 0.6,
+        "batch_size": 64,
+        "optimizer": {"lr": 0.05, "momentum": 0.9},
+    },
+    "checkpoint": {"every": 0},
+}
+
+
+def experiment(**changes: Any) -> Experiment:
+    blocks = {
+        name: {**SETTINGS[name], **value}
+        if isinstance(value, dict) and isinstance(SETTINGS.get(name), dict)
+        else value
+        for name, value in changes.items()
+    }
+    return Experiment.make(**{**SETTINGS, **blocks})
+
+
+def lines(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+class StopAfter(Watcher):
+    """Ctrl-C after some rounds."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def round(self, end: RoundEnd) -> None:
+        if end.round == self.rounds:
+            raise KeyboardInterrupt
+
+
+class Listener(Watcher):
+    def __init__(self) -> None:
+        self.notices: list[str] = []
+
+    def notice(self, sentence: str) -> None:
+        self.notices.append(sentence)
+
+
+@pytest.mark.parametrize("method", ["fedmrl", "scaffold", "fedproto"])
+def test_an_interrupted_run_ends_with_the_same_logs(tmp_path: Path, method: str) -> None:
+    options = {"name": "fedmrl", "d1": 16} if method == "fedmrl" else {"name": method}
+    asked = Experiment.make(**{**SETTINGS, "method": options})
+    whole = run(asked, out=tmp_path / "whole")
+    with pytest.raises(Interrupted, match="potluck resume"):
+        run(asked, out=tmp_path / "broken", watcher=StopAfter(2))
+    ended = resume(tmp_path / "broken")
+    for log in ("metrics.jsonl", "ledger.jsonl"):
+        assert (tmp_path / "broken" / log).read_bytes() == (tmp_path / "whole" / log).read_bytes()
+    assert ended.summary["accuracy"] == whole.summary["accuracy"]
+    assert [line["round"] for line in lines(tmp_path / "broken", "timing.jsonl")] == [1, 2, 3, 4]
+
+
+def test_lines_behind_the_last_checkpoint_are_cut(tmp_path: Path) -> None:
+    whole = run(experiment(), out=tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        run(experiment(), out=tmp_path / "broken", watcher=StopAfter(2))
+    for log in ("metrics.jsonl", "ledger.jsonl", "timing.jsonl"):
+        with (tmp_path / "broken" / log).open("a") as file:
+            file.write('{"round": 3, "client": "0", "half a li')
+    resume(tmp_path / "broken")
+    assert (tmp_path / "broken/metrics.jsonl").read_bytes() == (whole.folder / "metrics.jsonl").read_bytes()
+
+
+def test_without_a_checkpoint_a_run_starts_over(tmp_path: Path) -> None:
+    whole = run(experiment(), out=tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        run(experiment(), out=tmp_path / "broken", watcher=StopAfter(2))
+    (tmp_path / "broken/checkpoints" / Checkpoints.MANIFEST).unlink()
+    resume(tmp_path / "broken")
+    assert (tmp_path / "broken/metrics.jsonl").read_bytes() == (whole.folder / "metrics.jsonl").read_bytes()
+
+
+def test_a_finished_run_can_be_resumed_and_stays(tmp_path: Path) -> None:
+    ended = run(experiment(), out=tmp_path / "run")
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    assert resume(tmp_path / "run").summary == ended.summary
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+
+
+def test_two_runs_agree_and_another_seed_does_not(tmp_path: Path) -> None:
+    first, second = (run(experiment(), out=tmp_path / name).folder for name in "ab")
+    other = run(experiment(seed=1), out=tmp_path / "c").folder
+    assert (first / "metrics.jsonl").read_bytes() == (second / "metrics.jsonl").read_bytes()
+    assert (first / "metrics.jsonl").read_bytes() != (other / "metrics.jsonl").read_bytes()
+    assert (first / "split.json").read_bytes() == (second / "split.json").read_bytes()
+
+
+def test_a_run_folder_is_complete(tmp_path: Path) -> None:
+    folder = run(experiment(), out=tmp_path / "run").folder
+    assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} == {
+        "checkpoints", "config.yaml", "contract.json", "environment.json", "ledger.jsonl", "metrics.jsonl",
+        "report.html", "split.json", "summary.json", "timing.jsonl",
+    }  # fmt: skip
+    summary = json.loads((folder / "summary.json").read_text())
+    assert {"method", "rounds", "seed", "clients", "accuracy", "messages", "seconds_per_round"} <= set(
+        summary
+    )
+    wanted = {
+        "last", "best_by_validation", "best_by_test", "weighted_last", "std_over_clients", "worst_tenth",
+        "per_client",
+    }  # fmt: skip
+    assert wanted <= set(summary["accuracy"])
+    small = experiment().world().server()["small"]
+    scalars = sum(value.numel() for value in small.wire().values())
+    assert summary["messages"]["up"]["scalars"] == summary["messages"]["down"]["scalars"] == scalars
+
+
+def test_the_saved_configuration_is_the_experiment(tmp_path: Path) -> None:
+    asked = experiment(engine={"threads": 2}, evaluate={"on": "global"})
+    folder = run(asked, out=tmp_path / "run").folder
+    again = Experiment.load(folder / "config.yaml")
+    assert again.model_dump() == asked.model_dump()
+
+
+def test_a_client_whose_loss_explodes_is_left_out(tmp_path: Path) -> None:
+    listener = Listener()
+    hot = experiment(
+        training={"participation": 1.0, "per_client": {"1": {"lr": 1e30}}}, method={"clip": None}
+    )
+    ended = run(hot, out=tmp_path / "run", watcher=listener)
+    assert ended.summary["failures"] == {"1": 4}
+    assert "round 1 goes on without client 1" in listener.notices[0]
+    assert "not finite" in listener.notices[0]
+    assert "training.optimizer.lr" in listener.notices[0]
+    assert not any(
+        line["client"] == "1" for line in lines(ended.folder, "ledger.jsonl") if line["direction"] == "up"
+    )
+    values = [line["test"]["loss"] for line in lines(ended.folder)]
+    assert np.isfinite(values).all()
+
+
+def test_a_round_without_quorum_stops_the_run_and_keeps_the_rest(tmp_path: Path) -> None:
+    hot = experiment(training={"optimizer": {"lr": 1e30}}, method={"clip": None})
+    with pytest.raises(RoundFailed, match=r"round 1: 0 of 3 clients .* not finite.*potluck resume"):
+        run(hot, out=tmp_path / "run")
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
+def test_another_version_is_refused(tmp_path: Path) -> None:
+    folder = run(experiment(), out=tmp_path / "run").folder
+    about = json.loads((folder / "environment.json").read_text())
+    (folder / "environment.json").write_text(json.dumps(about | {"potluck": "0.0.1"}))
+    with pytest.raises(RunError, match=r"was made by potluck 0\.0\.1"):
+        resume(folder)
+
+
+def test_a_broken_checkpoint_is_named(tmp_path: Path) -> None:
+    folder = run(experiment(), out=tmp_path / "run").folder
+    next((folder / "checkpoints").glob("clients-*")).write_bytes(b"short")
+    with pytest.raises(RunError, match=r"checkpoint in .* cannot be read"):
+        resume(folder)
+
+
+def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(experiment()).folder == Path("runs/tiny")
+    assert run(experiment()).folder == Path("runs/tiny-2")
+    with pytest.raises(RunError, match="exists"):
+        run(experiment(), out="runs/tiny")
+    with pytest.raises(RunError, match="no run folder"):
+        resume("runs/nothing")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot make the folder"):
+        run(experiment(), out=tmp_path / "file" / "run")
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    folder = run(experiment(), out=tmp_path / "run").folder
+    with RunFolder(folder).locked(), pytest.raises(RunError, match="another process"):
+        resume(folder)
+
+
+def test_checkpoints_are_incremental(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path / "checkpoints")
+    state = {"model/w": torch.arange(3.0)}
+    store.save(1, {"x": torch.zeros(2)}, {"a": state, "b": state}, {"logs": {}})
+    store.save(2, {"x": torch.ones(2)}, {"b": {"model/w": torch.ones(3)}}, {"logs": {}})
+    store.wait()
+    files = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert files == [
+        "checkpoint.json", "clients-000001-00000.safetensors", "clients-000002-00000.safetensors",
+        "server-000002.safetensors",
+    ]  # fmt: skip
+    loaded = Checkpoints(tmp_path / "checkpoints").load()
+    assert loaded is not None
+    assert loaded.round == 2
+    assert loaded.server["x"].tolist() == [1, 1]
+    assert loaded.clients["a"]["model/w"].tolist() == [0, 1, 2]
+    assert loaded.clients["b"]["model/w"].tolist() == [1, 1, 1]
+    store.close()
+
+
+def test_moments_of_evaluation(tmp_path: Path) -> None:
+    moments = ["before", "after_training", "after_aggregation"]
+    asked = experiment(evaluate={"when": moments, "every": 2, "modes": "all"})
+    found = lines(run(asked, out=tmp_path / "run").folder)
+    assert {line["round"] for line in found} == {2, 4}
+    assert {line["mode"] for line in found} == {"mix-large", "mix-small", "single-large", "single-small"}
+    trained = {line["client"] for line in found if line["when"] == "after_training" and line["round"] == 2}
+    everyone = {
+        line["client"] for line in found if line["when"] == "after_aggregation" and line["round"] == 2
+    }
+    assert len(trained) == 3
+    assert len(everyone) == 5
+
+
+def test_before_a_round_is_after_the_last_one(tmp_path: Path) -> None:
+    asked = experiment(evaluate={"when": ["before", "after_aggregation"]})
+    found = lines(run(asked, out=tmp_path / "run").folder)
+    value = {(line["round"], line["when"], line["client"]): line["test"] for line in found}
+    for client in "01234":
+        assert value[2, "before", client] == value[1, "after_aggregation", client]
+
+
+def test_sampled_and_global_evaluation(tmp_path: Path) -> None:
+    asked = experiment(evaluate={"who": "sampled", "on": "global", "when": ["after_aggregation"]})
+    ended = run(asked, out=tmp_path / "run")
+    found = lines(ended.folder)
+    assert len(found) == 4 * 3
+    tests = sum(len(client.test) for client in asked.world().split.clients)
+    assert {line["test"]["samples"] for line in found} == {tests}
+
+
+def test_held_out_clients_never_train(tmp_path: Path) -> None:
+    asked = experiment(partition={"held_out": 2}, training={"participation": 1.0})
+    ended = run(asked, out=tmp_path / "run")
+    held_out = set(asked.world().split.held_out)
+    ups = {line["client"] for line in lines(ended.folder, "ledger.jsonl") if line["direction"] == "up"}
+    assert len(ups) == 3
+    assert not ups & held_out
+    assert ended.summary["accuracy"]["held_out"]["clients"] == 2
+    assert not set(ended.summary["accuracy"]["per_client"]) & held_out
+
+
+def test_a_client_without_test_samples_is_left_out_of_accuracy(tmp_path: Path) -> None:
+    data = Experiment.make(**SETTINGS).load_data()
+    rows = np.arange(60)
+    split = Split.of(
+        [
+            ClientSplit("a", rows[:20], rows[:0], rows[20:30]),
+            ClientSplit("b", rows[30:40], rows[:0], rows[:0]),
+        ]
+    )
+    asked = Experiment.make(**{**SETTINGS, "data": data, "partition": split})
+    ended = run(asked, out=tmp_path / "run")
+    assert set(ended.summary["accuracy"]["per_client"]) == {"a"}
+    with pytest.raises(RunError, match="from Python"):
+        resume(ended.folder)
+    assert resume(ended.folder, experiment=asked).summary == ended.summary
+
+
+def test_per_client_values_reach_the_client() -> None:
+    asked = experiment(training={"per_client": {"2": {"epochs": 3, "batch_size": 8, "lr": 0.5}}})
+    world = asked.world()
+    assert world.client_training("2").epochs == 3
+    assert world.client_training("2").optimizer.lr == 0.5
+    assert world.client_training("2").optimizer.momentum == 0.9
+    assert world.client_training("1").epochs == 1
+    with pytest.raises(ConfigError, match="client '9'"):
+        experiment(training={"per_client": {"9": {"epochs": 3}}}).world()
+
+
+def test_independent_initial_models() -> None:
+    def weights(init: str) -> list[torch.Tensor]:
+        asked = experiment(models={"pool": ["mlp-small"], "init": init})
+        world = asked.world()
+        return [next(iter(world.build_model(client).parameters())) for client in world.ids[:2]]
+
+    same, other = weights("per_architecture"), weights("per_client")
+    assert torch.equal(same[0], same[1])
+    assert not torch.equal(other[0], other[1])
+
+
+def test_the_public_names_are_there() -> None:
+    for name in potluck.__all__:
+        assert getattr(potluck, name) is not None
