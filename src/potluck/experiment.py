@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
 import yaml
@@ -65,6 +65,12 @@ class TrainingSettings(ClientTraining):
     quorum: float = Field(default=0.5, gt=0, le=1)  # share of the cohort that must answer
     attempts: int = Field(default=2, ge=1)  # tries at a round that misses the quorum
     per_client: dict[str, ClientOverrides] = {}
+
+    @field_validator("per_client", mode="before")
+    @classmethod
+    def _ids_as_text(cls, value: Any) -> Any:
+        """YAML reads the client id 3 as a number."""
+        return {str(client): own for client, own in value.items()} if isinstance(value, Mapping) else value
 
     def for_clients(self) -> ClientTraining:
         """The part a client sees."""
@@ -152,7 +158,7 @@ class Experiment(Settings):
         if models is not None and not isinstance(models, ModelSettings):
             values["models"] = models if isinstance(models, dict) and "pool" in models else {"pool": models}
         if isinstance(values.get("partition"), dict) and "file" in values["partition"]:
-            values["partition"] = IndexFile(**values["partition"])
+            values["partition"] = _block(IndexFile, "partition", values["partition"])
         elif isinstance(values.get("partition"), dict):
             values["partition"] = _block(PartitionConfig, "partition", values["partition"])
         if isinstance(values.get("data"), dict):
@@ -164,6 +170,8 @@ class Experiment(Settings):
     def _find_method(cls, value: Any) -> Any:
         if isinstance(value, MethodConfig):
             return value
+        if not isinstance(value, str | Mapping):
+            raise ValueError("give the name of a method, or a block with a name and its options")
         options = {"name": value} if isinstance(value, str) else dict(value)
         if "name" not in options:
             raise ValueError("method needs a name")
@@ -336,6 +344,8 @@ def apply_override(values: dict[str, Any], override: str) -> None:
         place[_position(place, leaf, override)] = value
     elif leaf == "name" or not isinstance(place.get(leaf), dict) or not isinstance(value, str):
         place[leaf] = value
+    elif key == "method" and place[leaf].get("name") != value:
+        place[leaf] = {"name": value}  # another method does not know the options of this one
     else:
         place[leaf] = place[leaf] | {"name": value}
 
@@ -366,6 +376,8 @@ def one_sentence(error: ValidationError, model: type[BaseModel], prefix: str = "
         return f"unknown key {key!r}; {nearest(path[-1], _fields(model, path[:-1]))}"
     if first["type"] == "missing":
         return f"the key {key!r} is missing"
+    if first["type"] == "model_type":
+        return f"{key.removesuffix('.DataConfig')}: must be a block of keys with values"
     message = first["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     given = first.get("input")
@@ -377,7 +389,8 @@ def _fields(model: type[BaseModel], path: Sequence[str]) -> list[str]:
     """The keys of the block a path leads to."""
     for part in path:
         field = model.model_fields.get(part)
-        kind = field.annotation if field else None
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            model = kind
+        kinds = [field.annotation, *get_args(field.annotation)] if field else []
+        model = next(
+            (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), model
+        )
     return list(model.model_fields)

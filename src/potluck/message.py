@@ -53,7 +53,7 @@ class Message(Mapping[str, Tensor]):
                 flat.update({f"{name}/{key}": tensor.detach() for key, tensor in value.items()})
             else:
                 raise MessageError(f"{name!r} of a message is a {type(value).__name__}, not a tensor")
-        self._tensors = flat
+        self._tensors = dict(sorted(flat.items()))  # the same order before and after any trip
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
@@ -289,13 +289,13 @@ def evaluate(formula: str, symbols: Mapping[str, int]) -> int:
                 return symbols[name]
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
                 return _OPERATORS[type(op)](value(left), value(right))
-        raise unclear
+        raise ValueError(ast.unparse(node))
 
-    unclear = MessageError(f"the shape formula {formula!r} is not understood; known: {', '.join(symbols)}")
     try:
-        return value(ast.parse(formula, mode="eval").body)
-    except (SyntaxError, ZeroDivisionError) as error:
-        raise unclear from error
+        return value(ast.parse(formula.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError) as error:
+        known = ", ".join(symbols)
+        raise MessageError(f"the shape formula {formula!r} is not understood; known: {known}") from error
 
 
 def declared_scalars(

@@ -37,7 +37,8 @@ class Rng:
     @cached_property
     def integer(self) -> int:
         """63 bits that depend on seed and path alone."""
-        text = "\x1f".join(f"{type(key).__name__}:{key}" for key in (self.seed, *self.path))
+        keys = (f"{type(key).__name__}:{key}".replace("\x1f", "\x1f\x1f") for key in (self.seed, *self.path))
+        text = "\x1f".join(keys)
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
     def numpy(self) -> np.random.Generator:

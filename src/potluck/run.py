@@ -6,7 +6,7 @@ import contextlib
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from potluck.errors import ConfigError, RoundFailed, RunError, nearest
 from potluck.evaluate import Moment, metric_lines
 from potluck.experiment import Experiment
 from potluck.explain import explain_world
+from potluck.interrupt import held_back
 from potluck.ledger import Ledger
 from potluck.message import Message
 from potluck.record import FORMAT, RunFolder, read_json, write_json, write_whole
@@ -141,34 +142,57 @@ class Run:
                     self._play_round(self.progress.round + 1)
             self._checkpoint()
         except KeyboardInterrupt as error:
-            self._checkpoint()
+            with held_back(forget=True):
+                self._checkpoint()
+                self.checkpoints.wait()
             raise Interrupted(self.folder.path) from error
         finally:
             self.checkpoints.close()
             self.engine.close()
-        result = self._finish()
+        try:
+            result = self._finish()
+        except KeyboardInterrupt as error:
+            raise Interrupted(self.folder.path) from error
         self.watcher.end(self.folder.path)
         return result
 
     def _play_round(self, round_: int) -> None:
         """One whole round: nothing of it stays if it does not end."""
-        before = self.server.snapshot()
+        before, undo = self.server.snapshot(), self._undo(round_)
         started = time.perf_counter()
         try:
             ledger, lines, seconds = self._attempts(round_, before)
+            seconds["seconds"] = time.perf_counter() - started
+            timing = {name: round(value, 6) for name, value in seconds.items()}
+            with held_back():
+                self.folder.append("metrics.jsonl", lines)
+                self.folder.append("ledger.jsonl", ledger.lines)
+                self.folder.append("timing.jsonl", [{"round": round_, **timing}])
+                self.progress.round = round_
         except BaseException:
-            self.server.restore(before)
-            self.engine.settle(round_, self.world.trainers, ())
+            if self.progress.round < round_:
+                with held_back():
+                    self.server.restore(before)
+                    self.engine.settle(round_, self.world.trainers, ())
+                    undo()
             raise
-        self.progress.round = round_
-        seconds["seconds"] = time.perf_counter() - started
-        self.folder.append("metrics.jsonl", lines)
-        self.folder.append("ledger.jsonl", ledger.lines)
-        timing = {name: round(value, 6) for name, value in seconds.items()}
-        self.folder.append("timing.jsonl", [{"round": round_, **timing}])
         self._tell(round_, lines, seconds["seconds"])
         if time.monotonic() - self._saved_at >= self.experiment.checkpoint.every:
             self._checkpoint()
+
+    def _undo(self, round_: int) -> Callable[[], None]:
+        """What takes a round back that was settled but not logged: it may be stopped while it is evaluated."""
+        ids = self.world.cohort(round_, self.experiment.training.cohort_size(len(self.world.trainers)))
+        bases = {client: record.base if (record := self.store.peek(client)) else None for client in ids}
+        accepted, failures = dict(self.rounds.accepted), dict(self.progress.failures)
+
+        def undo() -> None:
+            for client, base in bases.items():
+                record = self.store.record(client)
+                record.base, record.work = base, None
+            self.rounds.accepted, self.progress.failures = accepted, failures
+
+        return undo
 
     def _attempts(self, round_: int, before: State) -> tuple[Ledger, list[dict[str, Any]], dict[str, float]]:
         attempts = self.experiment.training.attempts
@@ -273,12 +297,14 @@ class Run:
 
     def _checkpoint(self) -> None:
         self._saved_at = time.monotonic()
-        notes = {
-            "accepted": self.rounds.accepted,
-            "failures": self.progress.failures,
-            "logs": self.folder.offsets(),
-        }
-        self.checkpoints.save(self.progress.round, self.server.snapshot(), self.store.take_changed(), notes)
+        with held_back():  # a state that is taken as changed and then not saved would be lost
+            notes = {
+                "accepted": dict(self.rounds.accepted),
+                "failures": dict(self.progress.failures),
+                "logs": self.folder.offsets(),
+            }
+            clients = self.store.take_changed()
+            self.checkpoints.save(self.progress.round, self.server.snapshot(), clients, notes)
 
     def _finish(self) -> RunResult:
         """Score the logs, write the summary and the report."""

@@ -113,9 +113,8 @@ class Part:
             elif isinstance(self.content, dict):
                 self.content[name] = value.detach().clone()
             elif name in own:
-                raise MessageError(
-                    f"tensor {name!r} has shape {tuple(value.shape)}, this part of the state {tuple(own[name].shape)}"
-                )
+                shapes = f"shape {tuple(value.shape)}, expected {tuple(own[name].shape)}"
+                raise MessageError(f"tensor {name!r} of this part of the state has {shapes}")
             else:
                 raise MessageError(f"tensor {name!r} does not belong to this part of the state")
 

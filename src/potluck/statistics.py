@@ -59,13 +59,17 @@ def merge_classes(
 ) -> tuple[Tensor, Tensor]:
     """The mean vector of each class over the clients that hold it, and which classes anyone holds.
 
-    `uniform` gives every holder one vote, `count` weighs a holder by its samples of the class.
+    `uniform` gives every holder one vote, `count` weighs a holder by its samples of the class. Where counts came
+    along, a client that counted nothing of a class is no holder of it.
     """
     total: Tensor | None = None
     for client in replies:
         message = replies[client]
         rows, y = message[vectors], message[label]
-        weight = message[counts] if weights == "count" else torch.ones(len(y), device=rows.device)
+        counted = weights == "count" or counts in message
+        weight = message[counts] if counted else torch.ones(len(y), device=rows.device)
+        if weights == "uniform":
+            weight = (weight > 0).to(rows.dtype)
         if total is None:
             total = torch.zeros(classes, rows.shape[1] + 1, device=rows.device)
         total.index_add_(0, y, torch.cat([rows * weight.unsqueeze(1), weight.unsqueeze(1)], dim=1))

@@ -48,7 +48,8 @@ class Bench:
         self.options = _options(method)
         self.models = models
         self.settings: dict[str, Any] = {
-            "training": {"epochs": 2, "batch_size": 4, "optimizer": {"lr": 0.05, "momentum": 0.9}}
+            "training": {"epochs": 2, "batch_size": 4, "optimizer": {"lr": 0.05, "momentum": 0.9}},
+            "engine": {"device": "cpu"},
         } | settings
         self.data = _tiny_data()
         self.split = _tiny_split(self.data)
@@ -110,11 +111,11 @@ class Played:
         other = Played(world)
         other.number = self.number
         other.rounds.accepted = dict(self.rounds.accepted)
-        other.rounds.server.restore(_through_disk(self.rounds.server.snapshot()))
+        other.rounds.server.restore(_through_disk(self.rounds.server.snapshot(), world.device))
         for client in self.world.ids:
             state = self.client(client)
             if state is not None:
-                other.local.store.put(client, _through_disk(state))
+                other.local.store.put(client, _through_disk(state, world.device))
         return other
 
 
@@ -392,8 +393,9 @@ def _listening() -> Iterator[dict[tuple[str, int], list[list[int]]]]:
         yield heard
 
 
-def _through_disk(state: State) -> State:
-    return dict(safetensors.torch.load(safetensors.torch.save({k: v.contiguous() for k, v in state.items()})))
+def _through_disk(state: State, device: torch.device) -> State:
+    written = safetensors.torch.save({name: value.contiguous() for name, value in state.items()})
+    return {name: value.to(device) for name, value in safetensors.torch.load(written).items()}
 
 
 def _require(condition: bool, sentence: str) -> None:

@@ -109,6 +109,15 @@ class FedAvg(Method):
 
     def introduce(self, server: Server, clients: Clients) -> None:
         """Fetch a starting point for the tensors of this cohort that the server does not know."""
+        while donors := self.donors(server, clients):  # again if one of them fails and is out
+            replies = clients.ask(self.bring, only=donors)
+            for client in sorted(replies, key=donors.index):
+                fresh = self.keyed(replies, client, "model")
+                held = server["weights"].tensors()
+                server["weights"].load({key: value for key, value in fresh.items() if key not in held})
+
+    def donors(self, server: Server, clients: Clients) -> list[ClientId]:
+        """Who can bring the tensors of this cohort that the server does not know, the largest model first."""
         known = set(server["weights"].tensors())
         donors = []
         for client in sorted(clients.ids, key=lambda one: -len(clients.cards[one].names)):
@@ -116,12 +125,7 @@ class FedAvg(Method):
             if not keys <= known:
                 donors.append(client)
                 known |= keys
-        if donors:
-            replies = clients.ask(self.bring, only=donors)
-            for client in sorted(replies, key=donors.index):
-                fresh = self.keyed(replies, client, "model")
-                held = server["weights"].tensors()
-                server["weights"].load({key: value for key, value in fresh.items() if key not in held})
+        return donors
 
     def mean(self, replies: Replies, group: str, weights: Weights) -> dict[str, Tensor]:
         """The mean of a group of tensors under the server's keys."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -122,7 +121,7 @@ class FedProto(Method):
         else:
             fit(client, self.loss)
             collect(client, lambda batch: stats.add(client["model"].features(batch.x), batch.y))
-        held = torch.tensor(client.classes_held, device=client.device)
+        held = torch.tensor(client.classes_held, dtype=torch.long, device=client.device)
         return {
             "prototypes": stats.means(client.classes_held),
             "classes": held,
@@ -135,23 +134,26 @@ class FedProto(Method):
         if stats is not None:
             stats.add(z, batch.y)
         known = client["known"].value[batch.y]
+        if batch.weight is not None:
+            known = known * batch.weight
         gap = (z - client["prototypes"].value[batch.y]).square()
         distance = gap.mean(1) if self.config.distance == "mse" else gap.sum(1)
         return {
             "ce": client.task.loss(client["model"].head(z), batch.y, batch.weight),
-            "prototype": self.config.weight * (distance * known).sum() / known.sum().clamp_min(1),
+            "prototype": self.config.weight * (distance * known).sum() / known.sum().clamp_min(1e-12),
         }
 
     def predict(self, client: Client, batch: Batch, mode: str) -> Tensor:
         """`prototype`: minus the distance to each known prototype; `head`: the client's own classifier.
 
-        Without any prototype (before the first round) the head answers in both modes.
+        A class without a prototype is taken to lie 10 beyond the furthest known one, so that it is never chosen
+        and the loss stays a number. Without any prototype (before the first round) the head answers in both modes.
         """
         z = client["model"].features(batch.x)
         scores: Tensor = client["model"].head(z)
         if mode == "head":
             return scores
-        known = client["known"].value
+        known = client["known"].value > 0
         distances = torch.cdist(z.float(), client["prototypes"].value)
-        nearest = (-distances).masked_fill(known == 0, torch.finfo(torch.float32).min)
-        return torch.where(known.sum() > 0, F.log_softmax(nearest, dim=1), scores.float())
+        furthest = distances.where(known, 0).amax(1, keepdim=True)
+        return torch.where(known.any(), -distances.where(known, furthest + 10), scores.float())

@@ -10,8 +10,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from potluck.client import Client, ClientId
-from potluck.message import Content, Message, state_of
+from potluck.client import Card, Client, ClientId
+from potluck.message import Content, Message, Shapes, state_of
 from potluck.method import Clients, client_step
 from potluck.methods.fedavg import FedAvg
 from potluck.models import Model
@@ -35,7 +35,11 @@ class Scaffold(FedAvg):
 
     name = "scaffold"
     citation = "Karimireddy et al., ICML 2020"
-    down = FedAvg.down | {"control": state_of("control", "the server's control variate c", optional=True)}
+    down = FedAvg.down | {
+        "control": state_of(
+            "control", "the server's control variate c, as far as it has one", optional=True, partial=True
+        )
+    }
 
     class Config(FedAvg.Config):
         """Options of SCAFFOLD."""
@@ -57,6 +61,10 @@ class Scaffold(FedAvg):
             part: {name: value.clone() for name, value in zeros.items()}
             for part in ("own_control", "control", "gradients")
         }
+
+    def expected(self, card: Card, part: str) -> Shapes | None:
+        """Variates have the shapes of the tensors they belong to."""
+        return super().expected(card, "model" if part == "control" else part)
 
     def downlink(self, server: Server, client: ClientId) -> Content:
         """x and c, as far as this client has the tensors."""
@@ -85,7 +93,7 @@ class Scaffold(FedAvg):
     @client_step(
         up={
             "model": state_of("model", "Δy: how far the weights moved"),
-            "control": state_of("control", "Δc: how far the client's variate moved"),
+            "control": state_of("control", "Δc: how far the client's variate moved", partial=True),
         }
     )
     def train(self, client: Client) -> Content:
@@ -96,7 +104,7 @@ class Scaffold(FedAvg):
         steps = fit(client, self.loss, combine=lambda terms: self.correct(client, terms)).steps
         after = client["model"].state()
         moved = {name: after[name] - before[name] for name in after}
-        change = self.control_change(client, moved, max(steps, 1))
+        change = self.control_change(client, moved, steps)
         for name, value in client["own_control"].tensors().items():
             value.add_(change[name])
         return {"model": moved, "control": change}
@@ -115,6 +123,8 @@ class Scaffold(FedAvg):
     def control_change(self, client: Client, moved: Mapping[str, Tensor], steps: int) -> dict[str, Tensor]:
         """Δc = c_k⁺ − c_k."""
         own, server = client["own_control"].tensors(), client["control"].tensors()
+        if not steps:
+            return {name: torch.zeros_like(value) for name, value in own.items()}
         if self.config.variate == "mean":
             return {name: total / steps - own[name] for name, total in client["gradients"].tensors().items()}
         training = client.training

@@ -1,0 +1,469 @@
+"""The command line. Results go to standard output, progress and errors to standard error.
+
+Exit codes: 0 done; 1 a fault of potluck itself; 2 bad input; 130 stopped with Ctrl-C, 143 ended by a signal.
+Heavy imports are inside the commands, so that `potluck --help` is quick.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import shlex
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
+
+import typer
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from potluck.errors import ConfigError, PotluckError, RunError
+
+if TYPE_CHECKING:
+    from potluck.compare import ComparisonResult
+    from potluck.experiment import Experiment
+    from potluck.report.table import Sheet
+    from potluck.run import RunResult
+
+DEMO = Path(__file__).with_name("demo.yaml")
+DEMO_METHODS = ("local", "fedavg", "fedproto", "fedmrl")
+RUNS = Path("runs")
+WIDTH = 110  # of what is written where there is no terminal
+
+app = typer.Typer(
+    name="potluck",
+    help="Federated learning where everyone brings their own model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# --- what goes wrong ------------------------------------------------------------------------------------
+
+
+class Ended(KeyboardInterrupt):
+    """A polite signal to end; a run takes it like Ctrl-C and leaves a checkpoint."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+class Stopped(KeyboardInterrupt):
+    """Stopped after a checkpoint; `command` goes on from there."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        super().__init__("stopped")
+        self.command = shlex.join(command)
+
+
+P = ParamSpec("P")
+
+
+def command(function: Callable[P, None]) -> Callable[P, None]:
+    """Register a command; whatever goes wrong in it becomes one sentence and an exit code."""
+
+    @functools.wraps(function)
+    def guarded(*args: P.args, **options: P.kwargs) -> None:
+        try:
+            function(*args, **options)
+        except BaseException as error:
+            fail(error, debug=bool(options.get("debug")))
+
+    return app.command(function.__name__)(guarded)
+
+
+def fail(error: BaseException, debug: bool) -> NoReturn:
+    """Say in one sentence what went wrong, and leave with its exit code."""
+    usage = hasattr(error, "exit_code") or isinstance(error, SystemExit)
+    if usage or (isinstance(error, OSError) and error.errno == errno.EPIPE):
+        raise error
+    if debug:
+        traceback.print_exception(error)
+    sentence, code = _sentence(error)
+    typer.echo(" ".join(sentence.splitlines()), err=True)
+    raise typer.Exit(code)
+
+
+def _sentence(error: BaseException) -> tuple[str, int]:
+    if isinstance(error, KeyboardInterrupt):
+        onwards = f"; go on with: {error.command}" if isinstance(error, Stopped) else ""
+        return f"stopped{onwards}", 128 + _signal(error)
+    if isinstance(error, PotluckError):
+        return f"error: {error}", 2
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"error: {where}{error.strerror or error}", 2
+    kind = type(error).__name__
+    return f"internal error: {kind}: {error}; run again with --debug to see where", 1
+
+
+def _signal(error: BaseException | None) -> int:
+    """The signal at the root of an interrupt: SIGINT unless another was taken for it."""
+    while error is not None:
+        if isinstance(error, Ended):
+            return error.number
+        error = error.__cause__ or error.__context__
+    return signal.SIGINT
+
+
+# --- what is shown --------------------------------------------------------------------------------------
+
+
+class Screen:
+    """The two streams of a command; with `json` nothing but JSON goes to standard output."""
+
+    def __init__(self, json: bool) -> None:
+        self.json = json
+        self.out = _console(stderr=False)
+        self.err = _console(stderr=True)
+
+    def data(self, value: Any) -> None:
+        """Plain data, for machines."""
+        import json
+
+        typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+    def show(self, *parts: RenderableType) -> None:
+        """Text and tables, for people."""
+        for part in parts:
+            self.out.print(Text(part) if isinstance(part, str) else part, soft_wrap=isinstance(part, str))
+
+    def sheet(self, sheet: Sheet) -> None:
+        """A table; aligned text where there is no terminal to fit it to."""
+        from potluck.report.table import plain, rich_table
+
+        self.show(rich_table(sheet) if self.out.is_terminal else plain(sheet).rstrip())
+
+
+def _console(stderr: bool) -> Console:
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
+    return console
+
+
+ExperimentFile = Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="The experiment file.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[key=value]...", help="Values to change, such as training.rounds=5 or seed=1."),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="JSON alone on standard output; progress on standard error.")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")]
+
+
+@command
+def demo(
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Where to write; a demo stopped there goes on. Default: runs/demo."
+        ),
+    ] = None,
+    json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Train clients with unlike models on the embedded data, in half a minute."""
+    from potluck.compare import experiments_by_method
+
+    screen = Screen(json)
+    experiments = experiments_by_method(DEMO, DEMO_METHODS)
+    folder = out or _free(RUNS / "demo")
+    screen.err.print(
+        "Clients with four different models learn to read digits, each from a few samples of its own: alone,\n"
+        "and with each other. `potluck explain fedmrl` says what crosses between them.",
+        style="dim",
+    )
+    _compared(screen, experiments, [experiments["local"].seed], folder, ["demo", "--out", str(folder)])
+
+
+# --- run and resume -------------------------------------------------------------------------------------
+
+
+@command
+def run(
+    experiment: ExperimentFile,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="The run folder, which must not exist. Default: runs/<name>, runs/<name>-2, …",
+        ),
+    ] = None,
+    json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Run an experiment."""
+    from potluck.experiment import Experiment
+    from potluck.run import run as play
+
+    chosen = Experiment.load(experiment, overrides or ())
+    _watched(Screen(json), chosen.method.name, lambda watcher: play(chosen, out=out, watcher=watcher))
+
+
+@command
+def resume(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that was stopped.")],
+    json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Go on with a run, to the same end as if it had never stopped."""
+    from potluck.run import resume as go_on
+
+    _watched(Screen(json), run.name, lambda watcher: go_on(run, watcher=watcher))
+
+
+def _watched(screen: Screen, label: str, play: Callable[[Any], RunResult]) -> None:
+    """Play a run under a progress display, then show how it went."""
+    from potluck.progress import showing
+    from potluck.run import Interrupted
+
+    try:
+        with showing(screen.err) as display:
+            result = play(display.watch(label))
+    except Interrupted as error:
+        raise Stopped(["potluck", "resume", str(error.folder)]) from error
+    if screen.json:
+        screen.data(result.summary | {"folder": str(result.folder)})
+    else:
+        screen.sheet(_run_sheet(result))
+        screen.show(f"\nreport: {result.folder / 'report.html'}")
+
+
+def _run_sheet(result: RunResult) -> Sheet:
+    """The clients of a run; with many of them only how it went as a whole."""
+    from potluck.record import read_json
+    from potluck.report.page import client_rows
+    from potluck.report.table import run_sheet
+
+    split = read_json(result.folder / "split.json")
+    models = read_json(result.folder / "environment.json").get("models", {})
+    rows = client_rows(split, result.summary["accuracy"], models)
+    return run_sheet(result.summary, rows if len(rows) <= 20 else [])
+
+
+# --- comparisons ----------------------------------------------------------------------------------------
+
+
+@command
+def compare(
+    experiment: ExperimentFile,
+    overrides: Overrides = None,
+    methods: Annotated[
+        str,
+        typer.Option(
+            metavar="a,b,c",
+            help="The methods; Local is always among them. The one the experiment names keeps its options, the "
+            "others have their defaults; fedmrl.d1=50 sets an option of one method.",
+        ),
+    ] = "",
+    seeds: Annotated[str, typer.Option(metavar="0,1,2", help="Default: the experiment's own seed.")] = "",
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where to write. Default: runs/<name>-compare."),
+    ] = None,
+    json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Run methods side by side: same split, same private initial models, same cohorts, same batch order.
+
+    The same command again skips the runs that are finished and goes on with those that were stopped.
+    """
+    from potluck.compare import experiments_by_method, with_baseline
+    from potluck.experiment import Experiment
+
+    listed = [name.strip() for name in methods.split(",") if name.strip()]
+    named = with_baseline(listed or [Experiment.load(experiment, _general(overrides)).method.name])
+    experiments = experiments_by_method(experiment, named, overrides or ())
+    first = experiments[named[0]]
+    folder = out or RUNS / f"{first.name}-compare"
+    _compared(Screen(json), experiments, _seeds(seeds) or [first.seed], folder, sys.argv[1:])
+
+
+def _general(overrides: Sequence[str] | None) -> list[str]:
+    from potluck.compare import own_overrides
+
+    return own_overrides(overrides or ())[0]
+
+
+def _seeds(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    wrong = next((word for word in words if not word.isdecimal()), None)
+    if wrong is not None:
+        raise ConfigError(f"--seeds: {wrong!r} is no seed; give whole numbers from 0, such as 0,1,2")
+    return list(dict.fromkeys(map(int, words)))
+
+
+def _free(folder: Path) -> Path:
+    """The folder, or the first of `-2`, `-3`, … that does not exist."""
+    number, path = 1, folder
+    while path.exists():
+        number += 1
+        path = folder.with_name(f"{folder.name}-{number}")
+    return path
+
+
+def _compared(
+    screen: Screen,
+    experiments: dict[str, Experiment],
+    seeds: Sequence[int],
+    folder: Path,
+    again: Sequence[str],
+) -> None:
+    """Compare under a progress display, then show the table. `again` are the words that go on with it."""
+    from potluck.compare import compare as compare_methods
+    from potluck.progress import showing
+
+    try:
+        with showing(screen.err, len(seeds) * len(experiments)) as display:
+            result = compare_methods(experiments, seeds, folder, display.watch, display.skip)
+    except KeyboardInterrupt as error:
+        raise Stopped(["potluck", *again]) from error
+    _show_comparison(screen, result)
+
+
+def _show_comparison(screen: Screen, result: ComparisonResult) -> None:
+    from potluck.report.table import comparison_sheet
+
+    if screen.json:
+        screen.data(result.comparison | {"folder": str(result.folder)})
+        return
+    screen.sheet(comparison_sheet(result.comparison))
+    screen.show(
+        f"\nreport: {result.folder / 'comparison.html'}",
+        f"of each run: {result.folder}/<method>-seed<seed>/report.html",
+    )
+
+
+# --- looking without running ----------------------------------------------------------------------------
+
+
+@command
+def methods(json: AsJson = False, debug: Debug = False) -> None:
+    """List the methods."""
+    from potluck.method import find_method, method_names
+    from potluck.terminal import method_entry, methods_sheet
+
+    screen = Screen(json)
+    entries = [method_entry(find_method(name)) for name in method_names()]
+    if json:
+        screen.data(entries)
+    else:
+        screen.sheet(methods_sheet(entries))
+
+
+@command
+def explain(
+    method: Annotated[
+        str, typer.Argument(metavar="METHOD", help="A method, or an experiment file for its own.")
+    ],
+    experiment: Annotated[
+        Path | None,
+        typer.Argument(metavar="[EXPERIMENT.yaml]", help="Where it would run. Default: the demo."),
+    ] = None,
+    overrides: Overrides = None,
+    json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Show what leaves a client, what comes to it and what never leaves it, with real sizes."""
+    from potluck.terminal import explain_entry, explain_view
+
+    screen = Screen(json)
+    chosen = _explained(method, experiment, overrides or ())
+    data = chosen.load_data(labels_only=True)
+    entry = explain_entry(chosen.variant(engine={"device": "cpu"}).world(data))
+    if json:
+        screen.data(entry)
+    else:
+        screen.show(explain_view(entry, chosen.name))
+
+
+def _explained(method: str, experiment: Path | None, overrides: Sequence[str]) -> Experiment:
+    """The experiment with its method replaced; an experiment file in the method's place explains its own."""
+    from potluck.compare import experiments_by_method
+    from potluck.experiment import Experiment
+    from potluck.method import find_method
+
+    if Path(method).suffix in (".yaml", ".yml"):
+        return Experiment.load(method, overrides if experiment is None else [str(experiment), *overrides])
+    find_method(method)
+    return experiments_by_method(experiment or DEMO, [method], overrides)[method]
+
+
+@command
+def split(
+    experiment: ExperimentFile,
+    overrides: Overrides = None,
+    png: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Where to write the picture. Default: runs/<name>-split.png."),
+    ] = None,
+    json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Show who has which class, as a table and as a picture."""
+    from potluck.experiment import Experiment
+    from potluck.terminal import split_entry, split_view
+
+    screen = Screen(json)
+    chosen = Experiment.load(experiment, overrides or ())
+    data = chosen.load_data(labels_only=True)
+    entry = split_entry(data, chosen.make_split(data))
+    picture = _write_picture(entry, png or RUNS / f"{chosen.name}-split.png")
+    if json:
+        screen.data(entry | {"picture": str(picture)})
+    else:
+        screen.show(split_view(entry), f"picture: {picture}")
+
+
+def _write_picture(entry: dict[str, Any], path: Path) -> Path:
+    from potluck.record import write_whole
+    from potluck.report.plots import split_picture, to_png
+
+    clients = entry["clients"]
+    counts, ids = [client["counts"] for client in clients], [client["id"] for client in clients]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot make the folder {path.parent}: {error.strerror or error}") from error
+    write_whole(path, to_png(split_picture(counts, ids, entry["classes"])))
+    return path
+
+
+# --- the way in -----------------------------------------------------------------------------------------
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from potluck import __version__
+
+        typer.echo(f"potluck {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Federated learning where everyone brings their own model."""
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    raise Ended(number)
+
+
+def main() -> None:
+    """Where `potluck` and `python -m potluck` begin."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP: leave it so
+            signal.signal(number, _end)
+    app()

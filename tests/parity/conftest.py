@@ -1,0 +1,202 @@
+"""A tiny federation played round by round, and softmax regression in plain NumPy to compare it with."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from potluck.data import ClientSplit, Split, from_arrays
+from potluck.engine.base import Examination, Stamp
+from potluck.engine.cohort import Cohort
+from potluck.engine.local import LocalEngine
+from potluck.ledger import Ledger
+from potluck.message import Message
+from potluck.method import find_method
+from potluck.models import Model, ModelPool
+from potluck.rng import Rng, Seeds
+from potluck.settings import ClientTraining
+from potluck.streams import shuffled_batches
+from potluck.world import World
+
+INPUTS, CLASSES = 3, 4
+
+
+class Federation:
+    """A method, a client per model and list of rows, and a server; played with explicit cohorts."""
+
+    def __init__(self, method, models, rows, *, x=None, y=None, training=None, per_client=False, test=()):
+        draw = Rng(5).numpy()
+        total = 1 + max(int(max(part)) for part in rows.values() if len(part))
+        self.x = draw.standard_normal((total, INPUTS)).astype(np.float32) if x is None else x
+        self.y = np.arange(total) % CLASSES if y is None else y
+        data = from_arrays(self.x, self.y, classes=None if y is not None else CLASSES)
+        options = {"name": method} if isinstance(method, str) else dict(method)
+        kind = find_method(options["name"])
+        pool = ModelPool(dict(zip(rows, models, strict=True)) if isinstance(models, list) else models)
+        self.method = kind(kind.Config(**options), pool)
+        self.rows = {client: np.asarray(part, dtype=np.int64) for client, part in rows.items()}
+        nothing, measured = np.zeros(0, dtype=np.int64), np.asarray(test, dtype=np.int64)
+        self.world = World(
+            method=self.method,
+            data=data,
+            split=Split.of(ClientSplit(client, part, nothing, measured) for client, part in self.rows.items()),
+            pool=pool,
+            seeds=Seeds(1, 2, 3, 4),
+            training=ClientTraining(**(training or {})),
+            independent_init=per_client,
+        )
+        self.method.check(self.world)
+        self.engine = LocalEngine(self.world)
+        self.server = self.world.server()
+        self.accepted = {}
+        self.number = 0
+
+    def round(self, *ids, engine=None, quorum=1):
+        """One whole round with this cohort; gives the cohort, with its ledger and failures."""
+        self.number += 1
+        number = self.number
+        cohort = Cohort(
+            engine or self.engine, self.method, self.server, ids, self.stamp, Ledger(number), quorum
+        )
+        rng = self.world.server_rng(number)
+        self.server.enter(number, rng, {}, "round")
+        with rng.as_default():
+            self.method.round(self.server, cohort)
+        self.engine.settle(number, ids, cohort.ids)
+        self.accepted |= dict.fromkeys(cohort.ids, number)
+        return cohort
+
+    def stamp(self, client, exchange):
+        return Stamp("tiny", self.number, 1, exchange, self.accepted.get(client, 0))
+
+    def state(self, client):
+        """Everything a client has at rest."""
+        record = self.engine.store.peek(client)
+        if record is None or record.base is None:
+            return self.world.build_client(client).snapshot()
+        return record.base
+
+    def part(self, client, part):
+        """One part of a client's state at rest."""
+        return {
+            name.removeprefix(f"{part}/"): value
+            for name, value in self.state(client).items()
+            if name.startswith(f"{part}/")
+        }
+
+    def initial(self, client):
+        """The weights a client's model starts with."""
+        return {name: value.detach().clone() for name, value in self.world.build_model(client).named_parameters()}
+
+    def steps(self, client, number):
+        """The rows of each training step of a client in a round."""
+        training = self.world.client_training(client)
+        rng = self.world.seeds.tree("training").child("round", number, "client", client, "batches", "train", 0)
+        return shuffled_batches(
+            self.rows[client], training.batch_size, training.epochs, training.last_batch, rng
+        )
+
+    def measure(self, client, mode, down=True):
+        """Correct answers and summed loss on the client's test rows."""
+        message = Message(self.method.downlink(self.server, client)) if down else None
+        [answer] = self.engine.examine([Examination(client, message, self.stamp(client, 0), (mode,))])
+        return {name.rsplit("/", 1)[1]: value.item() for name, value in answer.report.metrics.items()}
+
+
+class Linear(Model):
+    """Softmax regression: the features are the sample."""
+
+    def __init__(self, task):
+        super().__init__()
+        self.rep_dim = task.input[0]
+        self.head = nn.Linear(task.input[0], task.classes)
+
+    def features(self, x):
+        return x
+
+
+class Shallow(Model):
+    """One hidden layer."""
+
+    width = 6
+
+    def __init__(self, task):
+        super().__init__()
+        self.rep_dim = self.width
+        self.fc1 = nn.Linear(task.input[0], self.width)
+        self.head = nn.Linear(self.width, task.classes)
+
+    def features(self, x):
+        return F.relu(self.fc1(x))
+
+
+class Deep(Shallow):
+    """The same and a layer more."""
+
+    def __init__(self, task):
+        super().__init__(task)
+        self.fc2 = nn.Linear(self.width, self.width)
+
+    def features(self, x):
+        return F.relu(self.fc2(super().features(x)))
+
+
+class Narrow(Shallow):
+    """A narrower representation."""
+
+    width = 4
+
+
+class Normed(Shallow):
+    """With batch norm."""
+
+    def __init__(self, task):
+        super().__init__(task)
+        self.norm = nn.BatchNorm1d(self.width)
+
+    def features(self, x):
+        return F.relu(self.norm(self.fc1(x)))
+
+
+class Regression:
+    """Softmax regression in float64: the gradient of the mean cross-entropy, by hand."""
+
+    @staticmethod
+    def gradient(weight, bias, x, y):
+        x = x.astype(np.float64)
+        logits = x @ weight.T + bias
+        shifted = np.exp(logits - logits.max(1, keepdims=True))
+        error = shifted / shifted.sum(1, keepdims=True)
+        error[np.arange(len(y)), y] -= 1
+        return error.T @ x / len(y), error.mean(0)
+
+
+class Toolbox:
+    """What a parity test needs."""
+
+    Federation, Regression = Federation, Regression
+    Linear, Shallow, Deep, Narrow, Normed = Linear, Shallow, Deep, Narrow, Normed
+    inputs, classes = INPUTS, CLASSES
+
+    @staticmethod
+    def plain_training(model, batches, lr, anchor=None, mu=0.0):
+        """Gradient descent in a plain PyTorch loop."""
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        model.train()
+        for x, y in batches:
+            loss = F.cross_entropy(model(x), y)
+            if anchor is not None:
+                named = dict(model.named_parameters())
+                loss = loss + mu / 2 * sum((named[name] - anchor[name]).square().sum() for name in named)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+@pytest.fixture(scope="session")
+def kit():
+    """The tools of the parity tests."""
+    return Toolbox
