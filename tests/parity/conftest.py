@@ -33,8 +33,10 @@ class Federation:
         self.x = draw.standard_normal((total, INPUTS)).astype(np.float32) if x is None else x
         self.y = np.arange(total) % CLASSES if y is None else y
         data = from_arrays(self.x, self.y, classes=None if y is not None else CLASSES)
-        options = {"name": method} if isinstance(method, str) else dict(method)
-        kind = find_method(options["name"])
+        options = (
+            {"name": method} if isinstance(method, str) else {} if isinstance(method, type) else dict(method)
+        )
+        kind = method if isinstance(method, type) else find_method(options["name"])
         pool = ModelPool(dict(zip(rows, models, strict=True)) if isinstance(models, list) else models)
         self.method = kind(kind.Config(**options), pool)
         self.rows = {client: np.asarray(part, dtype=np.int64) for client, part in rows.items()}
@@ -42,7 +44,9 @@ class Federation:
         self.world = World(
             method=self.method,
             data=data,
-            split=Split.of(ClientSplit(client, part, nothing, measured) for client, part in self.rows.items()),
+            split=Split.of(
+                ClientSplit(client, part, nothing, measured) for client, part in self.rows.items()
+            ),
             pool=pool,
             seeds=Seeds(1, 2, 3, 4),
             training=ClientTraining(**(training or {})),
@@ -89,12 +93,16 @@ class Federation:
 
     def initial(self, client):
         """The weights a client's model starts with."""
-        return {name: value.detach().clone() for name, value in self.world.build_model(client).named_parameters()}
+        return {
+            name: value.detach().clone() for name, value in self.world.build_model(client).named_parameters()
+        }
 
     def steps(self, client, number):
         """The rows of each training step of a client in a round."""
         training = self.world.client_training(client)
-        rng = self.world.seeds.tree("training").child("round", number, "client", client, "batches", "train", 0)
+        rng = self.world.seeds.tree("training").child(
+            "round", number, "client", client, "batches", "train", 0
+        )
         return shuffled_batches(
             self.rows[client], training.batch_size, training.epochs, training.last_batch, rng
         )
@@ -144,6 +152,17 @@ class Deep(Shallow):
         return F.relu(self.fc2(super().features(x)))
 
 
+class Side(Shallow):
+    """The first and a layer of its own."""
+
+    def __init__(self, task):
+        super().__init__(task)
+        self.fc3 = nn.Linear(self.width, self.width)
+
+    def features(self, x):
+        return F.relu(self.fc3(super().features(x)))
+
+
 class Narrow(Shallow):
     """A narrower representation."""
 
@@ -178,7 +197,7 @@ class Toolbox:
     """What a parity test needs."""
 
     Federation, Regression = Federation, Regression
-    Linear, Shallow, Deep, Narrow, Normed = Linear, Shallow, Deep, Narrow, Normed
+    Linear, Shallow, Deep, Side, Narrow, Normed = Linear, Shallow, Deep, Side, Narrow, Normed
     inputs, classes = INPUTS, CLASSES
 
     @staticmethod

@@ -52,10 +52,24 @@ def test_clients_that_start_apart_are_brought_together_first(kit):
     assert not torch.equal(game.initial("a")["head.weight"], game.initial("b")["head.weight"])
     cohort = game.round("a", "b")
     weight, _ = numpy_fedavg(kit, game, [("a", "b")], "samples")
-    np.testing.assert_allclose(game.method.downlink(game.server, "c")["model"]["head.weight"], weight, atol=1e-6)
+    np.testing.assert_allclose(
+        game.method.downlink(game.server, "c")["model"]["head.weight"], weight, atol=1e-6
+    )
     setup = [line for line in cohort.ledger.lines if line["purpose"] == "setup"]
     assert [(line["client"], line["direction"]) for line in setup] == [("a", "up")]
     assert all(line["purpose"] == "train" for line in game.round("a", "b").ledger.lines)
+
+
+def test_of_two_that_bring_the_same_layer_the_first_counts(kit):
+    options = {"name": "fedavg", "share": "layers"}
+    still = TRAINING | {"optimizer": {"lr": 1e-12}}
+    game = kit.Federation(options, [kit.Shallow, kit.Side, kit.Deep], ROWS, training=still, per_client=True)
+    game.round("a", "b", "c")  # b and c have more tensors than a, b comes before c
+    for client in ROWS:
+        down = game.method.downlink(game.server, client)["model"]
+        owner = {name: "c" if name.startswith("fc2") else "b" for name in down}
+        for name, value in down.items():
+            torch.testing.assert_close(value, game.initial(owner[name])[name], msg=f"{client} {name}")
 
 
 def torch_round(kit, game, number, cohort, start):
@@ -155,7 +169,7 @@ def test_groups_of_one_are_local_bit_for_bit(kit):
 
 
 def test_different_models_are_refused_where_all_must_share(kit):
-    with pytest.raises(ConfigError, match="client b .* has another model than client a"):
+    with pytest.raises(ConfigError, match=r"client b .* has another model than client a"):
         kit.Federation({"name": "fedavg", "share": "all"}, [kit.Shallow, kit.Deep, kit.Deep], ROWS)
 
 

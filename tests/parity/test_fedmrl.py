@@ -158,7 +158,12 @@ def official(kit):
     options = {"name": "fedmrl", "d1": 100}
     training = {"batch_size": 4, "optimizer": {"lr": 0.01, "momentum": 0.9}}
     game = kit.Federation(
-        options, ["cnn1", "cnn2", "cnn5"], rows, x=x, y=np.array([0, 1, 2, 3, 4, 5, 6, 7, 9]), training=training
+        options,
+        ["cnn1", "cnn2", "cnn5"],
+        rows,
+        x=x,
+        y=np.array([0, 1, 2, 3, 4, 5, 6, 7, 9]),
+        training=training,
     )
     before = {client: game.state(client) for client in rows}
     heard = Listener(game.engine)
@@ -170,7 +175,9 @@ def test_465658_scalars_up_and_down_and_no_private_key(official):
     game, _, heard, cohort = official
     assert game.world.task.classes == 10
     lines = cohort.ledger.lines
-    assert [(line["direction"], line["scalars"]) for line in lines] == [("down", 465_658)] * 2 + [("up", 465_658)] * 2
+    assert [(line["direction"], line["scalars"]) for line in lines] == [("down", 465_658)] * 2 + [
+        ("up", 465_658)
+    ] * 2
     assert all(line["names"] == {"small": 465_658} for line in lines)
     wire = {f"small/{name}" for name, _ in game.method.build_small(game.world.task).named_parameters()}
     assert len(heard.up) == len(heard.down) == 2
@@ -206,7 +213,9 @@ def test_a_round_is_three_plain_optimisers_with_a_clip_each(kit):
     model, projector = client["model"].module, client["projector"].module
     small = client["small"].module
     for number in (1, 2):
-        start = {name: value.detach().clone() for name, value in game.server["small"].module.state_dict().items()}
+        start = {
+            name: value.detach().clone() for name, value in game.server["small"].module.state_dict().items()
+        }
         small.load_state_dict(start)
         game.round("a", "b")
         parts = [model, small, projector]
@@ -227,4 +236,6 @@ def test_a_round_is_three_plain_optimisers_with_a_clip_each(kit):
                 optimiser.step()
     for name, part in (("model", model), ("projector", projector), ("small", small)):
         for key, value in part.named_parameters():
-            np.testing.assert_allclose(game.part("a", name)[key], value.detach(), atol=1e-5, err_msg=f"{name}/{key}")
+            np.testing.assert_allclose(
+                game.part("a", name)[key], value.detach(), atol=1e-5, err_msg=f"{name}/{key}"
+            )

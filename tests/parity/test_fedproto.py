@@ -36,7 +36,9 @@ def own_means(game, client):
     found = {}
     for row in game.rows[client]:
         with torch.no_grad():
-            found.setdefault(int(game.y[row]), []).append(model.features(torch.tensor(game.x[row : row + 1]))[0])
+            found.setdefault(int(game.y[row]), []).append(
+                model.features(torch.tensor(game.x[row : row + 1]))[0]
+            )
     return {label: (torch.stack(vectors).mean(0), len(vectors)) for label, vectors in found.items()}
 
 
@@ -108,7 +110,11 @@ def tiny(known, prototypes, **options):
     x, y = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1, 2])
     client = Client(Task("classification", 3, (2,)), Source(x, y))
     client.declare(
-        {"model": Fixed(), "prototypes": torch.tensor(prototypes), "known": torch.tensor(known, dtype=torch.float)}
+        {
+            "model": Fixed(),
+            "prototypes": torch.tensor(prototypes),
+            "known": torch.tensor(known, dtype=torch.float),
+        }
     )
     return method, client, Batch(x, y)
 
@@ -119,7 +125,11 @@ PROTOTYPES = [[0.0, 0.0], [1.0, 1.0], [5.0, 5.0]]
 @pytest.mark.parametrize(
     ("distance", "known", "expected"),
     [
-        ("l2", [1, 1, 0], (5.0 + 5.0) / 2),  # |(1,2)−(0,0)|² = 5, |(3,0)−(1,1)|² = 5; the third does not count
+        (
+            "l2",
+            [1, 1, 0],
+            (5.0 + 5.0) / 2,
+        ),  # |(1,2)−(0,0)|² = 5, |(3,0)−(1,1)|² = 5; the third does not count
         ("mse", [1, 1, 0], (2.5 + 2.5) / 2),
         ("l2", [0, 0, 1], 25.0 + 16.0),
         ("mse", [0, 0, 1], 20.5),
@@ -228,7 +238,9 @@ def test_a_class_dropped_from_training_is_no_zero_prototype(kit):
     else:
         pytest.fail("no order of batches leaves class 2 out")
     game.round("a", "b")
-    held = dict(zip(*(game.server["prototypes"][name].tolist() for name in ("classes", "prototypes")), strict=True))
+    held = dict(
+        zip(*(game.server["prototypes"][name].tolist() for name in ("classes", "prototypes")), strict=True)
+    )
     alone = play(kit, rounds=0, online=True, training=training)
     alone.number = number - 1
     alone.round("b")
@@ -236,7 +248,7 @@ def test_a_class_dropped_from_training_is_no_zero_prototype(kit):
 
 
 def test_widths_must_agree(kit):
-    with pytest.raises(ConfigError, match="client b .* has representation width 4, client a .* has 6"):
+    with pytest.raises(ConfigError, match=r"client b .* has representation width 4, client a .* has 6"):
         play(kit, models=[kit.Shallow, kit.Narrow])
 
 

@@ -27,12 +27,21 @@ def numpy_scaffold(kit, game, schedule, server_lr=1.0, decay=1.0):
                 gradients = kit.Regression.gradient(*y, game.x[rows], game.y[rows])
                 for place, gradient in enumerate(gradients):
                     y[place] = y[place] - rate * (gradient + c[place] - own[client][place])
-            new = [ck - s + (a - b) / (len(steps) * rate) for ck, s, a, b in zip(own[client], c, x, y, strict=True)]
+            new = [
+                ck - s + (a - b) / (len(steps) * rate)
+                for ck, s, a, b in zip(own[client], c, x, y, strict=True)
+            ]
             changes.append([after - before for after, before in zip(new, own[client], strict=True)])
             moves.append([after - before for after, before in zip(y, x, strict=True)])
             own[client] = new
-        x = [value + server_lr * np.mean(move, 0) for value, move in zip(x, zip(*moves, strict=True), strict=True)]
-        c = [value + np.sum(change, 0) / len(ROWS) for value, change in zip(c, zip(*changes, strict=True), strict=True)]
+        x = [
+            value + server_lr * np.mean(move, 0)
+            for value, move in zip(x, zip(*moves, strict=True), strict=True)
+        ]
+        c = [
+            value + np.sum(change, 0) / len(ROWS)
+            for value, change in zip(c, zip(*changes, strict=True), strict=True)
+        ]
     return x, c, own
 
 
@@ -111,7 +120,9 @@ def test_buffers_have_no_variate_and_are_averaged(kit):
     assert "norm.running_mean" in down["model"]
     assert "norm.running_mean" not in down["control"]
     for name in ("norm.running_mean", "norm.running_var"):
-        torch.testing.assert_close(down["model"][name], plain.method.downlink(plain.server, "a")["model"][name])
+        torch.testing.assert_close(
+            down["model"][name], plain.method.downlink(plain.server, "a")["model"][name]
+        )
 
 
 class TestModelsOfTwoDepths:

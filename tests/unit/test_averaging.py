@@ -58,7 +58,9 @@ class TestMeans:
         draw = Rng(1).generator()
         values = {client: {"x": torch.randn(4, 2, generator=draw)} for client in samples}
         expected = np.average(
-            [values[client]["x"].double().numpy() for client in samples], axis=0, weights=list(samples.values())
+            [values[client]["x"].double().numpy() for client in samples],
+            axis=0,
+            weights=list(samples.values()),
         )
         order = list(samples)
         shuffle.shuffle(order)
@@ -68,7 +70,13 @@ class TestMeans:
 
     def test_only_the_group_counts(self):
         both = Replies.of(
-            {"a": {"w": {"x": torch.tensor(1.0)}, "other": {"x": torch.tensor(9.0)}, "plain": torch.tensor(5.0)}},
+            {
+                "a": {
+                    "w": {"x": torch.tensor(1.0)},
+                    "other": {"x": torch.tensor(9.0)},
+                    "plain": torch.tensor(5.0),
+                }
+            },
             samples={"a": 1},
         )
         assert {name: value.item() for name, value in average(both, "w").items()} == {"x": 1.0}
@@ -137,7 +145,9 @@ class TestSlices:
     def test_a_name_nobody_sent_does_not_appear_and_the_base_is_left_alone(self):
         base = {"x": torch.zeros(3), "y": torch.zeros(2)}
         index = {"a": {"x": (torch.tensor([2, 0]),)}}
-        means = average(replies({"a": {"x": torch.tensor([5.0, 7.0])}}, {"a": 2}), "w", base=base, index=index)
+        means = average(
+            replies({"a": {"x": torch.tensor([5.0, 7.0])}}, {"a": 2}), "w", base=base, index=index
+        )
         assert means.keys() == {"x"}
         assert means["x"].tolist() == [7.0, 0.0, 5.0]
         assert not base["x"].any()
@@ -152,7 +162,9 @@ class TestSlices:
             piece = take_slice(base, index)
             for axis, size, length in zip(held, shape, piece.shape, strict=True):
                 assert length == (size if axis is None else len(axis))
-            back = average(replies({"a": {"x": piece}}, {"a": 1}), "w", base={"x": base}, index={"a": {"x": index}})
+            back = average(
+                replies({"a": {"x": piece}}, {"a": 1}), "w", base={"x": base}, index={"a": {"x": index}}
+            )
             assert torch.equal(back["x"], base)
             piece.add_(1)
             assert torch.equal(back["x"], base)

@@ -1,5 +1,6 @@
 """Messages: the bytes, their size, the contract and every way to break it."""
 
+import contextlib
 import json
 
 import pytest
@@ -11,7 +12,16 @@ from potluck.errors import MessageError
 from potluck.message import Field, Message, check, declared_scalars, evaluate, state_of, tensor
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
-WHOLE = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64]
+WHOLE = [
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+]
 DTYPES = [*FLOATS, *WHOLE, torch.bool, torch.complex64]
 
 names = st.text('ab./"\\\n\t\x00\x1f\x7f é€\u2028𝄞', min_size=1, max_size=12)
@@ -44,6 +54,7 @@ class TestBytes:
         data = message.encode()
         back, envelope = Message.decode(data)
         assert same(message, back)
+        assert list(message) == list(back)
         assert envelope == {}
         assert message.nbytes == len(data)
 
@@ -91,10 +102,9 @@ class TestBytes:
     def test_one_flipped_byte_is_a_message_or_a_sentence(self, message, data):
         whole = bytearray(message.encode())
         whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
-        try:
-            Message.decode(bytes(whole))
-        except MessageError as error:
-            assert "are no message" in str(error)
+        with contextlib.suppress(MessageError):
+            message, _ = Message.decode(bytes(whole))
+            assert message.scalars >= 0
 
     @pytest.mark.parametrize(
         "header",
@@ -135,7 +145,7 @@ class TestBytes:
 class TestContent:
     def test_groups_are_flattened_and_found_again(self):
         message = Message({"small": {"w": torch.zeros(2, 3), "b": torch.ones(2)}, "counts": torch.ones(4)})
-        assert list(message) == ["small/w", "small/b", "counts"]
+        assert list(message) == ["counts", "small/b", "small/w"]
         assert message.group("small").keys() == {"w", "b"}
         assert message.group("smal") == message.group("counts") == {}
         assert message.sizes() == {"small": 8, "counts": 4}
@@ -154,7 +164,11 @@ class TestContent:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
     def test_values_that_are_not_finite_are_found(self, bad, dtype):
         message = Message(
-            {"a": torch.ones(3), "n": torch.tensor([2**60]), "g": {"w": torch.tensor([1.0, bad], dtype=dtype)}}
+            {
+                "a": torch.ones(3),
+                "n": torch.tensor([2**60]),
+                "g": {"w": torch.tensor([1.0, bad], dtype=dtype)},
+            }
         )
         assert not message.worst().isfinite()
         assert message.not_finite() == "g/w"
@@ -307,7 +321,7 @@ class TestContract:
     def test_a_side_that_knows_no_shapes_still_checks_types(self):
         contract = {"m": state_of("model", "")}
         attempt({"m": {"anything": torch.zeros(2)}}, contract)
-        with pytest.raises(MessageError, match="'m/n' has type torch.int64"):
+        with pytest.raises(MessageError, match=r"'m/n' has type torch\.int64"):
             attempt({"m": {"n": torch.zeros(2, dtype=torch.int64)}}, contract)
 
     def test_a_bound_symbol_does_not_leak_into_the_next_message(self):
@@ -321,13 +335,35 @@ class TestContract:
 class TestFormulas:
     @pytest.mark.parametrize(
         ("formula", "value"),
-        [("7", 7), ("C", 10), ("C*(d+1)", 5130), ("C * d - 3", 5117), ("d // C", 51), (" C ", 10), ("2*C+d//2", 276)],
+        [
+            ("7", 7),
+            ("C", 10),
+            ("C*(d+1)", 5130),
+            ("C * d - 3", 5117),
+            ("d // C", 51),
+            (" C ", 10),
+            ("2*C+d//2", 276),
+        ],
     )
     def test_values(self, formula, value):
         assert evaluate(formula, {"C": 10, "d": 512}) == value
 
     @pytest.mark.parametrize(
-        "formula", ["x", "C**2", "C/2", "-C", "f(C)", "C.real", "C if C else d", "1.5", "'a'", "C +", "", "C // (C - C)"]
+        "formula",
+        [
+            "x",
+            "C**2",
+            "C/2",
+            "-C",
+            "f(C)",
+            "C.real",
+            "C if C else d",
+            "1.5",
+            "'a'",
+            "C +",
+            "",
+            "C // (C - C)",
+        ],
     )
     def test_what_is_not_understood(self, formula):
         with pytest.raises(MessageError) as caught:

@@ -62,7 +62,7 @@ class TestPart:
         assert torch.equal(part["fc.bias"], bias)
 
     def test_loading_what_does_not_fit(self):
-        with pytest.raises(MessageError, match="tensor 'fc.wieght' does not belong"):
+        with pytest.raises(MessageError, match=r"tensor 'fc\.wieght' does not belong"):
             Part(Net()).load({"fc.wieght": torch.ones(3, 4)})
         for wrong in (torch.tensor(1.0), torch.ones(4), torch.ones(3, 5)):
             with pytest.raises(MessageError, match=r"'fc.weight' .* shape .*, expected \(3, 4\)"):
@@ -142,7 +142,9 @@ class TestHolder:
         def draws(round_):
             one = holder()
             one.enter(round_, Rng(1).child("round", round_), {}, "train")
-            return [torch.rand(2, generator=one.draw(purpose)).tolist() for purpose in ("noise", "noise", "mask")]
+            return [
+                torch.rand(2, generator=one.draw(purpose)).tolist() for purpose in ("noise", "noise", "mask")
+            ]
 
         first = draws(1)
         assert first == draws(1)

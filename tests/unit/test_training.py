@@ -119,7 +119,9 @@ class TestOptimizers:
         for round_ in (1, 2, 3):
             state = client.snapshot()
             if round_ == 3:  # as another live client would go on with it
-                client = make_client(parts={"model": network(seed=9), "moments": Moments()}, optimizer=asked(name))
+                client = make_client(
+                    parts={"model": network(seed=9), "moments": Moments()}, optimizer=asked(name)
+                )
                 client.restore(state)
             enter(client, round_)
             fit(client, ce, moments=client["moments"].content)
@@ -172,11 +174,17 @@ class TestOptimizers:
 class TestGroups:
     def test_rates_decay_and_clips_of_their_own(self):
         client = make_client(
-            parts={"model": network(), "other": nn.Linear(3, 3)}, optimizer={"lr": 0.1, "weight_decay": 0.01}, clip=0.3
+            parts={"model": network(), "other": nn.Linear(3, 3)},
+            optimizer={"lr": 0.1, "weight_decay": 0.01},
+            clip=0.3,
         )
         model, other = network(), nn.Linear(3, 3)
         other.load_state_dict(client["other"].module.state_dict())
-        groups = {"model": Group(lr=0.2, clip=0.05), "model/2": Group(weight_decay=0.5), "other": Group(lr=0.05)}
+        groups = {
+            "model": Group(lr=0.2, clip=0.05),
+            "model/2": Group(weight_decay=0.5),
+            "other": Group(lr=0.05),
+        }
 
         def loss(client, batch):
             return F.cross_entropy(client["other"](client["model"](batch.x)), batch.y)
@@ -267,7 +275,11 @@ class TestTerms:
 
         def loss(client, batch):
             scores = client["model"](batch.x)
-            return {"ce": F.cross_entropy(scores, batch.y), "size": 0.1 * scores.square().mean(), "constant": X.sum()}
+            return {
+                "ce": F.cross_entropy(scores, batch.y),
+                "size": 0.1 * scores.square().mean(),
+                "constant": X.sum(),
+            }
 
         done = fit(client, loss)
         totals = {"ce": 0.0, "size": 0.0}
@@ -361,7 +373,9 @@ class TestTerms:
         assert torch.equal(weights(client["other"].module), before)
 
     def test_combine_must_name_what_is_trained(self):
-        with pytest.raises(ConfigError, match=r"no parameter '0.weight' is trained; did you mean 'model/0.weight'\?"):
+        with pytest.raises(
+            ConfigError, match=r"no parameter '0.weight' is trained; did you mean 'model/0.weight'\?"
+        ):
             fit(make_client(), ce, combine=lambda terms: {"0.weight": torch.zeros(5, 4)})
 
 
@@ -379,7 +393,9 @@ class TestProx:
             for rows in order():
                 optimizer.zero_grad()
                 pull = sum(
-                    (0.7 if name.startswith("0.") else 0.2) / 2 * (value - start[name].detach()).square().sum()
+                    (0.7 if name.startswith("0.") else 0.2)
+                    / 2
+                    * (value - start[name].detach()).square().sum()
                     for name, value in model.named_parameters()
                 )
                 (F.cross_entropy(model(X[rows]), Y[rows]) + pull).backward()
@@ -483,7 +499,11 @@ class TestStreams:
 
     def test_scalars_of_an_earlier_call_are_gone(self):
         client = make_client(epochs=1)
-        fit(client, lambda client, batch, strength: strength * ce(client, batch), scalars={"strength": torch.ones(())})
+        fit(
+            client,
+            lambda client, batch, strength: strength * ce(client, batch),
+            scalars={"strength": torch.ones(())},
+        )
         enter(client, 2)
         fit(client, ce)
 
@@ -523,6 +543,21 @@ class TestStreams:
         assert runs[0] == runs[1]
         assert len(set(runs[0])) == len(runs[0]) == 16
 
+    def test_only_streams_that_say_so_are_augmented(self):
+        heard = []
+
+        def prepare(x, generator):
+            heard.append(generator is not None)
+            return x
+
+        source = Source(X, Y, prepare)
+        streams = {
+            "one": Stream(source, [np.arange(4)] * 2, augment=True),
+            "two": Stream(source, [np.arange(4)] * 2),
+        }
+        fit(make_client(), lambda client, batch, two: ce(client, batch), streams=streams)
+        assert heard == [True, False] * 2
+
 
 class TestBatchNorm:
     def test_a_single_sample_goes_through_in_evaluation_mode(self):
@@ -555,8 +590,14 @@ class TestBatchNorm:
         def loss(client, batch, public):
             return ce(client, batch) + client["model"](public.x).square().mean()
 
-        fit(client, loss, streams={"private": Stream.of(X[:8], Y[:8], 4), "public": Stream.of(X[:3], batch_size=2)})
-        assert client["model"]["1.num_batches_tracked"] == 2  # two passes in the first step, none in the second
+        fit(
+            client,
+            loss,
+            streams={"private": Stream.of(X[:8], Y[:8], 4), "public": Stream.of(X[:3], batch_size=2)},
+        )
+        assert (
+            client["model"]["1.num_batches_tracked"] == 2
+        )  # two passes in the first step, none in the second
 
     def test_an_error_in_the_loss_leaves_the_mode_as_it_was(self):
         client = make_client(rows=1, parts={"model": network(norm=True)})

@@ -135,8 +135,9 @@ class TestWhatIsExamined:
 class Federation(RuleBasedStateMachine):
     """A server that repeats requests, tries rounds again and takes only some of them.
 
-    `told`: an engine at hand settles every round at once; a client far away learns it from the next stamp. The client is right if, whenever it starts an exchange, it stands where the accepted rounds and this attempt's
-    earlier exchanges have brought it.
+    The client is right if, whenever it starts an exchange, it stands where the accepted rounds and this attempt's
+    earlier exchanges have brought it. `told`: an engine at hand settles every round at once; a client far away
+    learns it from the next stamp.
     """
 
     def __init__(self):

@@ -66,10 +66,11 @@ class Cohort:
         requests = [self._request(client, steps, down) for client in addressed]
         replies = self._accept(steps, self.engine.run(requests))
         if len(self.ids) < self.quorum:
-            reasons = "; ".join(self.failures.values())
+            reasons = [*self.failures.values()]
+            shown = "; ".join(reasons[:3]) + (f"; and {len(reasons) - 3} more" if len(reasons) > 3 else "")
             raise RoundFailed(
                 f"round {self.server.round}: {len(self.ids)} of {len(self.asked)} clients are left, "
-                f"{self.quorum} are needed: {reasons}"
+                f"{self.quorum} are needed: {shown}"
             )
         return replies
 

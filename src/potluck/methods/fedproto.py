@@ -42,7 +42,7 @@ class FedProto(Method):
     modes = ("prototype", "head")
     down = {
         "prototypes": tensor("known<=C, d", "averaged prototypes of the classes anyone holds", optional=True),
-        "classes": tensor("known", "which classes these are", torch.int64, optional=True),
+        "classes": tensor("known<=C", "which classes these are", torch.int64, optional=True),
     }
 
     class Config(MethodConfig):

@@ -1,0 +1,385 @@
+"""The command line as a user meets it: what it prints where, which files it leaves, which code it ends with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from potluck import cli
+from potluck.experiment import Experiment
+
+SMALL = """\
+name: small
+data: digits
+partition: {kind: dirichlet, alpha: 1.0, clients: 3}
+models: [mlp-small, conv-small]
+method: {name: fedmrl, d1: 16}
+training: {rounds: 2, batch_size: 64}
+"""
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder with one experiment file, to work in."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("POTLUCK_DATA", raising=False)
+    (tmp_path / "small.yaml").write_text(SMALL)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of one finished run, to be copied, not changed."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "small.yaml").write_text(SMALL)
+    result = CliRunner().invoke(cli.app, ["run", str(folder / "small.yaml"), "--out", str(folder / "run")])
+    assert result.exit_code == 0, result.output
+    return folder / "run"
+
+
+def potluck(*words: str) -> Result:
+    return CliRunner().invoke(cli.app, list(words))
+
+
+def refused(*words: str) -> str:
+    """The one sentence a bad input gives."""
+    result = potluck(*words)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    lines = result.stderr.strip().splitlines()
+    assert lines[-1].startswith("error: ")
+    return lines[-1]
+
+
+# --- run and resume -------------------------------------------------------------------------------------
+
+
+def test_run_shows_a_table_and_where_the_report_is(place: Path) -> None:
+    result = potluck("run", "small.yaml")
+    assert result.exit_code == 0, result.output
+    assert "conv-small" in result.stdout
+    assert "report: runs/small/report.html" in result.stdout
+    assert "round 2/2" in result.stderr
+    assert "round 2/2" not in result.stdout
+    assert Path("runs/small/report.html").exists()
+
+
+def test_run_takes_the_next_free_folder_and_only_refuses_an_explicit_one(place: Path) -> None:
+    for wanted in ("runs/small", "runs/small-2"):
+        result = potluck("run", "small.yaml", "method=local", "training.rounds=1", "--json")
+        assert json.loads(result.stdout)["folder"] == wanted
+    assert "runs/small exists" in refused("run", "small.yaml", "--out", "runs/small")
+
+
+def test_run_prints_its_summary_as_json_alone(place: Path) -> None:
+    result = potluck("run", "small.yaml", "--json", "--out", "here")
+    printed = json.loads(result.stdout)
+    assert printed == json.loads(Path("here/summary.json").read_text()) | {"folder": "here"}
+    assert printed.keys() >= {
+        "method",
+        "rounds",
+        "seed",
+        "clients",
+        "accuracy",
+        "messages",
+        "seconds_per_round",
+    }
+    assert printed["accuracy"].keys() >= {
+        "last", "best_by_validation", "best_by_test", "weighted_last", "std_over_clients", "worst_tenth",
+        "per_client",
+    }  # fmt: skip
+    assert printed["messages"]["up"].keys() == {"scalars", "bytes"}
+    assert "round 1/2" in result.stderr
+
+
+def test_resuming_a_finished_run_changes_no_number(place: Path, finished: Path) -> None:
+    shutil.copytree(finished, "run")
+    before = Path("run/metrics.jsonl").read_bytes()
+    result = potluck("resume", "run", "--json")
+    assert result.exit_code == 0, result.output
+    assert Path("run/metrics.jsonl").read_bytes() == before
+    assert json.loads(result.stdout)["rounds"] == 2
+
+
+def test_an_override_reaches_any_leaf(place: Path) -> None:
+    result = potluck("run", "small.yaml", "training.optimizer.lr=0.5", "method=fedavg", "method.share=layers",
+                     "training.rounds=1", "training.per_client.1.epochs=2", "--out", "run")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    config = yaml.safe_load(Path("run/config.yaml").read_text())
+    assert config["training"]["optimizer"]["lr"] == 0.5
+    assert config["method"]["share"] == "layers"
+    assert "d1" not in config["method"]  # the option of another method is gone with it
+    assert config["training"]["per_client"] == {"1": {"epochs": 2}}
+
+
+# --- comparisons ----------------------------------------------------------------------------------------
+
+
+def test_the_demo_is_a_comparison(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "DEMO", place / "small.yaml")
+    monkeypatch.setattr(cli, "DEMO_METHODS", ("local", "fedmrl"))
+    result = potluck("demo")
+    assert result.exit_code == 0, result.output
+    assert "against Local" in result.stdout
+    assert "report: runs/demo/comparison.html" in result.stdout
+    assert Path("runs/demo/fedmrl-seed0/report.html").exists()
+    again = json.loads(potluck("demo", "--json").stdout)
+    assert again["folder"] == "runs/demo-2"
+    assert {entry["method"] for entry in again["methods"]} == {"local", "fedmrl"}
+
+
+def test_the_packaged_demo_suits_all_its_methods() -> None:
+    from potluck.compare import experiments_by_method
+
+    experiments = experiments_by_method(cli.DEMO, cli.DEMO_METHODS)
+    models = {experiments["local"].world().label(client) for client in "01234567"}
+    assert len(models) == 4
+    for experiment in experiments.values():
+        experiment.world()
+
+
+def test_compare_lists_local_unasked(place: Path) -> None:
+    result = potluck("compare", "small.yaml", "--methods", "fedavg", "training.rounds=1")
+    assert result.exit_code == 0, result.output
+    assert "Local" in result.stdout
+    assert "report: runs/small-compare/comparison.html" in result.stdout
+    again = potluck("compare", "small.yaml", "--methods", "fedavg", "training.rounds=1", "--json")
+    assert "fedavg: finished before" in again.stderr
+    assert [entry["method"] for entry in json.loads(again.stdout)["methods"]] == ["local", "fedavg"]
+
+
+# --- looking without running ----------------------------------------------------------------------------
+
+
+def test_methods_in_the_promised_shape() -> None:
+    entries = json.loads(potluck("methods", "--json").stdout)
+    assert {entry["name"] for entry in entries} >= {
+        "local",
+        "fedavg",
+        "fedprox",
+        "scaffold",
+        "fedproto",
+        "fedmrl",
+    }
+    for entry in entries:
+        assert list(entry) == ["name", "citation", "needs_public_data", "models", "sends", "receives"]
+    by_name = {entry["name"]: entry for entry in entries}
+    assert by_name["local"]["sends"] == []
+    assert by_name["fedproto"]["sends"] == ["prototypes", "classes", "counts"]
+    assert "fedproto" in potluck("methods").stdout
+
+
+def test_explain_in_the_promised_shape() -> None:
+    explained = json.loads(potluck("explain", "scaffold", "--json").stdout)
+    assert explained["method"] == "scaffold"
+    assert explained.keys() >= {"method", "steps", "card", "report", "stays", "up_scalars", "down_scalars"}
+    for step in explained["steps"]:
+        for entry in [*step["up"], *step["down"]]:
+            assert entry.keys() >= {"name", "shape", "scalars", "meaning"}
+
+
+def test_explain_promises_what_a_run_then_sends(place: Path, finished: Path) -> None:
+    explained = json.loads(potluck("explain", "fedmrl", "small.yaml", "--json").stdout)
+    sent = json.loads((finished / "summary.json").read_text())["messages"]
+    assert explained["up_scalars"] == sent["up"]["scalars"]
+    assert explained["down_scalars"] == sent["down"]["scalars"]
+
+
+def test_explain_says_what_never_leaves(place: Path) -> None:
+    shown = potluck("explain", "fedmrl", "small.yaml").stdout
+    assert "never leaves the client" in shown
+    assert "projector" in shown
+    assert "leaves the client" in potluck("explain", "local").stdout
+
+
+def test_explain_takes_an_experiment_for_its_own_method(place: Path) -> None:
+    explained = json.loads(potluck("explain", "small.yaml", "method.d1=8", "--json").stdout)
+    other = json.loads(potluck("explain", "fedmrl", "small.yaml", "--json").stdout)
+    assert explained["method"] == "fedmrl"
+    assert explained["up_scalars"] < other["up_scalars"]
+
+
+def test_split_is_a_table_and_a_picture(place: Path) -> None:
+    result = potluck("split", "small.yaml")
+    assert result.exit_code == 0, result.output
+    assert "picture: runs/small-split.png" in result.stdout
+    assert Path("runs/small-split.png").read_bytes().startswith(b"\x89PNG")
+    entry = json.loads(potluck("split", "small.yaml", "--png", "new/who.png", "--json").stdout)
+    assert entry["picture"] == "new/who.png"
+    assert Path("new/who.png").exists()
+    assert [sum(client["counts"]) for client in entry["clients"]] == [c["train"] for c in entry["clients"]]
+
+
+def test_split_shows_the_split_that_runs(place: Path, finished: Path) -> None:
+    entry = json.loads(potluck("split", "small.yaml", "--json").stdout)
+    assert entry["hash"] == json.loads((finished / "split.json").read_text())["hash"]
+
+
+def test_a_client_may_be_called_anything(place: Path) -> None:
+    Path("own.json").write_text(json.dumps({"[red]": {"train": [0, 1, 2]}, "b": {"train": [3], "test": [4]}}))
+    assert "[red]" in potluck("split", "small.yaml", "partition={file: own.json}").stdout
+
+
+# --- bad input ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("method=fedmlr", ["no method 'fedmlr'", "'fedmrl'"]),
+        ("method=3", ["method", "name of a method"]),
+        ("method=null", ["method", "name of a method"]),
+        ("models=[mlp-smal]", ["'mlp-smal'", "'mlp-small'"]),
+        ("models=[cnn1]", ["cnn1", "(1, 8, 8)"]),
+        ("data=digit", ["'digit'", "'digits'"]),
+        ("data=null", ["data", "block"]),
+        ("training.round=3", ["'training.round'", "'rounds'"]),
+        ("trainig.rounds=3", ["'trainig'", "'training'"]),
+        ("partition.alfa=1", ["'partition.alfa'", "'alpha'"]),
+        ("training.per_client.1.lrr=1", ["'training.per_client.1.lrr'", "'lr'"]),
+        ("training.per_client.9.lr=1", ["client '9'"]),
+        ("partition={file: x.json, fle: y}", ["'partition.fle'", "'file'"]),
+        ("partition.alpha=0", ["partition.alpha", "greater than 0", "given: 0"]),
+        ("partition.alpha=-1", ["partition.alpha", "greater than 0"]),
+        ("training.participation=0", ["training.participation", "greater than 0"]),
+        ("training.participation=2", ["training.participation", "less than or equal to 1"]),
+        ("partition.clients=5000", ["1797 rows", "5000 clients", "lower clients"]),
+        ("partition.clients=900", ["alpha", "clients", "min_size"]),
+        ("method.d1=65", ["d1 is 65", "client 0 (mlp-small)", "64", "method.d1"]),
+        ("seed", ["'seed'", "key=value"]),
+        ("data={name: cifar10, dir: nowhere}", ["'cifar10'", "nowhere"]),
+        ("evaluate.modes=[mix]", ["evaluate.modes", "'mix'", "mix-"]),
+        ("engine.device=cpuu", ["engine.device", "'cpuu'"]),
+        ("training.optimizer.nesterov=true", ["nesterov", "momentum"]),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_sentence_with_the_culprit(place: Path, override: str, words: list[str]) -> None:
+    sentence = refused("run", "small.yaml", override)
+    for word in words:
+        assert word in sentence
+    assert not Path("runs").exists()
+
+
+def test_models_that_do_not_fit_the_method(place: Path) -> None:
+    narrow = "models=[mlp-small, {name: conv-small, rep_dim: 16}]"
+    assert "client 1 (conv-small)" in refused("run", "small.yaml", "method=fedproto", narrow)
+    assert "method.share" in refused("run", "small.yaml", "method={name: fedavg, share: all}")
+
+
+def test_yaml_that_does_not_parse_names_the_line(place: Path) -> None:
+    Path("broken.yaml").write_text("name: x\ndata: [1, 2\nmodels: a\n")
+    assert "broken.yaml, line 3" in refused("run", "broken.yaml")
+    Path("list.yaml").write_text("- 1\n")
+    assert "mapping" in refused("run", "list.yaml")
+    assert "no experiment file gone.yaml" in refused("run", "gone.yaml")
+
+
+def test_truncated_parquet_names_the_file(place: Path) -> None:
+    folder = place / "data" / "mnist"
+    folder.mkdir(parents=True)
+    for part in ("train", "test"):
+        (folder / f"{part}-00000-of-00001.parquet").write_bytes(b"PAR1 and then the line was cut")
+    sentence = refused("run", "small.yaml", "data={name: mnist, dir: data}")
+    assert "train-00000-of-00001.parquet" in sentence
+    assert "again" in sentence
+
+
+def test_a_folder_that_cannot_be_written(place: Path) -> None:
+    Path("file").write_text("")
+    assert "file/run" in refused("run", "small.yaml", "--out", "file/run")
+    assert "cannot make the folder file" in refused("split", "small.yaml", "--png", "file/a.png")
+    assert "file/all" in refused("compare", "small.yaml", "--methods", "fedavg", "--out", "file/all")
+
+
+def test_a_run_folder_that_is_none_or_of_another_version(place: Path, finished: Path) -> None:
+    assert "no run folder gone" in refused("resume", "gone")
+    Path("empty").mkdir()
+    assert "empty" in refused("resume", "empty")
+    shutil.copytree(finished, "old")
+    about = json.loads(Path("old/environment.json").read_text())
+    Path("old/environment.json").write_text(json.dumps(about | {"potluck": "0.0.9"}))
+    assert "potluck 0.0.9" in refused("resume", "old")
+
+
+def test_a_client_whose_loss_is_nan_is_named_and_left_out(place: Path) -> None:
+    result = potluck("run", "small.yaml", "training.per_client.1.lr=1e30", "--json")
+    assert result.exit_code == 0, result.output
+    assert "goes on without client 1" in result.stderr
+    assert json.loads(result.stdout)["failures"] == {"1": 2}
+
+
+def test_when_no_client_is_left_the_run_can_be_resumed(place: Path) -> None:
+    sentence = refused("run", "small.yaml", "training.optimizer.lr=1e30", "training.attempts=1")
+    assert "round 1" in sentence
+    assert "potluck resume runs/small" in sentence
+
+
+def test_wrong_lists_of_a_comparison(place: Path) -> None:
+    assert "'fedmrl'" in refused("compare", "small.yaml", "--methods", "local,fedmlr")
+    assert "'x'" in refused("compare", "small.yaml", "--methods", "fedavg", "--seeds", "0,x")
+    assert "fedproto" in refused("compare", "small.yaml", "--methods", "fedavg", "fedproto.weight=2")
+
+
+def test_unknown_names_of_the_other_commands(place: Path) -> None:
+    assert "'fedmrl'" in refused("explain", "fedmlr")
+    assert "gone.yaml" in refused("explain", "fedmrl", "gone.yaml")
+    assert potluck("rum").exit_code == 2
+    assert potluck("run", "small.yaml", "--ot", "x").exit_code == 2
+
+
+def test_debug_shows_where(place: Path) -> None:
+    result = potluck("run", "small.yaml", "method=fedmlr", "--debug")
+    assert result.exit_code == 2
+    assert "Traceback" in result.stderr
+    assert "find_method" in result.stderr
+
+
+def test_a_fault_of_our_own_is_one_line_too(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object, **options: object) -> None:
+        raise ZeroDivisionError("a\nb")
+
+    monkeypatch.setattr(Experiment, "load", broken)
+    result = potluck("run", "small.yaml")
+    assert result.exit_code == 1
+    assert result.stderr == "internal error: ZeroDivisionError: a b; run again with --debug to see where\n"
+
+
+def test_a_full_disk_is_no_internal_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(28, "No space left on device", "somewhere")
+
+    monkeypatch.setattr(Experiment, "load", full)
+    assert refused("run", "small.yaml") == "error: somewhere: No space left on device"
+
+
+def test_stopped_before_a_run_began(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Experiment, "load", stopped)
+    result = potluck("run", "small.yaml")
+    assert (result.exit_code, result.stderr) == (130, "stopped\n")
+
+
+def test_the_signal_decides_the_exit_code() -> None:
+    stopped = cli.Stopped(["potluck", "resume", "a b"])
+    stopped.__cause__ = cli.Ended(signal.SIGTERM)
+    sentence, code = cli._sentence(stopped)
+    assert (sentence, code) == ("stopped; go on with: potluck resume 'a b'", 143)
+
+
+def test_the_example_experiment_is_valid() -> None:
+    experiment = Experiment.load(ROOT / "examples" / "first.yaml")
+    assert (experiment.name, experiment.method.name, experiment.training.participation) == (
+        "first",
+        "fedmrl",
+        0.1,
+    )

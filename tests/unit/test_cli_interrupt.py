@@ -1,0 +1,167 @@
+"""Runs that are stopped: by Ctrl-C at any point, by a polite signal, by a cut of the power."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from potluck import cli
+from potluck.engine.local import LocalEngine
+from potluck.experiment import Experiment
+from potluck.interrupt import held_back
+from potluck.record import RunFolder
+from potluck.run import Interrupted, resume, run
+
+SMALL = """\
+name: small
+data: digits
+partition: {kind: iid, clients: 2, test: 0.9}
+models: [mlp-small]
+method: fedavg
+training: {rounds: 20, batch_size: 16}
+checkpoint: {every: 0}
+"""
+LOGS = ("metrics.jsonl", "ledger.jsonl")
+
+
+def logs(folder: Path) -> list[bytes]:
+    return [(folder / log).read_bytes() for log in LOGS]
+
+
+# --- signals held back ----------------------------------------------------------------------------------
+
+
+def work(steps: list[str], depth: int = 1) -> None:
+    """Something that must not be cut in two, with Ctrl-C pressed in the middle."""
+    with held_back():
+        if depth > 1:
+            work(steps, depth - 1)
+        else:
+            signal.raise_signal(signal.SIGINT)
+        steps.append("still here")
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_signal_waits_until_the_outermost_block_is_done(depth: int) -> None:
+    steps: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        work(steps, depth)
+    assert steps == ["still here"] * depth
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_can_be_forgotten() -> None:
+    with held_back(forget=True):
+        signal.raise_signal(signal.SIGINT)
+
+
+# --- Ctrl-C inside a run --------------------------------------------------------------------------------
+
+
+class Interrupter:
+    """Presses Ctrl-C before or after the n-th of some calls."""
+
+    def __init__(self) -> None:
+        self.calls, self.at = 0, 0
+
+    def _count(self) -> None:
+        self.calls += 1
+        if self.calls == self.at:
+            signal.raise_signal(signal.SIGINT)
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **options: Any) -> Any:
+            self._count()
+            result = function(*arguments, **options)
+            self._count()
+            return result
+
+        return counted
+
+
+def test_wherever_ctrl_c_falls_the_end_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = Experiment.make(
+        data="digits",
+        partition={"kind": "iid", "clients": 2, "test": 0.9},
+        models=["mlp-small"],
+        method="local",
+        training={"rounds": 2, "batch_size": 64},
+    )
+    presser = Interrupter()
+    steps = [
+        (LocalEngine, "_serve"),
+        (LocalEngine, "_examine"),
+        (LocalEngine, "settle"),
+        (RunFolder, "append"),
+    ]
+    for owner, name in steps:
+        monkeypatch.setattr(owner, name, presser.around(getattr(owner, name)))
+    whole = logs(run(experiment, out=tmp_path / "whole").folder)
+    points = presser.calls
+    assert points > 30
+    for at in range(1, points + 1, 4):
+        presser.calls, presser.at = 0, at
+        with pytest.raises(Interrupted):
+            run(experiment, out=tmp_path / str(at))
+        presser.at = 0
+        resume(tmp_path / str(at))
+        assert logs(tmp_path / str(at)) == whole, f"stopped at call {at} of {points}"
+
+
+# --- processes ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    """The logs of a run that nobody stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "small.yaml").write_text(SMALL)
+    assert potluck("run", str(folder / "small.yaml"), "--out", str(folder / "run")) == 0
+    return logs(folder / "run")
+
+
+def potluck(*words: str) -> int:
+    return CliRunner().invoke(cli.app, list(words)).exit_code
+
+
+def stopped_by(number: signal.Signals, folder: Path) -> tuple[int, str]:
+    """Begin a run in a process of its own and stop it after its first round; its exit code and last words."""
+    (folder / "small.yaml").write_text(SMALL)
+    words = [sys.executable, "-m", "potluck", "run", "small.yaml", "--out", "a run"]
+    process = subprocess.Popen(words, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    log = folder / "a run" / "metrics.jsonl"
+    while process.poll() is None and not (log.exists() and log.stat().st_size):
+        time.sleep(0.01)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert out == ""
+    assert "Traceback" not in err
+    return process.returncode, err.strip().splitlines()[-1] if err else ""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_process_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: list[bytes], number: signal.Signals, code: int
+) -> None:
+    ended, words = stopped_by(number, tmp_path)
+    assert ended == code
+    assert words == "stopped; go on with: potluck resume 'a run'"
+    monkeypatch.chdir(tmp_path)
+    assert potluck(*shlex.split(words.partition("potluck ")[2])) == 0
+    assert logs(tmp_path / "a run") == whole
+
+
+def test_a_killed_process_can_be_resumed(tmp_path: Path, whole: list[bytes]) -> None:
+    ended, _ = stopped_by(signal.SIGKILL, tmp_path)
+    assert ended == -signal.SIGKILL
+    assert potluck("resume", str(tmp_path / "a run")) == 0
+    assert logs(tmp_path / "a run") == whole

@@ -1,0 +1,156 @@
+"""Comparisons: what is held equal, what is skipped, what goes on, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from potluck.compare import compare, experiments_by_method, with_baseline
+from potluck.errors import ConfigError, RunError
+from potluck.run import Interrupted, RoundEnd, Watcher
+
+SMALL = """\
+name: small
+data: digits
+partition: {kind: dirichlet, alpha: 1.0, clients: 3, min_size: 20}
+models: [mlp-small, conv-small]
+method: {name: fedmrl, d1: 16}
+training: {rounds: 2, batch_size: 64, participation: 0.7}
+"""
+LOGS = ("metrics.jsonl", "ledger.jsonl")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+class Stop(Watcher):
+    """Presses Ctrl-C after the first round."""
+
+    def round(self, end: RoundEnd) -> None:
+        raise KeyboardInterrupt
+
+
+def logs(folder: Path) -> dict[str, bytes]:
+    return {f"{run.name}/{log}": (run / log).read_bytes() for run in folder.glob("*-seed*") for log in LOGS}
+
+
+def test_local_is_always_compared() -> None:
+    assert with_baseline(["fedavg", "fedmrl"]) == ["local", "fedavg", "fedmrl"]
+    assert with_baseline(["fedavg", "local", "fedavg"]) == ["fedavg", "local"]
+    with pytest.raises(ConfigError, match="'fedavg'"):
+        with_baseline(["fedavgg"])
+
+
+def test_each_method_has_its_own_options(file: Path) -> None:
+    methods = ["local", "fedmrl", "fedproto"]
+    made = experiments_by_method(file, methods, ["fedproto.weight=3", "training.rounds=9", "method.d1=8"])
+    assert made["fedmrl"].method.d1 == 8  # type: ignore[attr-defined]
+    assert made["fedproto"].method.weight == 3  # type: ignore[attr-defined]
+    assert {experiment.training.rounds for experiment in made.values()} == {9}
+    assert {name: experiment.method.name for name, experiment in made.items()} == dict(
+        zip(methods, methods, strict=True)
+    )
+
+
+def test_options_for_a_method_that_is_not_compared_are_refused(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"fedproto\.weight=3"):
+        experiments_by_method(file, ["local"], ["fedproto.weight=3"])
+
+
+def test_methods_meet_on_equal_terms(file: Path, tmp_path: Path) -> None:
+    made = experiments_by_method(file, ["local", "fedavg", "fedmrl"], ["training.rounds=1"])
+    compare(made, [0, 1], tmp_path / "all")
+    for seed in (0, 1):
+        folders = [tmp_path / "all" / f"{method}-seed{seed}" for method in made]
+        assert len({json.loads((folder / "split.json").read_text())["hash"] for folder in folders}) == 1
+        assert len({_cohorts(folder) for folder in folders}) == 1
+    assert _cohorts(tmp_path / "all" / "local-seed0") != ()
+    result = json.loads((tmp_path / "all" / "comparison.json").read_text())
+    assert [entry["method"] for entry in result["methods"]] == ["local", "fedavg", "fedmrl"]
+    against = result["methods"][2]["difference"]
+    assert against["pairs"] == 6
+    assert against["low"] <= against["mean"] <= against["high"]
+    assert against["tie"] == (against["low"] <= 0 <= against["high"])
+    assert result["methods"][0]["difference"] is None
+    assert "fedmrl" in (tmp_path / "all" / "comparison.html").read_text()
+
+
+def _cohorts(folder: Path) -> tuple[tuple[int, str], ...]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return tuple((line["round"], line["client"]) for line in lines if line["when"] == "after_training")
+
+
+def test_asking_again_trains_nothing(file: Path, tmp_path: Path) -> None:
+    made = experiments_by_method(file, ["local", "fedavg"])
+    first = compare(made, [0], tmp_path / "all")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "all").glob("*/metrics.jsonl")}
+    skipped: list[str] = []
+
+    def nobody(label: str) -> Watcher:
+        raise AssertionError(f"{label} ran again")
+
+    again = compare(made, [0], tmp_path / "all", nobody, skipped.append)
+    assert again.comparison == first.comparison
+    assert [sentence.split(":")[0] for sentence in skipped] == ["local", "fedavg"]
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_a_stopped_comparison_goes_on_to_the_same_end(file: Path, tmp_path: Path) -> None:
+    made = experiments_by_method(file, ["local", "fedmrl"])
+    whole = compare(made, [0], tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        compare(made, [0], tmp_path / "parts", lambda label: Stop() if label == "fedmrl" else Watcher())
+    assert not (tmp_path / "parts" / "comparison.json").exists()
+    parts = compare(made, [0], tmp_path / "parts")
+    assert logs(tmp_path / "parts") == logs(tmp_path / "whole")
+    assert _without_time(parts.comparison) == _without_time(whole.comparison)
+
+
+def _without_time(comparison: dict[str, object]) -> str:
+    methods = [{**entry, "seconds_per_round": None} for entry in comparison["methods"]]  # type: ignore[attr-defined]
+    return json.dumps({**comparison, "methods": methods})
+
+
+def test_a_run_that_never_began_is_begun(file: Path, tmp_path: Path) -> None:
+    made = experiments_by_method(file, ["local"], ["training.rounds=1"])
+    (tmp_path / "all" / "local-seed0").mkdir(parents=True)
+    (tmp_path / "all" / "experiment.yaml").write_text("")
+    (tmp_path / "all" / "local-seed0" / "split.json").write_text("{")
+    compare(made, [0], tmp_path / "all")
+    assert (tmp_path / "all" / "local-seed0" / "summary.json").exists()
+
+
+def test_runs_of_other_settings_are_not_mixed_in(file: Path, tmp_path: Path) -> None:
+    compare(experiments_by_method(file, ["local"], ["training.rounds=1"]), [0], tmp_path / "all")
+    before = logs(tmp_path / "all")
+    with pytest.raises(RunError, match=r"local-seed0 .*training\.rounds: 1 there, 2 here"):
+        compare(experiments_by_method(file, ["local"]), [0], tmp_path / "all")
+    assert logs(tmp_path / "all") == before
+
+
+def test_a_folder_of_somebody_else_is_left_alone(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("")
+    with pytest.raises(RunError, match="holds something else"):
+        compare(experiments_by_method(file, ["local"]), [0], tmp_path / "mine")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+
+
+def test_a_method_that_cannot_work_is_refused_before_another_trains(file: Path, tmp_path: Path) -> None:
+    made = experiments_by_method(file, ["local", "fedmrl"], ["fedmrl.d1=1000"])
+    with pytest.raises(ConfigError, match="d1 is 1000"):
+        compare(made, [0], tmp_path / "all")
+    assert not (tmp_path / "all").exists()
+
+
+def test_a_comparison_says_what_it_compares(file: Path, tmp_path: Path) -> None:
+    compare(experiments_by_method(file, ["local"], ["training.rounds=1"]), [0], tmp_path / "all")
+    written = yaml.safe_load((tmp_path / "all" / "experiment.yaml").read_text())
+    assert written["training"]["rounds"] == 1
