@@ -5,6 +5,7 @@ Every value is logged per client, round, moment and mode; means, spreads and "be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -75,9 +76,10 @@ def metric_lines(
         line: dict[str, Any] = {"round": round_, "client": client, "when": when, "mode": mode}
         for split, count in samples.items():
             if count:
+                loss = sums[f"{mode}/{split}/loss"] / count
                 line[split] = {
                     "accuracy": round(sums[f"{mode}/{split}/correct"] / count, 6),
-                    "loss": round(sums[f"{mode}/{split}/loss"] / count, 6),
+                    "loss": round(loss, 6) if math.isfinite(loss) else None,  # JSON has no infinity
                     "samples": count,
                 }
         if held_out:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -92,6 +92,14 @@ class Message(Mapping[str, Tensor]):
             sizes[group] = sizes.get(group, 0) + tensor.numel()
         return sizes
 
+    def apart_from(self, live: Iterable[Tensor]) -> Message:
+        """The message with memory of its own: what is trained later must not change what was sent."""
+        places = {value.untyped_storage().data_ptr() for value in live}
+        shared = {name for name, value in self.items() if value.untyped_storage().data_ptr() in places}
+        if not shared:
+            return self
+        return Message({name: value.clone() if name in shared else value for name, value in self.items()})
+
     def worst(self) -> Tensor:
         """The largest magnitude, on the device: not finite as soon as one value is not."""
         floats = [tensor for tensor in self.values() if tensor.is_floating_point() and tensor.numel()]
@@ -165,6 +173,7 @@ class Field:
     dtype: torch.dtype = torch.float32
     optional: bool = False
     partial: bool = False
+    below: str = ""
 
 
 Contract = Mapping[str, Field]
@@ -173,6 +182,22 @@ Contract = Mapping[str, Field]
 def tensor(shape: str, meaning: str, dtype: torch.dtype = torch.float32, optional: bool = False) -> Field:
     """Declare one tensor; `shape` is a formula such as `"C, d"`, `""` for a single number."""
     return Field(meaning, shape=shape, dtype=dtype, optional=optional)
+
+
+def numbers(shape: str, meaning: str, below: str, optional: bool = False) -> Field:
+    """Declare whole numbers from 0 to less than a formula: `numbers("C_k", "classes held", below="C")`."""
+    return Field(meaning, shape=shape, dtype=torch.int64, optional=optional, below=below)
+
+
+def excess(message: Message, contract: Contract, symbols: Mapping[str, int]) -> Tensor | None:
+    """How far the worst whole number lies outside its declared range, on the device; 0 if none does."""
+    worst: Tensor | None = None
+    for name, field in contract.items():
+        if field.below and name in message and message[name].numel():
+            top = evaluate(field.below, symbols) - 1
+            value = torch.maximum(message[name].max() - top, -message[name].min()).clamp_min(0)
+            worst = value if worst is None else torch.maximum(worst, value)
+    return worst
 
 
 def state_of(part: str, meaning: str, optional: bool = False, partial: bool = False) -> Field:

@@ -32,7 +32,7 @@ class Rng:
 
     def child(self, *keys: Key) -> Rng:
         """The node below this one along `keys`."""
-        return Rng(self.seed, self.path + keys)
+        return Rng(self.seed, self.path + tuple(key if isinstance(key, str) else int(key) for key in keys))
 
     @cached_property
     def integer(self) -> int:

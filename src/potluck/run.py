@@ -291,7 +291,8 @@ class Run:
         ]
         if tests:
             self._headline = sum(test["accuracy"] for test in tests) / len(tests)
-        loss = sum(test["loss"] for test in tests) / len(tests) if tests else None
+        losses = [test["loss"] for test in tests if test["loss"] is not None]
+        loss = sum(losses) / len(losses) if losses else None
         rounds = self.experiment.training.rounds
         self.watcher.round(RoundEnd(round_, rounds, self._headline, loss, seconds))
 

@@ -185,13 +185,17 @@ class Holder:
         """The parts that are modules."""
         return {name: part.module for name, part in self.parts.items() if part.module is not None}
 
-    def snapshot(self) -> State:
-        """A copy of every declared tensor."""
+    def tensors(self) -> dict[str, Tensor]:
+        """Every declared tensor, live, by its full name."""
         return {
-            f"{name}/{key}" if key else name: value.detach().clone()
+            f"{name}/{key}" if key else name: value
             for name, part in self.parts.items()
             for key, value in part.tensors().items()
         }
+
+    def snapshot(self) -> State:
+        """A copy of every declared tensor."""
+        return {name: value.detach().clone() for name, value in self.tensors().items()}
 
     @torch.no_grad()
     def restore(self, state: State) -> None:

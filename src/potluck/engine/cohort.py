@@ -12,7 +12,7 @@ from potluck.engine.base import Answer, Engine, Failure, Outcome, Request, Stamp
 from potluck.engine.perform import shapes_of
 from potluck.errors import MessageError, RoundFailed
 from potluck.ledger import Ledger
-from potluck.message import Contract, Message, Shapes, check
+from potluck.message import Contract, Message, Shapes, check, evaluate, excess
 from potluck.method import Down, Method
 from potluck.replies import Replies
 from potluck.server import Server
@@ -87,16 +87,17 @@ class Cohort:
 
     def _accept(self, steps: tuple[str, ...], outcomes: Sequence[Outcome]) -> Replies:
         answers = [outcome for outcome in outcomes if isinstance(outcome, Answer)]
+        what = f"step {'+'.join(steps)}"
         self.failures |= {
             outcome.client: outcome.reason for outcome in outcomes if isinstance(outcome, Failure)
         }
         contract = {name: field for step in steps for name, field in self.method.up_contract(step).items()}
-        finite = _finite(answers)
+        finite = self._sound(answers, contract)
         for answer in answers:
             try:
-                self._check(answer.client, answer.up, contract, f"step {'+'.join(steps)}")
+                self._check(answer.client, answer.up, contract, what)
                 if not finite[answer.client]:
-                    raise MessageError(_not_finite(answer, steps))
+                    raise MessageError(self._unsound(answer, contract, f"client {answer.client}, {what}"))
             except MessageError as error:
                 self.failures[answer.client] = str(error)
         kept = [answer for answer in answers if answer.client not in self.failures]
@@ -120,22 +121,28 @@ class Cohort:
 
         check(message, contract, self.method.symbols(card), shapes, f"client {client}, {what}")
 
+    def _sound(self, answers: Sequence[Answer], contract: Contract) -> dict[ClientId, bool]:
+        """Whose values are finite and within their ranges: reduced on the device, read back once."""
+        if not answers:
+            return {}
+        worst = []
+        for answer in answers:
+            beyond = excess(answer.up, contract, self.method.symbols(self.cards[answer.client]))
+            infinite = None if beyond is None else torch.where(beyond > 0, torch.inf, 0.0)
+            values = [answer.up.worst(), answer.report.loss, infinite]
+            present = [value.float().abs() for value in values if value is not None]
+            worst.append(torch.stack([value.to(self.server.device) for value in present]).sum())
+        flags = torch.stack(worst).isfinite().tolist()
+        return {answer.client: flag for answer, flag in zip(answers, flags, strict=True)}
 
-def _finite(answers: Sequence[Answer]) -> dict[ClientId, bool]:
-    """Which answers hold only finite values: reduced on the device, read back once."""
-    if not answers:
-        return {}
-    worst = []
-    for answer in answers:
-        value, loss = answer.up.worst(), answer.report.loss
-        worst.append(value if loss is None else torch.maximum(value.to(loss.device), loss.abs()))
-    flags = torch.stack([value.float() for value in worst]).isfinite().tolist()
-    return {answer.client: flag for answer, flag in zip(answers, flags, strict=True)}
-
-
-def _not_finite(answer: Answer, steps: tuple[str, ...]) -> str:
-    where = f"client {answer.client}, step {'+'.join(steps)}"
-    name = answer.up.not_finite()
-    if name is not None:
-        return f"{where}: tensor {name!r} is not finite; lower training.optimizer.lr or set training.clip"
-    return f"{where}: the loss is not finite; lower training.optimizer.lr or set training.clip"
+    def _unsound(self, answer: Answer, contract: Contract, who: str) -> str:
+        """One sentence about the value that is wrong."""
+        name = answer.up.not_finite()
+        if name is not None:
+            return f"{who}: tensor {name!r} is not finite; lower training.optimizer.lr or set training.clip"
+        symbols = self.method.symbols(self.cards[answer.client])
+        for key, field in contract.items():
+            beyond = excess(answer.up, {key: field}, symbols)
+            if beyond is not None and bool(beyond > 0):
+                return f"{who}: tensor {key!r} has a number outside 0 … {evaluate(field.below, symbols) - 1}"
+        return f"{who}: the loss is not finite; lower training.optimizer.lr or set training.clip"

@@ -65,7 +65,7 @@ class LocalEngine(Engine):
         state, counters = record.start()
         client = self._live(request.client, state)
         self.world.enter(client, request.stamp.round, counters)
-        answer = self.performer.perform(client, request)
+        answer = self.performer.perform(client, request, first=record.work is None)
         stamp = request.stamp
         record.work = Work(
             stamp.round, stamp.attempt, stamp.exchange, client.snapshot(), answer, client.counters

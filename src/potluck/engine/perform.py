@@ -26,11 +26,11 @@ class Performer:
     def __init__(self, method: Method) -> None:
         self.method = method
 
-    def perform(self, client: Client, request: Request) -> Answer:
-        """Receive, do the steps, and let out only what is declared."""
+    def perform(self, client: Client, request: Request, first: bool) -> Answer:
+        """Receive, do the steps, and let out only what is declared; `first`: the client's first of this round."""
         self._check(client, request.down, request.steps[0], "down")
         own_message = self.method.steps()[request.steps[0]].down is not None
-        if request.stamp.exchange == 1:
+        if first:
             _forget_round_moments(client)
         with client.rng.child("exchange", request.stamp.exchange, *request.steps).as_default(client.device):
             if not own_message:
@@ -40,12 +40,14 @@ class Performer:
                 client.step = step
                 function = getattr(self.method, step)
                 content |= (function(client, request.down) if own_message else function(client)) or {}
-        up = Message(content)
+        up = Message(content).apart_from(client.tensors().values())
         self._check_up(client, up, request.steps)
         return Answer(client.id, up, client.report)
 
     def examine(self, client: Client, examination: Examination) -> Answer:
         """Measure on top of the downlink; whoever holds the client throws its state away afterwards."""
+        if examination.down is not None:
+            self._check(client, examination.down, "evaluate", "down")
         with client.rng.child("examine").as_default(client.device):
             if examination.down is not None:
                 self.method.receive(client, examination.down)

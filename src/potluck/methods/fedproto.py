@@ -10,7 +10,7 @@ from torch import Tensor
 
 from potluck.client import Client, ClientId
 from potluck.errors import ConfigError
-from potluck.message import Content, Message, tensor
+from potluck.message import Content, Message, numbers, tensor
 from potluck.method import Clients, Method, MethodConfig, client_step
 from potluck.models import Model
 from potluck.server import Server
@@ -42,7 +42,7 @@ class FedProto(Method):
     modes = ("prototype", "head")
     down = {
         "prototypes": tensor("known<=C, d", "averaged prototypes of the classes anyone holds", optional=True),
-        "classes": tensor("known<=C", "which classes these are", torch.int64, optional=True),
+        "classes": numbers("known<=C", "which classes these are", below="C", optional=True),
     }
 
     class Config(MethodConfig):
@@ -109,7 +109,7 @@ class FedProto(Method):
     @client_step(
         up={
             "prototypes": tensor("C_k<=C, d", "mean representation of each class held"),
-            "classes": tensor("C_k", "which classes these are", torch.int64),
+            "classes": numbers("C_k", "which classes these are", below="C"),
             "counts": tensor("C_k", "how many samples each mean is over"),
         }
     )

@@ -1,0 +1,31 @@
+"""Draw the README pictures and print its table from a finished demo: python docs/images/draw.py runs/demo."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from potluck.report.plots import accuracy_over_rounds, split_picture, to_png
+from potluck.report.table import comparison_markdown
+from potluck.report.views import Curve
+
+
+def main(demo: Path) -> None:
+    """Write demo-accuracy.png and demo-split.png beside this file."""
+    comparison = json.loads((demo / "comparison.json").read_text())
+    curves = [
+        Curve(entry["method"], np.array(entry["curve"]["rounds"]), np.array(entry["curve"]["mean"]))
+        for entry in comparison["methods"]
+    ]
+    split = json.loads((demo / "local-seed0" / "split.json").read_text())
+    counts = [client["counts"] for client in split["clients"]]
+    names = [client["id"] for client in split["clients"]]
+    here = Path(__file__).parent
+    (here / "demo-accuracy.png").write_bytes(to_png(accuracy_over_rounds(curves, reference="local")))
+    (here / "demo-split.png").write_bytes(to_png(split_picture(counts, names, split["class_names"])))
+    print(comparison_markdown(comparison))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,100 @@
+"""A method of one's own, checked and compared with Local over two seeds: python examples/own_method.py."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from potluck import Client, Experiment, Message, Method, MethodConfig, Server, client_step
+from potluck.client import ClientId
+from potluck.compare import compare
+from potluck.message import Content, tensor
+from potluck.method import Clients
+from potluck.models import Model
+from potluck.report.table import comparison_sheet, plain
+from potluck.task import Batch, Task
+from potluck.testing import check_method
+from potluck.training import collect, fit
+
+ROUNDS = 10
+
+
+class SharedCentre(Method):
+    """Clients agree on the mean of their representations and are pulled towards it, with growing strength.
+
+    Up: the mean representation. Down: the mean of these over clients. Loss: CE + w·r·‖mean f(x) − c‖²/d in round r.
+    """
+
+    name = "shared-centre"
+    models = "any, with the same representation width"
+    card_fields = ("width",)
+    stays = ("data", "labels", "model", "single representations")
+    down = {"centre": tensor("d", "the mean of the clients' means", optional=True)}
+
+    class Config(MethodConfig):
+        """Options."""
+
+        weight: float = 0.01  # w
+
+    def server_state(self, task: Task) -> dict[str, Any]:
+        """Nothing until the first round is over: the server does not know the width."""
+        return {"centre": {}}
+
+    def client_state(self, task: Task, model: Model) -> dict[str, Any]:
+        """The model, the centre as received, and whether there is one."""
+        return {"model": model, "centre": torch.zeros(model.rep_dim), "known": torch.zeros(())}
+
+    def downlink(self, server: Server, client: ClientId) -> Content:
+        """The centre, once there is one."""
+        return dict(server["centre"].tensors())
+
+    def receive(self, client: Client, down: Message) -> None:
+        """Put it in its place."""
+        if "centre" in down:
+            client["centre"].load(down["centre"])
+            client["known"].value.fill_(1.0)
+
+    def round(self, server: Server, clients: Clients) -> None:
+        """Train everywhere, average the means."""
+        replies = clients.ask(self.train)
+        server["centre"].load(
+            {"centre": torch.stack([reply["centre"] for reply in replies.values()]).mean(0)}
+        )
+
+    @client_step(up={"centre": tensor("d", "the mean representation of the training samples")})
+    def train(self, client: Client) -> Content:
+        """Local epochs, then the mean representation."""
+        weight = torch.tensor(self.config.weight * client.round, device=client.device)
+        fit(client, self.loss, scalars={"weight": weight})
+        features = torch.cat(collect(client, lambda batch: client["model"].features(batch.x)))
+        return {"centre": features.mean(0)}
+
+    def loss(self, client: Client, batch: Batch, weight: Tensor) -> dict[str, Tensor]:
+        """Cross-entropy and the pull."""
+        z = client["model"].features(batch.x)
+        gap = (z.mean(0) - client["centre"].value).square().mean()
+        return {
+            "ce": client.task.loss(client["model"].head(z), batch.y, batch.weight),
+            "pull": weight * client["known"].value * gap,
+        }
+
+
+def main() -> None:
+    check_method("shared-centre")
+    local = Experiment.make(
+        data="digits",
+        partition={"kind": "dirichlet", "alpha": 0.3, "clients": 4},
+        models=["mlp-small", "conv-small"],
+        method="local",
+        training={"rounds": ROUNDS, "batch_size": 16, "optimizer": {"lr": 0.05}},
+    )
+    ours = local.variant(method={"name": "shared-centre", "weight": 0.1})
+    with TemporaryDirectory() as folder:
+        result = compare({"local": local, "shared-centre": ours}, [0, 1], Path(folder) / "comparison")
+    print(plain(comparison_sheet(result.comparison)))
+
+
+if __name__ == "__main__":
+    main()

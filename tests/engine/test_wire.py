@@ -1,0 +1,119 @@
+"""The wire contract at the server's side: whatever a client sends, the round goes on with the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from potluck.client import Client
+from potluck.engine.base import Answer, Engine, Outcome, Request
+from potluck.message import Content, Message, state_of
+from potluck.method import Clients, Method, _registry, client_step
+from potluck.models import Model
+from potluck.server import Server
+from potluck.state import Moments
+from potluck.task import Batch, Task
+from potluck.testing import ALL, Bench, Wrapped
+from potluck.training import fit
+
+
+class Tampering(Wrapped):
+    """Changes what one client sends."""
+
+    def __init__(self, inner: Engine, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
+        super().__init__(inner)
+        self.change = change
+
+    def run(self, requests: Sequence[Request]) -> list[Outcome]:
+        outcomes = self.inner.run(requests)
+        return [
+            replace(one, up=Message(self.change(dict(one.up))))
+            if isinstance(one, Answer) and one.client == "1"
+            else one
+            for one in outcomes
+        ]
+
+
+def _set(**tensors: Any) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    return lambda up: {name: value for name, value in (up | tensors).items() if value is not None}
+
+
+PROTOTYPES = torch.zeros(3, 64)
+TAMPERED = [
+    (_set(prototypes=PROTOTYPES * torch.nan), "tensor 'prototypes' is not finite"),
+    (_set(prototypes=PROTOTYPES + torch.inf), "tensor 'prototypes' is not finite"),
+    (_set(prototypes=torch.zeros(3, 63)), r"tensor 'prototypes' has shape \(3, 63\)"),
+    (_set(prototypes=torch.zeros(4, 64)), r"tensor 'prototypes' has shape \(4, 64\)"),
+    (_set(prototypes=PROTOTYPES.double()), "tensor 'prototypes' has type torch.float64"),
+    (_set(prototypes=None), "tensor 'prototypes' is missing"),
+    (_set(diary=torch.zeros(2)), "tensor 'diary' is not declared"),
+    (_set(classes=torch.tensor([0, 1, 99])), "tensor 'classes' has a number outside 0 … 2"),
+    (_set(classes=torch.tensor([0, 1, -1])), "tensor 'classes' has a number outside 0 … 2"),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), TAMPERED, ids=[sentence for _, sentence in TAMPERED])
+def test_a_broken_message_is_refused_and_named(change: Any, sentence: str) -> None:
+    bench = Bench("fedproto")
+    played = bench.play([ALL], wrap=lambda engine: Tampering(engine, change))
+    assert list(played.cohorts[0].failures) == ["1"]
+    assert played.cohorts[0].failures["1"].startswith("client 1, step train: ")
+    with pytest.raises(AssertionError, match=sentence):
+        raise AssertionError(played.cohorts[0].failures["1"])
+    assert played.client("1") is None, "the refused client is as it was"
+    absent = bench.play([("0", "2", "3")])
+    assert torch.equal(
+        played.rounds.server["prototypes"]["prototypes"], absent.rounds.server["prototypes"]["prototypes"]
+    )
+
+
+class Careless(Method):
+    """Returns live tensors, and keeps an optimiser for the round."""
+
+    stays = ("data",)
+    seen: dict[str, Any] = {}
+
+    def client_state(self, task: Task, model: Model) -> dict[str, Any]:
+        return {"model": model, "moments": Moments("round")}
+
+    def round(self, server: Server, clients: Clients) -> None:
+        clients.ask(self.look, only=clients.ids[:1])
+        type(self).seen["replies"] = clients.ask(self.train)
+
+    @client_step
+    def look(self, client: Client) -> Content | None:
+        return None
+
+    @client_step(up={"model": state_of("model", "the live tensors themselves")})
+    def train(self, client: Client) -> Content:
+        type(self).seen.setdefault(client.id, []).append(len(client["moments"].content))
+        fit(client, self.loss, moments=client["moments"].content)
+        return {"model": dict(client["model"].wire())}
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        return client.task.loss(client["model"](batch.x), batch.y)
+
+
+@pytest.fixture
+def careless(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(Careless, "name", "careless")
+    monkeypatch.setattr(Careless, "seen", {})
+    monkeypatch.setitem(_registry, "careless", Careless)
+    return Bench({"name": "careless"}, models=["mlp-small"])
+
+
+def test_replies_do_not_share_memory_with_the_client(careless: Bench) -> None:
+    careless.play([ALL])
+    replies = Careless.seen["replies"]
+    name = next(iter(replies["0"]))
+    assert not torch.equal(replies["0"][name], replies["1"][name])
+
+
+def test_moments_of_a_round_are_forgotten_whenever_a_client_enters_it(careless: Bench) -> None:
+    careless.play([ALL, ALL])
+    assert Careless.seen["0"] == Careless.seen["3"] == [0, 0]
