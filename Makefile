@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 install: $(STAMP)  ## build .venv
 
-demo: $(STAMP)  ## train six unlike clients on the embedded data, print a table, write a report
+demo: $(STAMP)  ## train eight unlike clients on the embedded data, print a table, write a report
 	@$(BIN)/potluck demo
 
 check: $(STAMP)  ## lint, formatting, types

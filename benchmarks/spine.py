@@ -29,7 +29,7 @@ from potluck import from_arrays
 from potluck.data import PartitionConfig, make_split
 from potluck.experiment import Experiment
 from potluck.rng import Rng
-from potluck.run import RoundEnd, Watcher, run
+from potluck.runs import RoundEnd, Watcher, run
 from potluck.training import Workspace
 
 

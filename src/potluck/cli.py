@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from potluck.compare import ComparisonResult
     from potluck.experiment import Experiment
     from potluck.report.table import Sheet
-    from potluck.run import RunResult
+    from potluck.runs import RunResult
 
 DEMO = Path(__file__).with_name("demo.yaml")
 DEMO_METHODS = ("local", "fedavg", "fedproto", "fedmrl")
@@ -202,7 +202,7 @@ def run(
 ) -> None:
     """Run an experiment."""
     from potluck.experiment import Experiment
-    from potluck.run import run as play
+    from potluck.runs import run as play
 
     chosen = Experiment.load(experiment, overrides or ())
     _watched(Screen(json), chosen.method.name, lambda watcher: play(chosen, out=out, watcher=watcher))
@@ -215,7 +215,7 @@ def resume(
     debug: Debug = False,
 ) -> None:
     """Go on with a run, to the same end as if it had never stopped."""
-    from potluck.run import resume as go_on
+    from potluck.runs import resume as go_on
 
     _watched(Screen(json), run.name, lambda watcher: go_on(run, watcher=watcher))
 
@@ -223,7 +223,7 @@ def resume(
 def _watched(screen: Screen, label: str, play: Callable[[Any], RunResult]) -> None:
     """Play a run under a progress display, then show how it went."""
     from potluck.progress import showing
-    from potluck.run import Interrupted
+    from potluck.runs import Interrupted
 
     try:
         with showing(screen.err) as display:

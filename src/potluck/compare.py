@@ -21,7 +21,7 @@ from potluck.record import RunFolder, read_json, write_json, write_whole
 from potluck.report.page import write_comparison
 from potluck.report.views import compare_runs, read_config
 from potluck.rng import Rng
-from potluck.run import Watcher, check_version, chosen_modes, resume, run
+from potluck.runs import Watcher, check_version, chosen_modes, resume, run
 
 BASELINE = "local"
 MARK = "experiment.yaml"  # what makes a folder a comparison's: nothing else is ever written into

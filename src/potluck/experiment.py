@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -142,6 +145,7 @@ class Experiment(Settings):
     checkpoint: CheckpointSettings = CheckpointSettings()
     seed: int = Field(default=0, ge=0)
     seeds: SeedSettings = SeedSettings()
+    plugins: tuple[str, ...] = ()  # files or modules that register methods, data sets or models of one's own
 
     _folder: Path = PrivateAttr(default_factory=Path)
 
@@ -192,6 +196,8 @@ class Experiment(Settings):
         values = read_yaml(path)
         for override in overrides:
             apply_override(values, override)
+        for plugin in values.get("plugins") or ():
+            load_plugin(str(plugin), path.resolve().parent)
         experiment = cls.make(**({"name": path.stem} | values))
         experiment._folder = path.resolve().parent
         return experiment
@@ -214,7 +220,10 @@ class Experiment(Settings):
 
     def to_yaml(self) -> str:
         """The whole experiment with every default written out; paths become absolute."""
-        values = self.model_dump(mode="json", exclude={"data", "partition"}, exclude_none=True)
+        values = self.model_dump(mode="json", exclude={"data", "partition"})
+        values["plugins"] = [
+            str((self._folder / name).resolve()) if name.endswith(".py") else name for name in self.plugins
+        ]
         data = self.data
         if isinstance(data, DataConfig):
             block = data.model_dump(mode="json", exclude_defaults=True) | {"name": data.name}
@@ -228,7 +237,7 @@ class Experiment(Settings):
         elif isinstance(partition, IndexFile):
             cut = {"file": str((self._folder / partition.file).resolve())}
         else:
-            cut = partition.model_dump(mode="json", exclude_none=True)
+            cut = partition.model_dump(mode="json")
         ordered = {"name": values.pop("name"), "data": block, "partition": cut, **values}
         return yaml.safe_dump(ordered, sort_keys=False, default_flow_style=None, width=110)
 
@@ -294,6 +303,33 @@ def _plain(entry: Any) -> Any:
     if isinstance(entry, Mapping):
         return {str(key): _plain(value) for key, value in entry.items()}
     return f"<{type(entry).__name__ if isinstance(entry, nn.Module) else getattr(entry, '__name__', repr(entry))}>"
+
+
+def load_plugin(name: str, folder: Path) -> None:
+    """Import a module by name, or a file by its path, so that what it registers can be used."""
+    try:
+        if name.endswith(".py"):
+            _import_file(folder / name)
+        else:
+            importlib.import_module(name)
+    except Exception as error:
+        raise ConfigError(f"plugins: {name} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def _import_file(file: Path) -> None:
+    """Run a Python file once in this process, as a module of its own."""
+    key = f"potluck_plugin:{file.resolve()}"
+    if key in sys.modules:
+        return
+    module = types.ModuleType(key)
+    module.__file__ = str(file)
+    code = compile(file.read_text(encoding="utf-8"), str(file), "exec")
+    sys.modules[key] = module
+    try:
+        exec(code, module.__dict__)
+    except BaseException:
+        del sys.modules[key]
+        raise
 
 
 class _Yaml(yaml.SafeLoader):

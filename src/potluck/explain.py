@@ -10,7 +10,11 @@ from potluck.engine.perform import shapes_of
 from potluck.message import Contract, Field, Shapes, declared_scalars
 from potluck.world import World
 
-REPORT = {"steps": "how many gradient steps were done", "loss": "the mean of each loss term"}
+REPORT = {
+    "steps": "how many gradient steps were done",
+    "loss": "the mean of each loss term",
+    "metrics": "when evaluated: sums of right answers and losses over its own test and validation samples",
+}
 CARD = {
     "samples": "how many training samples the client has",
     "task": "kind of task, number of classes, shape of a sample",
@@ -49,6 +53,7 @@ def explain_world(world: World, client: ClientId | None = None) -> dict[str, Any
         "card": [{"name": name, "meaning": CARD[name]} for name in ("samples", "task", *method.card_fields)],
         "report": [{"name": name, "meaning": meaning} for name, meaning in REPORT.items()],
         "stays": list(method.stays),
+        "server_needs": method.server_needs,
         "up_scalars": _total(steps, "up"),
         "down_scalars": _total(steps, "down"),
     }

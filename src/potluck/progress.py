@@ -14,7 +14,7 @@ from rich.table import Column
 from rich.text import Text
 
 from potluck.report.table import percent
-from potluck.run import RoundEnd, Watcher
+from potluck.runs import RoundEnd, Watcher
 
 LINES = 20  # plain lines of a run, however many rounds it has
 NOTICES = 10  # notices of a run that are shown; summary.json counts them all

@@ -26,7 +26,7 @@ from potluck.experiment import Experiment
 from potluck.message import Message
 from potluck.method import Method
 from potluck.rng import Rng
-from potluck.run import threads
+from potluck.runs import threads
 from potluck.state import State
 from potluck.streams import Stream
 from potluck.tape import run_from_tape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 
@@ -11,7 +12,7 @@ import torch
 from potluck.client import Card, Client, ClientId
 from potluck.data import Dataset, Split
 from potluck.errors import ConfigError
-from potluck.message import Shapes
+from potluck.message import Message, Shapes
 from potluck.method import Method
 from potluck.models import Model, ModelPool
 from potluck.rng import Rng, Seeds
@@ -88,6 +89,14 @@ class World:
         """The client's private model as it starts: the same whatever the method."""
         with self._init(client, "model").as_default():
             return self.pool.build(self.architecture(client), self.task, who=f"client {client}")
+
+    def fingerprints(self) -> dict[str, str]:
+        """A hash of the weights each architecture starts from; modules of one's own may bring any."""
+        first = {self.architecture(client): client for client in reversed(self.ids)}
+        return {
+            key: hashlib.sha256(Message(dict(self.build_model(client).state_dict())).encode()).hexdigest()
+            for key, client in first.items()
+        }
 
     def build_client(self, client_id: ClientId) -> Client:
         """A live client in its initial state."""

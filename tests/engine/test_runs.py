@@ -16,7 +16,7 @@ from potluck.engine.store import Checkpoints
 from potluck.errors import ConfigError, RoundFailed, RunError
 from potluck.experiment import Experiment
 from potluck.record import RunFolder
-from potluck.run import Interrupted, RoundEnd, Watcher, resume, run
+from potluck.runs import Interrupted, RoundEnd, Watcher, resume, run
 
 SETTINGS: dict[str, Any] = {
     "name": "tiny",
@@ -137,7 +137,7 @@ def test_a_run_folder_is_complete(tmp_path: Path) -> None:
 
 
 def test_the_saved_configuration_is_the_experiment(tmp_path: Path) -> None:
-    asked = experiment(engine={"threads": 2}, evaluate={"on": "global"})
+    asked = experiment(engine={"threads": 2}, evaluate={"on": "global"}, method={"clip": None})
     folder = run(asked, out=tmp_path / "run").folder
     again = Experiment.load(folder / "config.yaml")
     assert again.model_dump() == asked.model_dump()
@@ -305,3 +305,39 @@ def test_independent_initial_models() -> None:
 def test_the_public_names_are_there() -> None:
     for name in potluck.__all__:
         assert getattr(potluck, name) is not None
+
+
+def test_models_of_ones_own_must_start_alike_to_be_resumed(tmp_path: Path) -> None:
+    def asked() -> Experiment:
+        net = torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(64, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10)
+        )
+        return experiment(models=[net])
+
+    first = asked()
+    ended = run(first, out=tmp_path / "run")
+    assert resume(ended.folder, experiment=first).summary == ended.summary
+    with pytest.raises(RunError, match="start from other weights"):
+        resume(ended.folder, experiment=asked())
+
+
+PLUGIN = """
+from potluck.methods import Local
+
+class Mine(Local):
+    name = "mine"
+"""
+
+
+def test_a_method_of_ones_own_in_an_experiment_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    text = experiment().to_yaml()
+    file = tmp_path / "experiment.yaml"
+    file.write_text(text.replace("plugins: []", "plugins: [mine.py]"))
+    asked = Experiment.load(file, ["method=mine", "training.rounds=1"])
+    ended = run(asked, out=tmp_path / "run")
+    assert ended.summary["method"] == "mine"
+    assert resume(ended.folder).summary == ended.summary
+    file.write_text(text.replace("plugins: []", "plugins: [nothing.py]"))
+    with pytest.raises(ConfigError, match=r"plugins: nothing\.py cannot be loaded"):
+        Experiment.load(file)

@@ -19,7 +19,7 @@ from potluck.engine.local import LocalEngine
 from potluck.experiment import Experiment
 from potluck.interrupt import held_back
 from potluck.record import RunFolder
-from potluck.run import Interrupted, resume, run
+from potluck.runs import Interrupted, resume, run
 
 SMALL = """\
 name: small

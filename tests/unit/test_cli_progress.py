@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from potluck.progress import LINES, NOTICES, Pace, clock, showing
-from potluck.run import RoundEnd
+from potluck.runs import RoundEnd
 
 
 def play(console: Console, rounds: int, done: int = 0, runs: int = 1, notices: int = 0) -> None:

@@ -10,7 +10,7 @@ import yaml
 
 from potluck.compare import compare, experiments_by_method, with_baseline
 from potluck.errors import ConfigError, RunError
-from potluck.run import Interrupted, RoundEnd, Watcher
+from potluck.runs import Interrupted, RoundEnd, Watcher
 
 SMALL = """\
 name: small

@@ -411,6 +411,7 @@ def write_start(folder: RunFolder, experiment: Experiment, world: World) -> None
 def environment(experiment: Experiment, world: World) -> dict[str, Any]:
     """What the numbers may depend on besides the experiment."""
     device = world.device
+    origins = {} if experiment.portable else world.fingerprints()
     return {
         "format": FORMAT,
         "potluck": __version__,
@@ -419,6 +420,7 @@ def environment(experiment: Experiment, world: World) -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "portable": experiment.portable,
+        "origins": origins,
         "models": {client: world.label(client) for client in world.ids[:1000]},
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": " ".join(Path(word).name if number == 0 else word for number, word in enumerate(sys.argv)),
@@ -446,6 +448,8 @@ def resume(
         experiment = Experiment.load(home / "config.yaml")
     with home.locked():
         world = experiment.world(split=Split.load(home / "split.json"))
+        if about["origins"] and about["origins"] != world.fingerprints():
+            raise RunError(f"the models given now start from other weights than those {home.path} began with")
         going = Run(experiment, home, world, watcher)
         going.restore(going.checkpoints.load())
         return going.play()
