@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import potluck
+import potluck.method
 from potluck.data import ClientSplit, Split
 from potluck.engine.store import Checkpoints
 from potluck.errors import ConfigError, RoundFailed, RunError
@@ -329,7 +330,8 @@ class Mine(Local):
 """
 
 
-def test_a_method_of_ones_own_in_an_experiment_file(tmp_path: Path) -> None:
+def test_a_method_of_ones_own_in_an_experiment_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(potluck.method, "_registry", dict(potluck.method._registry))
     (tmp_path / "mine.py").write_text(PLUGIN)
     text = experiment().to_yaml()
     file = tmp_path / "experiment.yaml"

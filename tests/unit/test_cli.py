@@ -117,7 +117,7 @@ def test_an_override_reaches_any_leaf(place: Path) -> None:
     assert config["training"]["optimizer"]["lr"] == 0.5
     assert config["method"]["share"] == "layers"
     assert "d1" not in config["method"]  # the option of another method is gone with it
-    assert config["training"]["per_client"] == {"1": {"epochs": 2}}
+    assert config["training"]["per_client"]["1"]["epochs"] == 2
 
 
 # --- comparisons ----------------------------------------------------------------------------------------
