@@ -40,6 +40,11 @@ def average(
     for client, tensors in groups.items():
         for name in tensors if shares[client] > 0 else ():
             holders.setdefault(name, []).append(client)
+    everywhere = [client for client in groups if shares[client] > 0]
+    if index is None and all(clients == everywhere for clients in holders.values()):
+        return _common_mean(
+            [groups[client] for client in everywhere], [shares[client] for client in everywhere]
+        )
     if index is None:
         return {
             name: _mean([groups[client][name] for client in clients], [shares[client] for client in clients])
@@ -61,6 +66,17 @@ def _weights(replies: Replies, weights: Weights) -> dict[str, float]:
         return dict.fromkeys(replies, 1.0)
     assert not isinstance(weights, str)
     return {client: float(weights[client]) for client in replies}
+
+
+def _common_mean(groups: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
+    """The mean of whole groups with the same names: all tensors of a client in one stroke."""
+    if not groups or not groups[0]:
+        return {}
+    total, names = sum(weights), list(groups[0])
+    means = torch._foreach_mul([groups[0][name] for name in names], weights[0] / total)
+    for group, weight in zip(groups[1:], weights[1:], strict=True):
+        torch._foreach_add_(means, [group[name] for name in names], alpha=weight / total)
+    return dict(zip(names, means, strict=True))
 
 
 def _mean(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

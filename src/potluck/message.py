@@ -8,6 +8,7 @@ its meaning. Whatever is not declared does not cross.
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -42,8 +43,6 @@ class Message(Mapping[str, Tensor]):
     10
     """
 
-    __slots__ = ("_tensors",)
-
     def __init__(self, content: Content | None = None) -> None:
         flat: dict[str, Tensor] = {}
         for name, value in (content or {}).items():
@@ -70,8 +69,16 @@ class Message(Mapping[str, Tensor]):
 
     def group(self, name: str) -> dict[str, Tensor]:
         """The tensors of one group, by their names inside it; empty when the group did not come."""
-        prefix = f"{name}/"
-        return {key[len(prefix) :]: tensor for key, tensor in self.items() if key.startswith(prefix)}
+        return dict(self._groups.get(name, {}))
+
+    @functools.cached_property
+    def _groups(self) -> dict[str, dict[str, Tensor]]:
+        groups: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in self._tensors.items():
+            group, slash, key = name.partition("/")
+            if slash:
+                groups.setdefault(group, {})[key] = tensor
+        return groups
 
     @property
     def scalars(self) -> int:

@@ -6,6 +6,7 @@ is its steps. A method holds no training loop, no device, no file and no global 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, overload
@@ -124,6 +125,7 @@ class Method:
     def __init__(self, config: MethodConfig | None = None, pool: ModelPool | None = None) -> None:
         self.config = config if config is not None else self.Config(name=self.name)
         self.pool = pool
+        self._contracts: dict[int, Contract] = {}
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -171,6 +173,7 @@ class Method:
         return card.names if part == "model" and "names" in card.extra else None
 
     @classmethod
+    @functools.cache
     def steps(cls) -> dict[str, StepInfo]:
         """The client steps a method defines."""
         found = {name: getattr(getattr(cls, name), "step_info", None) for name in dir(cls)}
@@ -186,7 +189,12 @@ class Method:
         return self._resolve(type(self).down if declared is None else declared)
 
     def _resolve(self, declared: Declared) -> Contract:
-        return declared(self) if callable(declared) else declared
+        """A contract that depends on the options is made once."""
+        if not callable(declared):
+            return declared
+        if id(declared) not in self._contracts:
+            self._contracts[id(declared)] = declared(self)
+        return self._contracts[id(declared)]
 
 
 _registry: dict[str, type[Method]] = {}

@@ -6,6 +6,9 @@ What is declared is saved, restored, undone and resumed; nothing else survives a
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -20,7 +23,37 @@ from potluck.task import Task
 
 BufferPolicy = Literal["average", "local"]
 Precision = Literal["float32", "tf32", "bfloat16"]
-State = dict[str, Tensor]
+State = Mapping[str, Tensor]
+
+
+Layout = tuple[tuple[str, int, tuple[int, ...], tuple[int, ...]], ...]  # name, start, shape, strides
+ALIGNMENT = 64  # numbers: every tensor of a packed state starts at a multiple of 256 bytes
+
+
+class Packed(Mapping[str, Tensor]):
+    """A state whose floating tensors lie in one piece of memory, so that it is copied in one stroke."""
+
+    def __init__(self, flat: Tensor, layout: Layout, loose: Mapping[str, Tensor]) -> None:
+        self.flat, self.layout, self.loose = flat, layout, dict(loose)
+
+    @functools.cached_property
+    def _tensors(self) -> dict[str, Tensor]:
+        return views(self.flat, self.layout) | self.loose
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self.layout) + len(self.loose)
+
+
+def views(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
+    """The tensors of a packed piece of memory, by name."""
+    begin = flat.storage_offset()
+    return {name: flat.as_strided(shape, strides, begin + start) for name, start, shape, strides in layout}
 
 
 class Moments(dict[str, Tensor]):
@@ -40,9 +73,15 @@ class Part:
     A module's own names (`features`, `head`, …) are reached through the part: `client["model"].features(x)`.
     """
 
-    def __init__(self, value: Any, buffers: BufferPolicy = "average") -> None:
+    def __init__(self, value: Any, buffers: BufferPolicy = "average", remember: bool = False) -> None:
         self.content = value
         self.buffers = buffers
+        self.remember = remember
+        self.block: tuple[Tensor, Layout] | None = None
+        self._sent: tuple[tuple[int, ...], dict[str, Tensor]] | None = None
+        self._parameters, self._saved, self._made = (
+            _places(value) if isinstance(value, nn.Module) else ((), (), ())
+        )
 
     def __call__(self, *args: Any) -> Any:
         """Call the module."""
@@ -71,35 +110,47 @@ class Part:
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of the part, live: parameters and buffers of a module."""
         if isinstance(self.content, nn.Module):
-            named = dict(self.content.named_parameters())
-            return named | dict(self.content.named_buffers())
+            return _found(self._parameters) | _found(self._saved) | _found(self._made)
         if isinstance(self.content, Tensor):
             return {"": self.content}
         return dict(self.content)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The parameters a training step may change."""
-        if not isinstance(self.content, nn.Module):
-            return {}
-        return {name: value for name, value in self.content.named_parameters() if value.requires_grad}
+        found = _found(self._parameters)
+        return {name: value for name, value in found.items() if value.requires_grad}  # type: ignore[misc]
 
     def wire(self) -> dict[str, Tensor]:
         """The live tensors that may cross: parameters, and saved floating buffers where they are averaged."""
         if not isinstance(self.content, nn.Module):
             return self.tensors()
-        named: dict[str, Tensor] = dict(self.content.named_parameters())
+        named = _found(self._parameters)
         if self.buffers == "average":
-            saved = self.content.state_dict(keep_vars=True)  # without masks and tables a model makes itself
-            named |= {
-                key: value
-                for key, value in self.content.named_buffers()
-                if key in saved and value.is_floating_point()
-            }
+            saved = _found(self._saved)
+            named |= {name: value for name, value in saved.items() if value.is_floating_point()}
         return named
 
     def state(self) -> dict[str, Tensor]:
-        """A copy of what may cross; later training does not reach it."""
-        return {name: value.detach().clone() for name, value in self.wire().items()}
+        """A copy of what may cross, in one piece of memory; later training does not reach it.
+
+        The server's is asked for once per client; it is copied again only when something was written since.
+        """
+        if not self.remember:
+            return self._copied()
+        if self._sent is None or self._sent[0] != _versions(self.wire(), self._sent[1]):
+            copied = self._copied()
+            self._sent = _versions(self.wire(), copied), copied
+        return dict(self._sent[1])
+
+    def _copied(self) -> dict[str, Tensor]:
+        if self.block is not None:
+            return views(self.block[0].clone(), self.block[1])
+        wire = self.wire()
+        if len({value.dtype for value in wire.values()}) != 1:
+            return {name: value.detach().clone() for name, value in wire.items()}
+        flat = torch.cat([value.detach().reshape(-1) for value in wire.values()])
+        parts = torch.split(flat, [value.numel() for value in wire.values()])
+        return {name: part.view(value.shape) for (name, value), part in zip(wire.items(), parts, strict=True)}
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor] | Tensor) -> None:
@@ -107,6 +158,10 @@ class Part:
         if isinstance(state, Tensor):
             state = {"": state}
         own = self.tensors()
+        if all(name in own and own[name].shape == value.shape for name, value in state.items()):
+            if state:
+                torch._foreach_copy_([own[name] for name in state], list(state.values()))
+            return
         for name, value in state.items():
             if name in own and own[name].shape == value.shape:
                 own[name].copy_(value)
@@ -117,6 +172,60 @@ class Part:
                 raise MessageError(f"tensor {name!r} of this part of the state has {shapes}")
             else:
                 raise MessageError(f"tensor {name!r} does not belong to this part of the state")
+
+
+def _versions(*states: Mapping[str, Tensor]) -> tuple[int, ...]:
+    """How often each tensor was written to."""
+    return tuple(value._version for state in states for value in state.values())
+
+
+def _is_dense(value: Tensor) -> bool:
+    return value.is_contiguous() or (
+        value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+def _block(name: str, part: Part, flat: Tensor, layout: Layout) -> tuple[Tensor, Layout] | None:
+    """Where a part's tensors that may cross stand in the packed memory, if they all do."""
+    if part.module is None or not part.wire():
+        return None
+    placed = {entry[0]: entry for entry in layout}
+    wanted = {f"{name}/{key}" for key in part.wire()}
+    if not wanted <= placed.keys():
+        return None
+    entries = [placed[key] for key in placed if key in wanted]
+    begin = entries[0][1]
+    end = max(start + math.prod(shape) for _, start, shape, _ in entries)
+    cut = len(name) + 1
+    inside = tuple((key[cut:], start - begin, shape, strides) for key, start, shape, strides in entries)
+    return flat.narrow(0, begin, end - begin), inside
+
+
+Place = tuple[str, dict[str, Any], str]  # a tensor's full name, the table of its module, its key there
+
+
+def _places(module: nn.Module) -> tuple[tuple[Place, ...], tuple[Place, ...], tuple[Place, ...]]:
+    """Where a module keeps its parameters, its saved buffers, and the masks and tables it makes itself.
+
+    Walking a module is slow and its structure does not change; what stands in the places may.
+    """
+    parameters: list[Place] = []
+    saved: list[Place] = []
+    made: list[Place] = []
+    seen: set[int] = set()
+    for prefix, owner in module.named_modules():
+        start = f"{prefix}." if prefix else ""
+        for table, kept in ((owner._parameters, parameters), (owner._buffers, saved)):
+            for key, value in table.items():
+                if value is not None and id(value) not in seen:
+                    seen.add(id(value))
+                    own = made if key in owner._non_persistent_buffers_set else kept
+                    own.append((f"{start}{key}", table, key))
+    return tuple(parameters), tuple(saved), tuple(made)
+
+
+def _found(places: tuple[Place, ...]) -> dict[str, Tensor]:
+    return {name: table[key] for name, table, key in places}
 
 
 @dataclass
@@ -140,18 +249,21 @@ class Holder:
         self, task: Task, device: torch.device | str = "cpu", precision: Precision = "float32"
     ) -> None:
         self.parts: dict[str, Part] = {}
+        self.flat: Tensor | None = None
+        self.layout: Layout = ()
         self.task = task
         self.device = torch.device(device)
         self.precision: Precision = precision
         self.training = ClientTraining()
         self.workspaces: dict[Any, Any] = {}
+        self.mode: object = None  # what the modules' training flags were last set for
         self.enter(0, Rng(0), {})
 
     def enter(self, round_: int, rng: Rng, counters: dict[str, int], step: str = "") -> None:
         """Begin a step of a round: its own randomness, and what was counted in the round so far."""
         self.round, self.rng, self.counters, self.step = round_, rng, counters, step
         self.report = Report()
-        self.fits = 0
+        self.fits = self.collections = 0
 
     def count(self, what: str) -> int:
         """How often this was asked for before, in this round."""
@@ -164,13 +276,57 @@ class Holder:
 
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:
-        """The precision of forward passes."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+        """The precision of forward passes. No casts are kept: one graph must not read what another wrote."""
+        with torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16", cache_enabled=False
+        ):
             yield
 
-    def declare(self, state: Mapping[str, Any], buffers: BufferPolicy = "average") -> None:
+    def declare(
+        self, state: Mapping[str, Any], buffers: BufferPolicy = "average", remember: bool = False
+    ) -> None:
         """Take over the declared state of a method."""
-        self.parts = {name: Part(value, buffers) for name, value in state.items()}
+        self.parts = {name: Part(value, buffers, remember) for name, value in state.items()}
+        self.flat, self.layout = None, ()
+
+    @torch.no_grad()
+    def pack(self) -> None:
+        """Move every float32 tensor of the state into one piece of memory; names and objects stay."""
+        floats = {
+            name: value
+            for name, value in self.tensors().items()
+            if value.dtype == torch.float32 and value.numel() and _is_dense(value)
+        }
+        starts = itertools.accumulate(
+            (-(-value.numel() // ALIGNMENT) * ALIGNMENT for value in floats.values()), initial=0
+        )
+        *places, total = [*starts]
+        self.layout = tuple(
+            (name, start, tuple(value.shape), value.stride())
+            for (name, value), start in zip(floats.items(), places, strict=True)
+        )
+        self.flat = torch.zeros(total, device=self.device)
+        for name, view in views(self.flat, self.layout).items():
+            view.copy_(floats[name])
+            floats[name].data = view
+        for name, part in self.parts.items():
+            part.block = _block(name, part, self.flat, self.layout)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every declared tensor, live, by its full name."""
+        return {
+            f"{name}/{key}" if key else name: value
+            for name, part in self.parts.items()
+            for key, value in part.tensors().items()
+        }
+
+    def _loose(self) -> dict[str, Tensor]:
+        """The tensors that are not packed: whole numbers, and what came to a mapping later."""
+        if self.flat is None:
+            return self.tensors()
+        begin = self.flat.data_ptr()
+        packed = {name: begin + 4 * start for name, start, _, _ in self.layout}
+        return {name: value for name, value in self.tensors().items() if packed.get(name) != value.data_ptr()}
 
     def __getitem__(self, name: str) -> Part:
         return self.parts[name]
@@ -185,21 +341,21 @@ class Holder:
         """The parts that are modules."""
         return {name: part.module for name, part in self.parts.items() if part.module is not None}
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Every declared tensor, live, by its full name."""
-        return {
-            f"{name}/{key}" if key else name: value
-            for name, part in self.parts.items()
-            for key, value in part.tensors().items()
-        }
-
     def snapshot(self) -> State:
         """A copy of every declared tensor."""
-        return {name: value.detach().clone() for name, value in self.tensors().items()}
+        loose = {name: value.detach().clone() for name, value in self._loose().items()}
+        return loose if self.flat is None else Packed(self.flat.clone(), self.layout, loose)
 
     @torch.no_grad()
     def restore(self, state: State) -> None:
         """Go back to a snapshot, in place."""
+        if self.flat is not None and isinstance(state, Packed) and state.layout == self.layout:
+            loose = self._loose()
+            if loose.keys() == state.loose.keys():
+                self.flat.copy_(state.flat)
+                for name, value in loose.items():
+                    value.copy_(state.loose[name])
+                return
         for name, part in self.parts.items():
             if isinstance(part.content, Tensor):
                 part.content.copy_(state[name])

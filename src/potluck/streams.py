@@ -23,10 +23,23 @@ class Source:
     x: Tensor
     y: Tensor
     prepare: Prepare | None = None
+    channels_last: bool = False  # the rows of x are stored as height, width, channels
+
+    @torch.no_grad()
+    def prepared(self, channels_last: bool) -> Source:
+        """The same source with its samples prepared once, where nothing about that is random."""
+        parts = []
+        for start in range(0, len(self.x), 4096):
+            part = self.x[start : start + 4096]
+            part = part if self.prepare is None else self.prepare(part, None)
+            parts.append(part.permute(0, 2, 3, 1).contiguous() if channels_last else part)
+        return Source(torch.cat(parts), self.y, None, channels_last)
 
     def take(self, rows: Tensor, generator: torch.Generator | None = None) -> Batch:
         """The samples of some rows, prepared; augmented if a generator is given."""
         x = self.x.index_select(0, rows)
+        if self.channels_last:
+            x = x.permute(0, 3, 1, 2)
         if self.prepare is not None:
             x = self.prepare(x, generator)
         return Batch(x, self.y.index_select(0, rows), id=rows)

@@ -6,7 +6,7 @@ read back. What goes wrong here would go wrong there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from potluck.errors import StepFailed
-from potluck.training import Rows, Step, Workspace
+from potluck.training import Plan, Rows, Step, Workspace
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -65,7 +65,7 @@ class Recording:
                     output.copy_(result)
 
 
-def run_from_tape(workspace: Workspace, step: Step, plan: Sequence[Rows]) -> None:
+def run_from_tape(workspace: Workspace, step: Step, plan: Plan) -> None:
     """A runner for `running_with`: records a step once per batch size, then replays it, in later rounds too."""
     for rows in plan:
         key = ("tape", tuple(value.shape for value in rows.values()))

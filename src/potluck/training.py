@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,12 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.utils import get_total_norm
 
 from potluck.client import Client, SplitName
 from potluck.errors import ConfigError, nearest
 from potluck.settings import OptimizerSettings
-from potluck.state import Holder, Moments
+from potluck.state import ALIGNMENT, Holder, Moments
 from potluck.streams import Stream
 from potluck.task import Batch
 
@@ -34,7 +34,7 @@ Loss = Callable[..., "Tensor | Mapping[str, Tensor]"]
 Combine = Callable[[Mapping[str, Gradients]], Gradients]
 Rows = Mapping[str, Tensor]
 Step = Callable[[Rows], None]
-Runner = Callable[["Workspace", Step, Sequence[Rows]], None]
+Runner = Callable[["Workspace", Step, "Plan"], None]
 H = TypeVar("H", bound=Holder)
 
 
@@ -58,7 +58,7 @@ class Fit:
     losses: dict[str, Tensor]
 
 
-def run_eagerly(workspace: Workspace, step: Step, plan: Sequence[Rows]) -> None:
+def run_eagerly(workspace: Workspace, step: Step, plan: Plan) -> None:
     """The reference runner: one step after the other."""
     for rows in plan:
         step(rows)
@@ -108,19 +108,23 @@ def fit(
         if not isinstance(holder, Client):
             raise ConfigError("fit() on the server needs its streams named")
         streams = {"private": holder.batches(epochs=epochs)}
+    settings = optimizer or holder.training.optimizer
     request = _Request(
         None if train is None else tuple(train),
-        optimizer or holder.training.optimizer,
+        settings.model_copy(update={"lr": 1.0}),
         dict(groups or {}),
         clip or holder.training.clip,
         dict(prox or {}),
         tuple(scalars or ()),
     )
     workspace = _workspace(holder, request)
-    workspace.begin(holder, request.prox, scalars or {}, moments)
-    plan = _plan(streams, steps, holder.device)
+    workspace.begin(holder, settings.lr, request.prox, scalars or {}, moments)
+    workspace.augments = any(stream.augment and stream.source.prepare for stream in streams.values())
+    plan = Plan(streams, steps, holder.device)
     step = _Step(holder, loss, workspace, streams, request.prox, combine)
-    _set_modes(holder, workspace)
+    if holder.mode is not workspace:
+        _set_modes(holder, workspace)
+        holder.mode = workspace
     _runner.get()(workspace, step, plan)
     workspace.end(moments)
     losses = {name: total / max(len(plan), 1) for name, total in workspace.totals.items()}
@@ -131,7 +135,7 @@ def fit(
 
 @dataclass(frozen=True)
 class _Request:
-    """What shapes a workspace: a call that differs in any of it gets a new one."""
+    """What shapes a workspace: a call that differs in any of it gets a new one. The rate is a value in it."""
 
     train: tuple[str, ...] | None
     optimizer: OptimizerSettings
@@ -147,32 +151,37 @@ class Workspace:
 
     parameters: dict[str, nn.Parameter]
     optimizer: torch.optim.Optimizer
+    moving: list[Tensor]  # the memory of the optimiser's state, in few pieces
     rates: list[Tensor]
-    base_rates: list[float]
+    own_rates: list[float | None]  # of the groups that have one
     clips: list[float | None]
     request: _Request
     references: dict[str, Tensor] = field(default_factory=dict)
     scalars: dict[str, Tensor] = field(default_factory=dict)
     totals: dict[str, Tensor] = field(default_factory=dict)
     augment: torch.Generator | None = None
+    augments: bool = False
     recordings: dict[Any, Any] = field(default_factory=dict)
+    constants: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @torch.no_grad()
     def begin(
         self,
         holder: Holder,
+        lr: float,
         prox: Mapping[str, float],
         scalars: Mapping[str, Tensor],
         moments: Moments | None,
     ) -> None:
         """A fresh optimiser (or the kept moments), the round's learning rate, references and scalars."""
         decay = holder.training.lr_decay ** max(holder.round - 1, 0)
-        for rate, base in zip(self.rates, self.base_rates, strict=True):
-            rate.fill_(base * decay)
-        for name, parameter in self.parameters.items():
-            for key, value in self.optimizer.state[parameter].items():
-                kept = moments.get(f"{name}:{key}") if moments is not None else None
-                value.zero_() if kept is None else value.copy_(kept)
+        for rate, own in zip(self.rates, self.own_rates, strict=True):
+            rate.fill_(_first(own, lr) * decay)
+        for piece in self.moving:
+            piece.zero_()
+        if moments:
+            self._take_over(moments)
+        for name, parameter in self.parameters.items() if prox else ():
             if _closest(name, prox) is not None:
                 _put(self.references, name, parameter)
         for name, value in scalars.items():
@@ -181,6 +190,12 @@ class Workspace:
             total.zero_()
         node = holder.rng.child(holder.step, "augment", holder.count(f"{holder.step}:augment"))
         self.augment = node.reseed(self.augment or torch.Generator(holder.device))
+
+    def _take_over(self, moments: Moments) -> None:
+        for name, parameter in self.parameters.items():
+            for key, value in self.optimizer.state[parameter].items():
+                if f"{name}:{key}" in moments:
+                    value.copy_(moments[f"{name}:{key}"])
 
     def end(self, moments: Moments | None) -> None:
         """Hand the optimiser's state over to the declared moments."""
@@ -205,9 +220,12 @@ class Workspace:
         for name, parameter in self.parameters.items():
             gradient = gradients.get(name)
             parameter.grad = None if gradient is None else _laid_out(gradient, parameter)
-        for group, limit in zip(self.optimizer.param_groups, self.clips, strict=True):
-            if limit is not None:
-                _clip(group["params"], limit)
+        limited = [
+            ([value for value in group["params"] if value.grad is not None], limit)
+            for group, limit in zip(self.optimizer.param_groups, self.clips, strict=True)
+            if limit is not None
+        ]
+        _clip([(values, limit) for values, limit in limited if values], self.constants)
         self.optimizer.step()
 
 
@@ -280,15 +298,35 @@ def _laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
     return torch.empty_like(parameter).copy_(gradient)
 
 
-def _clip(parameters: Sequence[nn.Parameter], limit: float) -> None:
-    """Shorten a group's gradient to a norm; into new memory, as two gradients may be one and the same tensor."""
-    held = [parameter for parameter in parameters if parameter.grad is not None]
-    gradients = [parameter.grad for parameter in held if parameter.grad is not None]
-    if not gradients:
+def _clip(
+    groups: Sequence[tuple[list[nn.Parameter], float]], constants: dict[Any, tuple[Tensor, Tensor]]
+) -> None:
+    """Shorten each group's gradient to its norm, the norms of all groups in few operations.
+
+    Into new memory, as two gradients may be one and the same tensor.
+    """
+    if not groups:
         return
-    factor = (limit / (get_total_norm(gradients, foreach=True) + 1e-6)).clamp(max=1.0)
-    for parameter, shortened in zip(held, torch._foreach_mul(gradients, factor), strict=True):
-        parameter.grad = shortened
+    gradients = [[value.grad for value in values if value.grad is not None] for values, _ in groups]
+    norms = torch.stack(torch._foreach_norm([gradient for group in gradients for gradient in group]))
+    members, limits = _membership(
+        [len(group) for group in gradients], [limit for _, limit in groups], norms, constants
+    )
+    factors = (limits / ((members @ norms.square()).sqrt() + 1e-6)).clamp(max=1.0)
+    for (values, _), group, factor in zip(groups, gradients, factors.unbind(), strict=True):
+        for value, shortened in zip(values, torch._foreach_mul(group, factor), strict=True):
+            value.grad = shortened
+
+
+def _membership(
+    sizes: Sequence[int], limits: Sequence[float], like: Tensor, constants: dict[Any, tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Which gradient belongs to which group (a row per group), and the groups' limits; made once."""
+    key = (tuple(sizes), tuple(limits))
+    if key not in constants:
+        members = np.repeat(np.eye(len(sizes)), sizes, axis=1)
+        constants[key] = torch.from_numpy(members).to(like), torch.tensor(limits).to(like)
+    return constants[key]
 
 
 def _below(name: str, prefix: str) -> bool:
@@ -320,21 +358,35 @@ def _put(place: dict[str, Tensor], name: str, value: Tensor) -> None:
         place[name] = value.detach().clone()
 
 
-def _plan(streams: Mapping[str, Stream], steps: int | None, device: torch.device) -> list[Rows]:
-    """The rows of every stream in every step, already where they are needed."""
-    total = steps if steps is not None else len(next(iter(streams.values())))
-    if total and not all(len(stream) for stream in streams.values()):
-        empty = next(name for name, stream in streams.items() if not len(stream))
-        raise ConfigError(f"the stream {empty!r} has no samples")
-    return [
-        {
-            name: torch.from_numpy(np.ascontiguousarray(stream.order[i % len(stream)])).to(
-                device, non_blocking=True
-            )
-            for name, stream in streams.items()
-        }
-        for i in range(total)
-    ]
+class Plan(Sequence[Rows]):
+    """The rows of every stream in every step; they go to the device when they are asked for."""
+
+    def __init__(self, streams: Mapping[str, Stream], steps: int | None, device: torch.device) -> None:
+        self._streams, self._device = streams, device
+        self._total = steps if steps is not None else len(next(iter(streams.values())))
+        if self._total and not all(len(stream) for stream in streams.values()):
+            empty = next(name for name, stream in streams.items() if not len(stream))
+            raise ConfigError(f"the stream {empty!r} has no samples")
+
+    def __len__(self) -> int:
+        return self._total
+
+    def order(self, number: int) -> dict[str, np.ndarray]:
+        """The rows of one step, still on the host."""
+        return {name: stream.order[number % len(stream)] for name, stream in self._streams.items()}
+
+    def __getitem__(self, number: Any) -> Any:
+        if not 0 <= number < self._total:
+            raise IndexError(number)
+        return {name: _rows(rows, self._device) for name, rows in self.order(number).items()}
+
+    def blocks(self) -> Iterator[tuple[tuple[int, ...], dict[str, np.ndarray]]]:
+        """Steps in a row with the same batch sizes, as one table of rows per stream."""
+        orders = (self.order(number) for number in range(self._total))
+        sized = ((tuple(len(rows) for rows in order.values()), order) for order in orders)
+        for sizes, group in itertools.groupby(sized, key=lambda pair: pair[0]):
+            together = [order for _, order in group]
+            yield sizes, {name: np.stack([order[name] for order in together]) for name in self._streams}
 
 
 @contextlib.contextmanager
@@ -380,11 +432,13 @@ def _new_workspace(holder: Holder, request: _Request) -> Workspace:
         {"params": values, "lr": rate, "weight_decay": _first(group.weight_decay, settings.weight_decay)}
         for values, rate, group in zip(arranged.values(), rates, chosen, strict=True)
     ]
+    chosen_optimizer, moving = _optimizer(settings, options)
     return Workspace(
         parameters,
-        _optimizer(settings, options),
+        chosen_optimizer,
+        moving,
         rates,
-        [_first(group.lr, settings.lr) for group in chosen],
+        [group.lr for group in chosen],
         [group.clip if group.clip is not None else request.clip for group in chosen],
         request,
     )
@@ -419,23 +473,44 @@ def _trained(holder: Holder, train: Sequence[str] | None) -> dict[str, nn.Parame
     return chosen
 
 
-def _optimizer(settings: OptimizerSettings, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+def _optimizer(
+    settings: OptimizerSettings, groups: list[dict[str, Any]]
+) -> tuple[torch.optim.Optimizer, list[Tensor]]:
     """A fused optimiser whose state exists from the start, so that a fresh one is this one zeroed."""
+    parameters = [value for group in groups for value in group["params"]]
     if settings.name == "sgd":
-        sgd = torch.optim.SGD(groups, momentum=settings.momentum, nesterov=settings.nesterov, fused=True)
-        if settings.momentum:
-            for parameter in (value for group in groups for value in group["params"]):
-                sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        return sgd
-    kind = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
-    adam: torch.optim.Optimizer = kind(groups, betas=settings.betas, fused=True)
-    for parameter in (value for group in groups for value in group["params"]):
-        adam.state[parameter] = {
-            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
-    return adam
+        options = {"momentum": settings.momentum, "nesterov": settings.nesterov}
+        made: torch.optim.Optimizer = torch.optim.SGD(groups, **options, fused=True)  # type: ignore[arg-type]
+        keys = ["momentum_buffer"] if settings.momentum else []
+    else:
+        kind = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
+        on_gpu = any(parameter.is_cuda for parameter in parameters)
+        made = kind(groups, betas=settings.betas, fused=True, capturable=on_gpu)
+        keys = ["exp_avg", "exp_avg_sq"]
+    moving = []
+    for key in keys:
+        piece, parts = _together(parameters)
+        moving.append(piece)
+        for parameter, part in zip(parameters, parts, strict=True):
+            made.state[parameter][key] = part
+    if settings.name != "sgd" and parameters:
+        steps = torch.zeros(len(parameters), dtype=torch.float32, device=parameters[0].device)
+        moving.append(steps)
+        for number, parameter in enumerate(parameters):
+            made.state[parameter]["step"] = steps[number]
+    return made, moving
+
+
+def _together(parameters: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Zeros of the shapes of all parameters, in one piece of memory."""
+    sizes = [-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in parameters]
+    like = parameters[0] if parameters else torch.zeros(())
+    piece = torch.zeros(sum(sizes), dtype=like.dtype, device=like.device)
+    parts = [
+        part[: parameter.numel()].as_strided(parameter.shape, parameter.stride())
+        for part, parameter in zip(torch.split(piece, sizes), parameters, strict=True)
+    ]
+    return piece, parts
 
 
 @torch.no_grad()
@@ -446,12 +521,38 @@ def collect(
     batch_size: int = 512,
 ) -> list[Any]:
     """One pass over a client's split in evaluation mode, without gradients, in the order of its rows."""
-    for module in holder.modules().values():
-        module.eval()
-    rows = torch.from_numpy(np.ascontiguousarray(holder.rows[split])).to(holder.device)
+    if holder.mode != "evaluation":
+        for module in holder.modules().values():
+            module.eval()
+        holder.mode = "evaluation"
+    holder.collections += 1
+    rows = holder.rows[split]
+    parts = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
     with holder.autocast():
-        return (
-            [function(holder.source.take(part)) for part in torch.split(rows, batch_size)]
-            if len(rows)
-            else []
-        )
+        return _collector.get()(holder, lambda taken: function(holder.source.take(taken)), parts)
+
+
+def collect_eagerly(
+    holder: Holder, function: Callable[[Tensor], Any], parts: Sequence[np.ndarray]
+) -> list[Any]:
+    """The reference collector: one batch after the other."""
+    return [function(_rows(part, holder.device)) for part in parts]
+
+
+Collector = Callable[[Holder, Callable[[Tensor], Any], Sequence[np.ndarray]], list[Any]]
+_collector: contextvars.ContextVar[Collector] = contextvars.ContextVar("collector", default=collect_eagerly)
+
+
+@contextlib.contextmanager
+def collecting_with(collector: Collector) -> Iterator[None]:
+    """Let another collector (one that captures and replays) do every `collect` inside."""
+    token = _collector.set(collector)
+    try:
+        yield
+    finally:
+        _collector.reset(token)
+
+
+def _rows(rows: np.ndarray, device: torch.device) -> Tensor:
+    """Row numbers on the device, without waiting for it."""
+    return torch.from_numpy(np.ascontiguousarray(rows)).to(device, non_blocking=True)
