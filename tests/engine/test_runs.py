@@ -13,7 +13,8 @@ import torch
 import potluck
 import potluck.method
 from potluck.data import ClientSplit, Split
-from potluck.engine.store import Checkpoints
+from potluck.engine.checkpoints import Checkpoints
+from potluck.engine.store import ClientStore
 from potluck.errors import ConfigError, RoundFailed, RunError
 from potluck.experiment import Experiment
 from potluck.record import RunFolder
@@ -138,7 +139,7 @@ def test_a_run_folder_is_complete(tmp_path: Path) -> None:
 
 
 def test_the_saved_configuration_is_the_experiment(tmp_path: Path) -> None:
-    asked = experiment(engine={"threads": 2}, evaluate={"on": "global"}, method={"clip": None})
+    asked = experiment(engine={"memory": "2GB"}, evaluate={"on": "global"}, method={"clip": None})
     folder = run(asked, out=tmp_path / "run").folder
     again = Experiment.load(folder / "config.yaml")
     assert again.model_dump() == asked.model_dump()
@@ -203,23 +204,29 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 
 
 def test_checkpoints_are_incremental(tmp_path: Path) -> None:
-    store = Checkpoints(tmp_path / "checkpoints")
-    state = {"model/w": torch.arange(3.0)}
-    store.save(1, {"x": torch.zeros(2)}, {"a": state, "b": state}, {"logs": {}})
-    store.save(2, {"x": torch.ones(2)}, {"b": {"model/w": torch.ones(3)}}, {"logs": {}})
-    store.wait()
-    files = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    folder = tmp_path / "checkpoints"
+    store, checkpoints = ClientStore(folder=folder), Checkpoints(folder)
+    store.put("a", {"model/w": torch.arange(3.0)})
+    store.put("b", {"model/w": torch.arange(3.0)})
+    checkpoints.save(1, {"x": torch.zeros(2)}, store.save(), {"logs": {}})
+    store.put("b", {"model/w": torch.ones(3)})
+    checkpoints.save(2, {"x": torch.ones(2)}, store.save(), {"logs": {}})
+    checkpoints.wait()
+    files = sorted(path.name for path in folder.iterdir())
     assert files == [
-        "checkpoint.json", "clients-000001-00000.safetensors", "clients-000002-00000.safetensors",
+        "checkpoint.json", "clients-00000001.safetensors", "clients-00000003.safetensors",
         "server-000002.safetensors",
     ]  # fmt: skip
-    loaded = Checkpoints(tmp_path / "checkpoints").load()
+    loaded = Checkpoints(folder).load()
     assert loaded is not None
     assert loaded.round == 2
     assert loaded.server["x"].tolist() == [1, 1]
-    assert loaded.clients["a"]["model/w"].tolist() == [0, 1, 2]
-    assert loaded.clients["b"]["model/w"].tolist() == [1, 1, 1]
-    store.close()
+    again = ClientStore(folder=folder)
+    for client, path in loaded.clients.items():
+        again.put(client, path)
+    assert again.fetch("a")["model/w"].tolist() == [0, 1, 2]
+    assert again.fetch("b")["model/w"].tolist() == [1, 1, 1]
+    checkpoints.close()
 
 
 def test_moments_of_evaluation(tmp_path: Path) -> None:
