@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import sys
 import types
@@ -34,6 +35,8 @@ from potluck.settings import ClientOverrides, ClientTraining, Settings
 from potluck.state import Precision
 from potluck.streams import Prepare
 from potluck.world import World
+
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*((?:[KMGT]i?)?B|)", re.IGNORECASE)  # a number and its unit
 
 
 class IndexFile(Settings):
@@ -91,9 +94,40 @@ class EngineSettings(Settings):
     device: str = "auto"
     precision: Precision = "float32"
     threads: int = Field(default=1, ge=1)  # per client; the number of threads changes the last bits
+    workers: int | Literal["auto"] = "auto"  # processes on a CPU; their number changes nothing but the time
+
+    @field_validator("workers", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: Any) -> Any:
+        if value != "auto" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ValueError("give a number of processes, 1 or more, or auto")
+        return value
+
+    streams: int | Literal["auto"] = "auto"  # on a GPU: queues the clients of a cohort are spread over
+    memory: str = "auto"  # for stored client states, device and host together; the rest goes to disk
+
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _a_size(cls, value: Any) -> Any:
+        """`20GB`, `512MiB`, a number of bytes, or `auto`."""
+        text = str(value).strip()
+        if text != "auto" and (isinstance(value, bool) or not SIZE.fullmatch(text)):
+            raise ValueError("give a size such as 20GB or 512MB, a number of bytes, or auto")
+        return text
+
+    def memory_bytes(self) -> int | None:
+        """The bytes stored client states may take, None for `auto`."""
+        found = SIZE.fullmatch(self.memory)
+        if found is None:
+            return None
+        unit = found[2].upper().removesuffix("B")
+        return int(float(found[1]) * (1024 if unit.endswith("I") else 1000) ** " KMGT".index(unit[:1] or " "))
 
     def torch_device(self) -> torch.device:
         """The device, found now."""
+        # The driver's default is eight queues; with 32 the streams of a cohort hardly wait for each other. The
+        # driver reads it once, when CUDA starts.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         try:
@@ -276,6 +310,7 @@ class Experiment(Settings):
             training=self.training.for_clients(),
             overrides=self.training.per_client,
             prepare=self._prepare(data),
+            augmented=isinstance(self.data, DataConfig) and bool(self.data.augment.operations),
             independent_init=self.models.init == "per_client",
             device=self.engine.torch_device(),
             precision=self.engine.precision,

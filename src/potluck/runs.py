@@ -16,11 +16,14 @@ import torch
 from potluck import __version__
 from potluck.client import ClientId
 from potluck.data import Dataset, Split
-from potluck.engine.base import Answer, Examination, Failure
+from potluck.engine.base import Answer, Engine, Examination, Failure
+from potluck.engine.budget import Budget, check_memory
+from potluck.engine.checkpoints import Checkpoint, Checkpoints
 from potluck.engine.cohort import Cohort
 from potluck.engine.local import LocalEngine
 from potluck.engine.rounds import Rounds
-from potluck.engine.store import Checkpoint, Checkpoints, ClientStore
+from potluck.engine.store import ClientStore
+from potluck.engine.workers import WorkersEngine, worker_count
 from potluck.errors import ConfigError, RoundFailed, RunError, nearest
 from potluck.evaluate import Moment, metric_lines
 from potluck.experiment import Experiment
@@ -109,8 +112,9 @@ class Run:
         self.experiment, self.folder, self.world = experiment, folder, world
         self.watcher = watcher or Watcher()
         self.method = world.method
-        self.store = ClientStore()
-        self.engine = LocalEngine(world, self.store)
+        budget = Budget.of(experiment.engine.memory_bytes(), world.device)
+        self.store = ClientStore(budget, folder / "checkpoints", world.device)
+        self.engine = make_engine(world, experiment, self.store, self.watcher.notice)
         self.rounds = Rounds(world, self.engine, name=experiment.name)
         self.server = self.rounds.server
         self.checkpoints = Checkpoints(folder / "checkpoints")
@@ -125,8 +129,8 @@ class Run:
             self.folder.cut({})
             return
         self.server.restore({name: value.to(self.world.device) for name, value in checkpoint.server.items()})
-        for client, state in checkpoint.clients.items():
-            self.store.put(client, {name: value.to(self.world.device) for name, value in state.items()})
+        for client, path in checkpoint.clients.items():
+            self.store.put(client, path)
         notes = checkpoint.notes
         self.progress = Progress(checkpoint.round, dict(notes["failures"]))
         self.rounds.accepted = dict(notes["accepted"])
@@ -147,8 +151,9 @@ class Run:
                 self.checkpoints.wait()
             raise Interrupted(self.folder.path) from error
         finally:
-            self.checkpoints.close()
             self.engine.close()
+            self.checkpoints.close()
+            self.store.close()
         try:
             result = self._finish()
         except KeyboardInterrupt as error:
@@ -159,6 +164,8 @@ class Run:
     def _play_round(self, round_: int) -> None:
         """One whole round: nothing of it stays if it does not end."""
         before, undo = self.server.snapshot(), self._undo(round_)
+        if round_ < self.experiment.training.rounds:
+            self.store.prefetch(self._cohort(round_ + 1))
         started = time.perf_counter()
         try:
             ledger, lines, seconds = self._attempts(round_, before)
@@ -182,17 +189,18 @@ class Run:
 
     def _undo(self, round_: int) -> Callable[[], None]:
         """What takes a round back that was settled but not logged: it may be stopped while it is evaluated."""
-        ids = self.world.cohort(round_, self.experiment.training.cohort_size(len(self.world.trainers)))
-        bases = {client: record.base if (record := self.store.peek(client)) else None for client in ids}
+        back = self.store.mark(self._cohort(round_))
         accepted, failures = dict(self.rounds.accepted), dict(self.progress.failures)
 
         def undo() -> None:
-            for client, base in bases.items():
-                record = self.store.record(client)
-                record.base, record.work = base, None
+            back()
             self.rounds.accepted, self.progress.failures = accepted, failures
 
         return undo
+
+    def _cohort(self, round_: int) -> tuple[ClientId, ...]:
+        size = self.experiment.training.cohort_size(len(self.world.trainers))
+        return self.world.cohort(round_, size)
 
     def _attempts(self, round_: int, before: State) -> tuple[Ledger, list[dict[str, Any]], dict[str, float]]:
         attempts = self.experiment.training.attempts
@@ -212,7 +220,7 @@ class Run:
 
     def _attempt(self, round_: int, attempt: int) -> tuple[Ledger, list[dict[str, Any]], dict[str, float]]:
         world, settings = self.world, self.experiment.training
-        ids = world.cohort(round_, settings.cohort_size(len(world.trainers)))
+        ids = self._cohort(round_)
         ledger, lines = Ledger(round_), []
         examined = round_ % self.experiment.evaluate.every == 0 or round_ == settings.rounds
         everyone = world.ids if self.experiment.evaluate.who == "all" else ids
@@ -304,8 +312,7 @@ class Run:
                 "failures": dict(self.progress.failures),
                 "logs": self.folder.offsets(),
             }
-            clients = self.store.take_changed()
-            self.checkpoints.save(self.progress.round, self.server.snapshot(), clients, notes)
+            self.checkpoints.save(self.progress.round, self.server.snapshot(), self.store.save(), notes)
 
     def _finish(self) -> RunResult:
         """Score the logs, write the summary and the report."""
@@ -324,6 +331,25 @@ class Run:
         write_json(folder / "summary.json", summary)
         write_report(folder.path)
         return RunResult(folder.path, summary)
+
+
+def make_engine(
+    world: World, experiment: Experiment, store: ClientStore, notice: Callable[[str], None]
+) -> Engine:
+    """The engine for a world's device. On a CPU the numbers are the same with any number of workers."""
+    settings = experiment.engine
+    if world.device.type == "cuda":
+        from potluck.engine.cuda import STREAMS, CudaEngine
+
+        streams = settings.streams if settings.streams != "auto" else STREAMS
+        return CudaEngine(world, store, streams=streams, notice=notice)
+    cohort = experiment.training.cohort_size(len(world.trainers))
+    workers = settings.workers
+    if workers == "auto":
+        workers = worker_count(world, cohort, settings.threads)
+    if workers > 1:
+        return WorkersEngine(world, store, workers, settings.threads)
+    return LocalEngine(world, store)
 
 
 class Stopwatch:
@@ -393,6 +419,7 @@ def run(
     experiment = experiment if experiment is not None else Experiment.make(**values)
     built = experiment.world(*(world or (None, None)))
     chosen_modes(experiment, built.method.modes)
+    check_memory(experiment.engine.memory_bytes(), built)
     wanted = Path(out) if out is not None else Path("runs") / experiment.name
     folder = RunFolder.create(wanted, exact=out is not None)
     with folder.locked():
@@ -448,6 +475,7 @@ def resume(
         experiment = Experiment.load(home / "config.yaml")
     with home.locked():
         world = experiment.world(split=Split.load(home / "split.json"))
+        check_memory(experiment.engine.memory_bytes(), world)
         if about["origins"] and about["origins"] != world.fingerprints():
             raise RunError(f"the models given now start from other weights than those {home.path} began with")
         going = Run(experiment, home, world, watcher)

@@ -44,9 +44,16 @@ Check = Callable[["Bench"], None]
 class Bench:
     """A tiny federation to try a method on: four clients of 8×8 images, one with one class, one with one sample."""
 
-    def __init__(self, method: AnyMethod, models: Any = DEFAULT_MODELS, **settings: Any) -> None:
+    def __init__(
+        self,
+        method: AnyMethod,
+        models: Any = DEFAULT_MODELS,
+        make_engine: Callable[[World], LocalEngine] = LocalEngine,
+        **settings: Any,
+    ) -> None:
         self.options = _options(method)
         self.models = models
+        self.make_engine = make_engine
         self.settings: dict[str, Any] = {
             "training": {"epochs": 2, "batch_size": 4, "optimizer": {"lr": 0.05, "momentum": 0.9}},
             "engine": {"device": "cpu"},
@@ -73,7 +80,7 @@ class Bench:
         method: Mapping[str, Any] | None = None,
     ) -> Played:
         """Play rounds with the given cohorts from the start."""
-        played = Played(self.world(method), wrap)
+        played = Played(self.world(method), wrap, self.make_engine)
         for cohort in schedule:
             played.round(cohort)
         return played
@@ -82,9 +89,14 @@ class Bench:
 class Played:
     """Rounds that were played, and the states they led to."""
 
-    def __init__(self, world: World, wrap: Callable[[Engine], Engine] = lambda engine: engine) -> None:
-        self.world = world
-        self.local = LocalEngine(world)
+    def __init__(
+        self,
+        world: World,
+        wrap: Callable[[Engine], Engine] = lambda engine: engine,
+        engine: Callable[[World], LocalEngine] = LocalEngine,
+    ) -> None:
+        self.world, self.make_engine = world, engine
+        self.local = engine(world)
         self.rounds = Rounds(world, wrap(self.local), name="check")
         self.number = 0
         self.cohorts: list[Cohort] = []
@@ -108,7 +120,7 @@ class Played:
 
     def reborn(self, world: World) -> Played:
         """The same federation in a new process: only what was saved is left."""
-        other = Played(world)
+        other = Played(world, engine=self.make_engine)
         other.number = self.number
         other.rounds.accepted = dict(self.rounds.accepted)
         other.rounds.server.restore(_through_disk(self.rounds.server.snapshot(), world.device))

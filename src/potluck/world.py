@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from torch import nn
 
 from potluck.client import Card, Client, ClientId
 from potluck.data import Dataset, Split
@@ -37,6 +38,7 @@ class World:
         training: ClientTraining,
         overrides: Mapping[ClientId, ClientOverrides] | None = None,
         prepare: Prepare | None = None,
+        augmented: bool = True,
         independent_init: bool = False,
         device: torch.device | str = "cpu",
         precision: Precision = "float32",
@@ -47,6 +49,10 @@ class World:
         self.device, self.precision = torch.device(device), precision
         self.task: Task = data.task
         self.source = Source(data.x.to(self.device), data.y.to(self.device), prepare)
+        images = data.x.dim() == 4
+        self.channels_last = images and self.device.type == "cuda" and precision == "bfloat16"
+        if self.device.type == "cuda" and images and not augmented and self._fits_prepared():
+            self.source = self.source.prepared(self.channels_last)
         self._labels = data.y.cpu().numpy()
         self._splits = {client.id: client for client in split.clients}
         self._index = {client.id: number for number, client in enumerate(split.clients)}
@@ -90,6 +96,11 @@ class World:
         with self._init(client, "model").as_default():
             return self.pool.build(self.architecture(client), self.task, who=f"client {client}")
 
+    def _fits_prepared(self) -> bool:
+        """Whether the prepared samples, as floating numbers, take little of the device's memory."""
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return self.data.x.numel() * 4 < free / 8
+
     def fingerprints(self) -> dict[str, str]:
         """A hash of the weights each architecture starts from; modules of one's own may bring any."""
         first = {self.architecture(client): client for client in reversed(self.ids)}
@@ -103,8 +114,12 @@ class World:
         model = self.build_model(client_id)
         with self._init(client_id, "state").as_default():
             state = self.method.client_state(self.task, model)
+        for module in state.values() if self.channels_last else ():
+            if isinstance(module, nn.Module):
+                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         client = Client(self.task, self.source, self.device, self.precision)
         client.declare({name: _to(value, self.device) for name, value in state.items()}, self._buffers)
+        client.pack()
         self.assign(client, client_id)
         return client
 
@@ -158,7 +173,8 @@ class World:
         )  # the clients' schedule is theirs
         with self.seeds.tree("init").child("server").as_default():
             state = self.method.server_state(self.task)
-        server.declare({name: _to(value, self.device) for name, value in state.items()}, self._buffers)
+        placed = {name: _to(value, self.device) for name, value in state.items()}
+        server.declare(placed, self._buffers, remember=True)
         return server
 
     def server_rng(self, round_: int) -> Rng:

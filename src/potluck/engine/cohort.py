@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from potluck.client import Card, ClientId
 from potluck.engine.base import Answer, Engine, Failure, Outcome, Request, Stamp
@@ -123,17 +124,26 @@ class Cohort:
 
     def _sound(self, answers: Sequence[Answer], contract: Contract) -> dict[ClientId, bool]:
         """Whose values are finite and within their ranges: reduced on the device, read back once."""
-        if not answers:
-            return {}
-        worst = []
+        tensors: list[Tensor] = []
+        numbers: list[Tensor] = []
+        owners: list[list[ClientId]] = [[], []]
         for answer in answers:
-            beyond = excess(answer.up, contract, self.method.symbols(self.cards[answer.client]))
-            infinite = None if beyond is None else torch.where(beyond > 0, torch.inf, 0.0)
-            values = [answer.up.worst(), answer.report.loss, infinite]
-            present = [value.float().abs() for value in values if value is not None]
-            worst.append(torch.stack([value.to(self.server.device) for value in present]).sum())
-        flags = torch.stack(worst).isfinite().tolist()
-        return {answer.client: flag for answer, flag in zip(answers, flags, strict=True)}
+            floats = [value for value in answer.up.values() if value.is_floating_point() and value.numel()]
+            symbols = self.method.symbols(self.cards[answer.client])
+            beyond = excess(answer.up, contract, symbols)
+            single = [*answer.report.losses.values()]
+            single += [] if beyond is None else [torch.where(beyond > 0, torch.inf, 0.0)]
+            tensors += floats
+            numbers += single
+            owners[0] += [answer.client] * len(floats)
+            owners[1] += [answer.client] * len(single)
+        sound = {answer.client: True for answer in answers}
+        largest = [*torch._foreach_norm(tensors, torch.inf)] if tensors else []
+        everything = [value.float().to(self.server.device) for value in largest + numbers]
+        flags = torch.stack(everything).isfinite().tolist() if everything else []
+        for client, finite in zip(owners[0] + owners[1], flags, strict=True):
+            sound[client] &= finite
+        return sound
 
     def _unsound(self, answer: Answer, contract: Contract, who: str) -> str:
         """One sentence about the value that is wrong."""

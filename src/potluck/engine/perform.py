@@ -48,6 +48,7 @@ class Performer:
         """Measure on top of the downlink; whoever holds the client throws its state away afterwards."""
         if examination.down is not None:
             self._check(client, examination.down, "evaluate", "down")
+        client.step = f"evaluate {'+'.join(examination.modes)} {examination.on}"
         with client.rng.child("examine").as_default(client.device):
             if examination.down is not None:
                 self.method.receive(client, examination.down)

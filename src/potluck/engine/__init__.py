@@ -1,0 +1,1 @@
+"""Engines: they run client steps, wherever the clients are."""
