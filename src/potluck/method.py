@@ -154,6 +154,10 @@ class Method:
         """One round, as the server sees it."""
         raise NotImplementedError(f"{type(self).__name__} defines no round")
 
+    def loss(self, client: Client, batch: Batch) -> Tensor | Mapping[str, Tensor]:
+        """What a client minimises, by default its task's own loss: a scalar, or named terms."""
+        return client.task.loss(client["model"](batch.x), batch.y, batch.weight)
+
     def predict(self, client: Client, batch: Batch, mode: str) -> Tensor:
         """The scores of a batch, in one of the method's `modes`."""
         scores: Tensor = client["model"](batch.x)

@@ -29,8 +29,8 @@ from potluck.rng import Rng
 from potluck.runs import threads
 from potluck.state import State
 from potluck.streams import Stream
-from potluck.tape import run_from_tape
-from potluck.training import running_with
+from potluck.tape import collect_from_tape, run_from_tape
+from potluck.training import collecting_with, running_with
 from potluck.world import World
 
 CLASSES = 3
@@ -249,17 +249,18 @@ def faults_leave_no_trace(bench: Bench) -> None:
 
 
 def a_captured_step_is_right(bench: Bench) -> None:
-    """A step recorded once and replayed in later rounds gives what Python gives: no number is frozen in."""
+    """A step or collection recorded once and replayed later gives what Python gives: no number is frozen in."""
     schedule = [ALL, ALL, ("0", "1")]
     eager = bench.play(schedule)
-    with running_with(run_from_tape):
+    with running_with(run_from_tape), collecting_with(collect_from_tape):
         taped = bench.play(schedule)
     failures = [cohort.failures for cohort in taped.cohorts if cohort.failures]
     _require(not failures, f"a step cannot be captured: {failures}")
     _same(
         eager.states(),
         taped.states(),
-        "a captured step gives other values in later rounds: pass what changes through fit(scalars=…)",
+        "a captured step gives other values in later rounds: pass what changes through fit(scalars=…), gather into "
+        "declared tensors",
         tolerance=1e-5,
     )
 

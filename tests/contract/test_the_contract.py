@@ -16,7 +16,7 @@ from potluck.method import Clients, Method, _registry, client_step
 from potluck.models import Model
 from potluck.server import Server
 from potluck.task import Batch, Task
-from potluck.training import fit
+from potluck.training import collect, fit
 
 
 class Plain(Method):
@@ -56,6 +56,17 @@ class FrozenNumber(Plain):
     def train(self, client: Client) -> Content:
         fit(client, lambda client, batch: self.loss(client, batch, 0.5**client.round))
         return {"level": client["level"].value + 1}
+
+
+class LooseStatistics(Plain):
+    """Gathers into tensors made anew in every round: a captured collection goes on writing to the old ones."""
+
+    @client_step(up={"level": tensor("", "the client's level")})
+    def train(self, client: Client) -> Content:
+        super().train(client)
+        sums = torch.zeros(())
+        collect(client, lambda batch: sums.add_(client["model"](batch.x).sum().detach()))
+        return {"level": sums}
 
 
 class ReadsBack(Plain):
@@ -123,6 +134,7 @@ class NotFinite(Plain):
 
 BROKEN = [
     (FrozenNumber, testing.a_captured_step_is_right, "a captured step gives other values"),
+    (LooseStatistics, testing.a_captured_step_is_right, "declared tensors"),
     (ReadsBack, testing.a_captured_step_is_right, "cannot be captured"),
     (HiddenState, testing.state_survives, "saved and resumed"),
     (CountsCalls, testing.order_does_not_matter, "order of clients matters"),

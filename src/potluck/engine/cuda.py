@@ -228,6 +228,8 @@ class CudaEngine(LocalEngine):
         self._notice = notice
         self._pools: dict[str, list[Slot]] = {}
         self._now: Slot | None = None
+        self._loaded = False
+        self._main = torch.cuda.current_stream(world.device)
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
         """Put every client to work on its stream; nobody waits."""
@@ -260,15 +262,14 @@ class CudaEngine(LocalEngine):
         self._tell(f"GPU memory ran out with {slots} clients in flight; going on with {self.limit} at once")
 
     def _spread(self, work: Callable[[R], Outcome], requests: Sequence[R]) -> list[Outcome]:
-        main = torch.cuda.current_stream(self.world.device)
-        ready = main.record_event()
+        main = self._main = torch.cuda.current_stream(self.world.device)
         busy: dict[Slot, None] = {}
         outcomes = []
         with _fastest_convolutions():
             for request in requests:
                 slot = self._slot(request.client, busy)
                 if slot not in busy:
-                    slot.stream.wait_event(ready)
+                    slot.stream.wait_stream(main)  # for messages, states, and the building of the slot itself
                     busy[slot] = None
                 self._now = slot
                 with slot.at_work():
@@ -301,12 +302,20 @@ class CudaEngine(LocalEngine):
         return pool[len(busy) % len(pool)]
 
     def _serve(self, request: Request) -> Outcome:
+        self._loaded = False
         outcome = super()._serve(request)
         record, slot = self.store.peek(request.client), self._now
-        if record is not None and record.work is not None and slot is not None:
+        if self._loaded and record is not None and record.work is not None and slot is not None:
             state = record.work.state
             slot.holds = weakref.ref(state) if isinstance(state, Packed) else None
         return outcome
+
+    def _initial_state(self, client_id: ClientId) -> State:
+        """Made on the main stream, because slots on other streams read it too."""
+        with torch.cuda.stream(self._main):
+            state = super()._initial_state(client_id)
+        torch.cuda.current_stream(self.world.device).wait_stream(self._main)
+        return state
 
     def _live(self, client_id: ClientId, state: State | None) -> Client:
         slot = self._now
@@ -315,7 +324,7 @@ class CudaEngine(LocalEngine):
         wanted = state if state is not None else self._initial_state(client_id)
         if slot.holds is None or slot.holds() is not wanted:
             slot.client.restore(wanted)
-        slot.holds = None
+        slot.holds, self._loaded = None, True
         return slot.client
 
 

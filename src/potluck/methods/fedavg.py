@@ -14,7 +14,7 @@ from potluck.message import Content, Message, state_of
 from potluck.method import Clients, Method, MethodConfig, client_step
 from potluck.replies import Replies
 from potluck.server import Server
-from potluck.task import Batch, Task
+from potluck.task import Task
 from potluck.training import Fit, fit
 
 if TYPE_CHECKING:
@@ -102,10 +102,6 @@ class FedAvg(Method):
     def fit(self, client: Client) -> Fit:
         """Local training; subclasses add their terms here."""
         return fit(client, self.loss)
-
-    def loss(self, client: Client, batch: Batch) -> Tensor:
-        """The task's loss."""
-        return client.task.loss(client["model"](batch.x), batch.y, batch.weight)
 
     def introduce(self, server: Server, clients: Clients) -> None:
         """Fetch a starting point for the tensors of this cohort that the server does not know."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from potluck.client import Client
 from potluck.message import Content
 from potluck.method import Clients, Method, client_step
 from potluck.server import Server
-from potluck.task import Batch
 from potluck.training import fit
 
 
@@ -28,7 +25,3 @@ class Local(Method):
         """Local epochs on private data."""
         fit(client, self.loss)
         return None
-
-    def loss(self, client: Client, batch: Batch) -> Tensor:
-        """The task's loss."""
-        return client.task.loss(client["model"](batch.x), batch.y, batch.weight)
