@@ -84,6 +84,7 @@ def overhead(data: str) -> dict[str, Any]:
         method={"name": "fedmrl", "small": "cnn5", "d1": 100},
         training={"rounds": 10, "batch_size": 50, "optimizer": {"lr": 0.01, "momentum": 0.9}},
         evaluate={"when": []},
+        engine={"workers": 1},  # the clocks below run in this process
     )
     inside, clock = Inside(), Clock()
     inside.install()
