@@ -124,10 +124,21 @@ class EngineSettings(Settings):
         return int(float(found[1]) * (1024 if unit.endswith("I") else 1000) ** " KMGT".index(unit[:1] or " "))
 
     def torch_device(self) -> torch.device:
-        """The device, found now."""
+        """The device, found now, and able to do what `precision` asks."""
         # The driver's default is eight queues; with 32 the streams of a cohort hardly wait for each other. The
         # driver reads it once, when CUDA starts.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+        device = self._found_device()
+        if device.type == "cuda" and self.precision != "float32":
+            major, minor = torch.cuda.get_device_capability(device)
+            if major < 8:
+                raise ConfigError(
+                    f"engine.precision: {device} has compute capability {major}.{minor}, {self.precision} needs "
+                    "8.0; use float32"
+                )
+        return device
+
+    def _found_device(self) -> torch.device:
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         try:

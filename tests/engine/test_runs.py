@@ -350,3 +350,22 @@ def test_a_method_of_ones_own_in_an_experiment_file(tmp_path: Path, monkeypatch:
     file.write_text(text.replace("plugins: []", "plugins: [nothing.py]"))
     with pytest.raises(ConfigError, match=r"plugins: nothing\.py cannot be loaded"):
         Experiment.load(file)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"device": "cuda:1"}, "engine.device: cuda:1 is not there, this machine has 1 GPUs"),
+        ({"device": "toaster"}, "engine.device: there is no device 'toaster'"),
+        (
+            {"device": "cuda", "precision": "bfloat16"},
+            r"has compute capability 7\.5, bfloat16 needs 8\.0; use float32",
+        ),
+        ({"device": "cuda", "precision": "tf32"}, r"has compute capability 7\.5, tf32 needs 8\.0"),
+    ],
+)
+def test_a_device_that_cannot(settings: Any, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with pytest.raises(ConfigError, match=sentence):
+        experiment(engine=settings).world()
