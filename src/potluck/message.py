@@ -20,7 +20,6 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
 from potluck.errors import MessageError
 
@@ -106,13 +105,6 @@ class Message(Mapping[str, Tensor]):
         if not shared:
             return self
         return Message({name: value.clone() if name in shared else value for name, value in self.items()})
-
-    def worst(self) -> Tensor:
-        """The largest magnitude, on the device: not finite as soon as one value is not."""
-        floats = [tensor for tensor in self.values() if tensor.is_floating_point() and tensor.numel()]
-        if not floats:
-            return torch.zeros(())
-        return get_total_norm(floats, float("inf"))
 
     def not_finite(self) -> str | None:
         """The first tensor that holds a NaN or an infinity."""

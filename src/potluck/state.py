@@ -9,7 +9,7 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -273,6 +273,10 @@ class Holder:
     def draw(self, purpose: str) -> torch.Generator:
         """A generator for one purpose of this step, from the seed everyone knows."""
         return self.rng.child(self.step, purpose, self.count(f"{self.step}:{purpose}")).generator(self.device)
+
+    def numbers(self, values: Sequence[int]) -> Tensor:
+        """A few whole numbers where the state is, without waiting for the device."""
+        return torch.tensor(list(values), dtype=torch.long).to(self.device, non_blocking=True)
 
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:

@@ -46,7 +46,7 @@ class ClassStats:
         return self.counts[self._index(classes)]
 
     def _index(self, classes: Sequence[int]) -> Tensor:
-        return torch.tensor(list(classes), dtype=torch.long, device=self.sums.device)
+        return torch.tensor(list(classes), dtype=torch.long).to(self.sums.device, non_blocking=True)
 
 
 def merge_classes(

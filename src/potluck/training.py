@@ -378,7 +378,7 @@ class Plan(Sequence[Rows]):
     def __getitem__(self, number: Any) -> Any:
         if not 0 <= number < self._total:
             raise IndexError(number)
-        return {name: _rows(rows, self._device) for name, rows in self.order(number).items()}
+        return {name: rows_on(rows, self._device) for name, rows in self.order(number).items()}
 
     def blocks(self) -> Iterator[tuple[tuple[int, ...], dict[str, np.ndarray]]]:
         """Steps in a row with the same batch sizes, as one table of rows per stream."""
@@ -536,7 +536,7 @@ def collect_eagerly(
     holder: Holder, function: Callable[[Tensor], Any], parts: Sequence[np.ndarray]
 ) -> list[Any]:
     """The reference collector: one batch after the other."""
-    return [function(_rows(part, holder.device)) for part in parts]
+    return [function(rows_on(part, holder.device)) for part in parts]
 
 
 Collector = Callable[[Holder, Callable[[Tensor], Any], Sequence[np.ndarray]], list[Any]]
@@ -553,6 +553,6 @@ def collecting_with(collector: Collector) -> Iterator[None]:
         _collector.reset(token)
 
 
-def _rows(rows: np.ndarray, device: torch.device) -> Tensor:
+def rows_on(rows: np.ndarray, device: torch.device) -> Tensor:
     """Row numbers on the device, without waiting for it."""
     return torch.from_numpy(np.ascontiguousarray(rows)).to(device, non_blocking=True)

@@ -25,7 +25,7 @@ from potluck.engine.local import LocalEngine
 from potluck.engine.store import ClientStore
 from potluck.errors import ConfigError, PotluckError
 from potluck.state import Holder, Packed, State
-from potluck.training import Plan, Step, Workspace, collecting_with, running_with
+from potluck.training import Plan, Step, Workspace, collecting_with, rows_on, running_with
 from potluck.world import World
 
 R = TypeVar("R", Request, Examination)
@@ -87,7 +87,7 @@ class Reading:
     """One batch of a `collect` of one slot, captured for one batch size; its outputs stand still."""
 
     def __init__(self, function: Callable[[Tensor], Any], rows: np.ndarray, device: torch.device) -> None:
-        self.rows = torch.from_numpy(np.ascontiguousarray(rows)).to(device, non_blocking=True)
+        self.rows = rows_on(rows, device)
         self.graph = torch.cuda.CUDAGraph()
         self.graph.capture_begin(capture_error_mode="thread_local")
         try:
@@ -142,9 +142,7 @@ class GraphRunner:
                 continue
             if reading == 0:
                 self.readings[key] = 1
-            found.append(
-                function(torch.from_numpy(np.ascontiguousarray(part)).to(holder.device, non_blocking=True))
-            )
+            found.append(function(rows_on(part, holder.device)))
         return found
 
     def _captured(self, capture: Callable[[], G]) -> G | None:

@@ -30,8 +30,9 @@ class FedMRL(Method):
     loss = m_g·CE(G_hd(R[:, :d1]), y) + m_f·CE(F_hd(R), y), one backward through everything.
     Server: θ ← Σ_k (n_k / Σ_j n_j) θ_k over the cohort.
 
-    The released code averages by mistake only the last client's θ (its copies share memory) and carries momentum
-    from client to client; here the mean is the paper's and every client starts a round with a fresh optimiser.
+    As read (it was not run here), the released code averages copies that share memory, so that the mean is the last
+    client's θ, and carries momentum from client to client. Here the mean is the paper's, and every client starts a
+    round with a fresh optimiser.
     Which d1 the headline tables use is not stated; 100 is the smallest the paper tries.
     """
 

@@ -121,10 +121,9 @@ class FedProto(Method):
         else:
             fit(client, self.loss)
             collect(client, lambda batch: stats.add(client["model"].features(batch.x), batch.y))
-        held = torch.tensor(client.classes_held, dtype=torch.long, device=client.device)
         return {
             "prototypes": stats.means(client.classes_held),
-            "classes": held,
+            "classes": client.numbers(client.classes_held),
             "counts": stats.counts_of(client.classes_held),
         }
 

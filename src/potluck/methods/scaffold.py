@@ -29,8 +29,9 @@ class Scaffold(FedAvg):
     Server: x ← x + η_g·mean Δy over the cohort, c ← c + ΣΔc / K with K all clients that have the tensor.
 
     `variate: mean` takes c_k⁺ as the mean raw gradient of the round's steps. For plain SGD that is the paper's
-    Option II, c_k − c + (x − y)/(τη), to the last bit of arithmetic; with momentum or Adam it stays a gradient,
-    where the literal formula (`variate: option2`) does not. Buffers have no variate: they are averaged.
+    Option II, c_k − c + (x − y)/(τη), up to rounding (without weight decay and clipping); with momentum or Adam it
+    stays a gradient, where the literal formula (`variate: option2`) does not. Buffers have no variate: they are
+    averaged.
     """
 
     name = "scaffold"
