@@ -21,6 +21,7 @@ from potluck.training import collect
 if TYPE_CHECKING:
     from potluck.method import Method
 
+SUMS = ("correct", "loss")  # what a task's measure gives
 Moment = Literal["before", "after_training", "after_aggregation"]
 
 
@@ -46,18 +47,17 @@ def measure(method: Method, client: Client, modes: tuple[str, ...], on: str) -> 
     for split in splits:
         rows = "global" if on == "global" and split == "test" else split
 
-        def score(batch: Batch) -> Mapping[str, Mapping[str, Tensor]]:
-            return {
-                mode: client.task.measure(method.predict(client, batch, mode).float(), batch.y)
-                for mode in modes
-            }
+        def score(batch: Batch) -> Tensor:
+            found = [
+                client.task.measure(method.predict(client, batch, mode).float(), batch.y) for mode in modes
+            ]
+            return torch.stack([one[name].double() for one in found for name in SUMS])
 
         parts = collect(client, score, rows)  # type: ignore[arg-type]
-        for mode in modes if parts else ():
-            for name in ("correct", "loss"):
-                sums[f"{mode}/{split}/{name}"] = torch.stack(
-                    [part[mode][name].double() for part in parts]
-                ).sum()
+        if parts:
+            total = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+            names = [f"{mode}/{split}/{name}" for mode in modes for name in SUMS]
+            sums |= dict(zip(names, total.unbind(), strict=True))
     return sums
 
 

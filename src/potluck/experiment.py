@@ -91,7 +91,9 @@ class EngineSettings(Settings):
     """Where the clients run."""
 
     name: Literal["local"] = "local"
-    device: str = "auto"
+    device: str | tuple[str, ...] = (
+        "auto"  # `cpu`, `cuda:0`; several GPUs share the clients: `[cuda:0, cuda:1]`
+    )
     precision: Precision = "float32"
     threads: int = Field(default=1, ge=1)  # per client; the number of threads changes the last bits
     workers: int | Literal["auto"] = "auto"  # processes on a CPU; their number changes nothing but the time
@@ -124,11 +126,25 @@ class EngineSettings(Settings):
         return int(float(found[1]) * (1024 if unit.endswith("I") else 1000) ** " KMGT".index(unit[:1] or " "))
 
     def torch_device(self) -> torch.device:
-        """The device, found now, and able to do what `precision` asks."""
+        """The server's device: the first one."""
+        return self.torch_devices()[0]
+
+    def torch_devices(self) -> tuple[torch.device, ...]:
+        """The devices, found now, and able to do what `precision` asks."""
         # The driver's default is eight queues; with 32 the streams of a cohort hardly wait for each other. The
         # driver reads it once, when CUDA starts.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-        device = self._found_device()
+        names = (self.device,) if isinstance(self.device, str) else self.device
+        if not names:
+            raise ConfigError("engine.device: name at least one device, or auto")
+        found = tuple(self._found_device(name) for name in names)
+        if len(found) > 1 and any(device.type != "cuda" for device in found):
+            raise ConfigError("engine.device: only GPUs can be named together; for a CPU see engine.workers")
+        for device in found:
+            self._check_precision(device)
+        return found
+
+    def _check_precision(self, device: torch.device) -> None:
         if device.type == "cuda" and self.precision != "float32":
             major, minor = torch.cuda.get_device_capability(device)
             if major < 8:
@@ -136,20 +152,20 @@ class EngineSettings(Settings):
                     f"engine.precision: {device} has compute capability {major}.{minor}, {self.precision} needs "
                     "8.0; use float32"
                 )
-        return device
 
-    def _found_device(self) -> torch.device:
-        if self.device == "auto":
+    @staticmethod
+    def _found_device(name: str) -> torch.device:
+        if name == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         try:
-            device = torch.device(self.device)
+            device = torch.device(name)
         except RuntimeError as error:
             raise ConfigError(
-                f"engine.device: there is no device {self.device!r}; use auto, cpu or cuda:0"
+                f"engine.device: there is no device {name!r}; use auto, cpu or cuda:0"
             ) from error
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise ConfigError(
-                f"engine.device: {self.device} is not there, this machine has {torch.cuda.device_count()} GPUs"
+                f"engine.device: {name} is not there, this machine has {torch.cuda.device_count()} GPUs"
             )
         return device
 

@@ -25,6 +25,7 @@ from potluck.errors import MessageError
 
 Shapes = Mapping[str, tuple[int, ...]]
 Content = Mapping[str, "Tensor | Mapping[str, Tensor]"]
+Signature = tuple[tuple[str, torch.dtype, torch.Size], ...]
 
 _DTYPES = {
     torch.uint64: "U64", torch.int64: "I64", torch.float64: "F64", torch.complex64: "C64",
@@ -32,6 +33,7 @@ _DTYPES = {
     torch.float16: "F16", torch.uint16: "U16", torch.int16: "I16", torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
+REMEMBERED = 100_000  # kinds of messages a gate knows before it starts over
 _RANKS = {dtype: rank for rank, dtype in enumerate(_DTYPES)}  # the order in which safetensors lays them out
 
 
@@ -79,24 +81,24 @@ class Message(Mapping[str, Tensor]):
                 groups.setdefault(group, {})[key] = tensor
         return groups
 
+    @functools.cached_property
+    def signature(self) -> Signature:
+        """Name, type and shape of every tensor: all that sizes and most of the contract depend on."""
+        return tuple((name, tensor.dtype, tensor.shape) for name, tensor in self._tensors.items())
+
     @property
     def scalars(self) -> int:
         """How many numbers the message holds."""
-        return sum(tensor.numel() for tensor in self.values())
+        return sum(_sizes(self.signature).values())
 
     @property
     def nbytes(self) -> int:
         """The size of `encode()`, from names, shapes and types alone."""
-        signature = tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self.items())
-        return _encoded_size(signature)
+        return _encoded_size(self.signature)
 
     def sizes(self) -> dict[str, int]:
         """Scalars per declared name or group."""
-        sizes: dict[str, int] = {}
-        for name, tensor in self.items():
-            group = name.split("/", 1)[0]
-            sizes[group] = sizes.get(group, 0) + tensor.numel()
-        return sizes
+        return dict(_sizes(self.signature))
 
     def apart_from(self, live: Iterable[Tensor]) -> Message:
         """The message with memory of its own: what is trained later must not change what was sent."""
@@ -114,8 +116,10 @@ class Message(Mapping[str, Tensor]):
         return None
 
     def to(self, device: torch.device | str) -> Message:
-        """The same message on another device."""
-        return Message({name: tensor.to(device, non_blocking=True) for name, tensor in self.items()})
+        """The same message on another device; on a CPU it has arrived."""
+        device = torch.device(device)
+        moved = {name: tensor.to(device, non_blocking=device.type == "cuda") for name, tensor in self.items()}
+        return Message(moved)
 
     def encode(self, envelope: Mapping[str, str] | None = None) -> bytes:
         """The bytes that leave a process: safetensors, with the envelope in its header."""
@@ -141,12 +145,21 @@ class Message(Mapping[str, Tensor]):
 
 
 @lru_cache(maxsize=4096)
-def _encoded_size(signature: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> int:
+def _sizes(signature: Signature) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for name, _, shape in signature:
+        group = name.split("/", 1)[0]
+        sizes[group] = sizes.get(group, 0) + shape.numel()
+    return sizes
+
+
+@lru_cache(maxsize=4096)
+def _encoded_size(signature: Signature) -> int:
     """Eight bytes of length, a JSON header padded to eight, then the data by type and name."""
     header: dict[str, Any] = {}
     offset = 0
     for name, dtype, shape in sorted(signature, key=lambda row: (_RANKS[row[1]], row[0])):
-        size = dtype.itemsize * torch.Size(shape).numel()
+        size = dtype.itemsize * shape.numel()
         header[name] = {
             "dtype": _DTYPES[dtype],
             "shape": list(shape),
@@ -226,6 +239,36 @@ def check(
             _check_tensor(message[name], name, field, known, who)
         elif not field.optional:
             raise MessageError(f"{who}: tensor {name!r} is missing")
+
+
+class Gate:
+    """Enforces the wire contracts of one method, and remembers what it let through.
+
+    A client's symbols and shapes stay the same for a run, so that a message of a kind that passed once passes
+    again; values are checked elsewhere. What is refused is not remembered.
+    """
+
+    def __init__(self) -> None:
+        self._passed: set[tuple[Any, ...]] = set()
+        self._kinds: dict[Signature, Signature] = {}  # one object for all equal ones
+
+    def check(
+        self,
+        message: Message,
+        contract: Contract,
+        symbols: Callable[[], Mapping[str, int]],
+        shapes: Callable[[str], Shapes | None],
+        who: tuple[str, ...],
+    ) -> None:
+        """As `check`; `who` names client, step and direction, and with the signature decides."""
+        kind = self._kinds.get(message.signature, message.signature)
+        if (*who, kind) in self._passed:
+            return
+        check(message, contract, symbols(), shapes, ", ".join(who))
+        if len(self._passed) >= REMEMBERED:
+            self._passed.clear()
+            self._kinds.clear()
+        self._passed.add((*who, self._kinds.setdefault(kind, kind)))
 
 
 def _check_tensor(value: Tensor, name: str, field: Field, known: dict[str, int], who: str) -> None:

@@ -187,6 +187,10 @@ class Method:
         """What a step may send."""
         return self._resolve(self.steps()[step].up)
 
+    def sent_by(self, steps: tuple[str, ...]) -> Contract:
+        """What several steps in a row may send together."""
+        return {name: field for step in steps for name, field in self.up_contract(step).items()}
+
     def down_contract(self, step: str) -> Contract:
         """What a step may receive."""
         declared = self.steps()[step].down if step in self.steps() else None

@@ -56,14 +56,20 @@ class Rng:
     @contextlib.contextmanager
     def as_default(self, device: torch.device | str = "cpu") -> Iterator[None]:
         """Seed torch's default generators inside, restore them after: `nn.init` and dropout know no other."""
+        generators = [torch.default_generator]
         device = torch.device(device)
-        devices = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            torch.default_generator.manual_seed(self.integer)
-            if device.type == "cuda":
-                with torch.cuda.device(device):
-                    torch.cuda.manual_seed(self.integer)
+        if device.type == "cuda":
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+            index = torch.cuda.current_device() if device.index is None else device.index
+            generators.append(torch.cuda.default_generators[index])
+        before = [generator.get_state() for generator in generators]
+        for generator in generators:
+            self.reseed(generator)
+        try:
             yield
+        finally:
+            for generator, state in zip(generators, before, strict=True):
+                generator.set_state(state)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,10 @@ from potluck.engine.base import Answer, Engine, Examination, Failure
 from potluck.engine.budget import Budget, check_memory
 from potluck.engine.checkpoints import Checkpoint, Checkpoints
 from potluck.engine.cohort import Cohort
+from potluck.engine.files import StateFiles
 from potluck.engine.local import LocalEngine
 from potluck.engine.rounds import Rounds
+from potluck.engine.spread import SpreadEngine, SpreadStore, homes
 from potluck.engine.store import ClientStore
 from potluck.engine.workers import WorkersEngine, worker_count
 from potluck.errors import ConfigError, RoundFailed, RunError, nearest
@@ -112,9 +114,9 @@ class Run:
         self.experiment, self.folder, self.world = experiment, folder, world
         self.watcher = watcher or Watcher()
         self.method = world.method
-        budget = Budget.of(experiment.engine.memory_bytes(), world.device)
-        self.store = ClientStore(budget, folder / "checkpoints", world.device)
-        self.engine = make_engine(world, experiment, self.store, self.watcher.notice)
+        self.engine, self.store = make_engine(
+            world, experiment, StateFiles(folder / "checkpoints"), self.watcher.notice
+        )
         self.rounds = Rounds(world, self.engine, name=experiment.name)
         self.server = self.rounds.server
         self.checkpoints = Checkpoints(folder / "checkpoints")
@@ -334,9 +336,25 @@ class Run:
 
 
 def make_engine(
+    world: World, experiment: Experiment, files: StateFiles, notice: Callable[[str], None]
+) -> tuple[Engine, ClientStore | SpreadStore]:
+    """The engine for the devices of an experiment, and its store."""
+    devices = experiment.engine.torch_devices()
+    share, total = 1 / len(devices), experiment.engine.memory_bytes()
+    stores = [ClientStore(Budget.of(total, device, share), files, device) for device in devices]
+    if len(devices) == 1:
+        return engine_on_one(world, experiment, stores[0], notice), stores[0]
+    home = homes(world.ids, len(devices))
+    worlds = [world, *(world.on(device) for device in devices[1:])]
+    pairs = zip(worlds, stores, strict=True)
+    engines = [engine_on_one(place, experiment, store, notice) for place, store in pairs]
+    return SpreadEngine(engines, home), SpreadStore(stores, home)
+
+
+def engine_on_one(
     world: World, experiment: Experiment, store: ClientStore, notice: Callable[[str], None]
-) -> Engine:
-    """The engine for a world's device. On a CPU the numbers are the same with any number of workers."""
+) -> LocalEngine:
+    """The engine for one device. On a CPU the numbers are the same with any number of workers."""
     settings = experiment.engine
     if world.device.type == "cuda":
         from potluck.engine.cuda import STREAMS, CudaEngine
@@ -416,6 +434,8 @@ def run(
 
     `out` is the run folder, which must not exist; default `runs/<name>`, or the next free `runs/<name>-2`.
     """
+    if experiment is not None and values:
+        raise TypeError(f"run() of a ready experiment takes no {next(iter(values))!r}; see Experiment.variant")
     experiment = experiment if experiment is not None else Experiment.make(**values)
     built = experiment.world(*(world or (None, None)))
     chosen_modes(experiment, built.method.modes)

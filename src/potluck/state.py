@@ -251,6 +251,7 @@ class Holder:
         self.parts: dict[str, Part] = {}
         self.flat: Tensor | None = None
         self.layout: Layout = ()
+        self._unpacked: dict[str, Tensor] | None = None
         self.task = task
         self.device = torch.device(device)
         self.precision: Precision = precision
@@ -291,7 +292,7 @@ class Holder:
     ) -> None:
         """Take over the declared state of a method."""
         self.parts = {name: Part(value, buffers, remember) for name, value in state.items()}
-        self.flat, self.layout = None, ()
+        self.flat, self.layout, self._unpacked = None, (), None
 
     @torch.no_grad()
     def pack(self) -> None:
@@ -315,6 +316,12 @@ class Holder:
             floats[name].data = view
         for name, part in self.parts.items():
             part.block = _block(name, part, self.flat, self.layout)
+        if not any(isinstance(part.content, dict) for part in self.parts.values()):
+            self._unpacked = self._loose()
+
+    def memory(self) -> list[Tensor]:
+        """Tensors that together have all the memory of the state."""
+        return [*self._loose().values()] + ([] if self.flat is None else [self.flat])
 
     def tensors(self) -> dict[str, Tensor]:
         """Every declared tensor, live, by its full name."""
@@ -325,7 +332,12 @@ class Holder:
         }
 
     def _loose(self) -> dict[str, Tensor]:
-        """The tensors that are not packed: whole numbers, and what came to a mapping later."""
+        """The tensors that are not packed: whole numbers, and what came to a mapping later.
+
+        Modules and single tensors stay where `pack` put them; only a mapping has to be looked through again.
+        """
+        if self._unpacked is not None:
+            return self._unpacked
         if self.flat is None:
             return self.tensors()
         begin = self.flat.data_ptr()

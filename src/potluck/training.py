@@ -111,26 +111,28 @@ def fit(
     settings = optimizer or holder.training.optimizer
     request = _Request(
         None if train is None else tuple(train),
-        settings.model_copy(update={"lr": 1.0}),
+        _without_rate(settings),
         dict(groups or {}),
         clip or holder.training.clip,
         dict(prox or {}),
         tuple(scalars or ()),
     )
     workspace = _workspace(holder, request)
-    workspace.begin(holder, settings.lr, request.prox, scalars or {}, moments)
     workspace.augments = any(stream.augment and stream.source.prepare for stream in streams.values())
+    workspace.begin(holder, settings.lr, request.prox, scalars or {}, moments)
     plan = Plan(streams, steps, holder.device)
-    step = _Step(holder, loss, workspace, streams, request.prox, combine)
-    if holder.mode is not workspace:
-        _set_modes(holder, workspace)
-        holder.mode = workspace
-    _runner.get()(workspace, step, plan)
+    _runner.get()(workspace, _Step(holder, loss, workspace, streams, request.prox, combine), plan)
     workspace.end(moments)
-    losses = {name: total / max(len(plan), 1) for name, total in workspace.totals.items()}
+    losses = workspace.means(len(plan))
     holder.report.steps += len(plan)
     holder.report.losses |= losses
     return Fit(len(plan), losses)
+
+
+@functools.lru_cache(maxsize=256)
+def _without_rate(settings: OptimizerSettings) -> OptimizerSettings:
+    """The settings that shape an optimiser; its rate is a value."""
+    return settings.model_copy(update={"lr": 1.0})
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,7 @@ class Workspace:
     augment: torch.Generator | None = None
     augments: bool = False
     recordings: dict[Any, Any] = field(default_factory=dict)
+    met: set[Any] = field(default_factory=set)  # batch sizes that came before
     constants: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @torch.no_grad()
@@ -175,10 +178,8 @@ class Workspace:
     ) -> None:
         """A fresh optimiser (or the kept moments), the round's learning rate, references and scalars."""
         decay = holder.training.lr_decay ** max(holder.round - 1, 0)
-        for rate, own in zip(self.rates, self.own_rates, strict=True):
-            rate.fill_(_first(own, lr) * decay)
-        for piece in self.moving:
-            piece.zero_()
+        torch._foreach_zero_([*self.moving, *self.rates, *self.totals.values()])
+        torch._foreach_add_(self.rates, [_first(own, lr) * decay for own in self.own_rates])
         if moments:
             self._take_over(moments)
         for name, parameter in self.parameters.items() if prox else ():
@@ -186,10 +187,10 @@ class Workspace:
                 _put(self.references, name, parameter)
         for name, value in scalars.items():
             _put(self.scalars, name, value)
-        for total in self.totals.values():
-            total.zero_()
-        node = holder.rng.child(holder.step, "augment", holder.count(f"{holder.step}:augment"))
-        self.augment = node.reseed(self.augment or torch.Generator(holder.device))
+        number = holder.count(f"{holder.step}:augment")
+        if self.augments:
+            node = holder.rng.child(holder.step, "augment", number)
+            self.augment = node.reseed(self.augment or torch.Generator(holder.device))
 
     def _take_over(self, moments: Moments) -> None:
         for name, parameter in self.parameters.items():
@@ -211,6 +212,11 @@ class Workspace:
             if name not in self.totals:
                 self.totals[name] = torch.zeros((), device=value.device)
             self.totals[name].add_(value.detach())
+
+    def means(self, steps: int) -> dict[str, Tensor]:
+        """The mean of each term of the loss over the steps done."""
+        values = torch._foreach_div([*self.totals.values()], max(steps, 1)) if self.totals else ()
+        return dict(zip(self.totals, values, strict=True))
 
     def apply(self, gradients: Gradients) -> None:
         """Clip each group and take the optimiser's step."""
@@ -241,6 +247,9 @@ class _Step:
     combine: Combine | None
 
     def __call__(self, rows: Rows) -> None:
+        if self.holder.mode is not self.workspace:
+            _set_modes(self.holder, self.workspace)
+            self.holder.mode = self.workspace
         first, *others = batches = self._batches(rows)
         with self.holder.autocast(), _single_sample(self.holder, min(map(len, batches))):
             names = list(self.streams)[1:]
@@ -382,11 +391,23 @@ class Plan(Sequence[Rows]):
 
     def blocks(self) -> Iterator[tuple[tuple[int, ...], dict[str, np.ndarray]]]:
         """Steps in a row with the same batch sizes, as one table of rows per stream."""
-        orders = (self.order(number) for number in range(self._total))
-        sized = ((tuple(len(rows) for rows in order.values()), order) for order in orders)
-        for sizes, group in itertools.groupby(sized, key=lambda pair: pair[0]):
-            together = [order for _, order in group]
-            yield sizes, {name: np.stack([order[name] for order in together]) for name in self._streams}
+        orders = {
+            name: [stream.order[number % len(stream)] for number in range(self._total)]
+            for name, stream in self._streams.items()
+        }
+        start = 0
+        for sizes, steps in itertools.groupby(
+            zip(*(map(len, order) for order in orders.values()), strict=True)
+        ):
+            end = start + sum(1 for _ in steps)
+            yield (
+                sizes,
+                {
+                    name: np.concatenate(order[start:end]).reshape(-1, size)
+                    for (name, order), size in zip(orders.items(), sizes, strict=True)
+                },
+            )
+            start = end
 
 
 @contextlib.contextmanager
@@ -521,15 +542,21 @@ def collect(
     batch_size: int = 512,
 ) -> list[Any]:
     """One pass over a client's split in evaluation mode, without gradients, in the order of its rows."""
-    if holder.mode != "evaluation":
-        for module in holder.modules().values():
-            module.eval()
-        holder.mode = "evaluation"
     holder.collections += 1
     rows = holder.rows[split]
+    if not len(rows):
+        return []
+
+    def reading(taken: Tensor) -> Any:
+        if holder.mode != "evaluation":
+            for module in holder.modules().values():
+                module.eval()
+            holder.mode = "evaluation"
+        with holder.autocast():
+            return function(holder.source.take(taken))
+
     parts = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
-    with holder.autocast():
-        return _collector.get()(holder, lambda taken: function(holder.source.take(taken)), parts)
+    return _collector.get()(holder, reading, parts)
 
 
 def collect_eagerly(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -46,21 +47,34 @@ class World:
         self.method, self.data, self.split, self.pool, self.seeds = method, data, split, pool, seeds
         self.training, self.overrides = training, dict(overrides or {})
         self.independent_init = independent_init
-        self.device, self.precision = torch.device(device), precision
+        self.precision = precision
         self.task: Task = data.task
-        self.source = Source(data.x.to(self.device), data.y.to(self.device), prepare)
-        images = data.x.dim() == 4
-        self.channels_last = images and self.device.type == "cuda" and precision == "bfloat16"
-        if self.device.type == "cuda" and images and not augmented and self._fits_prepared():
-            self.source = self.source.prepared(self.channels_last)
+        self._prepare, self._augmented = prepare, augmented
+        self._settle(torch.device(device))
         self._labels = data.y.cpu().numpy()
         self._splits = {client.id: client for client in split.clients}
         self._index = {client.id: number for number, client in enumerate(split.clients)}
         self._named: dict[str, tuple[int, Shapes]] = {}
+        self._held: dict[ClientId, tuple[int, ...]] = {}
         self.cards: Mapping[ClientId, Card] = _Cards(self)
         for client in self.overrides:
             if client not in self._splits:
                 raise ConfigError(f"training.per_client names client {client!r}, which does not exist")
+
+    def _settle(self, device: torch.device) -> None:
+        """Bring the data to a device, prepared where nothing about that is random."""
+        self.device, data = device, self.data
+        self.source = Source(data.x.to(device), data.y.to(device), self._prepare)
+        images = data.x.dim() == 4
+        self.channels_last = images and device.type == "cuda" and self.precision == "bfloat16"
+        if device.type == "cuda" and images and not self._augmented and self._fits_prepared():
+            self.source = self.source.prepared(self.channels_last)
+
+    def on(self, device: torch.device) -> World:
+        """The same world with its data on another device."""
+        other = copy.copy(self)
+        other._settle(device)
+        return other
 
     @property
     def ids(self) -> tuple[ClientId, ...]:
@@ -147,7 +161,10 @@ class World:
 
     def classes_held(self, client: ClientId) -> tuple[int, ...]:
         """The classes a client has training samples of."""
-        return tuple(int(label) for label in np.unique(self._labels[self._splits[client].train]))
+        if client not in self._held:
+            labels = np.unique(self._labels[self._splits[client].train])
+            self._held[client] = tuple(int(label) for label in labels)
+        return self._held[client]
 
     def samples(self, client: ClientId) -> dict[str, int]:
         """The size of each split of a client."""

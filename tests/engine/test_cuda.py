@@ -273,3 +273,29 @@ def test_fewer_slots_than_clients() -> None:
 def test_the_contract_holds_on_the_gpu(method: str, check: Check) -> None:
     options = {"name": method} | ({"d1": 16} if method == "fedmrl" else {})
     check(Bench(options, make_engine=engine, engine={"device": "cuda"}))
+
+
+@pytest.mark.parametrize("method", [FEDMRL, {"name": "fedproto"}, {"name": "local"}])
+def test_nobody_waits_for_the_device_in_a_client_step(method: Any) -> None:
+    place = world([64] * 8, method, CNNS)
+    played = play(place, engine(place), rounds=3)
+    inner = played.engine.run
+
+    def without_waiting(requests: Sequence[Request]) -> list[Outcome]:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return inner(requests)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    played.engine.run = without_waiting  # type: ignore[method-assign]
+    assert not played.play(4, place.ids).failures
+
+
+def test_a_short_last_batch_is_captured_when_it_comes_again() -> None:
+    place = world([50] * 4, {"name": "local"}, ["cnn5"])
+    busy = engine(place)
+    play(place, busy, rounds=3)
+    for slot in busy._pools[place.architecture("0")]:
+        (workspace,) = slot.client.workspaces.values()
+        assert sorted(workspace.recordings) == [(2,), (16,)]

@@ -24,11 +24,16 @@ class Budget:
     host: int = sys.maxsize
 
     @classmethod
-    def of(cls, total: int | None, device: torch.device) -> Budget:
-        """So much in all, as much of it as there is room for on the device; None: what the machine has to give."""
+    def of(cls, total: int | None, device: torch.device, share: float = 1.0) -> Budget:
+        """So much in all, as much of it as there is room for on the device; None: what the machine has to give.
+
+        `share` is the device's part of both where there are several.
+        """
         free = int(DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 0
         if total is None:
-            return cls(free, int(HOST_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
+            memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            return cls(free, int(share * HOST_SHARE * memory))
+        total = int(share * total)
         return cls(min(total, free), total - min(total, free))
 
 

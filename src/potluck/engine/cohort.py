@@ -13,7 +13,7 @@ from potluck.engine.base import Answer, Engine, Failure, Outcome, Request, Stamp
 from potluck.engine.perform import shapes_of
 from potluck.errors import MessageError, RoundFailed
 from potluck.ledger import Ledger
-from potluck.message import Contract, Message, Shapes, check, evaluate, excess
+from potluck.message import Contract, Gate, Message, Shapes, evaluate, excess
 from potluck.method import Down, Method
 from potluck.replies import Replies
 from potluck.server import Server
@@ -31,8 +31,10 @@ class Cohort:
         stamps: Callable[[ClientId, int], Stamp],
         ledger: Ledger,
         quorum: int = 1,
+        gate: Gate | None = None,
     ) -> None:
         self.engine, self.method, self.server, self.ledger = engine, method, server, ledger
+        self.gate = gate if gate is not None else Gate()
         self.asked = tuple(ids)
         self.stamps = stamps
         self.quorum = quorum
@@ -81,7 +83,7 @@ class Cohort:
         else:
             content = down(client) if callable(down) else down
         message = content if isinstance(content, Message) else Message(content)
-        self._check(client, message, self.method.down_contract(steps[0]), f"step {steps[0]}, down")
+        self._check(client, message, self.method.down_contract(steps[0]), f"step {steps[0]}", "down")
         purpose = self.method.steps()[steps[0]].purpose
         self.ledger.add(client, "+".join(steps), "down", purpose, message)
         return Request(client, steps, message, self.stamps(client, self.exchange), purpose)
@@ -92,7 +94,7 @@ class Cohort:
         self.failures |= {
             outcome.client: outcome.reason for outcome in outcomes if isinstance(outcome, Failure)
         }
-        contract = {name: field for step in steps for name, field in self.method.up_contract(step).items()}
+        contract = self.method.sent_by(steps)
         finite = self._sound(answers, contract)
         for answer in answers:
             try:
@@ -111,8 +113,11 @@ class Cohort:
             {answer.client: answer.report for answer in kept},
         )
 
-    def _check(self, client: ClientId, message: Message, contract: Contract, what: str) -> None:
+    def _check(self, client: ClientId, message: Message, contract: Contract, *what: str) -> None:
         card = self.cards[client]
+
+        def symbols() -> dict[str, int]:
+            return self.method.symbols(card)
 
         def shapes(part: str) -> Shapes | None:
             known = self.method.expected(card, part)
@@ -120,7 +125,7 @@ class Cohort:
                 return shapes_of(self.server[part].wire())
             return known
 
-        check(message, contract, self.method.symbols(card), shapes, f"client {client}, {what}")
+        self.gate.check(message, contract, symbols, shapes, (f"client {client}", *what))
 
     def _sound(self, answers: Sequence[Answer], contract: Contract) -> dict[ClientId, bool]:
         """Whose values are finite and within their ranges: reduced on the device, read back once."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -32,20 +33,24 @@ R = TypeVar("R", Request, Examination)
 G = TypeVar("G")
 CAPACITY = 64  # steps a table of rows holds at least; a longer plan fills it again
 STREAMS = 32
+GRAPHS = 6  # batch sizes beyond which a step is not captured for a batch that comes alone
 WARM_UP = 2  # steps before a capture: they make handles, workspaces and the optimiser's buffers
 
 
 class Graph:
-    """One training step of one slot, captured for one batch size."""
+    """One training step of one slot, captured for one batch size.
+
+    The counter and the rows of all streams, a line per step, stand in one piece of memory: one copy sets them all.
+    """
 
     def __init__(
         self, holder: Holder, workspace: Workspace, step: Step, tables: dict[str, np.ndarray]
     ) -> None:
-        self.counter = torch.zeros(1, dtype=torch.long, device=holder.device)
-        self.tables = {
-            name: torch.zeros(max(CAPACITY, len(rows)), rows.shape[1], dtype=torch.long, device=holder.device)
-            for name, rows in tables.items()
-        }
+        self.widths = {name: rows.shape[1] for name, rows in tables.items()}
+        self.capacity = max(CAPACITY, len(next(iter(tables.values()))))
+        width = sum(self.widths.values())
+        self.memory = torch.zeros(1 + self.capacity * width, dtype=torch.long, device=holder.device)
+        self.counter, self.lines = self.memory[:1], self.memory[1:].view(self.capacity, width)
         self._fill({name: rows[:1] for name, rows in tables.items()})
         with _no_trace(holder, workspace):
             for _ in range(WARM_UP):
@@ -61,24 +66,23 @@ class Graph:
             self.graph.capture_end()
 
     def _step(self, step: Step) -> None:
-        step({name: table.index_select(0, self.counter).squeeze(0) for name, table in self.tables.items()})
+        line = self.lines.index_select(0, self.counter).squeeze(0)
+        step(dict(zip(self.widths, torch.split(line, [*self.widths.values()]), strict=True)))
         self.counter.add_(1)
 
     def _fill(self, tables: dict[str, np.ndarray]) -> int:
-        count = 0
-        for name, rows in tables.items():
-            count = len(rows)
-            host = torch.from_numpy(np.ascontiguousarray(rows))
-            self.tables[name][:count].copy_(host, non_blocking=True)
-        self.counter.zero_()
-        return count
+        lines = np.concatenate([*tables.values()], axis=1)
+        host = torch.empty(1 + lines.size, dtype=torch.long, pin_memory=True)
+        host[0] = 0
+        host[1:].numpy()[:] = lines.reshape(-1)
+        self.memory[: len(host)].copy_(host, non_blocking=True)
+        return len(lines)
 
     def replay(self, tables: dict[str, np.ndarray]) -> None:
         """Take a step for every line of the tables."""
-        capacity = len(next(iter(self.tables.values())))
         total = len(next(iter(tables.values())))
-        for start in range(0, total, capacity):
-            count = self._fill({name: rows[start : start + capacity] for name, rows in tables.items()})
+        for start in range(0, total, self.capacity):
+            count = self._fill({name: rows[start : start + self.capacity] for name, rows in tables.items()})
             for _ in range(count):
                 self.graph.replay()
 
@@ -86,8 +90,8 @@ class Graph:
 class Reading:
     """One batch of a `collect` of one slot, captured for one batch size; its outputs stand still."""
 
-    def __init__(self, function: Callable[[Tensor], Any], rows: np.ndarray, device: torch.device) -> None:
-        self.rows = rows_on(rows, device)
+    def __init__(self, function: Callable[[Tensor], Any], rows: Tensor) -> None:
+        self.rows = rows.clone()
         self.graph = torch.cuda.CUDAGraph()
         self.graph.capture_begin(capture_error_mode="thread_local")
         try:
@@ -95,18 +99,44 @@ class Reading:
         finally:
             self.graph.capture_end()
 
-    def replay(self, rows: np.ndarray) -> Any:
+    def replay(self, rows: Tensor) -> Any:
         """The outputs for other rows, in memory of their own."""
-        self.rows.copy_(torch.from_numpy(np.ascontiguousarray(rows)), non_blocking=True)
+        self.rows.copy_(rows)
         self.graph.replay()
+        if isinstance(self.outputs, Tensor):
+            return self.outputs.clone()
         return tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, self.outputs)
+
+
+class RowsOnDevice:
+    """The rows of splits as they are read again and again, kept on the device for every stream.
+
+    An array is known by its memory; the entry holds on to it, so that no other array can take its place.
+    """
+
+    def __init__(self, device: torch.device, most: int = 20_000) -> None:
+        self.device, self.most = device, most
+        self._known: dict[tuple[int, int], tuple[np.ndarray, Tensor, torch.cuda.Event]] = {}
+
+    def __call__(self, rows: np.ndarray) -> Tensor:
+        """The row numbers, to be read on the current stream."""
+        key = (rows.__array_interface__["data"][0], len(rows))
+        stream = torch.cuda.current_stream(_index(self.device))
+        if key not in self._known:
+            if len(self._known) >= self.most:
+                torch.cuda.synchronize(self.device)  # nobody reads them any more
+                self._known.clear()
+            self._known[key] = rows, rows_on(rows, self.device), stream.record_event()
+        _, known, ready = self._known[key]
+        stream.wait_event(ready)
+        return known
 
 
 class GraphRunner:
     """Runs the steps and collections of a slot from graphs; what comes once, or cannot be captured, eagerly."""
 
-    def __init__(self, holder: Holder, notice: Callable[[str], None]) -> None:
-        self.holder, self.notice = holder, notice
+    def __init__(self, holder: Holder, rows: RowsOnDevice, notice: Callable[[str], None]) -> None:
+        self.holder, self.rows, self.notice = holder, rows, notice
         self.readings: dict[Any, Reading | int | None] = {}
 
     def train(self, workspace: Workspace, step: Step, plan: Plan) -> None:
@@ -114,11 +144,7 @@ class GraphRunner:
         done = 0
         for sizes, tables in plan.blocks():
             count = len(next(iter(tables.values())))
-            if sizes not in workspace.recordings and count > 1 and min(sizes) > 1:
-                workspace.recordings[sizes] = self._captured(
-                    partial(Graph, self.holder, workspace, step, tables)
-                )
-            graph = workspace.recordings.get(sizes)
+            graph = self._graph(workspace, step, sizes, tables)
             if graph is not None:
                 graph.replay(tables)
             else:
@@ -126,23 +152,41 @@ class GraphRunner:
                     step(plan[number])
             done += count
 
+    def _graph(
+        self, workspace: Workspace, step: Step, sizes: tuple[int, ...], tables: dict[str, np.ndarray]
+    ) -> Graph | None:
+        """The graph for batches of these sizes: made at once if several come in a row, else the second time.
+
+        A single sample takes another path through batch norm and stays eager, and so do odd sizes when there are
+        many of them.
+        """
+        graphs: dict[tuple[int, ...], Graph | None] = workspace.recordings
+        if sizes in graphs or min(sizes) == 1:
+            return graphs.get(sizes)
+        seen = sizes in workspace.met
+        workspace.met.add(sizes)
+        several = len(next(iter(tables.values()))) > 1
+        if several or (seen and len(graphs) < GRAPHS):
+            graphs[sizes] = self._captured(partial(Graph, self.holder, workspace, step, tables))
+        return graphs.get(sizes)
+
     def collect(
         self, holder: Holder, function: Callable[[Tensor], Any], parts: Sequence[np.ndarray]
     ) -> list[Any]:
         """The first time eagerly, which warms up; captured when the same collection comes again."""
         found = []
-        for part in parts:
-            key = (holder.step, holder.collections, len(part))
+        for rows in map(self.rows, parts):
+            key = (holder.step, holder.collections, len(rows))
             reading = self.readings.get(key, 0)
             if reading == 1:
-                reading = self._captured(partial(Reading, function, part, holder.device))
+                reading = self._captured(partial(Reading, function, rows))
                 self.readings[key] = reading
             if isinstance(reading, Reading):
-                found.append(reading.replay(part))
+                found.append(reading.replay(rows))
                 continue
             if reading == 0:
                 self.readings[key] = 1
-            found.append(function(rows_on(part, holder.device)))
+            found.append(function(rows))
         return found
 
     def _captured(self, capture: Callable[[], G]) -> G | None:
@@ -181,31 +225,15 @@ def _index(device: torch.device) -> int:
     return device.index if device.index is not None else torch.cuda.current_device()
 
 
+@dataclass(eq=False)
 class Slot:
-    """A live client with a stream and generators of its own."""
+    """A live client with a stream, graphs and a generator of its own: graphs in flight share nothing."""
 
-    def __init__(self, client: Client, stream: torch.cuda.Stream, notice: Callable[[str], None]) -> None:
-        self.client = client
-        self.stream = stream
-        self.runner = GraphRunner(client, notice)
-        self.generator = torch.Generator(client.device)
-        self.holds: weakref.ref[State] | None = None  # the stored state its memory equals
-
-    @contextlib.contextmanager
-    def at_work(self) -> Iterator[None]:
-        """On the slot's stream, with the slot's own default generator: graphs in flight share none."""
-        default = torch.cuda.default_generators[_index(self.client.device)]
-        shared = default.graphsafe_get_state()
-        default.graphsafe_set_state(self.generator)
-        try:
-            with (
-                torch.cuda.stream(self.stream),
-                running_with(self.runner.train),
-                collecting_with(self.runner.collect),
-            ):
-                yield
-        finally:
-            default.graphsafe_set_state(shared)
+    client: Client
+    stream: torch.cuda.Stream
+    runner: GraphRunner
+    generator: torch.Generator
+    holds: weakref.ref[State] | None = None  # the stored state its memory equals
 
 
 class CudaEngine(LocalEngine):
@@ -221,13 +249,15 @@ class CudaEngine(LocalEngine):
     ) -> None:
         super().__init__(world, store)
         self.limit = slots
+        self.index = _index(world.device)
         self.streams = [torch.cuda.Stream(world.device) for _ in range(streams)]  # type: ignore[no-untyped-call]
         self._told: set[str] = set()
         self._notice = notice
+        self._rows = RowsOnDevice(world.device)
         self._pools: dict[str, list[Slot]] = {}
         self._now: Slot | None = None
         self._loaded = False
-        self._main = torch.cuda.current_stream(world.device)
+        self._main = torch.cuda.current_stream(self.index)
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
         """Put every client to work on its stream; nobody waits."""
@@ -260,21 +290,49 @@ class CudaEngine(LocalEngine):
         self._tell(f"GPU memory ran out with {slots} clients in flight; going on with {self.limit} at once")
 
     def _spread(self, work: Callable[[R], Outcome], requests: Sequence[R]) -> list[Outcome]:
-        main = self._main = torch.cuda.current_stream(self.world.device)
         busy: dict[Slot, None] = {}
         outcomes = []
-        with _fastest_convolutions():
+        with self._at_work(), _fastest_convolutions():
             for request in requests:
-                slot = self._slot(request.client, busy)
-                if slot not in busy:
-                    slot.stream.wait_stream(main)  # for messages, states, and the building of the slot itself
-                    busy[slot] = None
-                self._now = slot
-                with slot.at_work():
-                    outcomes.append(self._guarded(work, request))
-        for slot in busy:
-            main.wait_stream(slot.stream)
+                self._now = slot = self._slot(request.client, busy)
+                busy[slot] = None
+                torch.cuda.set_stream(slot.stream)
+                torch.cuda.default_generators[self.index].graphsafe_set_state(slot.generator)
+                outcomes.append(self._guarded(work, request))
+                torch.cuda.set_stream(self._main)
         return outcomes
+
+    @contextlib.contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Slots follow what the main stream has done so far, and the main stream goes on when they have finished.
+
+        Inside, steps run from the slot's graphs, and the default generator is the slot's own.
+        """
+        with torch.cuda.device(self.index):
+            main = self._main = torch.cuda.current_stream(self.index)
+            default = torch.cuda.default_generators[self.index]
+            shared = default.graphsafe_get_state()
+            ready = main.record_event()
+            for stream in self.streams:
+                stream.wait_event(ready)
+            try:
+                with running_with(self._train), collecting_with(self._collect):
+                    yield
+            finally:
+                torch.cuda.set_stream(main)
+                default.graphsafe_set_state(shared)
+                for stream in self.streams:
+                    main.wait_stream(stream)
+
+    def _train(self, workspace: Workspace, step: Step, plan: Plan) -> None:
+        assert self._now is not None
+        self._now.runner.train(workspace, step, plan)
+
+    def _collect(
+        self, holder: Holder, function: Callable[[Tensor], Any], parts: Sequence[np.ndarray]
+    ) -> list[Any]:
+        assert self._now is not None
+        return self._now.runner.collect(holder, function, parts)
 
     def _tell(self, sentence: str) -> None:
         """Say a thing once, however many slots it is true of."""
@@ -294,10 +352,16 @@ class CudaEngine(LocalEngine):
             return free
         count = sum(map(len, self._pools.values()))
         if count < self.limit or not pool:
-            stream = self.streams[count % len(self.streams)]
-            pool.append(Slot(self.world.build_client(client), stream, self._tell))
+            pool.append(self._new_slot(client, self.streams[count % len(self.streams)]))
             return pool[-1]
         return pool[len(busy) % len(pool)]
+
+    def _new_slot(self, client: ClientId, stream: torch.cuda.Stream) -> Slot:
+        """A live client built on the main stream, which the slot's own waits for."""
+        live = self.world.build_client(client)
+        stream.wait_stream(self._main)
+        runner = GraphRunner(live, self._rows, self._tell)
+        return Slot(live, stream, runner, torch.Generator(live.device))
 
     def _serve(self, request: Request) -> Outcome:
         self._loaded = False
@@ -312,7 +376,7 @@ class CudaEngine(LocalEngine):
         """Made on the main stream, because slots on other streams read it too."""
         with torch.cuda.stream(self._main):
             state = super()._initial_state(client_id)
-        torch.cuda.current_stream(self.world.device).wait_stream(self._main)
+        torch.cuda.current_stream(self.index).wait_stream(self._main)
         return state
 
     def _live(self, client_id: ClientId, state: State | None) -> Client:

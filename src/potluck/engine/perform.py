@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from torch import Tensor
 
 from potluck.client import Card, Client
 from potluck.engine.base import Answer, Examination, Request
 from potluck.evaluate import measure
-from potluck.message import Message, Shapes, check
+from potluck.message import Contract, Gate, Message, Shapes
 from potluck.method import Method
 from potluck.models import Model
 from potluck.state import Moments
@@ -25,6 +25,7 @@ class Performer:
 
     def __init__(self, method: Method) -> None:
         self.method = method
+        self.gate = Gate()
 
     def perform(self, client: Client, request: Request, first: bool) -> Answer:
         """Receive, do the steps, and let out only what is declared; `first`: the client's first of this round."""
@@ -40,7 +41,7 @@ class Performer:
                 client.step = step
                 function = getattr(self.method, step)
                 content |= (function(client, request.down) if own_message else function(client)) or {}
-        up = Message(content).apart_from(client.tensors().values())
+        up = Message(content).apart_from(client.memory())
         self._check_up(client, up, request.steps)
         return Answer(client.id, up, client.report)
 
@@ -56,20 +57,21 @@ class Performer:
         return Answer(client.id, Message(), client.report)
 
     def _check(self, client: Client, message: Message, step: str, direction: str) -> None:
-        who = f"client {client.id}, step {step}, {direction}"
-        check(message, self.method.down_contract(step), self._symbols(client), self._shapes(client), who)
+        who = (f"client {client.id}", f"step {step}", direction)
+        self._pass(client, message, self.method.down_contract(step), who)
 
     def _check_up(self, client: Client, message: Message, steps: tuple[str, ...]) -> None:
-        contract = {name: field for step in steps for name, field in self.method.up_contract(step).items()}
-        who = f"client {client.id}, step {'+'.join(steps)}"
-        check(message, contract, self._symbols(client), self._shapes(client), who)
+        who = (f"client {client.id}", f"step {'+'.join(steps)}")
+        self._pass(client, message, self.method.sent_by(steps), who)
 
-    def _symbols(self, client: Client) -> dict[str, int]:
-        return self.method.symbols(client_card(client))
+    def _pass(self, client: Client, message: Message, contract: Contract, who: tuple[str, ...]) -> None:
+        def symbols() -> dict[str, int]:
+            return self.method.symbols(client_card(client))
 
-    @staticmethod
-    def _shapes(client: Client) -> Callable[[str], Shapes | None]:
-        return lambda part: shapes_of(client[part].wire()) if part in client else None
+        def shapes(part: str) -> Shapes | None:
+            return shapes_of(client[part].wire()) if part in client else None
+
+        self.gate.check(message, contract, symbols, shapes, who)
 
 
 def client_card(client: Client) -> Card:

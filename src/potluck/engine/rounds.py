@@ -8,6 +8,7 @@ from potluck.client import ClientId
 from potluck.engine.base import Engine, Stamp
 from potluck.engine.cohort import Cohort
 from potluck.ledger import Ledger
+from potluck.message import Gate
 from potluck.server import Server
 from potluck.world import World
 
@@ -19,6 +20,7 @@ class Rounds:
         self.world, self.engine, self.name = world, engine, name
         self.server = server if server is not None else world.server()
         self.accepted: dict[ClientId, int] = {}
+        self.gate = Gate()
 
     def stamp(self, client: ClientId, round_: int, attempt: int, exchange: int = 0) -> Stamp:
         """Where a request to a client belongs."""
@@ -43,6 +45,7 @@ class Rounds:
             lambda client, exchange: self.stamp(client, round_, attempt, exchange),
             ledger if ledger is not None else Ledger(round_),
             quorum,
+            self.gate,
         )
         rng = self.world.server_rng(round_)
         self.server.enter(round_, rng, {}, "round")

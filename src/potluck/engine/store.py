@@ -96,19 +96,19 @@ class StoredRecord(Record):
 class ClientStore:
     """The stored states of all clients that were ever touched.
 
-    Without a folder nothing leaves the host's memory. All methods are for one thread; files are written and read in
-    the background.
+    Without a folder nothing leaves the host's memory; stores that share a folder share its `StateFiles`. All
+    methods are for one thread; files are written and read in the background.
     """
 
     def __init__(
         self,
         budget: Budget | None = None,
-        folder: Path | None = None,
+        folder: Path | StateFiles | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         budget, device = budget or Budget(), torch.device(device)
         self._transfers = Transfers(device) if device.type == "cuda" else None
-        self._files = StateFiles(folder) if folder is not None else None
+        self._files = StateFiles(folder) if isinstance(folder, Path) else folder
         pinned = self._transfers is not None
         self.device, self.host = Tier(budget.device), Tier(budget.host, pinned)
         self.leaving = Tier(budget.host, pinned)  # still in the host's memory, and being written

@@ -35,6 +35,7 @@ class Transfers:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._index = torch.cuda.current_device() if device.index is None else device.index
         self._up = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._down = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
@@ -44,11 +45,11 @@ class Transfers:
 
     def made_here(self, state: State) -> Copy:
         """A state that the current stream has made, or waited for."""
-        return Copy(state, torch.cuda.current_stream(self.device).record_event())
+        return Copy(state, torch.cuda.current_stream(self._index).record_event())
 
     def use(self, copy: Copy) -> State:
         """The state, to be read on the current stream."""
-        return _read_on(torch.cuda.current_stream(self.device), copy)
+        return _read_on(torch.cuda.current_stream(self._index), copy)
 
     def lower(self, copy: Copy) -> Copy:
         """Start a copy from the device to pinned memory."""
