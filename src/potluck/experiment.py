@@ -48,7 +48,8 @@ class IndexFile(Settings):
 class ModelSettings(Settings):
     """The clients' models: one entry, a list dealt out in turn, or a mapping from client to entry.
 
-    An entry is a name, a mapping with a name and options, a callable that returns a module, or a module.
+    An entry is a name, a mapping with a name and options, a callable that returns a module, or a module. The name
+    of a pool stands for the list of its models.
     """
 
     pool: Any

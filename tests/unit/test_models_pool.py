@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from potluck.errors import ConfigError, ModelError
-from potluck.models import ModelPool, build
+from potluck.models import ModelPool, build, register, registry
 from potluck.models import pool as pool_module
 from potluck.task import Task
 
 DIGITS = Task("classification", 10, (1, 8, 8))
+CIFAR10 = Task("classification", 10, (3, 32, 32))
 NEWS = Task("text-classification", 3, (9,), vocabulary=20)
 CNNS = [f"cnn{i}" for i in range(1, 6)]
 RESNETS = [f"resnet{i}" for i in (10, 14, 18, 22, 26)]
@@ -105,6 +106,27 @@ def test_one_entry_for_all():
     assert ModelPool(Net).keys == ("callable-0:Net",)
 
 
+def test_a_named_pool_is_the_list_of_its_models():
+    assert keys(ModelPool("cnn"), 6) == [*CNNS, "cnn1"]
+    assert keys(ModelPool("resnet", order="blocks"), 5) == RESNETS
+    assert len(keys(ModelPool("htm10"), 10)) == len(set(keys(ModelPool("htm10"), 20))) == 10
+    assert ModelPool(["cnn", "mlp-small"]).keys == (*CNNS, "mlp-small")
+
+
+def test_options_beside_a_pool_are_for_each_of_its_models():
+    pool = ModelPool({"name": "htm10", "rep_dim": 512, "adapter": "pool"})
+    assert pool.keys[0] == "fedavg-cnn(adapter=pool,rep_dim=512)"
+    heads = {pool.signature(key, CIFAR10)["head.weight"] for key in pool.keys}
+    assert heads == {(10, 512)}
+    assert list(pool.labels.values())[:2] == ["fedavg-cnn", "googlenet"]
+
+
+def test_a_model_goes_before_a_pool_of_that_name(monkeypatch):
+    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
+    register("resnet")(Net)
+    assert ModelPool("resnet").keys == ("resnet",)
+
+
 def test_width_of_call_before_entry_before_pool():
     pool = ModelPool(["mlp-small", {"name": "mlp-large", "rep_dim": 9}, Net], rep_dim=16)
     assert [pool.build(key, DIGITS).rep_dim for key in pool.keys] == [16, 9, 16]
@@ -166,6 +188,8 @@ def test_smallest_looks_only_at_models_that_fit():
     [
         (([],), ConfigError, "the model pool is empty"),
         ((["cnn1", "cnn9"],), ModelError, "the model pool: unknown model 'cnn9'; did you mean"),
+        (("htm11",), ModelError, "the model pool: unknown model 'htm11'; did you mean 'htm10'"),
+        (({"0": "cnn"},), ModelError, "the model pool: 'cnn' is a pool, one model is needed here: cnn1, "),
         (({"0": "cnn1", 0: "cnn2"},), ConfigError, "names a client twice"),
         ((["cnn1"], 0), ModelError, "the model pool: rep_dim is 0"),
         (

@@ -6,15 +6,24 @@
 (100, 465658)
 """
 
-from potluck.models import cnn, resnet, small, text  # noqa: F401  importing them registers their models
+from potluck.models import (  # noqa: F401  importing them registers their models
+    cnn,
+    googlenet,
+    mobilenet,
+    resnet,
+    small,
+    text,
+    transformer,
+)
 from potluck.models.adapt import Adapted, adapt, probe
 from potluck.models.base import ADAPTERS, FeaturePool, Model, make_adapter
 from potluck.models.builders import Entry, build
 from potluck.models.pool import Entries, ModelPool, Order
-from potluck.models.registry import Registered, input_kind, lookup, names, register
+from potluck.models.registry import POOLS, Registered, input_kind, lookup, names, register
 
 __all__ = [
     "ADAPTERS",
+    "POOLS",
     "Adapted",
     "Entries",
     "Entry",

@@ -1,4 +1,4 @@
-"""The contract every model keeps, features and then a head; and the adapters to a common width."""
+"""The contract every model keeps, features and then a head; the adapters to a common width; first weights."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from potluck.errors import ModelError, nearest
+from potluck.task import Task
 
 ADAPTERS = ("linear", "pool", "max-pool")
 
@@ -41,6 +42,23 @@ class Model(nn.Module):
         return scores
 
 
+class Backbone(Model):
+    """A network in three parts whose features have a width of their own; an adapter changes it, if asked.
+
+    A subclass makes its layers, then calls `finish`, and lets `body` end in `self.resize`. Adapter and head
+    start as torch starts linear layers, in every family: a federation may share one head among all of them.
+    """
+
+    has_stem = True
+    resize: nn.Module
+
+    def finish(self, native: int, task: Task, rep_dim: int | None, adapter: str) -> None:
+        """The adapter from the native width to `rep_dim` (None: no adapter) and the linear head."""
+        self.rep_dim = rep_dim or native
+        self.resize, self.adapter = make_adapter(adapter, native, self.rep_dim)
+        self.head = nn.Linear(self.rep_dim, task.classes)
+
+
 class FeaturePool(nn.Module):
     """Adaptive pooling along the feature axis: another width without parameters."""
 
@@ -69,6 +87,13 @@ def make_adapter(kind: str, native: int, rep_dim: int) -> tuple[nn.Module, str |
     if kind == "linear":
         return nn.Linear(native, rep_dim), kind
     return FeaturePool(rep_dim, largest=kind == "max-pool"), kind
+
+
+def scale_convolutions(net: nn.Module) -> None:
+    """The first weights of He et al.: normal, with a variance of 2 over outputs × kernel size."""
+    for part in net.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
 
 
 def check_rep_dim(rep_dim: int | None) -> None:

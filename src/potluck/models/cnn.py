@@ -1,7 +1,9 @@
-"""CNN-1 to CNN-5, the five networks of FedMRL's heterogeneous pool (two convolutions, three linear layers).
+"""Two 5×5 convolutions and linear layers: CNN-1 to CNN-5 of FedMRL's pool, and the CNN of FedRE's.
 
-The representation is fc2's output after its ReLU, 500 wide unless `rep_dim` says otherwise. There is no batch
-norm. CNN-5 with a narrower fc2 is FedMRL's shared small model.
+CNN-1 to CNN-5 differ in conv2 and fc1. Their representation is fc2's output after its ReLU, 500 wide unless
+`rep_dim` says otherwise; CNN-5 with a narrower fc2 is FedMRL's shared small model. FedRE's has one linear layer,
+512 wide, and for another `rep_dim` an adapter after it. There is no batch norm; the first weights are torch's own.
+The first linear layer takes in every position left, so larger images cost parameters.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from potluck.models.base import Model
+from potluck.models.base import Backbone, Model
 from potluck.models.registry import register
 from potluck.task import Task
 
@@ -24,55 +26,68 @@ class CNN(Model):
 
     def __init__(self, task: Task, channels: int, hidden: int, rep_dim: int) -> None:
         super().__init__()
-        colours, height, width = task.input
         self.rep_dim = rep_dim
-        self.conv1 = nn.Conv2d(colours, 16, KERNEL)
+        self.conv1 = nn.Conv2d(task.input[0], 16, KERNEL)
         self.conv2 = nn.Conv2d(16, channels, KERNEL)
-        self.fc1 = nn.Linear(channels * _shrunk(height) * _shrunk(width), hidden)
+        self.fc1 = nn.Linear(channels * _positions(task), hidden)
         self.fc2 = nn.Linear(hidden, rep_dim)
         self.head = nn.Linear(rep_dim, task.classes)
 
     def stem(self, x: Tensor) -> Tensor:
         """The first convolution, ReLU and pooling."""
-        return F.max_pool2d(F.relu(self.conv1(x)), 2)
+        return _halved(self.conv1(x))
 
     def body(self, s: Tensor) -> Tensor:
         """The second convolution and two linear layers."""
-        s = F.max_pool2d(F.relu(self.conv2(s)), 2)
-        return F.relu(self.fc2(F.relu(self.fc1(s.flatten(1)))))
+        return F.relu(self.fc2(F.relu(self.fc1(_halved(self.conv2(s)).flatten(1)))))
 
 
-def _shrunk(size: int) -> int:
+class FedAvgCNN(Backbone):
+    """The same convolutions with 32 and 64 channels, then fc1 to 512."""
+
+    def __init__(self, task: Task, rep_dim: int | None = None, adapter: str = "linear") -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(task.input[0], 32, KERNEL)
+        self.conv2 = nn.Conv2d(32, 64, KERNEL)
+        self.fc1 = nn.Linear(64 * _positions(task), 512)
+        self.finish(512, task, rep_dim, adapter)
+
+    def stem(self, x: Tensor) -> Tensor:
+        """The first convolution, ReLU and pooling."""
+        return _halved(self.conv1(x))
+
+    def body(self, s: Tensor) -> Tensor:
+        """The second convolution, the linear layer, and the adapter if there is one."""
+        features: Tensor = self.resize(F.relu(self.fc1(_halved(self.conv2(s)).flatten(1))))
+        return features
+
+
+def _halved(answers: Tensor) -> Tensor:
+    return F.max_pool2d(F.relu(answers), 2)
+
+
+def _positions(task: Task) -> int:
+    """How many pixels are left after both convolutions."""
+    _, height, width = task.input
     for _ in range(2):
-        size = (size - KERNEL + 1) // 2
-    return size
+        height, width = ((size - KERNEL + 1) // 2 for size in (height, width))
+    return height * width
 
 
-@register("cnn1", takes=("image",), smallest=SMALLEST)
-def cnn1(task: Task, rep_dim: int | None = None) -> CNN:
-    """CNN-1: conv2 32, fc1 2000."""
-    return CNN(task, 32, 2000, rep_dim or 500)
+def _register(name: str, channels: int, hidden: int) -> None:
+    @register(name, takes=("image",), smallest=SMALLEST)
+    def cnn(task: Task, rep_dim: int | None = None) -> CNN:
+        return CNN(task, channels, hidden, rep_dim or 500)
 
 
-@register("cnn2", takes=("image",), smallest=SMALLEST)
-def cnn2(task: Task, rep_dim: int | None = None) -> CNN:
-    """CNN-2: conv2 16, fc1 2000."""
-    return CNN(task, 16, 2000, rep_dim or 500)
+_register("cnn1", channels=32, hidden=2000)
+_register("cnn2", channels=16, hidden=2000)
+_register("cnn3", channels=32, hidden=1000)
+_register("cnn4", channels=32, hidden=800)
+_register("cnn5", channels=32, hidden=500)
 
 
-@register("cnn3", takes=("image",), smallest=SMALLEST)
-def cnn3(task: Task, rep_dim: int | None = None) -> CNN:
-    """CNN-3: conv2 32, fc1 1000."""
-    return CNN(task, 32, 1000, rep_dim or 500)
-
-
-@register("cnn4", takes=("image",), smallest=SMALLEST)
-def cnn4(task: Task, rep_dim: int | None = None) -> CNN:
-    """CNN-4: conv2 32, fc1 800."""
-    return CNN(task, 32, 800, rep_dim or 500)
-
-
-@register("cnn5", takes=("image",), smallest=SMALLEST)
-def cnn5(task: Task, rep_dim: int | None = None) -> CNN:
-    """CNN-5: conv2 32, fc1 500."""
-    return CNN(task, 32, 500, rep_dim or 500)
+@register("fedavg-cnn", takes=("image",), smallest=SMALLEST)
+def fedavg_cnn(task: Task, rep_dim: int | None = None, adapter: str = "linear") -> FedAvgCNN:
+    """The CNN of FedRE's ten."""
+    return FedAvgCNN(task, rep_dim, adapter)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from potluck.errors import ConfigError, ModelError, nearest
 from potluck.models.base import Model, check_rep_dim
 from potluck.models.builders import Entry, Source, build, source_name, unpack
+from potluck.models.registry import POOLS, names
 from potluck.models.trial import blame
 from potluck.task import Task
 
@@ -32,7 +33,8 @@ class ModelPool:
 
     `entries` is one entry for all; a list, where client i gets entry i mod length (`order="cycle"`) or the
     clients are cut into as many even blocks as there are entries (`order="blocks"`); or a mapping from client
-    id to entry. `rep_dim` is the width for entries that do not say one. Entries that mean the same
+    id to entry. The name of a pool of several (`POOLS`) stands for the list of them, and options beside it are
+    for each of them. `rep_dim` is the width for entries that do not say one. Entries that mean the same
     architecture share a key.
 
     >>> pool = ModelPool(["cnn1", {"name": "resnet18", "stem": "cifar"}])
@@ -184,10 +186,19 @@ def _listed(entries: Entries) -> tuple[dict[str, int] | None, list[Entry]]:
             raise ConfigError("the mapping of models names a client twice, as a number and as a text")
     else:
         clients = None
-        listed = list(entries) if isinstance(entries, list | tuple) else [cast(Entry, entries)]
+        given = list(entries) if isinstance(entries, list | tuple) else [cast(Entry, entries)]
+        listed = [member for entry in given for member in _members(entry)]
     if not listed:
         raise ConfigError("the model pool is empty; give at least one model")
     return clients, listed
+
+
+def _members(entry: Entry) -> list[Entry]:
+    """What a named pool stands for, each with the options beside the pool's name; else the entry itself."""
+    name = entry.get("name") if isinstance(entry, Mapping) else entry
+    if not isinstance(name, str) or name not in POOLS or name in names():
+        return [entry]
+    return [{**entry, "name": member} if isinstance(entry, Mapping) else member for member in POOLS[name]]
 
 
 def _keys(entries: list[Entry]) -> list[str]:

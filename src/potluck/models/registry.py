@@ -1,7 +1,8 @@
-"""The models that have a name, and which inputs each of them takes."""
+"""The models that have a name, which inputs each of them takes, and the pools of several that have one."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -49,6 +50,23 @@ class Registered:
 
 _registry: dict[str, Registered] = {}
 
+POOLS: dict[str, tuple[str, ...]] = {
+    "cnn": ("cnn1", "cnn2", "cnn3", "cnn4", "cnn5"),  # FedMRL's
+    "resnet": ("resnet10", "resnet14", "resnet18", "resnet22", "resnet26"),  # FedIN's
+    "htm10": (  # FedRE's
+        "fedavg-cnn",
+        "googlenet",
+        "mobilenet-v2",
+        "resnet18",
+        "resnet34",
+        "resnet50",
+        "resnet101",
+        "resnet152",
+        "vit-b16",
+        "vit-b32",
+    ),
+}
+
 
 def input_kind(task: Task) -> InputKind | None:
     """What a sample of the task is, judged by the task's kind and the number of its axes."""
@@ -85,9 +103,12 @@ def names() -> list[str]:
 
 def lookup(name: str) -> Registered:
     """The builder behind a name."""
-    if name not in _registry:
-        raise ModelError(f"unknown model {name!r}; {nearest(name, _registry)}")
-    return _registry[name]
+    if name in _registry:
+        return _registry[name]
+    if name in POOLS:
+        raise ModelError(f"{name!r} is a pool, one model is needed here: {', '.join(POOLS[name])}")
+    close = difflib.get_close_matches(name, _registry, n=1, cutoff=0.5)  # "cnn6" is no misspelt "cnn"
+    raise ModelError(f"unknown model {name!r}; {nearest(name, close or [*_registry, *POOLS])}")
 
 
 def _origin(builder: Any) -> tuple[Any, Any]:

@@ -1,8 +1,10 @@
-"""ResNet10 to ResNet26, the family of FedIN: basic blocks of 64 to 512 channels; only depth differs.
+"""Residual networks (He et al., CVPR 2016): ResNet10 to 26, FedIN's family, and ResNet18 to 152 of FedRE's pool.
 
-Layers have the same names at every depth (`layer1.0.conv1.weight`, `head.weight`), so averaging by name meets
-each layer with its counterparts. The stem is conv1 to max-pool; the body is everything up to the pooled 512
-features. With another `rep_dim` an adapter follows inside the body, and `model.adapter` names it.
+Up to 34 layers the blocks are basic and the features 512 wide; from 50 on they are bottlenecks, with the stride in
+the 3×3 convolution, and the features 2048 wide. Layers have the same names at every depth
+(`layer1.0.conv1.weight`, `head.weight`), so averaging by name meets each layer with its counterparts. The stem is
+conv1 to max-pool; the body is everything up to the features and, with another `rep_dim`, an adapter that
+`model.adapter` names. Convolutions start as `scale_convolutions` says, batch norm at 1 and 0.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from potluck.errors import ModelError, nearest
-from potluck.models.base import Model, make_adapter
+from potluck.models.base import Backbone, scale_convolutions
 from potluck.models.registry import register
 from potluck.task import Task
 
@@ -22,16 +24,15 @@ STEMS = ("imagenet", "cifar")
 class BasicBlock(nn.Module):
     """Two 3×3 convolutions with batch norm and a shortcut."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    expansion = 1
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
-        self.downsample: nn.Module = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(outputs))
+        self.conv1 = nn.Conv2d(inputs, width, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample = _shortcut(inputs, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output."""
@@ -39,30 +40,58 @@ class BasicBlock(nn.Module):
         return F.relu(out + self.downsample(x))
 
 
-class ResNet(Model):
+class Bottleneck(nn.Module):
+    """1×1 to a quarter of the channels, 3×3 with the stride, 1×1 back; batch norm after each, and a shortcut."""
+
+    expansion = 4
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = width * self.expansion
+        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(outputs)
+        self.downsample = _shortcut(inputs, outputs, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output."""
+        out = F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
+        return F.relu(self.bn3(self.conv3(out)) + self.downsample(x))
+
+
+Block = type[BasicBlock] | type[Bottleneck]
+
+
+class ResNet(Backbone):
     """A residual network; `stem` is "imagenet" (7×7 stride 2, max-pool) or "cifar" (3×3, no pooling)."""
 
-    has_stem = True
-
     def __init__(
-        self, task: Task, blocks: tuple[int, int, int, int], rep_dim: int | None, stem: str, adapter: str
+        self,
+        task: Task,
+        block: Block,
+        blocks: tuple[int, int, int, int],
+        rep_dim: int | None = None,
+        stem: str = "imagenet",
+        adapter: str = "linear",
     ) -> None:
         super().__init__()
         if stem not in STEMS:
             raise ModelError(f"unknown stem {stem!r} for a resnet; {nearest(stem, STEMS)}")
         large = stem == "imagenet"
         self.stem_pools = large
-        self.rep_dim = rep_dim or WIDTHS[-1]
         size, stride, padding = (7, 2, 3) if large else (3, 1, 1)
         self.conv1 = nn.Conv2d(task.input[0], WIDTHS[0], size, stride, padding, bias=False)
         self.bn1 = nn.BatchNorm2d(WIDTHS[0])
-        self.layer1 = _stage(WIDTHS[0], WIDTHS[0], blocks[0], stride=1)
-        self.layer2 = _stage(WIDTHS[0], WIDTHS[1], blocks[1], stride=2)
-        self.layer3 = _stage(WIDTHS[1], WIDTHS[2], blocks[2], stride=2)
-        self.layer4 = _stage(WIDTHS[2], WIDTHS[3], blocks[3], stride=2)
-        self.resize, self.adapter = make_adapter(adapter, WIDTHS[-1], self.rep_dim)
-        self.head = nn.Linear(self.rep_dim, task.classes)
-        self._initialise()
+        outputs = [width * block.expansion for width in WIDTHS]
+        self.layer1 = _stage(block, WIDTHS[0], WIDTHS[0], blocks[0], stride=1)
+        self.layer2 = _stage(block, outputs[0], WIDTHS[1], blocks[1], stride=2)
+        self.layer3 = _stage(block, outputs[1], WIDTHS[2], blocks[2], stride=2)
+        self.layer4 = _stage(block, outputs[2], WIDTHS[3], blocks[3], stride=2)
+        self.finish(outputs[3], task, rep_dim, adapter)
+        scale_convolutions(self)
 
     def stem(self, x: Tensor) -> Tensor:
         """conv1, batch norm, ReLU and, in the imagenet form, max-pooling."""
@@ -75,52 +104,33 @@ class ResNet(Model):
         features: Tensor = self.resize(s.mean((2, 3)))
         return features
 
-    def _initialise(self) -> None:
-        for part in self.modules():
-            if isinstance(part, nn.Conv2d):
-                nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+
+def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
+    """The input itself, or a 1×1 convolution of it where its shape changes."""
+    if stride == 1 and inputs == outputs:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
 
-def _stage(inputs: int, outputs: int, blocks: int, stride: int) -> nn.Sequential:
-    first = BasicBlock(inputs, outputs, stride)
-    return nn.Sequential(first, *(BasicBlock(outputs, outputs, 1) for _ in range(blocks - 1)))
+def _stage(block: Block, inputs: int, width: int, blocks: int, stride: int) -> nn.Sequential:
+    further = (block(width * block.expansion, width, 1) for _ in range(blocks - 1))
+    return nn.Sequential(block(inputs, width, stride), *further)
 
 
-@register("resnet10", takes=("image",))
-def resnet10(
-    task: Task, rep_dim: int | None = None, stem: str = "imagenet", adapter: str = "linear"
-) -> ResNet:
-    """1, 1, 1, 1 blocks; 4.9 M parameters."""
-    return ResNet(task, (1, 1, 1, 1), rep_dim, stem, adapter)
+def _register(name: str, block: Block, blocks: tuple[int, int, int, int]) -> None:
+    @register(name, takes=("image",))
+    def resnet(
+        task: Task, rep_dim: int | None = None, stem: str = "imagenet", adapter: str = "linear"
+    ) -> ResNet:
+        return ResNet(task, block, blocks, rep_dim, stem, adapter)
 
 
-@register("resnet14", takes=("image",))
-def resnet14(
-    task: Task, rep_dim: int | None = None, stem: str = "imagenet", adapter: str = "linear"
-) -> ResNet:
-    """1, 1, 2, 2 blocks; 10.8 M parameters."""
-    return ResNet(task, (1, 1, 2, 2), rep_dim, stem, adapter)
-
-
-@register("resnet18", takes=("image",))
-def resnet18(
-    task: Task, rep_dim: int | None = None, stem: str = "imagenet", adapter: str = "linear"
-) -> ResNet:
-    """2, 2, 2, 2 blocks; 11.2 M parameters."""
-    return ResNet(task, (2, 2, 2, 2), rep_dim, stem, adapter)
-
-
-@register("resnet22", takes=("image",))
-def resnet22(
-    task: Task, rep_dim: int | None = None, stem: str = "imagenet", adapter: str = "linear"
-) -> ResNet:
-    """2, 2, 3, 3 blocks; 17.1 M parameters."""
-    return ResNet(task, (2, 2, 3, 3), rep_dim, stem, adapter)
-
-
-@register("resnet26", takes=("image",))
-def resnet26(
-    task: Task, rep_dim: int | None = None, stem: str = "imagenet", adapter: str = "linear"
-) -> ResNet:
-    """3, 3, 3, 3 blocks; 17.5 M parameters."""
-    return ResNet(task, (3, 3, 3, 3), rep_dim, stem, adapter)
+_register("resnet10", BasicBlock, (1, 1, 1, 1))
+_register("resnet14", BasicBlock, (1, 1, 2, 2))
+_register("resnet18", BasicBlock, (2, 2, 2, 2))
+_register("resnet22", BasicBlock, (2, 2, 3, 3))
+_register("resnet26", BasicBlock, (3, 3, 3, 3))
+_register("resnet34", BasicBlock, (3, 4, 6, 3))
+_register("resnet50", Bottleneck, (3, 4, 6, 3))
+_register("resnet101", Bottleneck, (3, 4, 23, 3))
+_register("resnet152", Bottleneck, (3, 8, 36, 3))

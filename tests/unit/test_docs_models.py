@@ -1,0 +1,42 @@
+"""The tables of docs/models.md are those of the registry."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from potluck.models import POOLS, build, lookup, names
+from potluck.task import Task
+
+TEXT = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+ROWS = [[cell.strip() for cell in row.split("|")] for row in re.findall(r"^\| (`.*) \|$", TEXT, re.MULTILINE)]
+MODELS = {row[0].strip("`"): row[1:] for row in ROWS if len(row) == 7}
+IMAGES = Task("classification", 10, (3, 32, 32))
+TOKENS = Task("text-classification", 10, (64,), vocabulary=10_000)
+
+
+def test_every_model_has_one_row():
+    own = [name for name in names() if lookup(name).builder.__module__.startswith("potluck.models")]
+    assert sorted(row[0].strip("`") for row in ROWS if len(row) == 7) == own
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_row_says_what_the_model_is(name):
+    registered = lookup(name)
+    with torch.device("meta"):
+        model = build(name, TOKENS if "tokens" in registered.takes else IMAGES, check=False)
+    options = set(inspect.signature(registered.builder).parameters) - {"task", "rep_dim"}
+    assert MODELS[name][:5] == [
+        str(model.rep_dim),
+        f"{sum(parameter.numel() for parameter in model.parameters()):,}",
+        "yes" if model.has_stem else "no",
+        str(registered.smallest),
+        ", ".join(f"`{option}`" for option in sorted(options)),
+    ]
+
+
+def test_every_pool_has_its_row():
+    shown = {row[0].strip("`"): tuple(re.findall(r"`([^`]+)`", row[1])) for row in ROWS if len(row) == 3}
+    assert shown == POOLS
