@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,7 +23,8 @@ SplitName = Literal["train", "validation", "test"]
 class Card:
     """What a client says of itself at enrolment: always samples and task, the rest only if the method asks.
 
-    `extra` may hold `width` (of the representation), `classes_held`, `names` (of the model's tensors, with shapes).
+    `extra` may hold `width` (of the representation), `stem` (the shape of a sample after the first part of the
+    model), `classes_held`, `names` (of the model's tensors, with shapes).
     """
 
     client: ClientId
@@ -34,6 +36,11 @@ class Card:
     def width(self) -> int:
         """The width of the client's representation."""
         return int(self.extra["width"])
+
+    @property
+    def stem(self) -> tuple[int, ...]:
+        """The shape of one sample after the first part of the client's model."""
+        return tuple(self.extra["stem"])
 
     @property
     def classes_held(self) -> tuple[int, ...]:
@@ -84,5 +91,14 @@ class Client(Holder):
 
     def draw_private(self, purpose: str) -> torch.Generator:
         """As `draw`, from the client's own secret: the server cannot draw the same numbers again."""
+        return self._private(purpose).generator(self.device)
+
+    @contextlib.contextmanager
+    def drawing_privately(self, purpose: str) -> Iterator[None]:
+        """Torch's default generator from the client's own secret, inside: the only one a captured step can use."""
+        with self._private(purpose).as_default(self.device):
+            yield
+
+    def _private(self, purpose: str) -> Rng:
         node = self.secret.child("round", self.round, self.step, purpose)
-        return node.child(self.count(f"{self.step}:private:{purpose}")).generator(self.device)
+        return node.child(self.count(f"{self.step}:private:{purpose}"))

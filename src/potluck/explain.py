@@ -19,6 +19,7 @@ CARD = {
     "samples": "how many training samples the client has",
     "task": "kind of task, number of classes, shape of a sample",
     "width": "width of the representation",
+    "stem": "shape of a sample after the first part of the model",
     "classes_held": "which classes the client has samples of",
     "names": "names and shapes of the model's tensors",
 }

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from potluck.world import World
 
 Purpose = Literal["train", "evaluate", "setup"]
-CardField = Literal["width", "classes_held", "names"]
+CardField = Literal["width", "stem", "classes_held", "names"]
 Declared = Contract | Callable[[Any], Contract]
 
 

@@ -435,7 +435,9 @@ def run(
     `out` is the run folder, which must not exist; default `runs/<name>`, or the next free `runs/<name>-2`.
     """
     if experiment is not None and values:
-        raise TypeError(f"run() of a ready experiment takes no {next(iter(values))!r}; see Experiment.variant")
+        raise TypeError(
+            f"run() of a ready experiment takes no {next(iter(values))!r}; see Experiment.variant"
+        )
     experiment = experiment if experiment is not None else Experiment.make(**values)
     built = experiment.world(*(world or (None, None)))
     chosen_modes(experiment, built.method.modes)

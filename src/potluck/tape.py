@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from potluck.client import Client
 from potluck.errors import StepFailed
-from potluck.state import Holder
 from potluck.training import Plan, Rows, Step, Workspace
 
 
@@ -89,7 +89,7 @@ class Reading:
 
 
 def collect_from_tape(
-    holder: Holder, function: Callable[[Tensor], Any], parts: Sequence[np.ndarray]
+    holder: Client, function: Callable[[Tensor], Any], parts: Sequence[np.ndarray]
 ) -> list[Any]:
     """A collector for `collecting_with`: records a batch once per size, then replays it, in later rounds too."""
     found = []

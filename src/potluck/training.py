@@ -428,6 +428,19 @@ def _single_sample(holder: Holder, samples: int) -> Iterator[None]:
             norm.train()
 
 
+@contextlib.contextmanager
+def still_statistics(module: nn.Module) -> Iterator[None]:
+    """Batch norm uses the statistics of its batch inside, and does not remember them: for foreign features."""
+    norms = [norm for norm in module.modules() if isinstance(norm, _BatchNorm) and norm.track_running_stats]
+    for norm in norms:
+        norm.track_running_stats = False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.track_running_stats = True
+
+
 def _workspace(holder: Holder, request: _Request) -> Workspace:
     """The workspace of this call: the n-th `fit` of this step, as it was in earlier rounds."""
     key = (holder.step, holder.fits)
@@ -540,11 +553,12 @@ def collect(
     function: Callable[[Batch], Any],
     split: SplitName = "train",
     batch_size: int = 512,
+    rows: np.ndarray | None = None,
 ) -> list[Any]:
-    """One pass over a client's split in evaluation mode, without gradients, in the order of its rows."""
+    """One pass over a client's split (or the given rows) in evaluation mode, without gradients, in order."""
     holder.collections += 1
-    rows = holder.rows[split]
-    if not len(rows):
+    wanted = holder.rows[split] if rows is None else rows
+    if not len(wanted):
         return []
 
     def reading(taken: Tensor) -> Any:
@@ -555,18 +569,18 @@ def collect(
         with holder.autocast():
             return function(holder.source.take(taken))
 
-    parts = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+    parts = [wanted[start : start + batch_size] for start in range(0, len(wanted), batch_size)]
     return _collector.get()(holder, reading, parts)
 
 
 def collect_eagerly(
-    holder: Holder, function: Callable[[Tensor], Any], parts: Sequence[np.ndarray]
+    holder: Client, function: Callable[[Tensor], Any], parts: Sequence[np.ndarray]
 ) -> list[Any]:
     """The reference collector: one batch after the other."""
     return [function(rows_on(part, holder.device)) for part in parts]
 
 
-Collector = Callable[[Holder, Callable[[Tensor], Any], Sequence[np.ndarray]], list[Any]]
+Collector = Callable[[Client, Callable[[Tensor], Any], Sequence[np.ndarray]], list[Any]]
 _collector: contextvars.ContextVar[Collector] = contextvars.ContextVar("collector", default=collect_eagerly)
 
 

@@ -56,6 +56,7 @@ class World:
         self._index = {client.id: number for number, client in enumerate(split.clients)}
         self._named: dict[str, tuple[int, Shapes]] = {}
         self._held: dict[ClientId, tuple[int, ...]] = {}
+        self._stems: dict[str, tuple[int, ...]] = {}
         self.cards: Mapping[ClientId, Card] = _Cards(self)
         for client in self.overrides:
             if client not in self._splits:
@@ -206,6 +207,8 @@ class World:
             extra["classes_held"] = self.classes_held(client)
         if "width" in fields:
             extra["width"] = self.width(client)
+        if "stem" in fields:
+            extra["stem"] = self.stem(client)
         if "names" in fields:
             extra["names"] = self.names(client)
         return Card(client, len(self._splits[client].train), self.task, extra)
@@ -217,6 +220,14 @@ class World:
     def names(self, client: ClientId) -> Shapes:
         """The tensors of a client's model that may cross, with their shapes."""
         return self._described(client)[1]
+
+    def stem(self, client: ClientId) -> tuple[int, ...]:
+        """The shape of one sample after the stem of a client's model, empty where the model has none."""
+        key = self.architecture(client)
+        if key not in self._stems:
+            model = self.build_model(client)
+            self._stems[key] = model.stem_shape(self.task) if model.has_stem else ()
+        return self._stems[key]
 
     def _described(self, client: ClientId) -> tuple[int, Shapes]:
         key = self.architecture(client)

@@ -5,12 +5,33 @@ from __future__ import annotations
 import pytest
 
 from potluck.method import method_names
-from potluck.testing import CHECKS, Bench, Check
+from potluck.testing import CHECKS, DEFAULT_MODELS, Bench, Check
 
 VARIANTS = {
     "fedavg": {},
     "fedavg by layers": {"name": "fedavg", "share": "layers", "weights": "uniform"},
     "fedavg, buffers at home": {"name": "fedavg", "buffers": "local"},
+    "fedin": {"batch": 4},
+    "fedin, literal": {
+        "name": "fedin",
+        "alleviate": "exact",
+        "combine": "replace",
+        "schedule": "alternate",
+        "noise_per": "channel",
+        "batch": 4,
+        "batches": 2,
+        "pool": "all",
+    },
+    "fedin by groups, projected": {
+        "name": "fedin",
+        "share": "groups",
+        "weights": "samples",
+        "buffers": "average",
+        "project": "averaged",
+        "project_in": [8, 2, 2],
+        "project_out": 16,
+        "batch": 4,
+    },
     "fedmrl": {"d1": 16},
     "fedproto, online": {
         "name": "fedproto",
@@ -21,12 +42,17 @@ VARIANTS = {
     },
     "scaffold, option II": {"name": "scaffold", "variate": "option2"},
 }
+MODELS = {  # their features must have one shape
+    "fedin": ("conv-small", "conv-large"),
+    "fedin, literal": ("mlp-small", "mlp-large"),
+}
 METHODS = [*method_names(), *(name for name in VARIANTS if name not in method_names())]
 
 
 @pytest.fixture(scope="module", params=METHODS)
 def bench(request: pytest.FixtureRequest) -> Bench:
-    return Bench({"name": request.param} | VARIANTS.get(request.param, {}))
+    options = {"name": request.param} | VARIANTS.get(request.param, {})
+    return Bench(options, MODELS.get(request.param, DEFAULT_MODELS))
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

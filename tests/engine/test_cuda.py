@@ -24,7 +24,7 @@ from potluck.methods import Local
 from potluck.rng import Rng
 from potluck.runs import run
 from potluck.task import Batch
-from potluck.testing import CHECKS, Bench, Check, a_captured_step_is_right
+from potluck.testing import CHECKS, DEFAULT_MODELS, Bench, Check, a_captured_step_is_right
 from potluck.training import fit
 from potluck.world import World
 
@@ -128,7 +128,9 @@ def test_32_clients_at_once_are_the_same_32_one_by_one() -> None:
     assert worst(states(alone), states(together)) < 1e-6
 
 
-@pytest.mark.parametrize("method", [FEDMRL, {"name": "scaffold"}, {"name": "fedproto"}, {"name": "fedprox"}])
+@pytest.mark.parametrize(
+    "method", [FEDMRL, *({"name": one} for one in ("scaffold", "fedproto", "fedprox", "fedin"))]
+)
 def test_graphs_agree_with_the_reference_engine(method: Any) -> None:
     sizes = [80, 64, 50, 33, 17, 1]
     made = [world(sizes, method, CNNS) for _ in range(2)]
@@ -264,7 +266,7 @@ def test_fewer_slots_than_clients() -> None:
     assert worst(states(many), states(few)) < 1e-6
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedproto", "scaffold", "fedmrl"])
+@pytest.mark.parametrize("method", ["fedavg", "fedproto", "scaffold", "fedmrl", "fedin"])
 @pytest.mark.parametrize(
     "check",
     [check for check in CHECKS if check is not a_captured_step_is_right],
@@ -272,7 +274,8 @@ def test_fewer_slots_than_clients() -> None:
 )
 def test_the_contract_holds_on_the_gpu(method: str, check: Check) -> None:
     options = {"name": method} | ({"d1": 16} if method == "fedmrl" else {})
-    check(Bench(options, make_engine=engine, engine={"device": "cuda"}))
+    models = ("conv-small", "conv-large") if method == "fedin" else DEFAULT_MODELS
+    check(Bench(options, models, make_engine=engine, engine={"device": "cuda"}))
 
 
 @pytest.mark.parametrize("method", [FEDMRL, {"name": "fedproto"}, {"name": "local"}])

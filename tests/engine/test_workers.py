@@ -55,6 +55,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedmrl": {"name": "fedmrl", "d1": 16},
     "scaffold": {"name": "scaffold"},
     "fedproto": {"name": "fedproto"},
+    "fedin": {"name": "fedin", "project": "averaged", "project_in": [16, 4, 4], "project_out": 64},
 }
 EVERYONE = ("0", "1", "2", "3")
 

@@ -109,7 +109,7 @@ class Reading:
 
 
 class RowsOnDevice:
-    """The rows of splits as they are read again and again, kept on the device for every stream.
+    """The rows of a client's splits are read again and again: they are kept on the device, for every stream.
 
     An array is known by its memory; the entry holds on to it, so that no other array can take its place.
     """
@@ -118,8 +118,10 @@ class RowsOnDevice:
         self.device, self.most = device, most
         self._known: dict[tuple[int, int], tuple[np.ndarray, Tensor, torch.cuda.Event]] = {}
 
-    def __call__(self, rows: np.ndarray) -> Tensor:
+    def __call__(self, client: Client, rows: np.ndarray) -> Tensor:
         """The row numbers, to be read on the current stream."""
+        if not any(np.may_share_memory(rows, own) for own in client.rows.values()):
+            return rows_on(rows, self.device)
         key = (rows.__array_interface__["data"][0], len(rows))
         stream = torch.cuda.current_stream(_index(self.device))
         if key not in self._known:
@@ -171,11 +173,12 @@ class GraphRunner:
         return graphs.get(sizes)
 
     def collect(
-        self, holder: Holder, function: Callable[[Tensor], Any], parts: Sequence[np.ndarray]
+        self, holder: Client, function: Callable[[Tensor], Any], parts: Sequence[np.ndarray]
     ) -> list[Any]:
         """The first time eagerly, which warms up; captured when the same collection comes again."""
         found = []
-        for rows in map(self.rows, parts):
+        for part in parts:
+            rows = self.rows(holder, part)
             key = (holder.step, holder.collections, len(rows))
             reading = self.readings.get(key, 0)
             if reading == 1:
@@ -329,7 +332,7 @@ class CudaEngine(LocalEngine):
         self._now.runner.train(workspace, step, plan)
 
     def _collect(
-        self, holder: Holder, function: Callable[[Tensor], Any], parts: Sequence[np.ndarray]
+        self, holder: Client, function: Callable[[Tensor], Any], parts: Sequence[np.ndarray]
     ) -> list[Any]:
         assert self._now is not None
         return self._now.runner.collect(holder, function, parts)

@@ -10,7 +10,7 @@ from potluck.client import Card, Client
 from potluck.engine.base import Answer, Examination, Request
 from potluck.evaluate import measure
 from potluck.message import Contract, Gate, Message, Shapes
-from potluck.method import Method
+from potluck.method import CardField, Method
 from potluck.models import Model
 from potluck.state import Moments
 
@@ -66,7 +66,7 @@ class Performer:
 
     def _pass(self, client: Client, message: Message, contract: Contract, who: tuple[str, ...]) -> None:
         def symbols() -> dict[str, int]:
-            return self.method.symbols(client_card(client))
+            return self.method.symbols(client_card(client, self.method.card_fields))
 
         def shapes(part: str) -> Shapes | None:
             return shapes_of(client[part].wire()) if part in client else None
@@ -74,11 +74,14 @@ class Performer:
         self.gate.check(message, contract, symbols, shapes, who)
 
 
-def client_card(client: Client) -> Card:
-    """The client's own view of its card: what it can tell of itself without being asked."""
+def client_card(client: Client, fields: tuple[CardField, ...]) -> Card:
+    """The client's own view of its card, as far as shapes depend on it."""
     extra: dict[str, object] = {"classes_held": client.classes_held}
-    if "model" in client and isinstance(client["model"].module, Model):
-        extra["width"] = client["model"].rep_dim
+    model = client["model"].module if "model" in client else None
+    if isinstance(model, Model):
+        extra["width"] = model.rep_dim
+        if "stem" in fields:
+            extra["stem"] = model.stem_shape(client.task) if model.has_stem else ()
     return Card(client.id, client.samples, client.task, extra)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from potluck.averaging import Weights, average
 from potluck.client import Card, Client, ClientId
 from potluck.errors import ConfigError
 from potluck.message import Content, Message, state_of
-from potluck.method import Clients, Method, MethodConfig, client_step
+from potluck.method import CardField, Clients, Method, MethodConfig, client_step
 from potluck.replies import Replies
 from potluck.server import Server
 from potluck.task import Task
@@ -40,7 +40,7 @@ class FedAvg(Method):
     citation = "McMahan et al., AISTATS 2017"
     models = "one architecture, or groups of them (share: groups), or shared layers (share: layers)"
     server_needs = "names"
-    card_fields = ("names",)
+    card_fields: ClassVar[tuple[CardField, ...]] = ("names",)
     stays = ("data", "labels")
     down = {
         "model": state_of(

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from potluck.errors import ModelError, nearest
+from potluck.models.trial import attempt, sample_batch
 from potluck.task import Task
 
 ADAPTERS = ("linear", "pool", "max-pool")
@@ -23,6 +24,7 @@ class Model(nn.Module):
     head: nn.Module
     has_stem: bool = False
     adapter: str | None = None
+    _stem_shape: tuple[int, ...] | None = None
 
     def stem(self, x: Tensor) -> Tensor:
         """The first layers, whose output has the same shape in every model of a family."""
@@ -31,6 +33,16 @@ class Model(nn.Module):
     def body(self, s: Tensor) -> Tensor:
         """From the stem's output to the features."""
         raise ModelError(f"{type(self).__name__} has no stem(x) and body(s)")
+
+    def stem_shape(self, task: Task) -> tuple[int, ...]:
+        """The shape of one sample after the stem; a trial in evaluation mode finds it, once."""
+        if self._stem_shape is None:
+            modes = {part: part.training for part in self.modules()}
+            self.eval()
+            self._stem_shape = tuple(attempt(self, self.stem, sample_batch(task, self)).shape[1:])
+            for part, training in modes.items():
+                part.training = training
+        return self._stem_shape
 
     def features(self, x: Tensor) -> Tensor:
         """The representation of a batch, (batch, rep_dim)."""

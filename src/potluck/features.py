@@ -1,0 +1,155 @@
+"""What enters and leaves the body of a model, lent by clients to each other: batches, a pool of them, noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from potluck.averaging import Weights, average
+from potluck.client import Card, Client, ClientId
+from potluck.errors import ConfigError
+from potluck.message import Content, Contract, Message, Shapes, state_of, tensor
+from potluck.models import Model
+from potluck.projection import SharedSpace
+from potluck.replies import Replies
+from potluck.server import Server
+from potluck.streams import Stream
+from potluck.task import Task
+from potluck.training import collect
+from potluck.world import World
+
+NAMES = ("s_in", "s_out")  # before and after the body
+
+
+def blurred(features: Tensor, level: float, per: Literal["batch", "channel"] = "batch") -> Tensor:
+    """The features with Gaussian noise of `level` standard deviations, of the whole batch or of each channel.
+
+    The numbers come from torch's default generator, the only one a captured step can use: see
+    `Client.drawing_privately`.
+    """
+    if not level:
+        return features
+    axes = [axis for axis in range(features.dim()) if per == "batch" or axis != 1]
+    deviation = features.detach().float().std(axes, correction=0, keepdim=True)
+    return features + level * deviation * torch.randn_like(features)
+
+
+@dataclass(frozen=True)
+class FeatureExchange:
+    """One batch of features up from every client, up to `batches` of other clients' down to it."""
+
+    space: SharedSpace
+    batch: int  # samples in a batch
+    batches: int  # a client is sent
+    pool: Literal["round", "all"]  # drawn from: what came in the last round, or each client's newest batch
+
+    @property
+    def averages_maps(self) -> bool:
+        """Whether the maps to the shared space are trained, and cross."""
+        return self.space.kind == "averaged"
+
+    def check(self, world: World) -> None:
+        """Every client needs a stem and samples; features have one shape unless they are projected."""
+        name, first = world.method.name, world.ids[0]
+        for client in world.ids:
+            who = f"{name}: client {client} ({world.label(client)})"
+            if not world.stem(client):
+                raise ConfigError(f"{who} has a model without a stem; name its layers with stem= and body=")
+            if not world.samples(client)["train"]:
+                raise ConfigError(
+                    f"{who} has no training samples to make features of; set partition.min_size"
+                )
+            own, other = (f"{world.stem(one)} and {world.width(one)}" for one in (client, first))
+            if self.space.kind == "none" and own != other:
+                raise ConfigError(
+                    f"{who} has features of shape {own}, client {first} ({world.label(first)}) of {other}; "
+                    "set method.project to fixed or averaged"
+                )
+
+    def sent(self) -> Contract:
+        """What a client sends."""
+        return self._wire(str(self.batch), "a batch of the client's own", optional=False)
+
+    def received(self) -> Contract:
+        """What a client receives: nothing in the first round."""
+        most = self.batch * self.batches
+        return self._wire(f"r<={most}" if self.batches > 1 else str(most), "other clients'", optional=True)
+
+    def _wire(self, rows: str, whose: str, optional: bool) -> Contract:
+        fields = {
+            "s_in": tensor(f"{rows}, p", f"{whose} features before the body", optional=optional),
+            "s_out": tensor(f"{rows}, q", f"{whose} features after the body", optional=optional),
+        }
+        if self.averages_maps:
+            fields["maps"] = state_of("maps", "maps to the shared space", optional=optional, partial=optional)
+        return fields
+
+    def symbols(self, card: Card) -> dict[str, int]:
+        """p and q, the numbers in one sample before and after the body."""
+        sizes = self.space.sizes(_shapes(card))
+        return {"p": sizes["s_in"], "q": sizes["s_out"]}
+
+    def matrices(self, card: Card) -> Shapes:
+        """The maps of a client."""
+        return self.space.matrices(_shapes(card))
+
+    def server_state(self) -> dict[str, Any]:
+        """The pool, by client, and the averaged maps."""
+        return {"s_in": {}, "s_out": {}, "maps": {}}
+
+    def client_state(self, task: Task, model: Model) -> dict[str, Any]:
+        """Room for the features received, in the model's own shapes; the maps where they are trained."""
+        own: Shapes = {"s_in": model.stem_shape(task), "s_out": (model.rep_dim,)}
+        rows = self.batch * self.batches
+        received = {name: torch.zeros(rows, *shape) for name, shape in own.items()}
+        return {"received": received, **self.space.trained(own)}
+
+    def keep(self, server: Server, replies: Replies, weights: Weights) -> None:
+        """Put what came into the pool; average the maps."""
+        server["maps"].load(average(replies, "maps", weights))
+        for name in NAMES:
+            if self.pool == "round":
+                server[name].content.clear()
+            server[name].load({client: replies[client][name] for client in replies})
+
+    def lend(self, server: Server, client: ClientId) -> Content:
+        """Batches of other clients, drawn from the pool, and the averaged maps; nothing before there are any."""
+        others = sorted(server["s_in"].tensors().keys() - {client})
+        draw = server.rng.child("features", client).numpy()
+        chosen = [others[number] for number in draw.permutation(len(others))[: self.batches]]
+        held, wanted = server["maps"].tensors(), self.matrices(server.cards[client])
+        content: dict[str, Any] = {"maps": {name: held[name] for name in wanted if name in held}}
+        for name in NAMES if chosen else ():
+            content[name] = torch.cat([server[name][one] for one in chosen])
+        return content
+
+    def take(self, client: Client, down: Message) -> Stream | None:
+        """What others sent, in the client's own shapes; batches that are fewer than asked for come up again."""
+        if self.averages_maps:
+            client["maps"].load(down.group("maps"))
+        if "s_in" not in down:
+            return None
+        received = client["received"]
+        own = {name: tuple(received[name].shape[1:]) for name in NAMES}
+        found = self.space.back(down, self.space.maps(client, own), own)
+        again = torch.arange(self.batch * self.batches, device=client.device) % len(down["s_in"])
+        received.load({name: value.index_select(0, again) for name, value in found.items()})
+        return Stream.of(received["s_in"], received["s_out"], self.batch)
+
+    def give(self, client: Client, features: Callable[[Tensor], dict[str, Tensor]]) -> Content:
+        """The features of a random batch in evaluation mode; a client with fewer samples repeats them."""
+        [rows, *_] = client.batches(epochs=1, batch_size=self.batch).order
+        [found] = collect(client, lambda batch: features(batch.x), rows=np.resize(rows, self.batch))
+        found = {name: value.float() for name, value in found.items()}
+        maps = self.space.maps(client, {name: tuple(value.shape[1:]) for name, value in found.items()})
+        own_maps = {"maps": client["maps"].state()} if self.averages_maps else {}
+        return {**self.space.there(found, maps), **own_maps}
+
+
+def _shapes(card: Card) -> Shapes:
+    return {"s_in": card.stem, "s_out": (card.width,)}

@@ -1,0 +1,649 @@
+"""FedIN: the numbers of the paper's equations by hand, whole rounds against a plain loop, what crosses."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from potluck.data import from_arrays
+from potluck.engine.base import Request
+from potluck.errors import ConfigError, MessageError
+from potluck.experiment import Experiment
+from potluck.explain import explain_world
+from potluck.features import blurred
+from potluck.message import Message, check
+from potluck.methods.fedin import FedIN, alleviate
+from potluck.models import Model, build
+from potluck.projection import SharedSpace
+from potluck.replies import Replies
+from potluck.rng import Rng
+from potluck.streams import shuffled_batches
+from potluck.task import Batch, Task
+from potluck.testing import Played
+
+ROWS = {"a": range(0, 7), "b": range(7, 12)}
+LR = 0.1
+TRAINING = {"epochs": 2, "batch_size": 4, "last_batch": "drop", "optimizer": {"lr": LR}}
+CIFAR = Task("classification", 10, (3, 32, 32))
+
+
+class Three(Model):
+    """Stem fc1, body fc, head."""
+
+    has_stem = True
+    wide = 5
+
+    def __init__(self, task):
+        super().__init__()
+        self.rep_dim = 6
+        self.fc1 = nn.Linear(task.input[0], self.wide)
+        self.fc = nn.Linear(self.wide, 6)
+        self.head = nn.Linear(6, task.classes)
+
+    def stem(self, x):
+        return torch.tanh(self.fc1(x))
+
+    def body(self, s):
+        return torch.tanh(self.fc(s))
+
+
+class Four(Three):
+    """A layer more in the body."""
+
+    def __init__(self, task):
+        super().__init__(task)
+        self.mid = nn.Linear(self.wide, self.wide)
+
+    def body(self, s):
+        return super().body(torch.tanh(self.mid(s)))
+
+
+class Narrow(Three):
+    """A narrower stem."""
+
+    wide = 3
+
+
+class Normed(Three):
+    """Batch norm in stem and body."""
+
+    def __init__(self, task):
+        super().__init__(task)
+        self.norm1, self.norm = nn.BatchNorm1d(self.wide), nn.BatchNorm1d(6)
+
+    def stem(self, x):
+        return torch.tanh(self.norm1(self.fc1(x)))
+
+    def body(self, s):
+        return torch.tanh(self.norm(self.fc(s)))
+
+
+def play(kit, rounds=2, models=(Three, Four), rows=ROWS, **options):
+    options = {"name": "fedin", "noise": 0.0, "batch": 4} | options
+    game = kit.Federation(options, list(models), rows, training=TRAINING)
+    cohorts = [game.round(*rows) for _ in range(rounds)]
+    return game, cohorts
+
+
+def sizes(cohort):
+    """Scalars by client, direction and name, of what was sent to train."""
+    lines = [line for line in cohort.ledger.lines if line["purpose"] == "train"]
+    return {(line["client"], line["direction"]): line["names"] for line in lines}
+
+
+# --- the combined gradient ------------------------------------------------------------------------------
+
+LOCAL = torch.tensor([1.0, 1.0])
+
+
+def combined(features, **options):
+    config = FedIN.Config(name="fedin", **options)
+    return alleviate({"w": LOCAL}, {"w": torch.tensor(features)}, config)["w"]
+
+
+@pytest.mark.parametrize(
+    ("features", "exact", "simplified"),
+    [((1.0, -3.0), (2.0, -2.0), (1.5, -2.5)), ((2.0, 1.0), (2.0, 1.0), (2.5, 1.5))],
+)
+def test_gradients_by_hand(features, exact, simplified):
+    assert torch.equal(combined(features, alleviate="exact", combine="replace"), torch.tensor(exact))
+    assert torch.equal(combined(features, alleviate="exact"), torch.tensor(exact) + LOCAL)
+    assert torch.equal(combined(features), torch.tensor(simplified))
+    assert torch.equal(combined(features, strength=4.0), torch.tensor(features) + 2 * LOCAL)
+    assert torch.equal(combined(features, alleviate="none"), torch.tensor(features) + LOCAL)
+
+
+def test_the_exact_step_obeys_its_constraint_and_the_simplified_one_need_not():
+    assert combined((1.0, -3.0), alleviate="exact", combine="replace") @ LOCAL == 0
+    assert combined((1.0, -3.0)) @ LOCAL == -1
+
+
+def test_whole_or_tensor_by_tensor():
+    """Two tensors that disagree with G_local one by one (b = −2 and 5) but not together (b = 3)."""
+    local = {"v": LOCAL, "w": LOCAL}
+    features = {"v": torch.tensor([1.0, -3.0]), "w": torch.tensor([2.0, 3.0])}
+    options = {"name": "fedin", "alleviate": "exact", "combine": "replace"}
+    each = alleviate(local, features, FedIN.Config(**options))
+    whole = alleviate(local, features, FedIN.Config(**options, scope="whole"))
+    assert torch.equal(each["v"], torch.tensor([2.0, -2.0]))
+    assert torch.equal(each["w"], features["w"])
+    assert torch.equal(whole["v"], features["v"])
+    turned = alleviate(
+        local, {name: -value for name, value in features.items()}, FedIN.Config(**options, scope="whole")
+    )
+    torch.testing.assert_close(turned["w"], torch.tensor([-2.0, -3.0]) + 3 / 4 * LOCAL)
+
+
+def test_without_a_local_gradient_the_exact_step_is_the_features_own():
+    config = FedIN.Config(name="fedin", alleviate="exact")
+    found = alleviate({"w": torch.zeros(2)}, {"w": torch.tensor([1.0, -2.0])}, config)
+    assert torch.equal(found["w"], torch.tensor([1.0, -2.0]))
+
+
+# --- whole rounds against a plain loop --------------------------------------------------------------------
+
+
+def batches(game, client, number, call, size=4, epochs=2, last="drop"):
+    rng = game.world.seeds.tree("training").child("round", number, "client", client, "batches", "train", call)
+    return shuffled_batches(game.rows[client], size, epochs, last, rng)
+
+
+def gradients(loss, model):
+    named = dict(model.named_parameters())
+    found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    return {name: value for name, value in zip(named, found, strict=True) if value is not None}
+
+
+def local_gradients(game, model, rows, start, mu):
+    loss = F.cross_entropy(model(torch.tensor(game.x[rows])), torch.tensor(game.y[rows]))
+    pull = sum((value - start[name]).square().sum() for name, value in model.named_parameters())
+    return gradients(loss + mu / 2 * pull, model)
+
+
+def descend(model, step):
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if name in step:
+                value -= LR * step[name]
+
+
+def plain_client(game, client, number, start, received, config):
+    """One client's round; gives its weights and the features it sends."""
+    model = game.world.build_model(client)
+    model.load_state_dict(start)
+    joint, calls = config.schedule == "joint", 0
+    if received is None or not joint:
+        for rows in batches(game, client, number, calls):
+            descend(model, local_gradients(game, model, rows, start, config.mu))
+        calls += 1
+    if received is not None:
+        for rows in batches(game, client, number, calls):
+            local = local_gradients(game, model, rows, start, config.mu if joint else 0.0)
+            features = gradients(F.mse_loss(model.body(received[0]), received[1]), model)
+            body = alleviate(local, features, config)
+            descend(model, local | body if joint else body)
+        calls += 1
+    rows = batches(game, client, number, calls, epochs=1, last="keep")[0]
+    with torch.no_grad():
+        s_in = model.stem(torch.tensor(game.x[rows]))
+        return model.state_dict(), (s_in, model.body(s_in))
+
+
+@pytest.mark.parametrize("schedule", ["joint", "alternate"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"alleviate": "exact"},
+        {"alleviate": "exact", "combine": "replace"},
+        {"alleviate": "none", "mu": 0.0},
+    ],
+    ids=["simplified", "exact", "literal", "none"],
+)
+def test_three_rounds_are_those_of_a_plain_loop(kit, schedule, options):
+    game, _ = play(kit, rounds=3, schedule=schedule, **options)
+    config, pool = game.method.config, {}
+    shared = game.initial("b")  # the larger model brings the start
+    for number in (1, 2, 3):
+        done = {}
+        for client, other in (("a", "b"), ("b", "a")):
+            start = {name: shared[name].clone() for name in game.initial(client)}
+            done[client] = plain_client(game, client, number, start, pool.get(other), config)
+        pool = {client: features for client, (_, features) in done.items()}
+        held = {name: [state[name] for state, _ in done.values() if name in state] for name in shared}
+        shared = {name: sum(values) / len(values) for name, values in held.items()}
+    for client in ROWS:
+        for name, value in game.method.downlink(game.server, client)["model"].items():
+            torch.testing.assert_close(value, shared[name], atol=2e-6, rtol=1e-4, msg=f"{client} {name}")
+        torch.testing.assert_close(game.server["s_in"][client], pool[client][0], atol=2e-6, rtol=1e-4)
+        torch.testing.assert_close(game.server["s_out"][client], pool[client][1], atol=2e-6, rtol=1e-4)
+
+
+def test_the_schedules_differ(kit):
+    joint, alternate = (
+        play(kit, schedule=kind)[0].server["weights"].tensors() for kind in ("joint", "alternate")
+    )
+    assert any(not torch.allclose(joint[key], alternate[key]) for key in joint)
+
+
+def test_without_features_it_is_fedprox_bit_for_bit(kit):
+    ablated, cohorts = play(kit, rounds=2, intermediate=False, mu=0.3)
+    options = {"name": "fedprox", "mu": 0.3, "share": "layers", "weights": "uniform"}
+    prox = kit.Federation(options, [Three, Four], ROWS, training=TRAINING)
+    for cohort in cohorts:
+        assert prox.round(*ROWS).ledger.lines == cohort.ledger.lines
+    for key, value in prox.server["weights"].tensors().items():
+        assert torch.equal(ablated.server["weights"][key], value), key
+
+
+@pytest.mark.parametrize(("options", "pull"), [({}, {"model": 0.1}), ({"mu": 0.0}, None)])
+def test_the_pull_is_that_of_half_mu_0_05(kit, monkeypatch, options, pull):
+    """`fit` adds (μ/2)·‖w − w⁰‖²; at (1, 2) that is 0.25 with gradient (0.1, 0.2): see FedProx."""
+    asked = []
+    monkeypatch.setattr("potluck.methods.fedin.fit", lambda *args, **options: asked.append(options["prox"]))
+    play(kit, rounds=2, models=(Three,), rows={"a": range(4)}, **options)
+    assert asked == [pull, pull]
+
+
+# --- layers and groups ------------------------------------------------------------------------------------
+
+
+def test_layer_wise_mean_of_known_numbers(kit):
+    """1, 2, 6 give 3; two owners of another layer with 4, 8 give 6; a layer nobody sent stays put."""
+    rows = {"a": range(0, 4), "b": range(4, 8), "c": range(8, 12)}
+    game, _ = play(kit, models=[Three, Four, Four], rows=rows)
+    before = game.method.downlink(game.server, "b")["model"]
+    values = {"a": (1.0, None), "b": (2.0, 4.0), "c": (6.0, 8.0)}
+    messages = {
+        client: Message(
+            {
+                "model": {"fc1.bias": torch.full((5,), first)}
+                | ({} if mid is None else {"mid.bias": torch.full((5,), mid)})
+            }
+        )
+        for client, (first, mid) in values.items()
+    }
+    replies = Replies(messages, game.server.cards)
+    game.server["weights"].load(game.method.mean(replies, "model", game.method.config.weights))
+    after = game.method.downlink(game.server, "b")["model"]
+    assert torch.equal(after["fc1.bias"], torch.full((5,), 3.0))
+    assert torch.equal(after["mid.bias"], torch.full((5,), 6.0))
+    for name in before.keys() - {"fc1.bias", "mid.bias"}:
+        assert torch.equal(after[name], before[name]), name
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+def test_groups_of_one_keep_their_own_values(kit, weights):
+    game, _ = play(kit, share="groups", weights=weights)
+    for client in ROWS:
+        own = game.part(client, "model")
+        for name, value in game.method.downlink(game.server, client)["model"].items():
+            assert torch.equal(own[name], value), f"{client} {name}"
+
+
+# --- where gradients go -----------------------------------------------------------------------------------
+
+
+def live(kit, model=Three, **options):
+    """A client of a game that has played a round, and a batch of its samples."""
+    game, _ = play(kit, rounds=1, models=(model, model), **options)
+    client = game.world.build_client("a")
+    client.modules()["model"].train()
+    rows = torch.arange(4)
+    return game.method, client, client.source.take(rows)
+
+
+def test_features_reach_the_body_alone(kit):
+    method, client, batch = live(kit, Four)
+    received = Batch(torch.randn(4, 5, generator=Rng(1).generator()), torch.zeros(4, 6))
+    terms = method.loss(client, batch, received)
+    assert gradients(terms["features"], client.modules()["model"]).keys() == {
+        "fc.weight", "fc.bias", "mid.weight", "mid.bias"
+    }  # fmt: skip
+    assert (
+        gradients(method.loss(client, batch)["local"], client.modules()["model"]).keys()
+        == dict(client.modules()["model"].named_parameters()).keys()
+    )
+
+
+def test_a_frozen_model_has_nothing_to_learn_from_its_own_features(kit):
+    method, client, batch = live(kit, Normed)
+    client.modules()["model"].eval()
+    with torch.no_grad():
+        own = method.features(client, batch.x, noise=0.0)
+    assert method.loss(client, batch, Batch(own["s_in"], own["s_out"]))["features"] == 0
+
+
+def test_foreign_features_leave_no_trace_in_batch_norm(kit):
+    method, client, batch = live(kit, Normed)
+    model = client.modules()["model"]
+    received = Batch(5 + torch.randn(4, 5, generator=Rng(1).generator()), torch.zeros(4, 6))
+    start = {name: value.clone() for name, value in model.named_buffers()}
+    method.loss(client, batch)
+    alone = {name: value.clone() for name, value in model.named_buffers()}
+    assert not torch.equal(alone["norm.running_mean"], start["norm.running_mean"])
+    for name, value in model.named_buffers():
+        value.copy_(start[name])
+    terms = method.loss(client, batch, received)
+    for name, value in model.named_buffers():
+        assert torch.equal(value, alone[name]), name
+    assert model.norm.track_running_stats
+    s = F.batch_norm(model.fc(received.x), None, None, model.norm.weight, model.norm.bias, training=True)
+    torch.testing.assert_close(terms["features"], torch.tanh(s).square().mean())  # its batch's own statistics
+
+
+@pytest.mark.parametrize("buffers", ["local", "average"])
+def test_batch_norm_statistics_stay_or_are_averaged(kit, buffers):
+    game, _ = play(kit, models=(Normed, Normed), buffers=buffers)
+    names = game.method.downlink(game.server, "a")["model"].keys()
+    assert ("norm.running_var" in names) == (buffers == "average")
+    assert "norm.num_batches_tracked" not in names
+
+
+def test_looking_for_the_shape_leaves_the_model_as_it_was():
+    model = Normed(Task("classification", 4, (3,))).train()
+    model.norm1.eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert model.stem_shape(Task("classification", 4, (3,))) == (5,)
+    assert [part.training for part in (model, model.norm1, model.norm)] == [True, False, True]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+# --- noise ------------------------------------------------------------------------------------------------
+
+
+def test_noise_has_the_level_of_the_features_deviation():
+    generator = Rng(2).generator()
+    scale = torch.tensor([1.0, 4.0]).view(1, 2, 1, 1)
+    features = 3 + scale * torch.randn(64, 2, 16, 16, generator=generator)
+    with Rng(3).as_default():
+        whole, channel = blurred(features, 0.8) - features, blurred(features, 0.8, "channel") - features
+    expected = 0.8 * features.std()
+    torch.testing.assert_close(whole.std((0, 2, 3)), expected.expand(2), rtol=0.03, atol=0)
+    torch.testing.assert_close(channel.std((0, 2, 3)), 0.8 * features.std((0, 2, 3)), rtol=0.03, atol=0)
+    assert whole.mean().abs() < 0.05
+    assert blurred(features, 0.0) is features
+
+
+def test_the_deviation_is_a_constant_to_the_gradient():
+    features = torch.randn(3, 4, generator=Rng(2).generator(), requires_grad=True)
+    blurred(features, 0.8).sum().backward()
+    assert torch.equal(features.grad, torch.ones(3, 4))
+
+
+def test_noise_comes_from_the_clients_secret(kit):
+    game, _ = play(kit, rounds=1, noise=0.8)
+
+    def uploaded(secret):
+        client = game.world.build_client("a")
+        game.world.enter(client, 1, {})
+        client.step, client.secret = "train", secret
+        return game.method.train(client, Message())
+
+    own, again = uploaded(game.world.seeds.secret("a")), uploaded(game.world.seeds.secret("a"))
+    other = uploaded(Rng(99))
+    assert torch.equal(own["s_in"], again["s_in"])
+    assert not torch.equal(own["s_in"], other["s_in"])
+    assert not torch.equal(own["model"]["fc.weight"], other["model"]["fc.weight"])
+
+
+def test_noise_on_upload_leaves_training_alone(kit):
+    (quiet, _), (upload, _), (always, _) = (
+        play(kit, rounds=1, **options)
+        for options in ({}, {"noise": 0.8, "noise_when": "upload"}, {"noise": 0.8})
+    )
+    for key, value in quiet.server["weights"].tensors().items():
+        assert torch.equal(upload.server["weights"][key], value), key
+    assert any(
+        not torch.equal(always.server["weights"][key], value)
+        for key, value in quiet.server["weights"].tensors().items()
+    )
+    assert not torch.equal(upload.server["s_in"]["a"], quiet.server["s_in"]["a"])
+    assert not torch.equal(upload.server["s_out"]["a"], quiet.server["s_out"]["a"])
+
+
+# --- what crosses -----------------------------------------------------------------------------------------
+
+COHORT = {"a": range(0, 3), "b": range(3, 6), "c": range(6, 9), "d": range(9, 12)}
+
+
+def test_features_of_others_from_the_second_round_on(kit):
+    game, (first, second) = play(kit)
+    weights = {client: sum(value.numel() for value in game.initial(client).values()) for client in ROWS}
+    for client in ROWS:
+        up = {"model": weights[client], "s_in": 4 * 5, "s_out": 4 * 6}
+        assert sizes(first)[client, "up"] == sizes(second)[client, "up"] == up
+        assert sizes(first)[client, "down"] == {"model": weights[client]}
+        assert sizes(second)[client, "down"] == up
+    assert game.method.downlink(game.server, "a").keys() == {
+        "model"
+    }  # who is only evaluated gets no features
+
+
+def test_nobody_gets_its_own_features(kit):
+    game, _ = play(kit, models=[Three] * 4, rows=COHORT, batches=10)
+    for client in COHORT:
+        lent = game.method.exchange.lend(game.server, client)["s_in"].reshape(3, 4, 5)
+        others = [game.server["s_in"][one] for one in COHORT if one != client]
+        assert all(any(torch.equal(batch, other) for batch in lent) for other in others)
+    _, cohorts = play(kit, models=[Three], rows={"a": range(4)})
+    assert sizes(cohorts[1])["a", "down"].keys() == {"model"}
+
+
+def test_every_other_client_is_drawn_sooner_or_later(kit):
+    game, _ = play(kit, models=[Three] * 4, rows=COHORT, rounds=1)
+    found = set()
+    for number in range(20):
+        game.server.enter(number, game.world.server_rng(number), {}, "round")
+        lent = game.method.exchange.lend(game.server, "b")["s_in"]
+        found |= {one for one in COHORT if torch.equal(game.server["s_in"][one], lent)}
+    assert found == {"a", "c", "d"}
+
+
+@pytest.mark.parametrize(("pool", "held"), [("round", {"a", "b"}), ("all", {"a", "b", "c", "d"})])
+def test_the_pool_holds_the_last_round_or_everyone(kit, pool, held):
+    game, _ = play(kit, models=[Three] * 4, rows=COHORT, rounds=1, pool=pool)
+    game.round("a", "b")
+    assert game.server["s_in"].tensors().keys() == game.server["s_out"].tensors().keys() == held
+
+
+def test_fewer_batches_than_asked_for_come_up_again(kit):
+    game, cohorts = play(kit, rounds=2, batches=3)
+    assert sizes(cohorts[1])["a", "down"]["s_in"] == 4 * 5  # the only other client's, once
+    received = game.part("a", "received")["s_in"].reshape(3, 4, 5)
+    assert torch.equal(received[0], received[1])
+    assert torch.equal(received[0], received[2])
+
+
+def test_a_client_with_fewer_samples_repeats_them(kit):
+    game, _ = play(kit, rows={"a": range(0, 3), "b": range(3, 12)}, batch=8)
+    rows = game.server["s_in"]["a"]
+    assert rows.shape == (8, 5)
+    assert torch.equal(rows[:3], rows[3:6])
+    assert len(torch.unique(rows, dim=0)) == 3
+
+
+def test_features_of_another_size_are_refused_on_both_sides(kit):
+    game, _ = play(kit)
+    method, card = game.method, game.world.card("a")
+    assert method.symbols(card)["p"] == 5
+    assert method.symbols(card)["q"] == 6
+    contract = {name: field for name, field in method.up_contract("train").items() if name != "model"}
+    wrong = Message({"s_in": torch.zeros(4, 6), "s_out": torch.zeros(4, 6)})
+    with pytest.raises(MessageError, match="'s_in' has shape"):
+        check(wrong, contract, method.symbols(card), lambda part: None, "client a")
+    [outcome] = game.engine.run([request(game, {"s_in": torch.zeros(4, 6), "s_out": torch.zeros(4, 6)})])
+    assert "'s_in' has shape" in outcome.reason
+
+
+def request(game, features):
+    game.number += 1
+    down = Message({**game.method.downlink(game.server, "a"), **features})
+    return Request("a", ("train",), down, game.stamp("a", 1), "train")
+
+
+def federation_of(task, models, method, samples=2):
+    x = Rng(0).numpy().standard_normal((4 * samples, *task.input)).astype(np.float32)
+    data = from_arrays(x, np.arange(4 * samples) % task.classes, classes=task.classes)
+    return Experiment.make(
+        data=data,
+        partition={"kind": "iid", "clients": 2, "test": 0.5},
+        models=models,
+        method=method,
+        engine={"device": "cpu"},
+    ).world()
+
+
+@pytest.mark.parametrize(("side", "channels", "s_in"), [(32, 3, 65_536), (28, 1, 50_176)])
+def test_the_papers_message_sizes(side, channels, s_in):
+    world = federation_of(Task("classification", 10, (channels, side, side)), ["resnet10"], "fedin")
+    explained = explain_world(world)
+    [step] = [step for step in explained["steps"] if step["name"] == "train"]
+    for direction in ("up", "down"):
+        found = {entry["name"]: entry["scalars"] for entry in step[direction]}
+        assert found["s_in"] == s_in
+        assert found["s_out"] == 8_192
+    assert [entry["name"] for entry in explained["card"]] == ["samples", "task", "names", "width", "stem"]
+
+
+def test_what_explain_promises_is_what_a_resnet_sends():
+    world = federation_of(CIFAR, ["resnet10"], "fedin")
+    played = Played(world)
+    cohorts = [played.round(world.ids) for _ in range(2)]
+    explained = explain_world(world)
+    totals = {line["direction"]: line["scalars"] for line in cohorts[1].ledger.lines}
+    assert totals == {"up": explained["up_scalars"], "down": explained["down_scalars"]}
+    assert totals["up"] == 4_910_922 + 73_728
+
+
+def test_resnet_sizes_and_their_mean():
+    names = ["resnet10", "resnet14", "resnet18", "resnet22", "resnet26"]
+    with torch.device("meta"):
+        counts = [sum(p.numel() for p in build(name, CIFAR, check=False).parameters()) for name in names]
+    assert counts == [4_910_922, 10_812_234, 11_181_642, 17_082_954, 17_452_362]
+    assert round(sum(counts) / 5e6, 3) == 12.288
+    assert round((sum(counts) / 5 + 73_728) / 1e6, 2) == pytest.approx(
+        12.35, abs=0.011
+    )  # the paper's Table 2
+
+
+# --- features of different shapes -------------------------------------------------------------------------
+
+SPACE = {"project_in": (4, 1, 1), "project_out": 8}
+
+
+@pytest.mark.parametrize("kind", ["fixed", "averaged", "private"])
+def test_projected_features_have_the_shared_size(kit, kind):
+    game, (_, second) = play(kit, models=(Three, Narrow), project=kind, **SPACE)
+    maps = {"maps": 4 * 5 + 8 * 6} if kind == "averaged" else {}
+    up = sizes(second)["a", "up"]
+    assert {name: size for name, size in up.items() if name != "model"} == {"s_in": 16, "s_out": 32} | maps
+    assert game.part("a", "received")["s_in"].shape == (4, 5)
+    assert game.part("b", "received")["s_in"].shape == (4, 3)
+    assert game.part("b", "received")["s_in"].abs().sum() > 0
+
+
+def sent_and_received(kit, kind, **options):
+    """What b sent in round 1 and what a made of it, both with the same model and the same first weights."""
+    space = {"project_in": (6, 1, 1), "project_out": 8} | options
+    game, _ = play(kit, rounds=1, models=(Three, Three), project=kind, **space)
+    sent = game.server["s_in"]["b"].clone()
+    game.round("a", "b")
+    return sent, game.part("a", "received")["s_in"], game
+
+
+def test_a_wide_enough_fixed_space_gives_back_what_was_sent(kit):
+    _, received, _ = sent_and_received(kit, "fixed")
+    plain, _ = play(kit, rounds=1, models=(Three, Three))
+    torch.testing.assert_close(received, plain.server["s_in"]["b"], atol=1e-5, rtol=1e-5)
+    _, private, _ = sent_and_received(kit, "private")
+    assert not torch.allclose(private, plain.server["s_in"]["b"], atol=0.1)
+
+
+def test_fixed_maps_depend_on_a_seed_that_all_share(kit):
+    one, _, _ = sent_and_received(kit, "fixed")
+    two, _, _ = sent_and_received(kit, "fixed", project_seed=1)
+    assert not torch.allclose(one, two)
+
+
+def test_averaged_maps_learn_to_lose_less_and_are_shared_by_width(kit):
+    game, _ = play(
+        kit, rounds=1, models=(Three, Narrow), project="averaged", project_in=(2, 1, 1), project_out=3
+    )
+    space, maps = game.method.exchange.space, game.server["maps"].tensors()
+    assert {name: tuple(value.shape) for name, value in maps.items()} == {
+        "s_in:5": (2, 5), "s_in:3": (2, 3), "s_out:6": (3, 6)
+    }  # fmt: skip
+    own = {client: game.part(client, "maps") for client in ROWS}
+    torch.testing.assert_close(maps["s_out:6"], (own["a"]["s_out:6"] + own["b"]["s_out:6"]) / 2)
+    assert torch.equal(maps["s_in:5"], own["a"]["s_in:5"])
+    client = game.world.build_client("a")
+    features = game.method.features(client, client.source.take(torch.arange(7)).x, 0.0)
+    before = space.loss(features, client["maps"].tensors())
+    assert gradients(before, client.modules()["maps"]).keys() == own["a"].keys()
+    assert gradients(before, client.modules()["model"]) == {}
+    assert space.loss(features, own["a"]) < before
+
+
+def test_a_map_takes_channels_and_grid_to_the_shared_space_and_back():
+    space = SharedSpace("fixed", {"s_in": (8, 4, 4)})
+    image = torch.arange(2 * 3 * 4 * 4.0).view(2, 3, 4, 4)
+    vector = torch.arange(2 * 5.0).view(2, 5)
+    for value in (image, vector):
+        own = {"s_in": tuple(value.shape[1:])}
+        there = space.there({"s_in": value}, space.draw(own))
+        assert there["s_in"].shape == (2, 8 * 4 * 4)
+        torch.testing.assert_close(
+            space.back(there, space.draw(own), own)["s_in"], value, atol=1e-4, rtol=1e-5
+        )
+    coarse = SharedSpace("fixed", {"s_in": (8, 2, 2)})
+    own = {"s_in": (3, 4, 4)}
+    back = coarse.back(coarse.there({"s_in": image}, coarse.draw(own)), coarse.draw(own), own)["s_in"]
+    torch.testing.assert_close(
+        back, F.interpolate(F.avg_pool2d(image, 2), scale_factor=2.0), atol=1e-4, rtol=1e-5
+    )
+
+
+# --- bad input --------------------------------------------------------------------------------------------
+
+
+def test_a_model_without_a_stem_is_refused(kit):
+    with pytest.raises(ConfigError, match=r"client b \(Linear\) has a model without a stem"):
+        play(kit, rounds=0, models=(Three, kit.Linear))
+    play(kit, rounds=1, models=(kit.Linear, kit.Linear), intermediate=False)
+
+
+def test_stems_of_different_shape_need_a_projection(kit):
+    with pytest.raises(
+        ConfigError, match=r"client b \(Narrow\) has features of shape \(3,\) and 6, client a .*project"
+    ):
+        play(kit, rounds=0, models=(Three, Narrow))
+
+
+def test_a_client_without_samples_is_refused(kit):
+    with pytest.raises(ConfigError, match=r"client b .* has no training samples"):
+        play(kit, rounds=0, rows={"a": range(4), "b": []})
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"noise": -0.1}, "method.noise: input should be greater than or equal to 0"),
+        ({"noise": float("inf")}, "method.noise"),
+        ({"mu": -1}, "method.mu"),
+        ({"strength": -1}, "method.strength"),
+        ({"batch": 1}, "method.batch"),
+        ({"batches": 0}, "method.batches"),
+        ({"alleviate": "some"}, "method.alleviate: input should be 'simplified', 'exact' or 'none'"),
+        ({"schedule": "both"}, "method.schedule"),
+        ({"combine": "subtract"}, "method.combine"),
+        ({"noise_per": "pixel"}, "method.noise_per"),
+        ({"project": "public"}, "method.project"),
+        ({"project_in": [64, 8]}, "method.project_in"),
+        ({"lambda": 1}, "unknown key 'method.lambda'"),
+    ],
+)
+def test_wrong_options_are_told_in_one_sentence(options, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        federation_of(CIFAR, ["resnet10"], {"name": "fedin"} | options)
