@@ -54,6 +54,7 @@ class ModelSettings(Settings):
 
     pool: Any
     rep_dim: int | None = Field(default=None, ge=1)  # one representation width for every model
+    adapter: Literal["linear", "pool", "max-pool"] | None = None  # what brings models to it; none: linear
     order: Literal["cycle", "blocks"] = "cycle"
     init: Literal["per_architecture", "per_client"] = "per_architecture"  # who starts from the same weights
 
@@ -326,7 +327,9 @@ class Experiment(Settings):
         """The world this experiment runs in, checked by its method."""
         data = data if data is not None else self.load_data()
         split = split if split is not None else self.make_split(data)
-        pool = ModelPool(self.models.pool, self.models.rep_dim, order=self.models.order)
+        pool = ModelPool(
+            self.models.pool, self.models.rep_dim, order=self.models.order, adapter=self.models.adapter
+        )
         pool.cover(client.id for client in split.clients)
         method = find_method(self.method.name)(self.method, pool)
         world = World(

@@ -213,8 +213,21 @@ def excess(message: Message, contract: Contract, symbols: Mapping[str, int]) -> 
 
 
 def state_of(part: str, meaning: str, optional: bool = False, partial: bool = False) -> Field:
-    """Declare the tensors of a part of the state, all of them unless `partial`."""
+    """Declare the tensors of a part of the state, all of them unless `partial`.
+
+    `"model/head"` is the module `head` inside the part `model`: that alone crosses, under its own names.
+    """
     return Field(meaning, like=part, optional=optional, partial=partial)
+
+
+def shapes_below(shapes: Shapes, path: str) -> Shapes:
+    """The tensors of a module inside a module, by their names there.
+
+    >>> shapes_below({"fc.weight": (9, 4), "head.weight": (3, 9), "head.bias": (3,)}, "head")
+    {'weight': (3, 9), 'bias': (3,)}
+    """
+    start = f"{path}." if path else ""
+    return {name.removeprefix(start): shape for name, shape in shapes.items() if name.startswith(start)}
 
 
 def check(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from potluck.client import Card, Client, ClientId
 from potluck.errors import ConfigError, nearest
-from potluck.message import Content, Contract, Message, Shapes
+from potluck.message import Content, Contract, Message, Shapes, shapes_below
 from potluck.models import Model, ModelPool
 from potluck.replies import Replies
 from potluck.server import Server
@@ -174,7 +174,8 @@ class Method:
 
     def expected(self, card: Card, part: str) -> Shapes | None:
         """The tensors of a client's part as far as the server can know them: from its card."""
-        return card.names if part == "model" and "names" in card.extra else None
+        root, _, path = part.partition("/")
+        return shapes_below(card.names, path) if root == "model" and "names" in card.extra else None
 
     @classmethod
     @functools.cache

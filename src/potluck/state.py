@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from potluck.errors import MessageError
+from potluck.errors import ConfigError, MessageError, nearest
 from potluck.rng import Rng
 from potluck.settings import ClientTraining
 from potluck.task import Task
@@ -174,6 +174,10 @@ class Part:
                 raise MessageError(f"tensor {name!r} does not belong to this part of the state")
 
 
+def _shapes(state: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in state.items()}
+
+
 def _versions(*states: Mapping[str, Tensor]) -> tuple[int, ...]:
     """How often each tensor was written to."""
     return tuple(value._version for state in states for value in state.values())
@@ -249,6 +253,7 @@ class Holder:
         self, task: Task, device: torch.device | str = "cpu", precision: Precision = "float32"
     ) -> None:
         self.parts: dict[str, Part] = {}
+        self._inner: dict[str, Part] = {}  # parts of parts that were asked for
         self.flat: Tensor | None = None
         self.layout: Layout = ()
         self._unpacked: dict[str, Tensor] | None = None
@@ -292,6 +297,7 @@ class Holder:
     ) -> None:
         """Take over the declared state of a method."""
         self.parts = {name: Part(value, buffers, remember) for name, value in state.items()}
+        self._inner = {}
         self.flat, self.layout, self._unpacked = None, (), None
 
     @torch.no_grad()
@@ -345,10 +351,26 @@ class Holder:
         return {name: value for name, value in self.tensors().items() if packed.get(name) != value.data_ptr()}
 
     def __getitem__(self, name: str) -> Part:
-        return self.parts[name]
+        """A part, or a module inside one: `client["model/head"]`."""
+        if name in self.parts:
+            return self.parts[name]
+        if name not in self._inner:
+            self._inner[name] = self._part_of_a_part(name)
+        return self._inner[name]
+
+    def _part_of_a_part(self, name: str) -> Part:
+        root, _, path = name.partition("/")
+        whole = self.parts[root]
+        modules = dict(whole.module.named_modules()) if whole.module is not None else {}
+        modules.pop("", None)  # the whole itself
+        if path not in modules:
+            raise ConfigError(
+                f"the part {root!r} of the state has no module {path!r}; {nearest(path, modules)}"
+            )
+        return Part(modules[path], whole.buffers, whole.remember)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.parts
+        return isinstance(name, str) and name.partition("/")[0] in self.parts
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.parts)
@@ -367,7 +389,8 @@ class Holder:
         """Go back to a snapshot, in place."""
         if self.flat is not None and isinstance(state, Packed) and state.layout == self.layout:
             loose = self._loose()
-            if loose.keys() == state.loose.keys():
+            # What a mapping holds may have other shapes from client to client.
+            if _shapes(loose) == _shapes(state.loose):
                 self.flat.copy_(state.flat)
                 for name, value in loose.items():
                     value.copy_(state.loose[name])

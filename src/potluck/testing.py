@@ -251,9 +251,7 @@ def faults_leave_no_trace(bench: Bench) -> None:
 def a_captured_step_is_right(bench: Bench) -> None:
     """A step or collection recorded once and replayed later gives what Python gives: no number is frozen in."""
     schedule = [ALL, ALL, ("0", "1")]
-    eager = bench.play(schedule)
-    with running_with(run_from_tape), collecting_with(collect_from_tape):
-        taped = bench.play(schedule)
+    eager, taped = bench.play(schedule), bench.play(schedule, wrap=Taped)
     failures = [cohort.failures for cohort in taped.cohorts if cohort.failures]
     _require(not failures, f"a step cannot be captured: {failures}")
     _same(
@@ -325,6 +323,15 @@ class Repeating(Wrapped):
         """The second answer counts."""
         self.inner.run(requests)
         return self.inner.run(requests)
+
+
+class Taped(Wrapped):
+    """Records the steps of the clients and replays them; what the server trains is never captured."""
+
+    def run(self, requests: Sequence[Request]) -> list[Outcome]:
+        """From the tape."""
+        with running_with(run_from_tape), collecting_with(collect_from_tape):
+            return self.inner.run(requests)
 
 
 class Losing(Wrapped):

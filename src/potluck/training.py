@@ -122,6 +122,8 @@ def fit(
     workspace.begin(holder, settings.lr, request.prox, scalars or {}, moments)
     plan = Plan(streams, steps, holder.device)
     _runner.get()(workspace, _Step(holder, loss, workspace, streams, request.prox, combine), plan)
+    # Fused optimisers write without counting it, and by that count the server knows that what it sent is old.
+    torch.autograd.graph.increment_version(list(workspace.parameters.values()))
     workspace.end(moments)
     losses = workspace.means(len(plan))
     holder.report.steps += len(plan)

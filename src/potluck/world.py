@@ -186,9 +186,8 @@ class World:
     def server(self) -> Server:
         """The server in its initial state."""
         server = Server(self.task, self.cards, self.device, self.precision)
-        server.training = self.training.model_copy(
-            update={"lr_decay": 1.0}
-        )  # the clients' schedule is theirs
+        own = {"lr_decay": 1.0, "clip": None}  # the clients' schedule and clipping are theirs
+        server.training = self.training.model_copy(update=own)
         with self.seeds.tree("init").child("server").as_default():
             state = self.method.server_state(self.task)
         placed = {name: _to(value, self.device) for name, value in state.items()}

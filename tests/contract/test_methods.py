@@ -40,6 +40,19 @@ VARIANTS = {
         "weight": 0.01,
         "weights": "count",
     },
+    "fedre, kept weights of samples": {
+        "name": "fedre",
+        "mechanism": "RAR",
+        "weights": "gaussian",
+        "fixed": True,
+    },
+    "fedre, single samples, noise, coarse labels": {
+        "name": "fedre",
+        "mechanism": "RSR",
+        "noise": 0.5,
+        "levels": 2,
+        "server_loss": "mean",
+    },
     "scaffold, option II": {"name": "scaffold", "variate": "option2"},
 }
 MODELS = {  # their features must have one shape

@@ -8,8 +8,20 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from potluck.client import Card
 from potluck.errors import MessageError
-from potluck.message import Field, Message, check, declared_scalars, evaluate, state_of, tensor
+from potluck.message import (
+    Field,
+    Message,
+    check,
+    declared_scalars,
+    evaluate,
+    shapes_below,
+    state_of,
+    tensor,
+)
+from potluck.method import Method
+from potluck.task import Task
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 WHOLE = [
@@ -385,6 +397,45 @@ class TestFormulas:
     def test_declared_scalars(self, field, scalars):
         shapes = {"model": {"w": (2, 3), "b": (2,)}}
         assert declared_scalars(field, {"C": 3, "d": 10}, shapes.get) == scalars
+
+
+class TestPartOfAPart:
+    """`state_of("model/head")`: a module inside a part crosses alone, with exact names and shapes."""
+
+    whole = {"fc.weight": (9, 4), "head.weight": (3, 9), "head.bias": (3,), "header.weight": (1,)}
+
+    def test_shapes_below(self):
+        assert shapes_below(self.whole, "head") == {"weight": (3, 9), "bias": (3,)}
+        assert shapes_below(self.whole, "") == self.whole
+        assert shapes_below(self.whole, "hea") == {}
+
+    @pytest.mark.parametrize(
+        ("content", "sentence"),
+        [
+            ({"weight": torch.zeros(3, 9)}, "tensor 'head/bias' is missing"),
+            (
+                {"weight": torch.zeros(3, 8), "bias": torch.zeros(3)},
+                "tensor 'head/weight' has shape (3, 8), declared (3, 9)",
+            ),
+            (
+                {"weight": torch.zeros(3, 9), "bias": torch.zeros(3), "fc.weight": torch.zeros(9, 4)},
+                "tensor 'head/fc.weight' is not part of 'model/head'",
+            ),
+        ],
+    )
+    def test_refusals(self, content, sentence):
+        shapes = {"model/head": shapes_below(self.whole, "head")}
+        contract = {"head": state_of("model/head", "the classifier")}
+        attempt({"head": {"weight": torch.zeros(3, 9), "bias": torch.zeros(3)}}, contract, shapes=shapes)
+        with pytest.raises(MessageError) as caught:
+            attempt({"head": content}, contract, shapes=shapes)
+        assert str(caught.value) == f"client 7, step train: {sentence}"
+
+    def test_the_server_knows_it_from_a_card_with_names(self):
+        names = Card("7", 5, Task("classification", 3, (4,)), {"names": self.whole})
+        assert Method().expected(names, "model/head") == {"weight": (3, 9), "bias": (3,)}
+        assert Method().expected(names, "small/head") is None
+        assert Method().expected(Card("7", 5, Task("classification", 3, (4,))), "model/head") is None
 
 
 def test_fields_are_values():

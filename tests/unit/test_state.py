@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from potluck.errors import MessageError
+from potluck.errors import ConfigError, MessageError
 from potluck.rng import Rng
 from potluck.state import Holder, Moments, Part, Report
 from potluck.task import Task
@@ -161,3 +161,46 @@ class TestHolder:
 def test_the_loss_of_a_report_is_the_sum_of_its_terms():
     assert Report().loss is None
     assert Report(losses={"ce": torch.tensor(1.5), "pull": torch.tensor(0.25)}).loss.item() == 1.75
+
+
+class TestPartOfAPart:
+    def test_it_is_the_module_inside(self):
+        made = holder(model=Net())
+        made.pack()
+        inner = made["model/fc"]
+        assert inner is made["model/fc"]
+        assert inner.state().keys() == {"weight", "bias"}
+        inner.load({"bias": torch.full((3,), 5.0)})
+        assert made["model"]["fc.bias"].tolist() == [5.0, 5.0, 5.0]
+        assert made["model/norm"].wire().keys() == {"weight", "bias", "running_mean", "running_var"}
+        assert "model/fc" in made
+        assert "small/fc" not in made
+
+    def test_buffers_follow_the_policy_of_the_whole(self):
+        made = Holder(TASK)
+        made.declare({"model": Net()}, "local")
+        assert made["model/norm"].wire().keys() == {"weight", "bias"}
+
+    @pytest.mark.parametrize("name", ["model/fcc", "model/", "model/fc.weight", "table/x"])
+    def test_one_that_is_not_there(self, name):
+        made = holder(model=Net(), table={"x": torch.zeros(2)})
+        root, _, path = name.partition("/")
+        with pytest.raises(ConfigError, match=f"the part '{root}' of the state has no module '{path}'; "):
+            made[name]
+
+    def test_an_unknown_part_is_a_key_error(self):
+        with pytest.raises(KeyError):
+            holder(model=Net())["small/fc"]
+
+
+def test_a_mapping_may_hold_other_shapes_for_the_next_client():
+    made = holder(model=Net(), kept={})
+    made.pack()
+    made["kept"].load({"w": torch.ones(3)})
+    first = made.snapshot()
+    made["kept"].load({"w": torch.full((5,), 2.0)})
+    second = made.snapshot()
+    made.restore(first)
+    assert made["kept"]["w"].tolist() == [1.0] * 3
+    made.restore(second)
+    assert made["kept"]["w"].tolist() == [2.0] * 5

@@ -701,6 +701,26 @@ class TestServer:
         assert done.steps == 3
         torch.testing.assert_close(weights(server["head"].module), weights(model), atol=1e-6, rtol=0)
 
+    @pytest.mark.parametrize("name", ["sgd", "adam"])
+    def test_what_it_sends_is_what_it_trained_last(self, name):
+        """The server keeps the copy it sent last, and must see that an optimiser has written since."""
+        server = Server(TASK, {})
+        server.declare({"head": network()}, remember=True)
+        sent = server["head"].state()
+        for _ in range(2):
+            server.enter(1, Rng(1), {}, "round")
+            fit(
+                server,
+                lambda server, batch: F.cross_entropy(server["head"](batch.x), batch.y),
+                streams={"received": Stream.of(X, Y)},
+                optimizer=OptimizerSettings(name=name, lr=0.1),
+            )
+            newest = server["head"].state()
+            for key, value in server["head"].wire().items():
+                assert torch.equal(newest[key], value)
+                assert not torch.equal(newest[key], sent[key])
+            sent = newest
+
     def test_it_has_no_data_of_its_own(self):
         with pytest.raises(ConfigError, match="needs its streams named"):
             fit(self.server(), ce)

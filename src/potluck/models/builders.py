@@ -29,6 +29,7 @@ def build(
     *,
     who: str = "model",
     check: bool = True,
+    default_adapter: str | None = None,
     **options: Any,
 ) -> Model:
     """A fresh model for a task, its representation `rep_dim` wide (None: as the entry or the network says).
@@ -42,6 +43,7 @@ def build(
 
     What is not a `Model` goes through `adapt`, which takes the options head, classes, stem, body and adapter.
     `check=False` leaves out the trial on a made-up batch where the same entry has passed it before.
+    `default_adapter` is for entries that name none, and used only where the width must change.
     """
     with blame(who):
         source, entry_options = unpack(model)
@@ -49,7 +51,7 @@ def build(
         entry_rep_dim = options.pop("rep_dim", None)
         rep_dim = entry_rep_dim if rep_dim is None else rep_dim
         check_rep_dim(rep_dim)
-        made, rest = _make(source, task, rep_dim, options)
+        made, rest = _make(source, _offers(task, rep_dim, default_adapter), task, options)
         if isinstance(made, Model):
             check_complete(made)
         _refuse_unknown(source, made, rep_dim, rest)
@@ -57,7 +59,20 @@ def build(
         if check:
             probe(made, task, who)
         return made
+    if default_adapter is not None:
+        rest = {"adapter": default_adapter} | rest
     return adapt(made, rep_dim=rep_dim, task=task, who=who, check=check, **rest)
+
+
+def _offers(task: Task, rep_dim: int | None, adapter: str | None) -> dict[str, Any]:
+    """What a builder gets if it has a parameter of that name."""
+    return {
+        "task": task,
+        "input": task.input,
+        "classes": task.classes,
+        "rep_dim": rep_dim,
+        "adapter": adapter,
+    }
 
 
 def unpack(entry: Entry) -> tuple[Source, dict[str, Any]]:
@@ -89,17 +104,17 @@ def source_name(source: Source) -> str:
 
 
 def _make(
-    source: Source, task: Task, rep_dim: int | None, options: dict[str, Any]
+    source: Source, offered: Mapping[str, Any], task: Task, options: dict[str, Any]
 ) -> tuple[nn.Module, dict[str, Any]]:
     """The module and the options nobody took yet. Only a registered builder is trusted to make a new one."""
     if isinstance(source, nn.Module):
         return _owned(source), options
     if not isinstance(source, str):
-        made, rest = _call(source, source_name(source), task, rep_dim, options)
+        made, rest = _call(source, source_name(source), offered, options)
         return _owned(made), rest
     registered = lookup(source)
     registered.require(task)
-    return _call(registered.builder, source, task, rep_dim, options)
+    return _call(registered.builder, source, offered, options)
 
 
 def _owned(made: nn.Module) -> nn.Module:
@@ -108,10 +123,9 @@ def _owned(made: nn.Module) -> nn.Module:
 
 
 def _call(
-    builder: Callable[..., nn.Module], name: str, task: Task, rep_dim: int | None, options: dict[str, Any]
+    builder: Callable[..., nn.Module], name: str, offered: Mapping[str, Any], options: dict[str, Any]
 ) -> tuple[nn.Module, dict[str, Any]]:
     parameters, others = _parameters(builder)
-    offered = {"task": task, "input": task.input, "classes": task.classes, "rep_dim": rep_dim}
     arguments = {key: offered[key] for key in parameters if offered.get(key) is not None}
     taken = {key for key in options if key in parameters or (others and key not in ADAPT_OPTIONS)}
     arguments |= {key: options[key] for key in taken}

@@ -40,15 +40,25 @@ class ModelPool:
     >>> pool = ModelPool(["cnn1", {"name": "resnet18", "stem": "cifar"}])
     >>> [pool.key(i, str(i), total=4) for i in range(4)]
     ['cnn1', 'resnet18(stem=cifar)', 'cnn1', 'resnet18(stem=cifar)']
+
+    `adapter` is what brings models to another width, for entries that name none: linear, pool or max-pool.
     """
 
-    def __init__(self, entries: Entries, rep_dim: int | None = None, *, order: Order = "cycle") -> None:
+    def __init__(
+        self,
+        entries: Entries,
+        rep_dim: int | None = None,
+        *,
+        order: Order = "cycle",
+        adapter: str | None = None,
+    ) -> None:
         with blame("the model pool"):
             check_rep_dim(rep_dim)
         if order not in get_args(Order):
             raise ConfigError(f"unknown order {order!r} of models; {nearest(order, get_args(Order))}")
         self.rep_dim = rep_dim
         self.order = order
+        self.adapter = adapter
         self._clients, listed = _listed(entries)
         self._entries: dict[str, Entry] = {}
         self._places = _keys(listed)
@@ -114,7 +124,7 @@ class ModelPool:
         The first model of a key, task and width is tried on a made-up batch; the following ones are alike.
         """
         if not (isinstance(entry, str) and entry in self._entries):
-            return build(entry, task, self._width(entry, rep_dim), who=who)
+            return build(entry, task, self._width(entry, rep_dim), who=who, default_adapter=self.adapter)
         place = (entry, task, rep_dim)
         model = self._build(entry, task, rep_dim, who, check=place not in self._checked)
         self._checked.add(place)
@@ -148,7 +158,8 @@ class ModelPool:
 
     def _build(self, key: str, task: Task, rep_dim: int | None, who: str, check: bool) -> Model:
         entry = self._entries[key]
-        return build(entry, task, self._width(entry, rep_dim), who=who, check=check)
+        width = self._width(entry, rep_dim)
+        return build(entry, task, width, who=who, check=check, default_adapter=self.adapter)
 
     def _outline(self, key: str, task: Task, rep_dim: int | None) -> Outline:
         if key not in self._entries:

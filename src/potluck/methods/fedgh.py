@@ -1,0 +1,50 @@
+"""FedGH (Yi et al., ACM MM 2023): a global header trained on the clients' class means."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from potluck.client import Client
+from potluck.message import Content, numbers, tensor
+from potluck.methods.heads import SharedHead, representations
+from potluck.replies import Replies
+from potluck.statistics import ClassStats
+
+
+class FedGH(SharedHead):
+    """The server trains one head on every client's class means ("prototypes"): CE(ω(P_k[c]), c).
+
+    Up: the mean representation of each class held, and which class it is: C_k·(d + 1) scalars. Down: the head.
+    Client: CE on the whole model, then one pass in evaluation mode over all its training data.
+
+    Deviations: the official script steps a client's optimiser in the server's loop, so that the head is not among
+    what is stepped; here, as in HtFLlib, it is trained. The script takes means of batch means; here they are means
+    over samples. HtFLlib's server takes the clients' batch size (`server_batch`), the script one pair at a time.
+    """
+
+    name = "fedgh"
+    citation = "Yi et al., ACM MM 2023"
+    stays = ("data", "model", "single representations", "class counts")
+    up = {
+        "prototypes": tensor("C_k<=C, d", "mean representation of each class held"),
+        "classes": numbers("C_k", "which classes these are", below="C"),
+    }
+
+    def upload(self, client: Client) -> Content:
+        """The class means."""
+        z, y = representations(client)
+        stats = ClassStats(client.task.classes, z.shape[1], client.device)
+        stats.add(z, y)
+        return {
+            "prototypes": stats.means(client.classes_held),
+            "classes": client.numbers(client.classes_held),
+        }
+
+    def examples(self, replies: Replies) -> tuple[Tensor, Tensor]:
+        """Every pair of a mean and its class, whatever the number of samples behind it."""
+        messages = list(replies.values())
+        return (
+            torch.cat([message["prototypes"] for message in messages]),
+            torch.cat([message["classes"] for message in messages]),
+        )
