@@ -112,3 +112,20 @@ def _place(index: Index | None, base: Tensor) -> tuple[Tensor, ...]:
 def take_slice(tensor: Tensor, index: Index | None) -> Tensor:
     """The entries an index map selects: what a client with a slice receives."""
     return tensor[_place(index, tensor)].clone()
+
+
+def nested_index(full: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Index]:
+    """The index map of a client whose tensors are the first entries of the full ones along every dimension.
+
+    >>> index = nested_index({"w": torch.arange(6.0).view(2, 3)}, {"w": (2, 2)})
+    >>> take_slice(torch.arange(6.0).view(2, 3), index["w"])
+    tensor([[0., 1.],
+            [3., 4.]])
+    """
+    return {
+        name: tuple(
+            None if own == size else torch.arange(own, device=full[name].device)
+            for own, size in zip(shape, full[name].shape, strict=True)
+        )
+        for name, shape in shapes.items()
+    }

@@ -180,7 +180,11 @@ def demo(
         "and with each other. `potluck explain fedmrl` says what crosses between them.",
         style="dim",
     )
-    _compared(screen, experiments, [experiments["local"].seed], folder, ["demo", "--out", str(folder)])
+    result = _compared(
+        screen, experiments, [experiments["local"].seed], folder, ["demo", "--out", str(folder)]
+    )
+    if json:
+        screen.data(result.comparison | {"folder": str(result.folder)})
 
 
 # --- run and resume -------------------------------------------------------------------------------------
@@ -274,23 +278,25 @@ def compare(
 ) -> None:
     """Run methods side by side: same split, same private initial models, same cohorts, same batch order.
 
-    The same command again skips the runs that are finished and goes on with those that were stopped.
+    A file may name variants to compare instead, and a sweep over settings. The same command again skips the runs
+    that are finished and goes on with those that were stopped.
     """
-    from potluck.compare import experiments_by_method, with_baseline
-    from potluck.experiment import Experiment
+    from potluck.compare import with_baseline
+    from potluck.sweep import check_sweep, read_sweep
 
     listed = [name.strip() for name in methods.split(",") if name.strip()]
-    named = with_baseline(listed or [Experiment.load(experiment, _general(overrides)).method.name])
-    experiments = experiments_by_method(experiment, named, overrides or ())
-    first = experiments[named[0]]
-    folder = out or RUNS / f"{first.name}-compare"
-    _compared(Screen(json), experiments, _seeds(seeds) or [first.seed], folder, sys.argv[1:])
-
-
-def _general(overrides: Sequence[str] | None) -> list[str]:
-    from potluck.compare import own_overrides
-
-    return own_overrides(overrides or ())[0]
+    settings = read_sweep(experiment, with_baseline(listed) if listed else (), overrides or ())
+    first = next(one for experiments in settings.values() for one in experiments.values())
+    folder, screen = out or RUNS / f"{first.name}-compare", Screen(json)
+    if len(settings) > 1:
+        check_sweep(settings)
+    results = {
+        setting: _compared(screen, experiments, _seeds(seeds) or [first.seed], folder / setting, sys.argv[1:])
+        for setting, experiments in settings.items()
+    }
+    if json:
+        shown = {name: result.comparison | {"folder": str(result.folder)} for name, result in results.items()}
+        screen.data(shown.get("", shown))
 
 
 def _seeds(text: str) -> list[int]:
@@ -316,7 +322,7 @@ def _compared(
     seeds: Sequence[int],
     folder: Path,
     again: Sequence[str],
-) -> None:
+) -> ComparisonResult:
     """Compare under a progress display, then show the table. `again` are the words that go on with it."""
     from potluck.compare import compare as compare_methods
     from potluck.progress import showing
@@ -326,15 +332,14 @@ def _compared(
             result = compare_methods(experiments, seeds, folder, display.watch, display.skip)
     except KeyboardInterrupt as error:
         raise Stopped(["potluck", *again]) from error
-    _show_comparison(screen, result)
+    if not screen.json:
+        _show_comparison(screen, result)
+    return result
 
 
 def _show_comparison(screen: Screen, result: ComparisonResult) -> None:
     from potluck.report.table import comparison_sheet
 
-    if screen.json:
-        screen.data(result.comparison | {"folder": str(result.folder)})
-        return
     screen.sheet(comparison_sheet(result.comparison))
     screen.show(
         f"\nreport: {result.folder / 'comparison.html'}",

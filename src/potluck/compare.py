@@ -6,6 +6,7 @@ Asking for it again skips the runs that are finished and goes on with the broken
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,12 @@ from potluck.report.page import write_comparison
 from potluck.report.views import compare_runs, read_config
 from potluck.rng import Rng
 from potluck.runs import Watcher, check_version, chosen_modes, resume, run
+from potluck.tuning import PILOTS, settled
 
 BASELINE = "local"
 MARK = "experiment.yaml"  # what makes a folder a comparison's: nothing else is ever written into
-START = ("split.json", "contract.json", "environment.json", ".lock")  # of a run that never began
+# What a run that never began may have left.
+START = ("split.json", "contract.json", "environment.json", "tuning.json", ".lock")
 
 Watch = Callable[[str], Watcher]
 Skip = Callable[[str], None]
@@ -88,8 +91,9 @@ def compare(
     watch: Watch = lambda label: Watcher(),
     skip: Skip = lambda sentence: None,
 ) -> ComparisonResult:
-    """Run every method with every seed into `folder`, or what is left of it, and compare with Local.
+    """Run every experiment with every seed into `folder`, or what is left of it, and compare with Local.
 
+    `experiments` are named by their methods, or by labels where one method appears with several settings.
     `watch` gives the watcher of a run, `skip` is told of runs that were finished before.
     """
     home = RunFolder(Path(folder))
@@ -97,23 +101,23 @@ def compare(
     data = first.load_data()
     splits = {seed: first.variant(seed=seed).make_split(data) for seed in seeds}
     for experiment in experiments.values():
-        _check(experiment.variant(seed=seeds[0]), data, splits[seeds[0]])
+        check(experiment.variant(seed=seeds[0]), data, splits[seeds[0]])
     _make_folder(home.path, first)
-    folders = []
+    folders: dict[str, list[Path]] = {}
     with home.locked():
         for seed in seeds:
             for method, experiment in experiments.items():
                 label = f"{method}, seed {seed}" if len(seeds) > 1 else method
                 part = _Part(experiment.variant(seed=seed), home / f"{method}-seed{seed}", label)
                 part.finish(data, splits[seed], watch, skip)
-                folders.append(part.folder)
+                folders.setdefault(method, []).append(part.folder)
         comparison = compare_runs(folders, Rng(first.seed, ("compare",)), baseline=BASELINE)
         write_json(home / "comparison.json", comparison)
         write_comparison(home / "comparison.html", comparison)
     return ComparisonResult(home.path, comparison)
 
 
-def _check(experiment: Experiment, data: Dataset, split: Split) -> None:
+def check(experiment: Experiment, data: Dataset, split: Split) -> None:
     """Refuse a method that cannot work here before another one has trained for hours."""
     chosen_modes(experiment, experiment.world(data, split).method.modes)
 
@@ -154,6 +158,7 @@ class _Part:
         """Take away what a run left that was stopped before it began."""
         if not self.folder.exists():
             return
+        shutil.rmtree(self.folder / PILOTS, ignore_errors=True)
         for name in START:
             (self.folder / name).unlink(missing_ok=True)
         try:
@@ -164,7 +169,8 @@ class _Part:
     def _check_same(self) -> None:
         """Refuse to mix runs of other settings into a comparison."""
         check_version(self.folder, read_json(self.folder / "environment.json"))
-        there, wanted = read_config(self.folder), yaml.safe_load(self.experiment.to_yaml())
+        experiment = settled(self.experiment, self.folder)
+        there, wanted = read_config(self.folder), yaml.safe_load(experiment.to_yaml())
         key = _first_difference(there, wanted)
         if key is not None:
             raise RunError(

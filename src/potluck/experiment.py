@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
+import copy
 import os
 import re
-import sys
-import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -30,12 +28,15 @@ from potluck.errors import ConfigError, nearest
 from potluck.evaluate import EvaluateSettings
 from potluck.method import MethodConfig, find_method
 from potluck.models import ModelPool
+from potluck.plugins import load_plugin
 from potluck.rng import Seeds
 from potluck.settings import ClientOverrides, ClientTraining, Settings
 from potluck.state import Precision
 from potluck.streams import Prepare
 from potluck.world import World
 
+SEVERAL = ("variants", "sweep")  # keys of a file that holds several experiments: see `sweep`
+Override = str | Mapping[str, Any]  # `key=value`, or values by their keys
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*((?:[KMGT]i?)?B|)", re.IGNORECASE)  # a number and its unit
 
 
@@ -253,10 +254,10 @@ class Experiment(Settings):
             raise ConfigError(one_sentence(error, cls)) from error
 
     @classmethod
-    def load(cls, path: Path | str, overrides: Sequence[str] = ()) -> Self:
-        """An experiment from a YAML file, with `key=value` overrides that reach any leaf."""
+    def load(cls, path: Path | str, overrides: Sequence[Override] = ()) -> Self:
+        """An experiment from a YAML file, with overrides that reach any leaf; without its variants and sweep."""
         path = Path(path)
-        values = read_yaml(path)
+        values = {key: value for key, value in read_yaml(path).items() if key not in SEVERAL}
         for override in overrides:
             apply_override(values, override)
         for plugin in values.get("plugins") or ():
@@ -275,15 +276,12 @@ class Experiment(Settings):
     @property
     def portable(self) -> bool:
         """Whether a YAML file can say all of it: no data, split, model or callable of one's own."""
-        models = self.models.pool
-        entries = list(models.values()) if isinstance(models, Mapping) else models
-        entries = entries if isinstance(entries, list | tuple) else [entries]
-        own = any(not isinstance(entry, str | Mapping | int | float | bool | None) for entry in entries)
-        return not own and isinstance(self.data, DataConfig) and not isinstance(self.partition, Split)
+        plain = _is_plain(self.models.pool) and _is_plain(self.method.model_dump())
+        return plain and isinstance(self.data, DataConfig) and not isinstance(self.partition, Split)
 
     def to_yaml(self) -> str:
         """The whole experiment with every default written out; paths become absolute."""
-        values = self.model_dump(mode="json", exclude={"data", "partition"})
+        values = self.model_dump(mode="json", exclude={"data", "partition"}, fallback=_plain)
         values["plugins"] = [
             str((self._folder / name).resolve()) if name.endswith(".py") else name for name in self.plugins
         ]
@@ -363,39 +361,21 @@ def _block(model: type[BaseModel], name: str, values: Mapping[str, Any]) -> Base
         raise ConfigError(one_sentence(error, model, name)) from error
 
 
+def _is_plain(value: Any) -> bool:
+    """Whether YAML can say it."""
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, str | int | float | bool | None)
+
+
 def _plain(entry: Any) -> Any:
     if isinstance(entry, str | int | float | bool | None):
         return entry
     if isinstance(entry, Mapping):
         return {str(key): _plain(value) for key, value in entry.items()}
     return f"<{type(entry).__name__ if isinstance(entry, nn.Module) else getattr(entry, '__name__', repr(entry))}>"
-
-
-def load_plugin(name: str, folder: Path) -> None:
-    """Import a module by name, or a file by its path, so that what it registers can be used."""
-    try:
-        if name.endswith(".py"):
-            _import_file(folder / name)
-        else:
-            importlib.import_module(name)
-    except Exception as error:
-        raise ConfigError(f"plugins: {name} cannot be loaded: {type(error).__name__}: {error}") from error
-
-
-def _import_file(file: Path) -> None:
-    """Run a Python file once in this process, as a module of its own."""
-    key = f"potluck_plugin:{file.resolve()}"
-    if key in sys.modules:
-        return
-    module = types.ModuleType(key)
-    module.__file__ = str(file)
-    code = compile(file.read_text(encoding="utf-8"), str(file), "exec")
-    sys.modules[key] = module
-    try:
-        exec(code, module.__dict__)
-    except BaseException:
-        del sys.modules[key]
-        raise
 
 
 class _Yaml(yaml.SafeLoader):
@@ -429,8 +409,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def apply_override(values: dict[str, Any], override: str) -> None:
-    """Set one leaf: `training.rounds=5`, `models.0=cnn3`, `method.d1=50`."""
+def apply_override(values: dict[str, Any], override: Override) -> None:
+    """Set one leaf: `training.rounds=5`, `models.0=cnn3`, `method.d1=50`; or several: `{"training.rounds": 5}`."""
+    if isinstance(override, Mapping):
+        for key, value in override.items():
+            _set(values, key, copy.deepcopy(value), f"{key}: {value}")
+        return
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ConfigError(f"{override!r} is no override; write key=value, for example training.rounds=5")
@@ -438,6 +422,10 @@ def apply_override(values: dict[str, Any], override: str) -> None:
         value = yaml.load(text, Loader=_Yaml)
     except yaml.YAMLError as error:
         raise ConfigError(f"the value of {override!r} is not YAML") from error
+    _set(values, key, value, override)
+
+
+def _set(values: dict[str, Any], key: str, value: Any, override: str) -> None:
     place: Any = values
     *path, leaf = key.split(".")
     for step in path:

@@ -24,6 +24,7 @@ from potluck.state import BufferPolicy
 from potluck.task import Batch, Task
 
 if TYPE_CHECKING:
+    from potluck.tuning import OpenOption
     from potluck.world import World
 
 Purpose = Literal["train", "evaluate", "setup"]
@@ -113,8 +114,8 @@ class Method:
     needs_public_data: ClassVar[bool] = False
     server_needs: ClassVar[Literal["nothing", "head", "names", "architecture"]] = "nothing"
     card_fields: ClassVar[tuple[CardField, ...]] = ()
-    stays: ClassVar[tuple[str, ...]] = ("data", "labels", "model")
-    modes: ClassVar[tuple[str, ...]] = ("model",)  # ways to predict; the first is the reported one
+    stays: tuple[str, ...] = ("data", "labels", "model")
+    modes: tuple[str, ...] = ("model",)  # ways to predict; the first is the reported one
     down: ClassVar[Declared] = {}
 
     class Config(MethodConfig):
@@ -142,6 +143,14 @@ class Method:
     def client_state(self, task: Task, model: Model) -> Mapping[str, Any]:
         """The named modules and tensors of a client; `model` is the client's own."""
         return {"model": model}
+
+    def client_options(self, client: ClientId) -> Mapping[str, Any]:
+        """What `client_state` is given besides, by name: for clients of one architecture that differ in state."""
+        return {}
+
+    def open_option(self, world: World) -> OpenOption | None:
+        """An option whose value short runs have to choose first; only asked after `check`."""
+        return None
 
     def downlink(self, server: Server, client: ClientId) -> Content:
         """What a client needs of the server's newest state."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from potluck import __version__
+from potluck import __version__, tuning
 from potluck.client import ClientId
 from potluck.data import Dataset, Split
 from potluck.engine.base import Answer, Engine, Examination, Failure
@@ -445,8 +446,35 @@ def run(
     wanted = Path(out) if out is not None else Path("runs") / experiment.name
     folder = RunFolder.create(wanted, exact=out is not None)
     with folder.locked():
+        experiment, built = _tuned(experiment, built, folder, watcher or Watcher())
         write_start(folder, experiment, built)
         return Run(experiment, folder, built, watcher).play()
+
+
+def _tuned(
+    experiment: Experiment, world: World, folder: RunFolder, watcher: Watcher
+) -> tuple[Experiment, World]:
+    """The experiment with the option its method left open chosen, by pilot runs that are thrown away."""
+    option = world.method.open_option(world)
+    if option is None:
+        return experiment, world
+    pilots = folder / tuning.PILOTS
+
+    def play(pilot: Experiment) -> Path:
+        place = pilots / str(getattr(pilot.method, option.name))
+        return run(pilot, out=place, world=(world.data, world.split)).folder
+
+    try:
+        choice = tuning.tune(experiment, option, play, watcher.notice)
+    except BaseException as error:
+        shutil.rmtree(folder.path, ignore_errors=True)  # nothing has begun: the same command may try again
+        if isinstance(error, Interrupted):
+            raise KeyboardInterrupt(f"stopped while {option.name} was chosen") from error
+        raise
+    shutil.rmtree(pilots)
+    write_json(folder / tuning.FILE, choice)
+    chosen = tuning.settled(experiment, folder.path)
+    return chosen, chosen.world(world.data, world.split)
 
 
 def write_start(folder: RunFolder, experiment: Experiment, world: World) -> None:
@@ -495,6 +523,7 @@ def resume(
                 "resume it there: potluck.resume(folder, experiment=…)"
             )
         experiment = Experiment.load(home / "config.yaml")
+    experiment = tuning.settled(experiment, home.path)
     with home.locked():
         world = experiment.world(split=Split.load(home / "split.json"))
         check_memory(experiment.engine.memory_bytes(), world)

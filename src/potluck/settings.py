@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from potluck.errors import ConfigError, nearest
+
+T = TypeVar("T")
 
 
 class Settings(BaseModel):
@@ -57,3 +62,23 @@ class ClientOverrides(Settings):
         if self.lr is not None:
             changes["optimizer"] = training.optimizer.model_copy(update={"lr": self.lr})
         return training.model_copy(update=changes)
+
+
+def per_client(value: T | Sequence[T] | Mapping[str, T], ids: Sequence[str], key: str) -> dict[str, T]:
+    """A setting of every client: one value for all, a list dealt out in turn, or a mapping that names everyone.
+
+    >>> per_client([8, 4], ["a", "b", "c"], "method.d1")
+    {'a': 8, 'b': 4, 'c': 8}
+    """
+    if isinstance(value, Mapping):
+        known = set(ids)
+        unknown = next((client for client in value if client not in known), None)
+        missing = next((client for client in ids if client not in value), None)
+        if unknown is not None:
+            hint = nearest(unknown, ids) if len(ids) <= 10 else f"there are {len(ids)} clients"
+            raise ConfigError(f"{key} names client {unknown!r}, which does not exist; {hint}")
+        if missing is not None:
+            raise ConfigError(f"{key} leaves out client {missing!r}; give a value for each client")
+        return {client: value[client] for client in ids}
+    dealt: Sequence[Any] = value if isinstance(value, list | tuple) else (value,)
+    return {client: dealt[number % len(dealt)] for number, client in enumerate(ids)}

@@ -106,8 +106,14 @@ def collect_from_tape(
 
 
 def run_from_tape(workspace: Workspace, step: Step, plan: Plan) -> None:
-    """A runner for `running_with`: records a step once per batch size, then replays it, in later rounds too."""
+    """A runner for `running_with`: records a step once per batch size, then replays it, in later rounds too.
+
+    The very first step is not recorded: it makes the sums of the loss terms, as the warm-up before a capture does.
+    """
     for rows in plan:
+        if not workspace.totals:
+            step(rows)
+            continue
         key = ("tape", tuple(value.shape for value in rows.values()))
         if key in workspace.recordings:
             workspace.recordings[key].replay(rows)

@@ -62,7 +62,7 @@ def methods_sheet(entries: Sequence[Mapping[str, Any]]) -> Sheet:
 
 
 def explain_entry(world: World) -> dict[str, Any]:
-    """The contract for the first client, with bytes, and the totals for one client of each architecture."""
+    """The contract for the first client, with bytes, and the totals for one client of each kind."""
     from potluck.explain import explain_world
 
     explained = explain_world(world)
@@ -72,7 +72,7 @@ def explain_entry(world: World) -> dict[str, Any]:
             for entry in step[direction]:
                 width = contract[entry["name"]].dtype.itemsize
                 entry["bytes"] = None if entry["scalars"] is None else width * entry["scalars"]
-    totals = [explain_world(world, client) for client in _one_per_architecture(world)]
+    totals = [explain_world(world, client) for client in _one_per_kind(world)]
     explained["clients"] = [
         {**one["client"], "up_scalars": one["up_scalars"], "down_scalars": one["down_scalars"]}
         for one in totals
@@ -80,10 +80,10 @@ def explain_entry(world: World) -> dict[str, Any]:
     return explained
 
 
-def _one_per_architecture(world: World) -> list[str]:
+def _one_per_kind(world: World) -> list[str]:
     first: dict[str, str] = {}
     for client in world.ids:
-        first.setdefault(world.architecture(client), client)
+        first.setdefault(world.kind(client), client)
     return list(first.values())[:MOST_ROWS]
 
 
@@ -102,7 +102,7 @@ def explain_view(explained: Mapping[str, Any], experiment: str) -> RenderableTyp
         _panel("never leaves the client", Text(", ".join(explained["stays"])), "green"),
     ]
     if len(explained["clients"]) > 1:
-        parts.append(_by_architecture(explained["clients"]))
+        parts.append(_by_kind(explained["clients"]))
     return Group(*parts)
 
 
@@ -145,7 +145,7 @@ def _listed(entries: Iterable[Mapping[str, str]]) -> str:
     return "; ".join(f"{entry['name']} ({entry['meaning']})" for entry in entries)
 
 
-def _by_architecture(clients: Sequence[Mapping[str, Any]]) -> Table:
+def _by_kind(clients: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for name in ("model", "client", "scalars up", "scalars down"):
         table.add_column(name, justify="right" if name.startswith("scalars") else "left")

@@ -56,6 +56,7 @@ class World:
         self._index = {client.id: number for number, client in enumerate(split.clients)}
         self._named: dict[str, tuple[int, Shapes]] = {}
         self._held: dict[ClientId, tuple[int, ...]] = {}
+        self._kinds: dict[ClientId, str] = {}
         self._stems: dict[str, tuple[int, ...]] = {}
         self.cards: Mapping[ClientId, Card] = _Cards(self)
         for client in self.overrides:
@@ -98,6 +99,13 @@ class World:
         """The key of a client's architecture."""
         return self.pool.key(self._index[client], client, len(self._index))
 
+    def kind(self, client: ClientId) -> str:
+        """The key of clients whose states are alike in shape: one live client can be any of them."""
+        if client not in self._kinds:
+            options = (f"{name}={value}" for name, value in self.method.client_options(client).items())
+            self._kinds[client] = " ".join([self.architecture(client), *options])
+        return self._kinds[client]
+
     def label(self, client: ClientId) -> str:
         """A short name of a client's model."""
         return self.pool.label(self._index[client], client, len(self._index))
@@ -128,7 +136,7 @@ class World:
         """A live client in its initial state."""
         model = self.build_model(client_id)
         with self._init(client_id, "state").as_default():
-            state = self.method.client_state(self.task, model)
+            state = self.method.client_state(self.task, model, **self.method.client_options(client_id))
         for module in state.values() if self.channels_last else ():
             if isinstance(module, nn.Module):
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -33,6 +33,16 @@ VARIANTS = {
         "batch": 4,
     },
     "fedmrl": {"d1": 16},
+    "fedmrl, d1 per client": {"name": "fedmrl", "d1": [16, 8, 4], "widths": [6, 32], "weights": "uniform"},
+    "fedmrl, MRL-E": {"name": "fedmrl", "d1": 16, "global_header": False, "projector": "deep"},
+    "fedmrl, local only": {"name": "fedmrl", "d1": 16, "mrl": "local_only", "lr": {"small": 0.01}},
+    "fedmrl, tied headers": {
+        "name": "fedmrl",
+        "d1": 16,
+        "tie_headers": True,
+        "projector": "none",
+        "weight_small": lambda report: 1 / (1 + report["large"]),
+    },
     "fedproto, online": {
         "name": "fedproto",
         "online": True,

@@ -41,7 +41,7 @@ def check_memory(total: int | None, world: World) -> None:
     """Refuse a budget that cannot hold the largest client."""
     if total is None:
         return
-    first = {world.architecture(client): client for client in reversed(world.ids)}
+    first = {world.kind(client): client for client in reversed(world.ids)}
     for client in first.values():
         needed = size(world.build_client(client).snapshot())
         if needed > total:

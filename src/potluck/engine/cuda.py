@@ -344,12 +344,12 @@ class CudaEngine(LocalEngine):
             self._notice(sentence)
 
     def _slot(self, client: ClientId, busy: dict[Slot, None]) -> Slot:
-        """A free slot of the client's architecture, the oldest first, for it has its graphs; else a new one.
+        """A free slot of the client's kind, the oldest first, for it has its graphs; else a new one.
 
         States move in one stroke and graphs do not move, so it does not matter who held a slot last. Where no
         more slots are allowed the clients queue at those there are.
         """
-        pool = self._pools.setdefault(self.world.architecture(client), [])
+        pool = self._pools.setdefault(self.world.kind(client), [])
         free = next((slot for slot in pool if slot not in busy), None)
         if free is not None:
             return free

@@ -17,19 +17,19 @@ from potluck.world import World
 
 R = TypeVar("R", Request, Examination)
 
-SLOTS = 16  # live clients kept, one per architecture; the rest of the clients are stored states
+SLOTS = 16  # live clients kept, one per kind; the rest of the clients are stored states
 INITIAL_STATES = 16  # states of untouched clients kept; the others are made from the seed again
 
 
 class LocalEngine(Engine):
-    """Moves a client's stored state into a live client of its architecture, works, and stores the result."""
+    """Moves a client's stored state into a live client of its kind, works, and stores the result."""
 
     def __init__(self, world: World, store: ClientStore | None = None) -> None:
         self.world = world
         self.store = store if store is not None else ClientStore()
         self.performer = Performer(world.method)
         self._slots: OrderedDict[str, Client] = OrderedDict()
-        self._initial: OrderedDict[str, State] = OrderedDict()
+        self._initial: OrderedDict[tuple[str, str], State] = OrderedDict()
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
         """Serve every request, in order."""
@@ -80,8 +80,8 @@ class LocalEngine(Engine):
         return self.performer.examine(client, examination)
 
     def _live(self, client_id: ClientId, state: State | None) -> Client:
-        """A live client of this architecture that holds the given state, or the initial one."""
-        key = self.world.architecture(client_id)
+        """A live client of this kind that holds the given state, or the initial one."""
+        key = self.world.kind(client_id)
         client = self._slots.pop(key, None) or self.world.build_client(client_id)
         self._slots[key] = client
         if len(self._slots) > SLOTS:
@@ -91,7 +91,7 @@ class LocalEngine(Engine):
         return client
 
     def _initial_state(self, client_id: ClientId) -> State:
-        key = self.world.origin(client_id)
+        key = self.world.origin(client_id), self.world.kind(client_id)
         state = self._initial.pop(key, None)
         if state is None:
             state = self.world.build_client(client_id).snapshot()

@@ -60,6 +60,7 @@ class _Run:
     split: Mapping[str, Any]
     contract: Mapping[str, Any]
     summary: Mapping[str, Any]
+    tuning: Mapping[str, Any]
     metrics: Metrics
     key: Key | None
 
@@ -82,6 +83,7 @@ def write_report(folder: Path) -> Path:
         _failures(run),
         _rounds(run),
         _protocols(run),
+        _tuning(run.tuning),
         _clients(run),
         _split(run),
         _contract(run.contract),
@@ -107,6 +109,7 @@ def _load(folder: Path) -> _Run:
         split=read_mapping(folder / "split.json") or {},
         contract=read_mapping(folder / "contract.json") or {},
         summary=(stored or _unfinished(folder, config)) | {"accuracy": logged},
+        tuning=read_mapping(folder / "tuning.json") or {},
         metrics=metrics,
         key=metrics.headline(chosen.get("when"), chosen.get("mode")),
     )
@@ -249,6 +252,30 @@ def _protocols(run: _Run) -> str:
 def _protocol_row(key: Key, block: Mapping[str, Any]) -> tuple[str, ...]:
     names = ("last", "best_by_validation", "best_by_test", "weighted_last", "std_over_clients", "worst_tenth")
     return (moment(key[0]), key[1], *(percent(block[name]) for name in names))
+
+
+def _tuning(tuning: Mapping[str, Any]) -> str:
+    """How an option that was left open got its value: what each candidate reached, and what it cost."""
+    if not tuning:
+        return ""
+    name, chosen, curve = tuning["option"], tuning["chosen"], tuning["curve"]
+    columns = tuple(
+        Column(title) for title in (name, "validation accuracy", "per client and round", "scalars")
+    )
+    rows = tuple(
+        (str(point["value"]), percent(point["validation"]), size(point["bytes"]), count(point["scalars"]))
+        for point in curve
+    )
+    marked = [point["value"] for point in curve].index(chosen)
+    picture = figure(
+        plots.accuracy_against_bytes(curve, name, chosen), f"Validation accuracy against bytes, by {name}"
+    )
+    text = (
+        f"Pilot runs of {tuning['rounds']} rounds each. {chosen} is the smallest value within "
+        f"{100 * tuning['tolerance']:g} points of the best validation accuracy. Test rows played no part, and what "
+        "the pilot runs sent is not in the ledger of this run."
+    )
+    return section(f"How {name} was chosen", picture + table(Sheet("", columns, rows), marked=marked), text)
 
 
 def client_rows(

@@ -23,7 +23,7 @@ from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from potluck.report.table import METHOD_NAMES, points, ranked
+from potluck.report.table import METHOD_NAMES, points, ranked, size
 from potluck.report.views import Curve
 
 INK = "#24292f"
@@ -416,6 +416,34 @@ def _draw_interval(axes: Axes, row: int, against: Mapping[str, Any]) -> None:
         color=color,
         fontsize=9,
     )
+
+
+# --- accuracy against bytes -----------------------------------------------------------------------------
+
+
+@_own_style()
+def accuracy_against_bytes(curve: Sequence[Mapping[str, Any]], option: str, chosen: int) -> Figure:
+    """Validation accuracy of each candidate value over the bytes it sends; the chosen one is filled."""
+    figure, axes = _figure(WIDTH, 3.0, right=0.9)
+    sent = [point["bytes"] for point in curve]
+    reached = [100 * point["validation"] for point in curve]
+    axes.plot(sent, reached, color=PALETTE[0], linewidth=1.5, zorder=2)
+    for x, y, point in zip(sent, reached, curve, strict=True):
+        face = PALETTE[0] if point["value"] == chosen else PAPER
+        axes.plot(
+            [x], [y], "o", color=PALETTE[0], markerfacecolor=face, markersize=7, zorder=3, clip_on=False
+        )
+        label = shorten(f"{option} = {point['value']}", 20)
+        axes.annotate(
+            label, (x, y), xytext=(-6, 6), textcoords="offset points", ha="right", color=INK, fontsize=9
+        )
+    axes.margins(x=0.08, y=0.25)
+    axes.set_xlabel("per client and round", color=FAINT)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
+    axes.grid(axis="y", color=RULE, linewidth=0.8)
+    return figure
 
 
 # --- shared ---------------------------------------------------------------------------------------------

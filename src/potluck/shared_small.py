@@ -1,0 +1,98 @@
+"""The ground of methods in which one small shared model works beside each private one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from potluck.checks import require_width
+from potluck.client import Card, Client, ClientId
+from potluck.errors import ConfigError
+from potluck.message import Content, Message, Shapes, state_of
+from potluck.method import Clients, Method, MethodConfig
+from potluck.models import Model, build
+from potluck.server import Server
+from potluck.settings import per_client
+from potluck.slicing import Nested
+from potluck.task import Task
+from potluck.tuning import OpenOption, TuneSettings, Width, require_validation
+
+if TYPE_CHECKING:
+    from potluck.world import World
+
+
+class SharedSmall(Method):
+    """Sends the small model θ around and averages it; a subclass has the client's `train` step, which returns θ_k.
+
+    A client with a smaller d1 than others holds the first d1 columns of the small representation, and every entry
+    of θ is averaged over those who hold it.
+    """
+
+    down = {"small": state_of("small", "the small model's averaged parameters")}
+    train: Any
+
+    class Config(MethodConfig):
+        """The shared model and its average."""
+
+        small: Any = None  # the shared architecture; default: the one of the pool with fewest parameters
+        d1: Width = 100  # width of its representation: for all, dealt out in turn, per client, or auto
+        tune: TuneSettings = TuneSettings()  # how `d1: auto` is chosen
+        weights: Literal["samples", "uniform"] = "samples"
+
+    def check(self, world: World) -> None:
+        """Every d1 must fit into its client's representation; the small model must be known."""
+        self.d2 = min(map(world.width, world.ids))  # the smallest of all clients
+        widths = per_client(self._d1(world), world.ids, "method.d1")
+        option = "tune.candidates" if self.config.d1 == "auto" else "d1"
+        for client in world.ids:
+            require_width(world, client, option, widths[client])
+        self.slices = Nested(
+            widths, lambda d1: self.build_small(world.task, d1), self.config.buffers, "method.small"
+        )
+
+    def _d1(self, world: World) -> Any:
+        """As it is given; for `auto` the largest that will be tried."""
+        if self.config.d1 != "auto":
+            return self.config.d1
+        require_validation(world, "method.d1")
+        return self.config.tune.values(self.d2)[-1]
+
+    def open_option(self, world: World) -> OpenOption | None:
+        """`d1: auto`."""
+        tune = self.config.tune
+        return OpenOption("d1", tune.values(self.d2), tune) if self.config.d1 == "auto" else None
+
+    def build_small(self, task: Task, d1: int | None = None) -> Model:
+        """The small model, its representation d1 wide; default: as wide as any client's."""
+        width = self.slices.widest if d1 is None else d1
+        if self.config.small is not None:
+            return build(self.config.small, task, rep_dim=width, who="method.small")
+        if self.pool is None:
+            raise ConfigError(
+                f"{self.name}: name the small model (method.small): the server knows no client's"
+            )
+        return self.pool.build(self.pool.smallest(task), task, rep_dim=width, who="method.small")
+
+    def server_state(self, task: Task) -> dict[str, Any]:
+        """The small model."""
+        return {"small": self.build_small(task)}
+
+    def client_options(self, client: ClientId) -> dict[str, Any]:
+        """Clients may differ in d1."""
+        return {"d1": self.slices.widths[client]}
+
+    def expected(self, card: Card, part: str) -> Shapes | None:
+        """A client's own slice of θ."""
+        return self.slices.shapes(card.client) if part == "small" else super().expected(card, part)
+
+    def downlink(self, server: Server, client: ClientId) -> Content:
+        """θ, as much of it as the client holds."""
+        return {"small": self.slices.cut(server["small"].state(), client)}
+
+    def receive(self, client: Client, down: Message) -> None:
+        """Work with the newest θ."""
+        client["small"].load(down.group("small"))
+
+    def round(self, server: Server, clients: Clients) -> None:
+        """Train everywhere, average the small models."""
+        replies, small = clients.ask(self.train), server["small"]
+        small.load(self.slices.average(replies, "small", self.config.weights, small.state()))

@@ -1,0 +1,75 @@
+"""The ablations in `examples/` are experiments one can run: every variant in every setting."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from potluck.compare import BASELINE
+from potluck.compare import check as check_experiment
+from potluck.data import DataConfig, Dataset
+from potluck.experiment import Experiment
+from potluck.models import ModelPool
+from potluck.sweep import read_sweep
+from potluck.task import Task
+
+FOLDER = Path(__file__).parents[2] / "examples" / "ablations"
+FILES = sorted(FOLDER.glob("*.yaml"))
+SHAPES = {  # classes, shape of a sample, training and test rows; all of them have equally many rows per class
+    "cifar10": (10, (3, 32, 32), 50_000, 10_000),
+    "cifar100": (100, (3, 32, 32), 50_000, 10_000),
+    "fashion_mnist": (10, (1, 28, 28), 60_000, 10_000),
+}
+LIGHT = 10_000_000  # parameters of the pool; only models below that are built here
+
+
+@cache
+def stand_in(name: str) -> Dataset:
+    """A data set with the right labels and no samples: enough to make a split and to ask a method."""
+    classes, shape, train, test = SHAPES[name]
+    rows = train + test
+    x = torch.zeros(1, *shape).expand(rows, *shape)
+    names = tuple(str(number) for number in range(classes))
+    return Dataset(
+        name, Task("classification", classes, shape), x, torch.arange(rows) % classes, train, names
+    )
+
+
+def data_of(experiment: Experiment) -> Dataset:
+    assert isinstance(experiment.data, DataConfig)
+    return stand_in(experiment.data.name)
+
+
+def is_light(experiment: Experiment, task: Task) -> bool:
+    pool = ModelPool(experiment.models.pool, experiment.models.rep_dim)
+    return sum(pool.parameters(key, task) for key in pool.keys) < LIGHT
+
+
+def test_there_are_ablations() -> None:
+    assert FILES
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_an_ablation_says_what_it_is(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert text.startswith("#")
+    assert f"potluck compare examples/ablations/{file.name}" in text
+    assert Experiment.load(file).name == file.stem
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_variant_can_begin(file: Path) -> None:
+    """Every setting has a split, and every variant suits it; in all settings but the first one variant is asked."""
+    for number, experiments in enumerate(read_sweep(file).values()):
+        assert len(experiments) > 1
+        assert BASELINE in experiments
+        first, *others = experiments.values()
+        data = data_of(first)
+        split = first.make_split(data)
+        for experiment in others if number == 0 else others[:1]:
+            if is_light(experiment, data.task):
+                engine = experiment.engine.model_copy(update={"device": "cpu"})
+                check_experiment(experiment.variant(engine=engine), data, split)

@@ -1,0 +1,78 @@
+"""Functions of one's own in an experiment: by name in a file, as objects in Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from potluck.errors import ConfigError
+from potluck.experiment import Experiment
+from potluck.plugins import find_function
+from potluck.settings import per_client
+from potluck.weighting import rules, weigh
+
+FILE = """\
+data: digits
+partition: {kind: iid, clients: 2}
+models: [mlp-small]
+method: {name: fedmrl, d1: 8, weight_small: "own_rules:fade"}
+plugins: [own_rules.py]
+"""
+
+
+def test_a_plugin_file_goes_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "own_rules.py").write_text("def fade(report):\n    return 1 / (1 + report['large'])\n")
+    (tmp_path / "own.yaml").write_text(FILE)
+    experiment = Experiment.load(tmp_path / "own.yaml")
+    assert experiment.portable
+    assert experiment.world().method.rules["small"]({"large": 1.0}) == 0.5  # type: ignore[attr-defined]
+    (tmp_path / "again.yaml").write_text(experiment.to_yaml())
+    assert Experiment.load(tmp_path / "again.yaml").method == experiment.method
+
+
+def test_a_module_goes_by_its_own() -> None:
+    assert find_function("math:hypot")(3, 4) == 5
+
+
+@pytest.mark.parametrize(
+    "name", ["hypot", ":hypot", "math:", "math:pi", "math:hypotenuse", "no_such_module:f"]
+)
+def test_what_is_no_function_is_told(name: str) -> None:
+    with pytest.raises(ConfigError, match=name.split(":", maxsplit=1)[0] or name):
+        find_function(name)
+
+
+def test_objects_make_an_experiment_that_yaml_cannot_say() -> None:
+    def fade(report: dict[str, torch.Tensor]) -> float:
+        return 1.0
+
+    def make(**options: object) -> Experiment:
+        partition = {"kind": "iid", "clients": 2}
+        return Experiment.make(partition=partition, models="mlp-small", method={"name": "fedmrl", **options})
+
+    own = make(weight_large=fade)
+    assert not own.portable
+    assert yaml.safe_load(own.to_yaml())["method"]["weight_large"] == "<fade>"
+    assert not make(small=torch.nn.Flatten).portable
+    assert make(small="mlp-small", d1={"0": 4, "1": 8}).portable
+
+
+def test_weights_reach_a_step_as_tensors() -> None:
+    found = rules({"a": lambda report: report["b"] * 2, "b": 1.0, "c": "math:fsum"})
+    assert set(found) == {"a", "c"}
+    weights = weigh({"a": found["a"]}, {"b": torch.tensor(3.0)}, torch.device("cpu"))
+    assert torch.equal(weights["a"], torch.tensor(6.0))
+
+
+def test_a_setting_of_every_client() -> None:
+    ids = ["x", "y", "z"]
+    assert per_client(7, ids, "key") == {"x": 7, "y": 7, "z": 7}
+    assert per_client([7, 8], ids, "key") == {"x": 7, "y": 8, "z": 7}
+    assert per_client({"z": 1, "x": 2, "y": 3}, ids, "key") == {"x": 2, "y": 3, "z": 1}
+    with pytest.raises(ConfigError, match="key leaves out client 'y'"):
+        per_client({"x": 1, "z": 1}, ids, "key")
+    with pytest.raises(ConfigError, match="key names client 'q', which does not exist"):
+        per_client({"x": 1, "y": 1, "z": 1, "q": 1}, ids, "key")

@@ -1,0 +1,126 @@
+"""Several experiments in one file: variants, sweeps, and what they may not do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from potluck.cli import app
+from potluck.errors import ConfigError
+from potluck.experiment import Experiment
+from potluck.sweep import check_sweep, read_sweep
+
+BASE = """\
+name: several
+data: digits
+partition: {kind: dirichlet, alpha: 1.0, clients: 3, min_size: 20}
+models: {pool: [mlp-small, conv-small]}
+method: {name: fedmrl, d1: 16}
+training: {rounds: 1, batch_size: 64}
+"""
+BLOCKS = """\
+variants:
+  fedproto: {method: fedproto}
+  method.d1: [8, 16]
+  wide: {method.d1: 32, training.optimizer.lr: 0.5}
+sweep:
+  partition.alpha: [0.5, 1.0]
+  more: {partition.clients: 4}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "several.yaml"
+    path.write_text(BASE + BLOCKS)
+    return path
+
+
+def write(path: Path, blocks: str) -> Path:
+    path.write_text(BASE + blocks)
+    return path
+
+
+def options(experiment: Experiment) -> Any:
+    return experiment.method
+
+
+def test_variants_and_settings_are_spelled_out(file: Path) -> None:
+    made = read_sweep(file)
+    assert list(made) == ["alpha=0.5", "alpha=1.0", "more"]
+    assert all(list(each) == ["local", "fedproto", "d1=8", "d1=16", "wide"] for each in made.values())
+    half, more = made["alpha=0.5"], made["more"]
+    assert {one.partition.alpha for one in half.values()} == {0.5}  # type: ignore[union-attr]
+    assert {one.partition.clients for one in more.values()} == {4}  # type: ignore[union-attr]
+    assert [one.method.name for one in half.values()] == ["local", "fedproto", "fedmrl", "fedmrl", "fedmrl"]
+    assert [options(half[label]).d1 for label in ("d1=8", "d1=16", "wide")] == [8, 16, 32]
+    assert half["wide"].training.optimizer.lr == 0.5
+    assert half["d1=8"].training.optimizer.lr == more["d1=8"].training.optimizer.lr != 0.5
+    assert half["wide"].training.batch_size == 64
+
+
+def test_run_plays_the_file_without_them(file: Path) -> None:
+    alone = Experiment.load(file)
+    assert (options(alone).d1, alone.partition.alpha) == (16, 1.0)  # type: ignore[union-attr]
+
+
+def test_overrides_come_first_and_those_of_a_method_reach_its_variants(file: Path) -> None:
+    made = read_sweep(file, overrides=["training.rounds=7", "fedproto.weight=3", "partition.alpha=9"])
+    assert {one.training.rounds for each in made.values() for one in each.values()} == {7}
+    assert made["alpha=0.5"]["fedproto"].partition.alpha == 0.5  # type: ignore[union-attr]
+    assert made["more"]["fedproto"].partition.alpha == 9  # type: ignore[union-attr]
+    assert options(made["more"]["fedproto"]).weight == 3
+    with pytest.raises(ConfigError, match=r"fedavg\.share=layers.*not one of the methods"):
+        read_sweep(file, overrides=["fedavg.share=layers"])
+
+
+def test_methods_take_the_place_of_variants(file: Path) -> None:
+    made = read_sweep(file, ["local", "fedmrl"])
+    assert list(made) == ["alpha=0.5", "alpha=1.0", "more"]
+    assert options(made["more"]["fedmrl"]).d1 == 16
+    assert list(made["more"]) == ["local", "fedmrl"]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "sentence"),
+    [
+        ("variants: {a: {partition.alpha: 0.1}}", r"variants\.a changes partition\.alpha.*under sweep"),
+        ("variants: {a: {seed: 3}}", r"variants\.a changes seed"),
+        ("variants: {a/b: {method.d1: 3}}", "'a/b' cannot name a folder"),
+        ("variants: {method.d1: [[1, 2]]}", r"'d1=\[1, 2\]' cannot name a folder"),
+        ("variants: {method.d1: [8, 8]}", "two entries 'd1=8'"),
+        ("variants: {d1=8: {method.d1: 4}, method.d1: [8]}", "two entries 'd1=8'"),
+        ("variants: [fedproto]", "variants: must be a block"),
+        ("variants: {fedproto: fedproto}", r"variants\.fedproto: give a label with a block"),
+        ("sweep: {a: {partition.alfa: 1}}", r"unknown key 'partition\.alfa'.*'alpha'"),
+        ("variants: {a: {method.d2: 1}}", r"unknown key 'method\.d2'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(tmp_path: Path, blocks: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        read_sweep(write(tmp_path / "wrong.yaml", blocks))
+
+
+def test_a_variant_that_cannot_work_is_found_in_the_last_setting(tmp_path: Path) -> None:
+    path = write(tmp_path / "late.yaml", "sweep: {first: {seed: 1}, last: {models.rep_dim: 8}}")
+    with pytest.raises(ConfigError, match="d1 is 16, but client 0"):
+        check_sweep(read_sweep(path))
+
+
+def test_a_sweep_is_a_comparison_per_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path / "few.yaml", "variants: {method.d1: [8]}\nsweep: {partition.alpha: [0.5, 2.0]}\n")
+    result = CliRunner().invoke(app, ["compare", str(path), "--json"])
+    assert result.exit_code == 0, result.output
+    shown = json.loads(result.stdout)
+    assert list(shown) == ["alpha=0.5", "alpha=2.0"]
+    for setting, comparison in shown.items():
+        assert [entry["method"] for entry in comparison["methods"]] == ["local", "d1=8"]
+        assert comparison["partition"]["alpha"] == float(setting.partition("=")[2])
+        folder = tmp_path / "runs" / "several-compare" / setting
+        assert {part.name for part in folder.glob("*-seed0")} == {"local-seed0", "d1=8-seed0"}
+        assert "d1=8" in (folder / "comparison.html").read_text()

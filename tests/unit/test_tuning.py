@@ -1,0 +1,142 @@
+"""An option left open is chosen by short runs, once, and the run says how."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import potluck
+from potluck import tuning
+from potluck.compare import compare, experiments_by_method
+from potluck.errors import ConfigError, RunError
+from potluck.experiment import Experiment
+from potluck.runs import Interrupted, RoundEnd, Watcher
+
+FILE = """\
+name: open
+data: digits
+partition: {kind: iid, clients: 2, validation: 0.2}
+models: [mlp-small]
+method: {name: fedmrl, d1: auto, tune: {candidates: [2, 8], rounds: 1, tolerance: 0.9}}
+training: {rounds: 2, batch_size: 256}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "open.yaml"
+    path.write_text(FILE)
+    return path
+
+
+class Notices(Watcher):
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def notice(self, sentence: str) -> None:
+        self.heard.append(sentence)
+
+
+@pytest.mark.parametrize(
+    ("reached", "tolerance", "chosen"),
+    [
+        ([0.5, 0.7, 0.8], 0.0, 3),
+        ([0.5, 0.7, 0.8], 0.1, 2),
+        ([0.8, 0.7, 0.8], 0.0, 1),
+        ([0.1, 0.2, 0.3], 0.5, 1),
+    ],
+)
+def test_the_smallest_within_the_tolerance_is_chosen(
+    reached: list[float], tolerance: float, chosen: int
+) -> None:
+    curve = [{"value": value, "validation": accuracy} for value, accuracy in enumerate(reached, 1)]
+    assert tuning.choose(curve, tolerance) == chosen
+
+
+def test_default_candidates_end_at_the_largest() -> None:
+    settings = tuning.TuneSettings()
+    assert settings.values(500) == (62, 125, 250, 500)
+    assert settings.values(3) == (1, 3)
+    assert tuning.TuneSettings(candidates=(4, 9)).values(500) == (4, 9)
+
+
+def test_a_run_keeps_the_choice_and_its_curve(file: Path, tmp_path: Path) -> None:
+    heard = Notices()
+    result = potluck.run(Experiment.load(file), out=tmp_path / "run", watcher=heard)
+    choice = json.loads((result.folder / "tuning.json").read_text())
+    assert (choice["option"], choice["chosen"], choice["rounds"], choice["tolerance"]) == ("d1", 2, 1, 0.9)
+    assert [point["value"] for point in choice["curve"]] == [2, 8]
+    narrow, wide = choice["curve"]
+    assert 0 <= narrow["validation"] <= 1
+    assert narrow["bytes"] < wide["bytes"]
+    assert wide["scalars"] - narrow["scalars"] == 2 * 6 * (128 + 1 + 10)
+    assert heard.heard[-1] == "d1 = 2 is chosen"
+    assert yaml.safe_load((result.folder / "config.yaml").read_text())["method"]["d1"] == 2
+    assert not (result.folder / "pilots").exists()
+    page = (result.folder / "report.html").read_text()
+    assert "How d1 was chosen" in page
+    assert "d1 = 8" in page
+    assert result.summary["messages"]["up"]["scalars"] * 2 == narrow["scalars"]
+
+
+def test_the_run_is_the_one_with_that_number_from_the_start(file: Path, tmp_path: Path) -> None:
+    chosen = potluck.run(Experiment.load(file), out=tmp_path / "auto")
+    given = potluck.run(Experiment.load(file, ["method.d1=2"]), out=tmp_path / "given")
+    for log in ("metrics.jsonl", "ledger.jsonl"):
+        assert (chosen.folder / log).read_bytes() == (given.folder / log).read_bytes()
+    assert not (given.folder / "tuning.json").exists()
+
+
+class Stop(Watcher):
+    def round(self, end: RoundEnd) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_resumed_or_repeated_run_does_not_choose_again(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiments = experiments_by_method(file, ["local", "fedmrl"])
+    with pytest.raises(Interrupted):
+        compare(experiments, [0], tmp_path / "all", lambda label: Stop() if label == "fedmrl" else Watcher())
+
+    def never(*args: Any) -> None:
+        raise AssertionError("chosen again")
+
+    monkeypatch.setattr(tuning, "tune", never)
+    compare(experiments, [0], tmp_path / "all")
+    compare(experiments, [0], tmp_path / "all")
+    other = experiments_by_method(file, ["local", "fedmrl"], ["fedmrl.tune.rounds=3"])
+    with pytest.raises(RunError, match=r"method\.tune\.rounds: 1 there, 3 here"):
+        compare(other, [0], tmp_path / "all")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RunError("the disk is full")])
+def test_what_stops_the_choice_leaves_no_folder(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def broken(experiment: Any, option: Any, play: Any, tell: Any) -> Any:
+        play(tuning.with_option(experiment, option.name, option.candidates[0]))
+        raise error
+
+    monkeypatch.setattr(tuning, "tune", broken)
+    with pytest.raises(type(error)):
+        potluck.run(Experiment.load(file), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("partition.validation=0", "auto chooses by validation accuracy, and no client has validation rows"),
+        ("method.tune.candidates=[8, 2]", r"method\.tune\.candidates: the widths must grow"),
+        ("method.tune.candidates=[8, 2000]", "tune.candidates is 2000, but client 0"),
+        ("method.tune.rounds=0", r"method\.tune\.rounds"),
+    ],
+)
+def test_bad_input(file: Path, override: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        Experiment.load(file, [override]).world()
