@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -176,12 +177,14 @@ class EngineSettings(Settings):
 class CheckpointSettings(Settings):
     """How often a run can be resumed from."""
 
-    every: float = Field(default=60.0, ge=0)  # seconds between checkpoints; 0: after every round
+    every: float = Field(default=60.0, ge=0)  # seconds between checkpoints; 0: after every round; or never
 
     @field_validator("every", mode="before")
     @classmethod
     def _with_unit(cls, value: Any) -> Any:
-        """`60s`, `5m`, `1h` or a number of seconds."""
+        """`60s`, `5m`, `1h`, a number of seconds, or `never`: a stopped run then starts over."""
+        if value == "never":
+            return math.inf
         found = re.fullmatch(r"\s*([\d.]+)\s*([smh])\s*", value) if isinstance(value, str) else None
         return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]] if found else value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import platform
 import shutil
 import sys
@@ -308,6 +309,8 @@ class Run:
         self.watcher.round(RoundEnd(round_, rounds, self._headline, loss, seconds))
 
     def _checkpoint(self) -> None:
+        if math.isinf(self.experiment.checkpoint.every):
+            return
         self._saved_at = time.monotonic()
         with held_back():  # a state that is taken as changed and then not saved would be lost
             notes = {

@@ -103,6 +103,16 @@ def test_without_a_checkpoint_a_run_starts_over(tmp_path: Path) -> None:
     assert (tmp_path / "broken/metrics.jsonl").read_bytes() == (whole.folder / "metrics.jsonl").read_bytes()
 
 
+def test_without_checkpoints_nothing_but_logs_is_written(tmp_path: Path) -> None:
+    whole = run(experiment(), out=tmp_path / "whole")
+    never = experiment(checkpoint={"every": "never"})
+    with pytest.raises(Interrupted):
+        run(never, out=tmp_path / "bare", watcher=StopAfter(2))
+    assert not list((tmp_path / "bare").glob("checkpoints/*"))
+    resume(tmp_path / "bare")
+    assert (tmp_path / "bare/metrics.jsonl").read_bytes() == (whole.folder / "metrics.jsonl").read_bytes()
+
+
 def test_a_finished_run_can_be_resumed_and_stays(tmp_path: Path) -> None:
     ended = run(experiment(), out=tmp_path / "run")
     before = (tmp_path / "run/metrics.jsonl").read_bytes()
