@@ -25,7 +25,7 @@ from potluck.experiment import Experiment
 from potluck.rng import Rng
 from potluck.runs import precision
 from potluck.world import World
-from speed import CNNS, FEDMRL, LR, MOMENTUM, WEIGHT_DECAY, EngineRunner, serial_engine
+from speed import CNNS, FEDMRL, MOMENTUM, WEIGHT_DECAY, EngineRunner, serial_engine
 
 CLIENTS, TRAIN, TEST, ROUNDS = 25, 100, 100, 20
 
@@ -33,7 +33,7 @@ CLIENTS, TRAIN, TEST, ROUNDS = 25, 100, 100, 20
 def learnable(clients: int, each: int) -> tuple[Dataset, Split]:
     """Ten faint patterns under noise; every client has samples of all of them."""
     draw = Rng(0).child("agreement").numpy()
-    patterns = draw.normal(size=(10, 3, 32, 32)) * 12
+    patterns = draw.normal(size=(10, 3, 4, 4)).repeat(8, axis=2).repeat(8, axis=3) * 14
     y = draw.integers(0, 10, clients * each)
     x = np.clip(patterns[y] + draw.normal(128, 60, (len(y), 3, 32, 32)), 0, 255).astype("uint8")
     split = Split.of(
@@ -50,14 +50,14 @@ def learnable(clients: int, each: int) -> tuple[Dataset, Split]:
 
 def make_world(seed: int, clients: int, each: int, device: str) -> World:
     data, split = learnable(clients, each)
-    optimizer = {"lr": LR, "momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY}
+    optimizer = {"lr": 0.03, "momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY}
     return Experiment.make(
         data=data,
         partition=split,
         models=list(CNNS),
         method=dict(FEDMRL),
         seed=seed,
-        training={"batch_size": 10, "optimizer": optimizer},
+        training={"batch_size": 20, "optimizer": optimizer},
         engine={"device": device},
     ).world()
 

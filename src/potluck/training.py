@@ -166,7 +166,7 @@ class Workspace:
     augment: torch.Generator | None = None
     augments: bool = False
     recordings: dict[Any, Any] = field(default_factory=dict)
-    met: set[Any] = field(default_factory=set)  # batch sizes that came before
+    alone: tuple[int, ...] | None = None  # sizes of the batch that came last without others of its size
     constants: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @torch.no_grad()

@@ -302,3 +302,23 @@ def test_a_short_last_batch_is_captured_when_it_comes_again() -> None:
     for slot in busy._pools[place.architecture("0")]:
         (workspace,) = slot.client.workspaces.values()
         assert sorted(workspace.recordings) == [(2,), (16,)]
+
+
+def test_when_memory_runs_out_the_round_is_repeated_with_fewer_slots() -> None:
+    place = world([48] * 6, FEDMRL, CNNS)
+    expected = states(play(place, engine(place)))
+    told: list[str] = []
+    short = engine(place, notice=told.append)
+    inner, calls = short._serve, []
+
+    def serve(request: Request) -> Outcome:
+        calls.append(request.client)
+        if len(calls) == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return inner(request)  # type: ignore[no-any-return]
+
+    short._serve = serve
+    assert worst(expected, states(play(place, short))) < 1e-5
+    assert len(told) == 1
+    assert "GPU memory ran out with" in told[0]
+    assert short.limit < 6

@@ -33,7 +33,6 @@ R = TypeVar("R", Request, Examination)
 G = TypeVar("G")
 CAPACITY = 64  # steps a table of rows holds at least; a longer plan fills it again
 STREAMS = 32
-GRAPHS = 6  # batch sizes beyond which a step is not captured for a batch that comes alone
 WARM_UP = 2  # steps before a capture: they make handles, workspaces and the optimiser's buffers
 
 
@@ -157,19 +156,19 @@ class GraphRunner:
     def _graph(
         self, workspace: Workspace, step: Step, sizes: tuple[int, ...], tables: dict[str, np.ndarray]
     ) -> Graph | None:
-        """The graph for batches of these sizes: made at once if several come in a row, else the second time.
+        """The graph for batches of these sizes: made at once if several come in a row, else when one comes again.
 
-        A single sample takes another path through batch norm and stays eager, and so do odd sizes when there are
-        many of them.
+        Clients of one size all end in the same short batch; where they are ragged hardly two in a row do, and a
+        capture would cost more than it saves. A single sample takes another path through batch norm, eagerly.
         """
         graphs: dict[tuple[int, ...], Graph | None] = workspace.recordings
         if sizes in graphs or min(sizes) == 1:
             return graphs.get(sizes)
-        seen = sizes in workspace.met
-        workspace.met.add(sizes)
         several = len(next(iter(tables.values()))) > 1
-        if several or (seen and len(graphs) < GRAPHS):
+        if several or sizes == workspace.alone:
             graphs[sizes] = self._captured(partial(Graph, self.holder, workspace, step, tables))
+        else:
+            workspace.alone = sizes
         return graphs.get(sizes)
 
     def collect(
@@ -195,9 +194,9 @@ class GraphRunner:
     def _captured(self, capture: Callable[[], G]) -> G | None:
         try:
             return capture()
-        except torch.OutOfMemoryError:
-            raise
         except (RuntimeError, PotluckError) as error:
+            if _is_memory(error):
+                raise
             torch.cuda.synchronize(self.holder.device)
             reason = str(error).splitlines()[0]
             self.notice(
@@ -222,6 +221,11 @@ def _no_trace(holder: Holder, workspace: Workspace) -> Iterator[None]:
         total.zero_()
     for generator, before in zip((one for one in generators if one is not None), numbers, strict=True):
         generator.set_state(before)
+
+
+def _is_memory(error: Exception) -> bool:
+    """Whether memory ran out, be it torch's allocator or a library beneath it that says so."""
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
 
 
 def _index(device: torch.device) -> int:
@@ -275,10 +279,12 @@ class CudaEngine(LocalEngine):
         while True:
             try:
                 return self._spread(work, requests)
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
+                if not _is_memory(error):
+                    raise
                 self._shrink(error)
 
-    def _shrink(self, error: torch.OutOfMemoryError) -> None:
+    def _shrink(self, error: RuntimeError) -> None:
         slots = sum(map(len, self._pools.values()))
         torch.cuda.synchronize(self.world.device)
         if slots <= 1:

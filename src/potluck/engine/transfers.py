@@ -63,11 +63,14 @@ class Transfers:
         """For another thread: copies that the host waits for, apart from the streams that train."""
         return torch.cuda.stream(self._down)
 
-    @staticmethod
-    def _moved(copy: Copy, stream: torch.cuda.Stream, move: Callable[[Tensor], Tensor]) -> Copy:
-        with torch.cuda.stream(stream):
+    def _moved(self, copy: Copy, stream: torch.cuda.Stream, move: Callable[[Tensor], Tensor]) -> Copy:
+        before = torch.cuda.current_stream(self._index)
+        torch.cuda.set_stream(stream)
+        try:
             state = moved(_read_on(stream, copy), move)
             return Copy(state, stream.record_event())
+        finally:
+            torch.cuda.set_stream(before)
 
 
 def moved(state: State, move: Callable[[Tensor], Tensor]) -> State:
