@@ -129,7 +129,8 @@ def test_32_clients_at_once_are_the_same_32_one_by_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [FEDMRL, *({"name": one} for one in ("scaffold", "fedproto", "fedprox", "fedin"))]
+    "method",
+    [FEDMRL, *({"name": one} for one in ("scaffold", "fedproto", "fedprox", "fedin", "fedre", "fedgh"))],
 )
 def test_graphs_agree_with_the_reference_engine(method: Any) -> None:
     sizes = [80, 64, 50, 33, 17, 1]
@@ -266,7 +267,7 @@ def test_fewer_slots_than_clients() -> None:
     assert worst(states(many), states(few)) < 1e-6
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedproto", "scaffold", "fedmrl", "fedin"])
+@pytest.mark.parametrize("method", ["fedavg", "fedproto", "scaffold", "fedmrl", "fedin", "fedre"])
 @pytest.mark.parametrize(
     "check",
     [check for check in CHECKS if check is not a_captured_step_is_right],
@@ -278,7 +279,9 @@ def test_the_contract_holds_on_the_gpu(method: str, check: Check) -> None:
     check(Bench(options, models, make_engine=engine, engine={"device": "cuda"}))
 
 
-@pytest.mark.parametrize("method", [FEDMRL, {"name": "fedproto"}, {"name": "local"}])
+@pytest.mark.parametrize(
+    "method", [FEDMRL, *({"name": one} for one in ("fedproto", "local", "fedin", "fedre", "scaffold"))]
+)
 def test_nobody_waits_for_the_device_in_a_client_step(method: Any) -> None:
     place = world([64] * 8, method, CNNS)
     played = play(place, engine(place), rounds=3)

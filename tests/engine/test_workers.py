@@ -56,6 +56,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "scaffold": {"name": "scaffold"},
     "fedproto": {"name": "fedproto"},
     "fedin": {"name": "fedin", "project": "averaged", "project_in": [16, 4, 4], "project_out": 64},
+    "fedre": {"name": "fedre", "fixed": True, "noise": 0.1},
 }
 EVERYONE = ("0", "1", "2", "3")
 
@@ -452,24 +453,24 @@ def test_workers_end_when_their_parent_is_killed() -> None:
     read, write = os.pipe()
 
     def work_for_ever() -> None:
-        os.write(write, b"at work")
+        os.write(write, b"at work\n")
         time.sleep(1000)
 
     def play() -> None:
         federation = Federation(work_for_ever)
         federation.play(EVERYONE)
         processes = [worker.process for worker in federation.engine.workers]  # type: ignore[attr-defined]
-        os.write(write, json.dumps(processes).encode())
+        os.write(write, json.dumps(processes).encode() + b"\n")
         federation.rounds.play(2, EVERYONE)
 
     parent = aside(play)
-    processes = json.loads(os.read(read, 1000))
-    assert len(processes) == 2
-    assert os.read(read, 1000) == b"at work"
+    with open(read, "rb") as told:  # line by line: what was written twice may arrive at once
+        processes = json.loads(told.readline())
+        assert len(processes) == 2
+        assert told.readline() == b"at work\n"
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
     until(lambda: not any(map(alive, processes)))
-    os.close(read)
     os.close(write)
 
 
