@@ -329,6 +329,12 @@ class Holder:
         """Tensors that together have all the memory of the state."""
         return [*self._loose().values()] + ([] if self.flat is None else [self.flat])
 
+    def misplaced(self) -> list[str]:
+        """Tensors that are not where `pack` put them: something was assigned instead of written in place."""
+        now = self.tensors() if self.flat is not None else {}
+        begin = 0 if self.flat is None else self.flat.data_ptr()
+        return [name for name, start, _, _ in self.layout if now[name].data_ptr() != begin + 4 * start]
+
     def tensors(self) -> dict[str, Tensor]:
         """Every declared tensor, live, by its full name."""
         return {

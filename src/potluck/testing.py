@@ -252,6 +252,8 @@ def a_captured_step_is_right(bench: Bench) -> None:
     """A step or collection recorded once and replayed later gives what Python gives: no number is frozen in."""
     schedule = [ALL, ALL, ("0", "1")]
     eager, taped = bench.play(schedule), bench.play(schedule, wrap=Taped)
+    moved = [name for client in eager.local.live() for name in client.misplaced()]
+    _require(not moved, f"{moved[:1]} of the state was replaced by another tensor: write to it in place")
     failures = [cohort.failures for cohort in taped.cohorts if cohort.failures]
     _require(not failures, f"a step cannot be captured: {failures}")
     _same(

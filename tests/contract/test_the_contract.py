@@ -69,6 +69,16 @@ class LooseStatistics(Plain):
         return {"level": sums}
 
 
+class Replaces(Plain):
+    """Assigns to a parameter instead of writing to it: what is saved is the old one."""
+
+    @client_step(up={"level": tensor("", "the client's level")})
+    def train(self, client: Client) -> Content:
+        answer = super().train(client)
+        client["model"].head.weight.data = client["model"].head.weight.data.clone()
+        return answer
+
+
 class ReadsBack(Plain):
     def loss(self, client: Client, batch: Batch, weight: Tensor | float) -> Tensor:
         value = super().loss(client, batch, weight)
@@ -135,6 +145,7 @@ class NotFinite(Plain):
 BROKEN = [
     (FrozenNumber, testing.a_captured_step_is_right, "a captured step gives other values"),
     (LooseStatistics, testing.a_captured_step_is_right, "declared tensors"),
+    (Replaces, testing.a_captured_step_is_right, "was replaced by another tensor"),
     (ReadsBack, testing.a_captured_step_is_right, "cannot be captured"),
     (HiddenState, testing.state_survives, "saved and resumed"),
     (CountsCalls, testing.order_does_not_matter, "order of clients matters"),

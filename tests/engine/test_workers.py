@@ -464,7 +464,7 @@ def test_workers_end_when_their_parent_is_killed() -> None:
         federation.rounds.play(2, EVERYONE)
 
     parent = aside(play)
-    with open(read, "rb") as told:  # line by line: what was written twice may arrive at once
+    with os.fdopen(read, "rb") as told:  # line by line: what was written twice may arrive at once
         processes = json.loads(told.readline())
         assert len(processes) == 2
         assert told.readline() == b"at work\n"

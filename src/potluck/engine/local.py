@@ -45,6 +45,10 @@ class LocalEngine(Engine):
         for client in cohort:
             self.store.settle(client, round_ if client in taken else -1)
 
+    def live(self) -> list[Client]:
+        """The clients that are built now, each with the state it was given last."""
+        return list(self._slots.values())
+
     def _guarded(self, work: Callable[[R], Outcome], request: R) -> Outcome:
         """A sentence about the client is an answer; any other error is a fault to be seen."""
         try:
