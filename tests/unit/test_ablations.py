@@ -1,4 +1,4 @@
-"""The ablations in `examples/` are experiments one can run: every variant in every setting."""
+"""The ablations and the results in `examples/` are experiments one can run: every variant in every setting."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from potluck.models import ModelPool
 from potluck.sweep import read_sweep
 from potluck.task import Task
 
-FOLDER = Path(__file__).parents[2] / "examples" / "ablations"
-FILES = sorted(FOLDER.glob("*.yaml"))
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FILES = sorted([*EXAMPLES.glob("ablations/*.yaml"), *EXAMPLES.glob("results/*.yaml")])
 SHAPES = {  # classes, shape of a sample, training and test rows; all of them have equally many rows per class
     "cifar10": (10, (3, 32, 32), 50_000, 10_000),
     "cifar100": (100, (3, 32, 32), 50_000, 10_000),
@@ -52,15 +52,15 @@ def test_there_are_ablations() -> None:
     assert FILES
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_an_ablation_says_what_it_is(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     assert text.startswith("#")
-    assert f"potluck compare examples/ablations/{file.name}" in text
+    assert f"potluck compare {file.relative_to(EXAMPLES.parent)}" in text
     assert Experiment.load(file).name == file.stem
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_every_variant_can_begin(file: Path) -> None:
     """Every setting has a split, and every variant suits it; in all settings but the first one variant is asked."""
     for number, experiments in enumerate(read_sweep(file).values()):
