@@ -338,9 +338,13 @@ def _compared(
 
 
 def _show_comparison(screen: Screen, result: ComparisonResult) -> None:
-    from potluck.report.table import comparison_sheet
+    from potluck.report.table import clients_sheet, comparison_sheet
 
     screen.sheet(comparison_sheet(result.comparison))
+    by_client = clients_sheet(result.comparison)
+    if by_client is not None:
+        screen.show("")
+        screen.sheet(by_client)
     screen.show(
         f"\nreport: {result.folder / 'comparison.html'}",
         f"of each run: {result.folder}/<method>-seed<seed>/report.html",
@@ -420,12 +424,17 @@ def split(
     screen = Screen(json)
     chosen = Experiment.load(experiment, overrides or ())
     data = chosen.load_data(labels_only=True)
-    entry = split_entry(data, chosen.make_split(data))
-    picture = _write_picture(entry, png or RUNS / f"{chosen.name}-split.png")
+    whole = chosen.make_split(data)
+    groups = whole.by_group((ground.data, ground.clients) for ground in chosen.grounds(data, whole))
+    path, entries = png or RUNS / f"{chosen.name}-split.png", []
+    for number, (part, own) in enumerate(groups):
+        entry, place = split_entry(part, own), path.with_stem(f"{path.stem}-{number}") if number else path
+        entries.append(entry | {"picture": str(_write_picture(entry, place))})
+        if not json:
+            title = [f"{part.name}: {part.task}"] if len(groups) > 1 else []
+            screen.show(*title, split_view(entry), f"picture: {place}")
     if json:
-        screen.data(entry | {"picture": str(picture)})
-    else:
-        screen.show(split_view(entry), f"picture: {picture}")
+        screen.data(entries[0] if len(entries) == 1 else {"hash": whole.hash, "groups": entries})
 
 
 def _write_picture(entry: dict[str, Any], path: Path) -> Path:

@@ -24,7 +24,7 @@ class Card:
     """What a client says of itself at enrolment: always samples and task, the rest only if the method asks.
 
     `extra` may hold `width` (of the representation), `stem` (the shape of a sample after the first part of the
-    model), `classes_held`, `names` (of the model's tensors, with shapes).
+    model), `classes_held`, `names` (of the model's tensors, with shapes), `public` (which public samples it means).
     """
 
     client: ClientId

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from potluck.data import Dataset, Split
+from potluck.data import Data, Split
 from potluck.errors import ConfigError, RunError
 from potluck.experiment import Experiment
 from potluck.method import find_method, method_names
@@ -117,7 +117,7 @@ def compare(
     return ComparisonResult(home.path, comparison)
 
 
-def check(experiment: Experiment, data: Dataset, split: Split) -> None:
+def check(experiment: Experiment, data: Data, split: Split) -> None:
     """Refuse a method that cannot work here before another one has trained for hours."""
     chosen_modes(experiment, experiment.world(data, split).method.modes)
 
@@ -142,7 +142,7 @@ class _Part:
     folder: Path
     label: str
 
-    def finish(self, data: Dataset, split: Split, watch: Watch, skip: Skip) -> None:
+    def finish(self, data: Data, split: Split, watch: Watch, skip: Skip) -> None:
         """Do what is left of the run."""
         if not (self.folder / "config.yaml").exists():
             self._clear()

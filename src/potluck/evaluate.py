@@ -6,7 +6,8 @@ Every value is logged per client, round, moment and mode; means, spreads and "be
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -15,13 +16,12 @@ from torch import Tensor
 
 from potluck.client import Client, SplitName
 from potluck.settings import Settings
-from potluck.task import Batch
+from potluck.task import Batch, Task
 from potluck.training import collect
 
 if TYPE_CHECKING:
     from potluck.method import Method
 
-SUMS = ("correct", "loss")  # what a task's measure gives
 Moment = Literal["before", "after_training", "after_aggregation"]
 
 
@@ -41,24 +41,40 @@ class EvaluateSettings(Settings):
 
 
 def measure(method: Method, client: Client, modes: tuple[str, ...], on: str) -> dict[str, Tensor]:
-    """Sums of correct answers and losses per mode and split, on the device: `mode/split/correct`."""
-    sums: dict[str, Tensor] = {}
+    """The numbers of the client's task per mode and split, on the device: `mode/split/correct`."""
+    numbers: dict[str, Tensor] = {}
     splits: tuple[SplitName, ...] = ("validation", "test")
     for split in splits:
         rows = "global" if on == "global" and split == "test" else split
+        parts = collect(client, partial(_gathered, method, client, modes), rows)  # type: ignore[arg-type]
+        for mode, found in zip(modes, _put_together(client.task, parts, len(modes)), strict=False):
+            concluded = client.task.rules.conclude(found)
+            numbers |= {f"{mode}/{split}/{name}": value.double() for name, value in concluded.items()}
+    return numbers
 
-        def score(batch: Batch) -> Tensor:
-            found = [
-                client.task.measure(method.predict(client, batch, mode).float(), batch.y) for mode in modes
-            ]
-            return torch.stack([one[name].double() for one in found for name in SUMS])
 
-        parts = collect(client, score, rows)  # type: ignore[arg-type]
-        if parts:
-            total = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
-            names = [f"{mode}/{split}/{name}" for mode in modes for name in SUMS]
-            sums |= dict(zip(names, total.unbind(), strict=True))
-    return sums
+def _gathered(method: Method, client: Client, modes: tuple[str, ...], batch: Batch) -> Any:
+    """What a batch contributes in every mode: all sums in one tensor, and after it what goes row by row."""
+    found = [client.task.measure(method.predict(client, batch, mode).float(), batch.y) for mode in modes]
+    added, whole = client.task.rules.sums(client.task.classes), client.task.rules.whole
+    sums = torch.cat([one[name].double().reshape(-1) for one in found for name in added])
+    return (sums, *(one[name] for one in found for name in whole)) if whole else sums
+
+
+def _put_together(task: Task, parts: Sequence[Any], modes: int) -> list[dict[str, Tensor]]:
+    """What all batches contributed, a mapping per mode; nothing without batches."""
+    if not parts:
+        return []
+    added, whole = task.rules.sums(task.classes), task.rules.whole
+    columns = list(zip(*parts, strict=True)) if whole else [parts]
+    sums = columns[0][0] if len(parts) == 1 else torch.stack(list(columns[0])).sum(0)
+    pieces = iter(sums.split([math.prod(shape) for shape in added.values()] * modes))
+    rows = iter([torch.cat(list(column)) for column in columns[1:]])
+    return [
+        {name: next(pieces).view(shape) for name, shape in added.items()}
+        | {name: next(rows) for name in whole}
+        for _ in range(modes)
+    ]
 
 
 def metric_lines(
@@ -76,13 +92,31 @@ def metric_lines(
         line: dict[str, Any] = {"round": round_, "client": client, "when": when, "mode": mode}
         for split, count in samples.items():
             if count:
-                loss = sums[f"{mode}/{split}/loss"] / count
-                line[split] = {
-                    "accuracy": round(sums[f"{mode}/{split}/correct"] / count, 6),
-                    "loss": round(loss, 6) if math.isfinite(loss) else None,  # JSON has no infinity
-                    "samples": count,
-                }
+                prefix = f"{mode}/{split}/"
+                own = {key.removeprefix(prefix): sums[key] for key in sums if key.startswith(prefix)}
+                line[split] = _measured(own, count)
         if held_out:
             line["held_out"] = True
         lines.append(line)
     return lines
+
+
+def _measured(numbers: Mapping[str, float], count: int) -> dict[str, Any]:
+    """One split in the log. Tasks without an accuracy have a `score`, which is the one of their own they name."""
+    closing = {"loss": _finite(numbers["loss"] / count), "samples": count}
+    if "correct" in numbers:
+        return {"accuracy": round(numbers["correct"] / count, 6), **closing}
+    own = {name: _finite(value) for name, value in numbers.items() if name != "loss"}
+    metric = next(iter(own))
+    return {"score": own[metric], "metric": metric, **own, **closing}
+
+
+def _finite(value: float) -> float | None:
+    """Six digits; JSON has no infinity."""
+    return round(value, 6) if math.isfinite(value) else None
+
+
+def score_of(part: Mapping[str, Any]) -> float | None:
+    """What a client is judged by in one split of the log: its task's score, which may be the accuracy."""
+    value: float | None = part.get("score", part.get("accuracy"))
+    return value

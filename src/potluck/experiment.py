@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
+import numpy as np
 import torch
 import yaml
 from pydantic import (
@@ -24,17 +25,26 @@ from pydantic import (
 )
 from torch import nn
 
-from potluck.data import DataConfig, Dataset, PartitionConfig, Split, from_index_file, make_split
+from potluck.data import (
+    Data,
+    DataConfig,
+    Dataset,
+    PartitionConfig,
+    Split,
+    from_index_file,
+    join_splits,
+    make_split,
+)
 from potluck.errors import ConfigError, nearest
 from potluck.evaluate import EvaluateSettings
-from potluck.method import MethodConfig, find_method
+from potluck.method import Method, MethodConfig, check_tasks, find_method
 from potluck.models import ModelPool
 from potluck.plugins import load_plugin
-from potluck.rng import Seeds
+from potluck.public import choose_ids
+from potluck.rng import Rng, Seeds
 from potluck.settings import ClientOverrides, ClientTraining, Settings
 from potluck.state import Precision
-from potluck.streams import Prepare
-from potluck.world import World
+from potluck.world import Ground, World, check_public
 
 SEVERAL = ("variants", "sweep")  # keys of a file that holds several experiments: see `sweep`
 Override = str | Mapping[str, Any]  # `key=value`, or values by their keys
@@ -54,7 +64,7 @@ class ModelSettings(Settings):
     of a pool stands for the list of its models.
     """
 
-    pool: Any
+    pool: Any = None
     rep_dim: int | None = Field(default=None, ge=1)  # one representation width for every model
     adapter: Literal["linear", "pool", "max-pool"] | None = None  # what brings models to it; none: linear
     order: Literal["cycle", "blocks"] = "cycle"
@@ -62,9 +72,28 @@ class ModelSettings(Settings):
 
     @field_serializer("pool")
     def _names(self, pool: Any) -> Any:
-        if isinstance(pool, Mapping):
-            return {str(key): _plain(value) for key, value in pool.items()}
-        return [_plain(entry) for entry in pool] if isinstance(pool, list | tuple) else _plain(pool)
+        return _plain_entries(pool)
+
+
+class Group(Settings):
+    """Clients of a federation that share a data set, and with it a task; their models as in `models.pool`."""
+
+    data: DataConfig | Dataset = DataConfig()
+    partition: PartitionConfig | IndexFile | Split
+    models: Any
+
+    @property
+    def portable(self) -> bool:
+        """Whether a YAML file can say all of it."""
+        own = isinstance(self.data, Dataset) or isinstance(self.partition, Split)
+        return not own and _is_plain(self.models)
+
+
+class PublicSettings(Settings):
+    """Unlabelled samples that the server and all clients can reach: `public: {data: cifar100, samples: 5000}`."""
+
+    data: DataConfig | Dataset
+    samples: int | None = Field(default=None, ge=1)  # drawn from the split seed; none: all to train on
 
 
 class TrainingSettings(ClientTraining):
@@ -203,8 +232,10 @@ class Experiment(Settings):
 
     name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     data: DataConfig | Dataset = DataConfig()
-    partition: PartitionConfig | IndexFile | Split
-    models: ModelSettings
+    partition: PartitionConfig | IndexFile | Split | None = None
+    models: ModelSettings = ModelSettings()
+    federation: tuple[Group, ...] = ()  # groups of clients in place of data, partition and models.pool
+    public: PublicSettings | None = None
     method: SerializeAsAny[MethodConfig]
     training: TrainingSettings = TrainingSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
@@ -222,19 +253,30 @@ class Experiment(Settings):
         """`data: cifar10`, `models: [cnn1, cnn2]`, `method: fedavg`."""
         if not isinstance(values, dict):
             return values
-        values = dict(values)
-        if isinstance(values.get("data"), str):
-            values["data"] = {"name": values["data"]}
+        values = _with_blocks(values)
         models = values.get("models")
-        if models is not None and not isinstance(models, ModelSettings):
+        if isinstance(values.get("federation"), list | tuple):
+            values["federation"] = [_group(place, one) for place, one in enumerate(values["federation"])]
+        elif models is not None and not isinstance(models, ModelSettings):
             values["models"] = models if isinstance(models, dict) and "pool" in models else {"pool": models}
-        if isinstance(values.get("partition"), dict) and "file" in values["partition"]:
-            values["partition"] = _block(IndexFile, "partition", values["partition"])
-        elif isinstance(values.get("partition"), dict):
-            values["partition"] = _block(PartitionConfig, "partition", values["partition"])
-        if isinstance(values.get("data"), dict):
-            values["data"] = _block(DataConfig, "data", values["data"])
+        if isinstance(values.get("public"), str | Mapping):
+            public = {"data": values["public"]} if isinstance(values["public"], str) else values["public"]
+            values["public"] = _block(PublicSettings, "public", _with_blocks(public, "public."))
         return values
+
+    @model_validator(mode="after")
+    def _one_way_to_name_the_clients(self) -> Self:
+        given = {
+            "data": "data" in self.model_fields_set,
+            "partition": self.partition,
+            "models": self.models.pool,
+        }
+        for key, value in given.items():
+            if not self.federation and key != "data" and value is None:
+                raise ValueError(f"the key {key!r} is missing")
+            if self.federation and value not in (None, False):
+                raise ValueError(f"{key} stands beside federation; each of its groups has its own {key}")
+        return self
 
     @field_validator("method", mode="before")
     @classmethod
@@ -271,67 +313,105 @@ class Experiment(Settings):
 
     def variant(self, **changes: Any) -> Self:
         """The same experiment with other top-level values."""
-        values = {name: getattr(self, name) for name in type(self).model_fields} | changes
+        values = {name: getattr(self, name) for name in self.model_fields_set} | changes
         experiment = type(self).make(**values)
         experiment._folder = self._folder
         return experiment
 
     @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups of the federation; without one all clients are one group."""
+        if self.federation:
+            return self.federation
+        assert self.partition is not None  # checked above
+        return (Group(data=self.data, partition=self.partition, models=self.models.pool),)
+
+    @property
     def portable(self) -> bool:
         """Whether a YAML file can say all of it: no data, split, model or callable of one's own."""
-        plain = _is_plain(self.models.pool) and _is_plain(self.method.model_dump())
-        return plain and isinstance(self.data, DataConfig) and not isinstance(self.partition, Split)
+        own = self.public is not None and isinstance(self.public.data, Dataset)
+        return not own and _is_plain(self.method.model_dump()) and all(one.portable for one in self.groups)
 
     def to_yaml(self) -> str:
         """The whole experiment with every default written out; paths become absolute."""
-        values = self.model_dump(mode="json", exclude={"data", "partition"}, fallback=_plain)
+        values = self.model_dump(
+            mode="json", exclude={"data", "partition", "federation", "public"}, fallback=_plain
+        )
         values["plugins"] = [
             str((self._folder / name).resolve()) if name.endswith(".py") else name for name in self.plugins
         ]
-        data = self.data
-        if isinstance(data, DataConfig):
-            block = data.model_dump(mode="json", exclude_defaults=True) | {"name": data.name}
-            if data.dir is not None:
-                block["dir"] = str((self._folder / data.dir.expanduser()).resolve())
+        written = [self._group_block(group) for group in self.groups]
+        if self.federation:
+            del values["models"]["pool"]
+            clients: dict[str, Any] = {"federation": written}
         else:
-            block = {"name": data.name}
-        partition = self.partition
+            clients = {key: value for key, value in written[0].items() if key != "models"}
+        if self.public is not None:
+            clients["public"] = {"data": self._data_block(self.public.data), "samples": self.public.samples}
+        ordered = {"name": values.pop("name"), **clients, **values}
+        return yaml.safe_dump(ordered, sort_keys=False, default_flow_style=None, width=110)
+
+    def _group_block(self, group: Group) -> dict[str, Any]:
+        """A group as a file says it."""
+        partition = group.partition
         if isinstance(partition, Split):
             cut: dict[str, Any] = {"file": "split.json"}
         elif isinstance(partition, IndexFile):
             cut = {"file": str((self._folder / partition.file).resolve())}
         else:
             cut = partition.model_dump(mode="json")
-        ordered = {"name": values.pop("name"), "data": block, "partition": cut, **values}
-        return yaml.safe_dump(ordered, sort_keys=False, default_flow_style=None, width=110)
+        data = self._data_block(group.data)
+        return {"data": data, "partition": cut, "models": _plain_entries(group.models)}
+
+    def _data_block(self, data: DataConfig | Dataset) -> dict[str, Any]:
+        if isinstance(data, Dataset):
+            return {"name": data.name}
+        block = data.model_dump(mode="json", exclude_defaults=True) | {"name": data.name}
+        if data.dir is not None:
+            block["dir"] = str((self._folder / data.dir.expanduser()).resolve())
+        return block
 
     def all_seeds(self) -> Seeds:
         """The four seeds."""
         chosen = self.seeds.model_dump(exclude_none=True)
         return Seeds(**{name: chosen.get(name, self.seed) for name in SeedSettings.model_fields})
 
-    def load_data(self, labels_only: bool = False) -> Dataset:
-        """The data set."""
-        if isinstance(self.data, Dataset):
-            return self.data
-        return self.data.load(self._folder, labels_only=labels_only)
+    def load_data(self, labels_only: bool = False) -> Data:
+        """The data set, or that of each group of a federation; groups that name the same one share it."""
+        found: list[tuple[DataConfig | Dataset, Dataset]] = []
+        for group in self.groups:
+            known = next((data for config, data in found if _alike(config, group.data)), None)
+            found.append((group.data, self._load(group.data, labels_only) if known is None else known))
+        data = tuple(loaded for _, loaded in found)
+        return data if self.federation else data[0]
 
-    def make_split(self, data: Dataset) -> Split:
+    def _load(self, data: DataConfig | Dataset, labels_only: bool) -> Dataset:
+        return data if isinstance(data, Dataset) else data.load(self._folder, labels_only=labels_only)
+
+    def make_split(self, data: Data) -> Split:
         """Who has which rows: depends on the data, the partition and the split seed alone."""
-        if isinstance(self.partition, Split):
-            return self.partition
-        if isinstance(self.partition, IndexFile):
-            return from_index_file(self._folder / self.partition.file, data)
-        return make_split(data, self.partition, self.all_seeds().tree("split"))
+        tree = self.all_seeds().tree("split")
+        if isinstance(data, Dataset):
+            return self._divide(self.groups[0], data, tree)
+        splits = [
+            self._divide(group, part, tree.child("group", place))
+            for place, (group, part) in enumerate(zip(self.groups, data, strict=True))
+        ]
+        return join_splits(splits, [isinstance(group.partition, PartitionConfig) for group in self.groups])
 
-    def world(self, data: Dataset | None = None, split: Split | None = None) -> World:
+    def _divide(self, group: Group, data: Dataset, rng: Rng) -> Split:
+        if isinstance(group.partition, Split):
+            return group.partition
+        if isinstance(group.partition, IndexFile):
+            return from_index_file(self._folder / group.partition.file, data)
+        return make_split(data, group.partition, rng)
+
+    def world(self, data: Data | None = None, split: Split | None = None) -> World:
         """The world this experiment runs in, checked by its method."""
         data = data if data is not None else self.load_data()
         split = split if split is not None else self.make_split(data)
-        pool = ModelPool(
-            self.models.pool, self.models.rep_dim, order=self.models.order, adapter=self.models.adapter
-        )
-        pool.cover(client.id for client in split.clients)
+        grounds = self.grounds(data, split)
+        pool = self._pool(split, grounds)
         method = find_method(self.method.name)(self.method, pool)
         world = World(
             method=method,
@@ -341,19 +421,93 @@ class Experiment(Settings):
             seeds=self.all_seeds(),
             training=self.training.for_clients(),
             overrides=self.training.per_client,
-            prepare=self._prepare(data),
-            augmented=isinstance(self.data, DataConfig) and bool(self.data.augment.operations),
+            grounds=grounds,
+            public=self._public_samples(method),
             independent_init=self.models.init == "per_client",
             device=self.engine.torch_device(),
             precision=self.engine.precision,
         )
+        check_tasks(method, {client: world.task_of(client) for client in world.first_clients})
+        check_public(world)
         with self.all_seeds().tree("init").child("check").as_default():
             method.check(world)
         return world
 
-    def _prepare(self, data: Dataset) -> Prepare:
-        config = self.data if isinstance(self.data, DataConfig) else DataConfig(name=data.name)
-        return config.preparation(data).prepare
+    def _public_samples(self, method: Method) -> tuple[Dataset, np.ndarray] | None:
+        """The public data and the ids of its samples, where the method uses any."""
+        if not method.needs_public_data:
+            return None
+        if self.public is None:
+            raise ConfigError(
+                f"{method.name} needs public data; name some, for example public: {{data: cifar100, samples: 5000}}"
+            )
+        data = self._load(self.public.data, labels_only=False)
+        return data, choose_ids(data, self.public.samples, self.all_seeds().tree("split").child("public"))
+
+    def grounds(self, data: Data, split: Split) -> tuple[Ground, ...]:
+        """What the clients of each group work on."""
+        parts = (data,) if isinstance(data, Dataset) else data
+        found: list[tuple[Group, Ground]] = []
+        for group, part in zip(self.groups, parts, strict=True):
+            known = next((other for its, other in found if _alike(its.data, group.data)), None)
+            config = group.data if isinstance(group.data, DataConfig) else DataConfig(name=part.name)
+            ground = Ground(
+                part,
+                self._size(group, part) if self.federation else len(split),
+                known.prepare if known else config.preparation(part).prepare,
+                isinstance(group.data, DataConfig) and bool(config.augment.operations),
+            )
+            found.append((group, ground))
+        return tuple(ground for _, ground in found)
+
+    def _size(self, group: Group, data: Dataset) -> int:
+        partition = group.partition
+        return (
+            partition.clients
+            if isinstance(partition, PartitionConfig)
+            else len(self._divide(group, data, Rng(0)))
+        )
+
+    def _pool(self, split: Split, grounds: Sequence[Ground]) -> ModelPool:
+        """Which client brings which model; the groups of a federation deal out theirs among their own clients."""
+        settings = self.models
+        if not self.federation:
+            pool = ModelPool(settings.pool, settings.rep_dim, order=settings.order, adapter=settings.adapter)
+            pool.cover(client.id for client in split.clients)
+            return pool
+        entries: dict[str, Any] = {}
+        sizes = [(ground.data, ground.clients) for ground in grounds]
+        for group, (_, own) in zip(self.groups, split.by_group(sizes), strict=True):
+            dealt = ModelPool(group.models, order=settings.order)
+            dealt.cover(own.ids)
+            entries |= {id: dealt.entry(place, id, len(own)) for place, id in enumerate(own.ids)}
+        return ModelPool(entries, settings.rep_dim, adapter=settings.adapter)
+
+
+def _alike(one: DataConfig | Dataset, other: DataConfig | Dataset) -> bool:
+    """Whether two groups have the same data, prepared the same way."""
+    return one is other or (isinstance(one, DataConfig) and one == other)
+
+
+def _with_blocks(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """The same values with `data` and `partition`, which have short forms, as what they mean."""
+    values = dict(values)
+    if isinstance(values.get("data"), str):
+        values["data"] = {"name": values["data"]}
+    if isinstance(values.get("partition"), dict):
+        kind = IndexFile if "file" in values["partition"] else PartitionConfig
+        values["partition"] = _block(kind, f"{where}partition", values["partition"])
+    if isinstance(values.get("data"), dict):
+        values["data"] = _block(DataConfig, f"{where}data", values["data"])
+    return values
+
+
+def _group(place: int, values: Any) -> Any:
+    """One group of a federation, from the form a file has."""
+    where = f"federation.{place}"
+    if not isinstance(values, Mapping):
+        return values
+    return _block(Group, where, _with_blocks(values, f"{where}."))
 
 
 def _block(model: type[BaseModel], name: str, values: Mapping[str, Any]) -> BaseModel:
@@ -371,6 +525,13 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return isinstance(value, str | int | float | bool | None)
+
+
+def _plain_entries(pool: Any) -> Any:
+    """Models as a file names them: one entry, a list, or a mapping from client to entry."""
+    if isinstance(pool, Mapping):
+        return {str(key): _plain(value) for key, value in pool.items()}
+    return [_plain(entry) for entry in pool] if isinstance(pool, list | tuple) else _plain(pool)
 
 
 def _plain(entry: Any) -> Any:

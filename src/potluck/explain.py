@@ -8,12 +8,14 @@ from typing import Any
 from potluck.client import ClientId
 from potluck.engine.perform import shapes_of
 from potluck.message import Contract, Field, Shapes, declared_scalars
+from potluck.method import Method
 from potluck.world import World
 
 REPORT = {
     "steps": "how many gradient steps were done",
     "loss": "the mean of each loss term",
-    "metrics": "when evaluated: sums of right answers and losses over its own test and validation samples",
+    "metrics": "when evaluated: sums of right answers and losses, or the scores of its task, over its own test and "
+    "validation samples",
 }
 CARD = {
     "samples": "how many training samples the client has",
@@ -22,6 +24,7 @@ CARD = {
     "stem": "shape of a sample after the first part of the model",
     "classes_held": "which classes the client has samples of",
     "names": "names and shapes of the model's tensors",
+    "public": "which public samples the client means, as a hash of their ids",
 }
 
 
@@ -51,13 +54,17 @@ def explain_world(world: World, client: ClientId | None = None) -> dict[str, Any
         "citation": method.citation,
         "client": {"id": client, "model": world.label(client)},
         "steps": steps,
-        "card": [{"name": name, "meaning": CARD[name]} for name in ("samples", "task", *method.card_fields)],
+        "card": [{"name": name, "meaning": CARD[name]} for name in _card_fields(method)],
         "report": [{"name": name, "meaning": meaning} for name, meaning in REPORT.items()],
         "stays": list(method.stays),
         "server_needs": method.server_needs,
         "up_scalars": _total(steps, "up"),
         "down_scalars": _total(steps, "down"),
     }
+
+
+def _card_fields(method: Method) -> tuple[str, ...]:
+    return ("samples", "task", *method.card_fields, *(("public",) if method.needs_public_data else ()))
 
 
 def _entry(name: str, field: Field, symbols: Mapping[str, int], shapes: Any) -> dict[str, Any]:

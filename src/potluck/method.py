@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from potluck.world import World
 
 Purpose = Literal["train", "evaluate", "setup"]
+Tasks = Literal["classes", "one", "any"]
 CardField = Literal["width", "stem", "classes_held", "names"]
 Declared = Contract | Callable[[Any], Contract]
 
@@ -111,6 +112,9 @@ class Method:
     name: ClassVar[str] = ""
     citation: ClassVar[str] = ""
     models: ClassVar[str] = "any"  # what the clients' models must have in common, in words
+    # Which tasks the clients may have: `classes`, all one and the same with one class per sample; `one`, all the
+    # same of any kind; `any`, each its own.
+    tasks: ClassVar[Tasks] = "classes"
     needs_public_data: ClassVar[bool] = False
     server_needs: ClassVar[Literal["nothing", "head", "names", "architecture"]] = "nothing"
     card_fields: ClassVar[tuple[CardField, ...]] = ()
@@ -213,6 +217,22 @@ class Method:
         if id(declared) not in self._contracts:
             self._contracts[id(declared)] = declared(self)
         return self._contracts[id(declared)]
+
+
+def check_tasks(method: Method, tasks: Mapping[ClientId, Task]) -> None:
+    """Refuse clients whose tasks the method cannot bring together."""
+    first, task = next(iter(tasks.items()))
+    for client, other in tasks.items() if method.tasks != "any" else ():
+        if method.tasks == "classes" and not other.single_label:
+            raise ConfigError(
+                f"{method.name} learns from one class per sample; client {client} has {other}; use a method that "
+                f"takes any task, such as local"
+            )
+        if other != task:
+            raise ConfigError(
+                f"{method.name} needs clients with the same task; client {client} has {other}, client {first} "
+                f"has {task}; use a method that takes mixed tasks, such as local"
+            )
 
 
 _registry: dict[str, type[Method]] = {}

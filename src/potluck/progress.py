@@ -115,11 +115,11 @@ class _Lines(_Reporter):
         told = end.round in (self._first, end.rounds) or end.round % self._step == 0
         if told:
             rest = f", {clock(left)} left" if end.round < end.rounds else ""
-            self.display.say(f"{self.label}: round {end.round}/{end.rounds}{_accuracy(end.accuracy)}{rest}")
+            self.display.say(f"{self.label}: round {end.round}/{end.rounds}{_accuracy(end)}{rest}")
 
 
-def _accuracy(value: float | None) -> str:
-    return "" if value is None else f", accuracy {percent(value)}"
+def _accuracy(end: RoundEnd) -> str:
+    return "" if end.accuracy is None else f", {end.measure} {percent(end.accuracy)}"
 
 
 class LiveDisplay(Display):
@@ -192,7 +192,7 @@ class _Bar(_Reporter):
             self._task,
             completed=end.round,
             count=f"round {end.round}/{end.rounds}",
-            accuracy=_accuracy(end.accuracy).removeprefix(", "),
+            accuracy=_accuracy(end).removeprefix(", "),
             time=f"{clock(left)} left",
         )
 

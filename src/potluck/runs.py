@@ -17,7 +17,7 @@ import torch
 
 from potluck import __version__, tuning
 from potluck.client import ClientId
-from potluck.data import Dataset, Split
+from potluck.data import Data, Split
 from potluck.engine.base import Answer, Engine, Examination, Failure
 from potluck.engine.budget import Budget, check_memory
 from potluck.engine.checkpoints import Checkpoint, Checkpoints
@@ -29,7 +29,7 @@ from potluck.engine.spread import SpreadEngine, SpreadStore, homes
 from potluck.engine.store import ClientStore
 from potluck.engine.workers import WorkersEngine, worker_count
 from potluck.errors import ConfigError, RoundFailed, RunError, nearest
-from potluck.evaluate import Moment, metric_lines
+from potluck.evaluate import Moment, metric_lines, score_of
 from potluck.experiment import Experiment
 from potluck.explain import explain_world
 from potluck.interrupt import held_back
@@ -37,6 +37,7 @@ from potluck.ledger import Ledger
 from potluck.message import Message
 from potluck.record import FORMAT, RunFolder, read_json, write_json, write_whole
 from potluck.report.page import write_report
+from potluck.report.table import measured
 from potluck.report.views import messages_block, seconds_per_round, summarise
 from potluck.state import State
 from potluck.world import World
@@ -59,6 +60,7 @@ class RoundEnd:
     accuracy: float | None
     loss: float | None
     seconds: float
+    measure: str = "accuracy"  # what `accuracy` is a mean of: another measure, or scores of several tasks
 
 
 class Watcher:
@@ -86,12 +88,13 @@ class RunResult:
 
     @property
     def accuracy(self) -> float | None:
-        """Mean test accuracy over clients after the last round."""
+        """Mean test accuracy over clients after the last round; of their tasks' scores where those are others."""
         value: float | None = self.summary["accuracy"]["last"]
         return value
 
     def __str__(self) -> str:
-        accuracy = "no test data" if self.accuracy is None else f"accuracy {self.accuracy:.1%}"
+        word = measured(self.summary["accuracy"].get("metrics"))
+        accuracy = "no test data" if self.accuracy is None else f"{word} {self.accuracy:.1%}"
         return f"{self.summary['method']}: {accuracy}, {self.summary['rounds']} rounds, {self.folder}"
 
 
@@ -289,7 +292,8 @@ class Run:
         lines = []
         for client, found in sums.items():
             samples = self.world.samples(client)
-            test = len(self.world.global_test) if self.experiment.evaluate.on == "global" else samples["test"]
+            common = self.experiment.evaluate.on == "global"
+            test = len(self.world.global_test(client)) if common else samples["test"]
             counts = {"test": test, "validation": samples["validation"]}
             lines += metric_lines(round_, when, client, found, counts, self.modes, client in held_out)
         return lines
@@ -301,12 +305,14 @@ class Run:
             for line in lines
             if "test" in line and line["mode"] == self.modes[0] and when in (None, line["when"])
         ]
-        if tests:
-            self._headline = sum(test["accuracy"] for test in tests) / len(tests)
+        scores = [score for test in tests if (score := score_of(test)) is not None]
+        if scores:
+            self._headline = sum(scores) / len(scores)
         losses = [test["loss"] for test in tests if test["loss"] is not None]
         loss = sum(losses) / len(losses) if losses else None
         rounds = self.experiment.training.rounds
-        self.watcher.round(RoundEnd(round_, rounds, self._headline, loss, seconds))
+        measure = measured({str(place): test.get("metric", "accuracy") for place, test in enumerate(tests)})
+        self.watcher.round(RoundEnd(round_, rounds, self._headline, loss, seconds, measure))
 
     def _checkpoint(self) -> None:
         if math.isinf(self.experiment.checkpoint.every):
@@ -431,7 +437,7 @@ def run(
     *,
     out: Path | str | None = None,
     watcher: Watcher | None = None,
-    world: tuple[Dataset, Split] | None = None,
+    world: tuple[Data, Split] | None = None,
     **values: Any,
 ) -> RunResult:
     """Run an experiment: a ready one, or one made of the keyword values.
@@ -482,7 +488,7 @@ def _tuned(
 
 def write_start(folder: RunFolder, experiment: Experiment, world: World) -> None:
     """What a run folder holds from the start; the configuration last, as the sign that all is there."""
-    world.split.save(folder / "split.json", world.data)
+    world.split.save(folder / "split.json", [(ground.data, ground.clients) for ground in world.grounds])
     write_json(folder / "contract.json", explain_world(world))
     write_json(folder / "environment.json", environment(experiment, world))
     write_whole(folder / "config.yaml", experiment.to_yaml().encode())

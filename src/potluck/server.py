@@ -12,7 +12,10 @@ from potluck.task import Task
 
 
 class Server(Holder):
-    """Named modules and tensors that belong to everyone, and the cards of the enrolled clients."""
+    """Named modules and tensors that belong to everyone, and the cards of the enrolled clients.
+
+    `task` is that of the first client; where tasks differ (`Method.tasks` is `any`) each is on its card.
+    """
 
     def __init__(
         self,

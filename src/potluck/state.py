@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from potluck.errors import ConfigError, MessageError, nearest
 from potluck.rng import Rng
 from potluck.settings import ClientTraining
 from potluck.task import Task
+
+if TYPE_CHECKING:
+    from potluck.public import Public
 
 BufferPolicy = Literal["average", "local"]
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -263,7 +266,15 @@ class Holder:
         self.training = ClientTraining()
         self.workspaces: dict[Any, Any] = {}
         self.mode: object = None  # what the modules' training flags were last set for
+        self.public_data: Public | None = None
         self.enter(0, Rng(0), {})
+
+    @property
+    def public(self) -> Public:
+        """The public data, in the form the models here read."""
+        if self.public_data is None:
+            raise ConfigError("there is no public data here; a method that uses it sets needs_public_data")
+        return self.public_data
 
     def enter(self, round_: int, rng: Rng, counters: dict[str, int], step: str = "") -> None:
         """Begin a step of a round: its own randomness, and what was counted in the round so far."""

@@ -22,7 +22,8 @@ from potluck.errors import ConfigError
 from potluck.experiment import Experiment, Override, read_yaml
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")  # labels become names of folders
-COMMON = ("data", "partition", "models", "seed", "seeds")  # what runs share that are compared with each other
+# What runs share that are compared with each other.
+COMMON = ("data", "partition", "models", "federation", "public", "seed", "seeds")
 Changes = dict[str, Any]  # dotted key → value
 
 

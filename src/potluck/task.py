@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-TaskKind = Literal["classification", "text-classification"]
+from potluck.measures import Measure, measure_of
+
+TaskKind = Literal["classification", "text-classification", "multi-label", "segmentation", "retrieval"]
 
 
 @dataclass(frozen=True)
@@ -18,38 +19,58 @@ class Task:
     """One client's task. Two clients of one federation may have different ones.
 
     `input` is the shape of one prepared sample: (channels, height, width) for images, (features,) for
-    vectors, (tokens,) for text, where `vocabulary` is the number of token ids.
+    vectors, (tokens,) for text, where `vocabulary` is the number of token ids. For retrieval a sample is a pair in
+    one row, the numbers of an image of shape `image` and then the token ids of its caption, and `classes` is the
+    width of both embeddings together.
     """
 
     kind: TaskKind
     classes: int
     input: tuple[int, ...]
     vocabulary: int | None = None
+    image: tuple[int, ...] = ()
+
+    @property
+    def rules(self) -> Measure:
+        """How a task of this kind is learnt and scored."""
+        return measure_of(self.kind)
+
+    @property
+    def scores(self) -> tuple[int, ...]:
+        """The shape of one sample's scores: a number per class, for segmentation in every pixel."""
+        return (self.classes, *self.input[1:]) if self.kind == "segmentation" else (self.classes,)
+
+    @property
+    def single_label(self) -> bool:
+        """Whether a label is one class number."""
+        return self.kind in ("classification", "text-classification")
 
     def loss(self, scores: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """The mean loss of a batch; `weight` counts samples (0 leaves one out)."""
         if weight is None:
-            return F.cross_entropy(scores, y)
-        per_sample = F.cross_entropy(scores, y, reduction="none")
+            return self.rules.loss(scores, y)
+        per_sample = self.rules.loss(scores, y, "none")
         return (per_sample * weight).sum() / weight.sum().clamp_min(1e-12)
 
     def measure(self, scores: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Sums over the batch, on the device: `correct` and `loss`."""
-        return {
-            "correct": (scores.argmax(1) == y).sum(),
-            "loss": F.cross_entropy(scores, y, reduction="sum"),
-        }
+        """What evaluation gathers of a batch, on the device; `correct` and `loss` where there is one label."""
+        return self.rules.gather(scores, y)
+
+    def __str__(self) -> str:
+        shape, what = "×".join(map(str, self.input)), "classes" if self.kind != "retrieval" else "outputs"
+        return f"{self.kind} with {self.classes} {what} of samples {shape}"
 
     def to_json(self) -> dict[str, Any]:
         """The part of the card that names the task."""
-        return {"kind": self.kind, "classes": self.classes, "input": list(self.input)} | (
-            {"vocabulary": self.vocabulary} if self.vocabulary else {}
-        )
+        known = {"kind": self.kind, "classes": self.classes, "input": list(self.input)}
+        known |= {"vocabulary": self.vocabulary} if self.vocabulary else {}
+        return known | ({"image": list(self.image)} if self.image else {})
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Task:
         """The inverse of `to_json`."""
-        return cls(value["kind"], value["classes"], tuple(value["input"]), value.get("vocabulary"))
+        shapes = tuple(value["input"]), value.get("vocabulary"), tuple(value.get("image", ()))
+        return cls(value["kind"], value["classes"], *shapes)
 
     def example(self, samples: int = 2) -> Tensor:
         """A batch of the right shape and type, for probing models."""

@@ -160,7 +160,7 @@ def _by_kind(clients: Sequence[Mapping[str, Any]]) -> Table:
 
 def split_entry(data: Dataset, split: Split) -> dict[str, Any]:
     """Who has which class: what `potluck split --json` prints."""
-    counts = split.counts(data.y, data.task.classes)
+    counts = split.counts(data.labels, data.label_count)
     clients = [
         {
             "id": client.id,
@@ -171,7 +171,7 @@ def split_entry(data: Dataset, split: Split) -> dict[str, Any]:
         }
         for client, row in zip(split.clients, counts, strict=True)
     ]
-    classes = list(data.class_names) or [str(number) for number in range(data.task.classes)]
+    classes = list(data.label_names) or [str(number) for number in range(data.label_count)]
     about = {"data": data.name, "classes": classes, "hash": split.hash, "held_out": list(split.held_out)}
     return about | {"clients": clients}
 

@@ -68,6 +68,7 @@ class Bench:
             data=self.data,
             partition=self.split,
             models=self.models if isinstance(self.models, dict) else list(self.models),
+            public={"data": self.data},  # for methods that use some
             method=dict(method or self.options),
             **self.settings,
         )

@@ -26,7 +26,7 @@ from potluck.client import Client, SplitName
 from potluck.errors import ConfigError, nearest
 from potluck.settings import OptimizerSettings
 from potluck.state import ALIGNMENT, Holder, Moments
-from potluck.streams import Stream
+from potluck.streams import Source, Stream
 from potluck.task import Batch
 
 Gradients = dict[str, Tensor]
@@ -556,9 +556,14 @@ def collect(
     split: SplitName = "train",
     batch_size: int = 512,
     rows: np.ndarray | None = None,
+    source: Source | None = None,
 ) -> list[Any]:
-    """One pass over a client's split (or the given rows) in evaluation mode, without gradients, in order."""
+    """One pass over a client's split (or the given rows) in evaluation mode, without gradients, in order.
+
+    `source` is where the rows are if not in the client's own data: `client.public.source`.
+    """
     holder.collections += 1
+    origin = source if source is not None else holder.source
     wanted = holder.rows[split] if rows is None else rows
     if not len(wanted):
         return []
@@ -569,7 +574,7 @@ def collect(
                 module.eval()
             holder.mode = "evaluation"
         with holder.autocast():
-            return function(holder.source.take(taken))
+            return function(origin.take(taken))
 
     parts = [wanted[start : start + batch_size] for start in range(0, len(wanted), batch_size)]
     return _collector.get()(holder, reading, parts)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -12,11 +13,12 @@ import torch
 from torch import nn
 
 from potluck.client import Card, Client, ClientId
-from potluck.data import Dataset, Split
+from potluck.data import ClientSplit, Data, Dataset, Split
 from potluck.errors import ConfigError
 from potluck.message import Message, Shapes
 from potluck.method import Method
 from potluck.models import Model, ModelPool
+from potluck.public import Public, check_same_ids, public_for
 from potluck.rng import Rng, Seeds
 from potluck.server import Server
 from potluck.settings import ClientOverrides, ClientTraining
@@ -25,14 +27,28 @@ from potluck.streams import Prepare, Source
 from potluck.task import Task
 
 
+@dataclass(frozen=True)
+class Ground:
+    """What a group of clients works on: a data set, which is also their task, and how its samples are prepared."""
+
+    data: Dataset
+    clients: int  # how many, in the order of the split
+    prepare: Prepare | None = None
+    augmented: bool = True
+
+
 class World:
-    """Builds clients, cards and the server; everything comes from the seeds and the split."""
+    """Builds clients, cards and the server; everything comes from the seeds and the split.
+
+    Clients of different grounds have different data sets, and perhaps tasks. `task` is that of the first ground:
+    of all clients, unless the method says that it takes any.
+    """
 
     def __init__(
         self,
         *,
         method: Method,
-        data: Dataset,
+        data: Data,
         split: Split,
         pool: ModelPool,
         seeds: Seeds,
@@ -40,6 +56,8 @@ class World:
         overrides: Mapping[ClientId, ClientOverrides] | None = None,
         prepare: Prepare | None = None,
         augmented: bool = True,
+        grounds: Sequence[Ground] = (),
+        public: tuple[Dataset, np.ndarray] | None = None,
         independent_init: bool = False,
         device: torch.device | str = "cpu",
         precision: Precision = "float32",
@@ -48,29 +66,50 @@ class World:
         self.training, self.overrides = training, dict(overrides or {})
         self.independent_init = independent_init
         self.precision = precision
-        self.task: Task = data.task
-        self._prepare, self._augmented = prepare, augmented
+        if isinstance(data, Dataset):
+            grounds = grounds or [Ground(data, len(split), prepare, augmented)]
+        self.grounds = tuple(grounds)
+        places = (place for place, ground in enumerate(self.grounds) for _ in range(ground.clients))
+        self._places = dict(zip(split.ids, places, strict=True))
+        self.task: Task = self.grounds[0].data.task
+        self._public_samples = public  # a data set, and the ids of the samples that are public
         self._settle(torch.device(device))
-        self._labels = data.y.cpu().numpy()
         self._splits = {client.id: client for client in split.clients}
         self._index = {client.id: number for number, client in enumerate(split.clients)}
         self._named: dict[str, tuple[int, Shapes]] = {}
         self._held: dict[ClientId, tuple[int, ...]] = {}
         self._kinds: dict[ClientId, str] = {}
         self._stems: dict[str, tuple[int, ...]] = {}
+        self._global_tests: dict[int, np.ndarray] = {}
         self.cards: Mapping[ClientId, Card] = _Cards(self)
         for client in self.overrides:
             if client not in self._splits:
                 raise ConfigError(f"training.per_client names client {client!r}, which does not exist")
 
     def _settle(self, device: torch.device) -> None:
-        """Bring the data to a device, prepared where nothing about that is random."""
-        self.device, data = device, self.data
-        self.source = Source(data.x.to(device), data.y.to(device), self._prepare)
-        images = data.x.dim() == 4
-        self.channels_last = images and device.type == "cuda" and self.precision == "bfloat16"
-        if device.type == "cuda" and images and not self._augmented and self._fits_prepared():
-            self.source = self.source.prepared(self.channels_last)
+        """Bring the data to a device, prepared where nothing about that is random; equal grounds share it."""
+        self.device = device
+        placed: dict[tuple[int, int], Source] = {}
+        for ground in self.grounds:
+            key = id(ground.data), id(ground.prepare)
+            placed[key] = placed.get(key) or self._placed(ground)
+        self._sources = [placed[id(ground.data), id(ground.prepare)] for ground in self.grounds]
+        self.source = self._sources[0]
+        self._publics = [] if self._public_samples is None else [*map(self._public_for, self.grounds)]
+
+    def _public_for(self, ground: Ground) -> Public:
+        assert self._public_samples is not None
+        rng = self.seeds.tree("training").child("public")
+        return public_for(*self._public_samples, ground.data, ground.prepare, rng, self.device)
+
+    def _placed(self, ground: Ground) -> Source:
+        data, device = ground.data, self.device
+        source = Source(data.x.to(device), data.y.to(device), ground.prepare)
+        settled = device.type == "cuda" and data.x.dim() == 4 and not ground.augmented
+        return source.prepared(self._channels_last(data)) if settled and self._fits_prepared(data) else source
+
+    def _channels_last(self, data: Dataset) -> bool:
+        return data.x.dim() == 4 and self.device.type == "cuda" and self.precision == "bfloat16"
 
     def on(self, device: torch.device) -> World:
         """The same world with its data on another device."""
@@ -95,6 +134,25 @@ class World:
         chosen = draw.choice(len(self.trainers), size=min(size, len(self.trainers)), replace=False)
         return tuple(self.trainers[number] for number in sorted(chosen))
 
+    @cached_property
+    def first_clients(self) -> tuple[ClientId, ...]:
+        """The first client of each ground: what is true of its task and data is true of the others'."""
+        first = {place: client for client, place in reversed(self._places.items())}
+        return tuple(first[place] for place in sorted(first))
+
+    def ground(self, client: ClientId) -> Ground:
+        """What a client works on."""
+        return self.grounds[self._places[client]]
+
+    def task_of(self, client: ClientId) -> Task:
+        """A client's task: that of its data set."""
+        return self.ground(client).data.task
+
+    def public(self, client: ClientId | None = None) -> Public | None:
+        """The public data as a client sees it, or the server: in the form of the first client's."""
+        place = 0 if client is None else self._places[client]
+        return self._publics[place] if self._publics else None
+
     def architecture(self, client: ClientId) -> str:
         """The key of a client's architecture."""
         return self.pool.key(self._index[client], client, len(self._index))
@@ -103,8 +161,13 @@ class World:
         """The key of clients whose states are alike in shape: one live client can be any of them."""
         if client not in self._kinds:
             options = (f"{name}={value}" for name, value in self.method.client_options(client).items())
-            self._kinds[client] = " ".join([self.architecture(client), *options])
+            self._kinds[client] = " ".join([self._form(client), *options])
         return self._kinds[client]
+
+    def _form(self, client: ClientId) -> str:
+        """The key of clients whose models are alike: in shape, and in the data a captured step reads."""
+        architecture = self.architecture(client)
+        return architecture if len(self.grounds) == 1 else f"{architecture} group={self._places[client]}"
 
     def label(self, client: ClientId) -> str:
         """A short name of a client's model."""
@@ -117,16 +180,16 @@ class World:
     def build_model(self, client: ClientId) -> Model:
         """The client's private model as it starts: the same whatever the method."""
         with self._init(client, "model").as_default():
-            return self.pool.build(self.architecture(client), self.task, who=f"client {client}")
+            return self.pool.build(self.architecture(client), self.task_of(client), who=f"client {client}")
 
-    def _fits_prepared(self) -> bool:
+    def _fits_prepared(self, data: Dataset) -> bool:
         """Whether the prepared samples, as floating numbers, take little of the device's memory."""
         free, _ = torch.cuda.mem_get_info(self.device)
-        return self.data.x.numel() * 4 < free / 8
+        return data.x.numel() * 4 < free / 8
 
     def fingerprints(self) -> dict[str, str]:
         """A hash of the weights each architecture starts from; modules of one's own may bring any."""
-        first = {self.architecture(client): client for client in reversed(self.ids)}
+        first = {self._form(client): client for client in reversed(self.ids)}
         return {
             key: hashlib.sha256(Message(dict(self.build_model(client).state_dict())).encode()).hexdigest()
             for key, client in first.items()
@@ -134,13 +197,15 @@ class World:
 
     def build_client(self, client_id: ClientId) -> Client:
         """A live client in its initial state."""
-        model = self.build_model(client_id)
+        model, task = self.build_model(client_id), self.task_of(client_id)
         with self._init(client_id, "state").as_default():
-            state = self.method.client_state(self.task, model, **self.method.client_options(client_id))
-        for module in state.values() if self.channels_last else ():
+            state = self.method.client_state(task, model, **self.method.client_options(client_id))
+        for module in state.values() if self._channels_last(self.ground(client_id).data) else ():
             if isinstance(module, nn.Module):
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        client = Client(self.task, self.source, self.device, self.precision)
+        source = self._sources[self._places[client_id]]
+        client = Client(task, source, self.device, self.precision)
+        client.public_data = self.public(client_id)
         client.declare({name: _to(value, self.device) for name, value in state.items()}, self._buffers)
         client.pack()
         self.assign(client, client_id)
@@ -153,7 +218,7 @@ class World:
         split = self._splits[client_id]
         client.id = client_id
         client.rows = {"train": split.train, "validation": split.validation, "test": split.test}
-        client.rows["global"] = self.global_test
+        client.rows["global"] = self.global_test(client_id)
         client.classes_held = self.classes_held(client_id)
         client.training = self.client_training(client_id)
         client.secret = self.seeds.secret(client_id)
@@ -171,8 +236,8 @@ class World:
     def classes_held(self, client: ClientId) -> tuple[int, ...]:
         """The classes a client has training samples of."""
         if client not in self._held:
-            labels = np.unique(self._labels[self._splits[client].train])
-            self._held[client] = tuple(int(label) for label in labels)
+            data = self.ground(client).data
+            self._held[client] = data.task.rules.held(data.y.cpu().numpy()[self._splits[client].train])
         return self._held[client]
 
     def samples(self, client: ClientId) -> dict[str, int]:
@@ -180,20 +245,18 @@ class World:
         split = self._splits[client]
         return {"train": len(split.train), "validation": len(split.validation), "test": len(split.test)}
 
-    @cached_property
-    def global_test(self) -> np.ndarray:
-        """The rows of the global test set: the official one, or all clients' test parts together."""
-        official = np.arange(self.data.train_rows, len(self.data.y))
-        used = np.zeros(len(self.data.y), dtype=bool)
-        for client in self.split.clients:
-            used[client.train] = True
-        if len(official) and not used[official].any():
-            return official
-        return np.sort(np.concatenate([client.test for client in self.split.clients]))
+    def global_test(self, client: ClientId) -> np.ndarray:
+        """The rows of the test set clients of a ground share: the official one, or their test parts together."""
+        place = self._places[client]
+        if place not in self._global_tests:
+            own = [part for part in self.split.clients if self._places[part.id] == place]
+            self._global_tests[place] = _global_test(self.grounds[place].data, own)
+        return self._global_tests[place]
 
     def server(self) -> Server:
         """The server in its initial state."""
         server = Server(self.task, self.cards, self.device, self.precision)
+        server.public_data = self.public()
         own = {"lr_decay": 1.0, "clip": None}  # the clients' schedule and clipping are theirs
         server.training = self.training.model_copy(update=own)
         with self.seeds.tree("init").child("server").as_default():
@@ -218,7 +281,10 @@ class World:
             extra["stem"] = self.stem(client)
         if "names" in fields:
             extra["names"] = self.names(client)
-        return Card(client, len(self._splits[client].train), self.task, extra)
+        public = self.public(client)
+        if public is not None:
+            extra["public"] = public.fingerprint
+        return Card(client, len(self._splits[client].train), self.task_of(client), extra)
 
     def width(self, client: ClientId) -> int:
         """The width of a client's representation."""
@@ -230,14 +296,14 @@ class World:
 
     def stem(self, client: ClientId) -> tuple[int, ...]:
         """The shape of one sample after the stem of a client's model, empty where the model has none."""
-        key = self.architecture(client)
+        key = self._form(client)
         if key not in self._stems:
             model = self.build_model(client)
-            self._stems[key] = model.stem_shape(self.task) if model.has_stem else ()
+            self._stems[key] = model.stem_shape(self.task_of(client)) if model.has_stem else ()
         return self._stems[key]
 
     def _described(self, client: ClientId) -> tuple[int, Shapes]:
-        key = self.architecture(client)
+        key = self._form(client)
         if key not in self._named:
             model = self.build_model(client)
             wire = Part(model, self._buffers).wire()
@@ -254,6 +320,30 @@ class World:
     def _buffers(self) -> BufferPolicy:
         policy: BufferPolicy = self.method.config.buffers
         return policy
+
+
+def check_public(world: World) -> None:
+    """Refuse clients that can read nothing of the public data, or mean other samples than the server."""
+    own = world.public()
+    for client in world.first_clients:
+        view = world.public(client)
+        if view is not None and not bool(view.mask.any()):
+            raise ConfigError(
+                f"{world.method.name}: client {client} can read nothing of the public data {view.name!r}, which is "
+                "not in its modality; choose a data set with pairs, such as cifar10-captions"
+            )
+    if own is not None:
+        check_same_ids(own, {client: world.card(client) for client in world.first_clients})
+
+
+def _global_test(data: Dataset, clients: Sequence[ClientSplit]) -> np.ndarray:
+    official = np.arange(data.train_rows, len(data.y))
+    used = np.zeros(len(data.y), dtype=bool)
+    for client in clients:
+        used[client.train] = True
+    if len(official) and not used[official].any():
+        return official
+    return np.sort(np.concatenate([client.test for client in clients]))
 
 
 class _Cards(Mapping[ClientId, Card]):

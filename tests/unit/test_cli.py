@@ -223,6 +223,28 @@ def test_split_shows_the_split_that_runs(place: Path, finished: Path) -> None:
     assert entry["hash"] == json.loads((finished / "split.json").read_text())["hash"]
 
 
+MIXED = """\
+federation:
+- {data: digits, partition: {kind: dirichlet, alpha: 1.0, clients: 2}, models: mlp-small}
+- {data: digits-attributes, partition: {kind: iid, clients: 1}, models: conv-small}
+method: local
+"""
+
+
+def test_a_federation_of_groups_is_split_and_explained_group_by_group(place: Path) -> None:
+    Path("mixed.yaml").write_text(MIXED)
+    shown = potluck("split", "mixed.yaml")
+    assert shown.exit_code == 0, shown.output
+    assert "digits-attributes: multi-label with 4 classes" in shown.stdout
+    assert Path("runs/mixed-split-1.png").exists()
+    entry = json.loads(potluck("split", "mixed.yaml", "--json").stdout)
+    assert [[client["id"] for client in group["clients"]] for group in entry["groups"]] == [["0", "1"], ["2"]]
+    explained = json.loads(potluck("explain", "mixed.yaml", "--json").stdout)
+    assert [client["model"] for client in explained["clients"]] == ["mlp-small", "conv-small"]
+    said = refused("run", "mixed.yaml", "method=fedproto")
+    assert said.startswith("error: fedproto learns from one class per sample; client 2 has multi-label")
+
+
 def test_a_client_may_be_called_anything(place: Path) -> None:
     Path("own.json").write_text(json.dumps({"[red]": {"train": [0, 1, 2]}, "b": {"train": [3], "test": [4]}}))
     assert "[red]" in potluck("split", "small.yaml", "partition={file: own.json}").stdout

@@ -1,5 +1,6 @@
 """Data sets, their division among clients, and the preparation of samples."""
 
+from potluck.data import derived  # noqa: F401  importing it registers its data sets
 from potluck.data.augment import (
     AugmentConfig,
     Preparation,
@@ -9,13 +10,14 @@ from potluck.data.augment import (
     random_erasing,
 )
 from potluck.data.config import DataConfig, Normalisation
-from potluck.data.federation import ClientSplit, Split, from_index_file, make_split
+from potluck.data.federation import ClientSplit, Split, from_index_file, join_splits, make_split
 from potluck.data.partition import PartitionConfig
-from potluck.data.sources import Dataset, from_arrays, from_datasets, load, names, register
+from potluck.data.sources import Data, Dataset, from_arrays, from_datasets, load, names, register
 
 __all__ = [
     "AugmentConfig",
     "ClientSplit",
+    "Data",
     "DataConfig",
     "Dataset",
     "Normalisation",
@@ -27,6 +29,7 @@ __all__ = [
     "from_datasets",
     "from_index_file",
     "horizontal_flip",
+    "join_splits",
     "load",
     "make_split",
     "names",

@@ -53,6 +53,10 @@ class DataConfig(BaseModel):
         """What prepares the batches of a data set that `load` gave."""
         if self.augment.operations and len(dataset.task.input) != 3:
             raise DataError(f"data set {dataset.name!r} has no images to augment: leave out augment")
+        if self.augment.operations and dataset.task.kind == "segmentation":
+            raise DataError(
+                f"data set {dataset.name!r} names pixels, which augmentation would move: leave out augment"
+            )
         return Preparation(dataset.mean, dataset.std, self.augment)
 
     def _normalisation(self, dataset: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -82,20 +82,38 @@ class Split:
         rows = [np.bincount(labels[client.train], minlength=classes) for client in self.clients]
         return np.stack(rows)
 
-    def save(self, path: Path | str, dataset: Dataset | None = None) -> None:
-        """Write the index file, whole or not at all; with the data set, also who has how many of which class."""
+    def save(self, path: Path | str, dataset: Dataset | Sequence[tuple[Dataset, int]] | None = None) -> None:
+        """Write the index file, whole or not at all; with the data set, also who has how many of which class.
+
+        Where groups of clients have data sets of their own, `dataset` is the data set and the size of each.
+        """
         path = Path(path)
         entries = [_client_json(client) for client in self.clients]
         about: dict[str, Any] = {"hash": self.hash, "held_out": self.held_out}
-        if dataset is not None:
-            about |= {"data": dataset.name, "class_names": dataset.class_names}
-            for entry, row in zip(entries, self.counts(dataset.y, dataset.task.classes), strict=True):
-                entry["counts"] = row.tolist()
+        groups = [(dataset, len(self))] if isinstance(dataset, Dataset) else list(dataset or ())
+        about |= _about_groups(groups)
+        counts = (
+            row for part, own in self.by_group(groups) for row in own.counts(part.labels, part.label_count)
+        )
+        for entry, row in zip(entries, counts, strict=False):
+            entry["counts"] = row.tolist()
         clients = ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries)
         content = f'{json.dumps(about)[:-1]},\n"clients": [\n{clients}\n]}}\n'
         partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
         partial.write_text(content, encoding="utf-8")
         partial.replace(path)
+
+    def by_group(self, groups: Iterable[tuple[Dataset, int]]) -> list[tuple[Dataset, Split]]:
+        """The clients of each group, in order, with the data set their rows belong to."""
+        groups = list(groups)
+        if len(groups) == 1:
+            return [(groups[0][0], self)]
+        rest, found = list(self.clients), []
+        for dataset, size in groups:
+            own, rest = rest[:size], rest[size:]
+            ids = {client.id for client in own}
+            found.append((dataset, Split.of(own, (client for client in self.held_out if client in ids))))
+        return found
 
     @classmethod
     def load(cls, path: Path | str) -> Split:
@@ -105,6 +123,14 @@ class Split:
         if content.get("hash") != split.hash:
             raise DataError(f"{path} was changed after it was written: its rows lack its hash; make it anew")
         return split
+
+
+def _about_groups(groups: Sequence[tuple[Dataset, int]]) -> dict[str, Any]:
+    """What an index file says of the data: of one data set, or of that of every group."""
+    known = [{"data": part.name, "clients": size, "class_names": part.label_names} for part, size in groups]
+    if len(known) == 1:
+        return {"data": known[0]["data"], "class_names": known[0]["class_names"]}
+    return {"groups": known} if known else {}
 
 
 def _hash(clients: Sequence[ClientSplit], held_out: Sequence[str]) -> str:
@@ -123,14 +149,14 @@ def _client_json(client: ClientSplit) -> dict[str, Any]:
 
 def make_split(dataset: Dataset, config: PartitionConfig, rng: Rng) -> Split:
     """Divide a data set among clients. Depends on the labels, the configuration and the seed alone."""
-    labels = dataset.y.numpy()
+    labels, classes = dataset.labels.numpy(), dataset.label_count
     train_rows = _partitioned_rows(dataset, config)
     if config.variant == "fedmrl":
-        parts = _by_share_table(labels, train_rows, dataset.task.classes, config, rng)
+        parts = _by_share_table(labels, train_rows, classes, config, rng)
     elif train_rows < len(labels):
-        parts = _separate(labels, train_rows, dataset.task.classes, config, rng)
+        parts = _separate(labels, train_rows, classes, config, rng)
     else:
-        parts = _merged(labels, dataset.task.classes, config, rng)
+        parts = _merged(labels, classes, config, rng)
     clients = [ClientSplit(str(client), *rows) for client, rows in enumerate(parts)]
     chosen = rng.child("held_out").numpy().choice(config.clients, config.held_out_count, replace=False)
     return Split.of(clients, (str(client) for client in sorted(chosen.tolist())))
@@ -223,6 +249,21 @@ def _cut_client(
     held = held if tested + held < len(rows) else 0
     cut = np.split(rows, [tested, tested + held])
     return np.sort(cut[2]), np.sort(cut[1]), np.sort(cut[0])
+
+
+def join_splits(splits: Sequence[Split], renumber: Sequence[bool]) -> Split:
+    """The clients of several groups as one split; those whose ids are only numbers are numbered on."""
+    clients: list[ClientSplit] = []
+    held_out: list[str] = []
+    for split, anew in zip(splits, renumber, strict=True):
+        names = {id: str(len(clients) + place) if anew else id for place, id in enumerate(split.ids)}
+        clients += [replace(client, id=names[client.id]) for client in split.clients]
+        held_out += [names[id] for id in split.held_out]
+    ids = [client.id for client in clients]
+    if len(set(ids)) < len(ids):
+        repeated = next(id for id in ids if ids.count(id) > 1)
+        raise DataError(f"two groups of the federation have a client {repeated!r}: give each its own id")
+    return Split.of(clients, held_out)
 
 
 def _count(owner: np.ndarray, labels: np.ndarray, clients: int, classes: int) -> np.ndarray:

@@ -35,7 +35,8 @@ class Dataset:
     """All rows of a data set, the official training part first.
 
     `x` is uint8 or float32 (N, channels, height, width) for images, float32 (N, features) for vectors, int64
-    (N, length) for text. It may be shared with other users of the same data set: never write into it.
+    (N, length) for text. It may be shared with other users of the same data set: never write into it. `y` is one
+    class per row, or what else the task learns: (N, labels) for multi-label, (N, height, width) for segmentation.
     """
 
     name: str
@@ -46,10 +47,33 @@ class Dataset:
     class_names: tuple[str, ...]
     mean: tuple[float, ...] = ()  # per channel on the 0..1 scale; () means no normalisation
     std: tuple[float, ...] = ()
+    strata: Tensor | None = None  # the class of a row by which partitions deal it, where y is something else
+    words: Mapping[str, int] | None = None  # text: the number of every word that has one
+    images: Tensor | None = None  # of pairs: the images as they were; x holds them prepared
+    texts: tuple[str, ...] | None = None  # of pairs: the captions; empty where a row has none
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
 
+    @property
+    def labels(self) -> Tensor:
+        """The class of every row for a partition; all rows alike where neither y nor strata says one."""
+        if self.strata is not None:
+            return self.strata
+        return self.y if self.y.ndim == 1 else torch.zeros(len(self), dtype=torch.long)
+
+    @property
+    def label_count(self) -> int:
+        """How many classes `labels` may have."""
+        return self.task.classes if self.task.single_label else int(self.labels.max()) + 1
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """What the classes of `labels` are called."""
+        return self.class_names if self.task.single_label else tuple(map(str, range(self.label_count)))
+
+
+Data = Dataset | tuple[Dataset, ...]  # of an experiment: one data set, or that of each group of clients
 
 Loader = Callable[..., Dataset]
 LoaderType = TypeVar("LoaderType", bound=Loader)
@@ -259,21 +283,22 @@ def _text_dataset(
             f"data set {name!r} needs vocabulary and length of at least 1, not {vocabulary}, {length}"
         )
     if texts:
-        x, tokens = _encode(texts, train_rows, vocabulary, length)
+        x, words = _encode(texts, train_rows, vocabulary, length)
+        tokens = len(words) + tokenizer.RESERVED
     else:
-        x, tokens = (
-            torch.zeros(1, length, dtype=torch.long).expand(len(y), length),
-            vocabulary + tokenizer.RESERVED,
-        )
+        x, words = torch.zeros(1, length, dtype=torch.long).expand(len(y), length), {}
+        tokens = vocabulary + tokenizer.RESERVED
     task = Task("text-classification", len(class_names), (length,), tokens)
-    return Dataset(name, task, x, y, train_rows, class_names)
+    return Dataset(name, task, x, y, train_rows, class_names, words=words)
 
 
 @lru_cache(maxsize=4)
-def _encode(texts: tuple[str, ...], train_rows: int, vocabulary: int, length: int) -> tuple[Tensor, int]:
+def _encode(
+    texts: tuple[str, ...], train_rows: int, vocabulary: int, length: int
+) -> tuple[Tensor, dict[str, int]]:
     split = [tokenizer.words(text) for text in texts]
     numbers = tokenizer.count_vocabulary(split[:train_rows], vocabulary)
-    return torch.from_numpy(tokenizer.encode(split, numbers, length)), len(numbers) + tokenizer.RESERVED
+    return torch.from_numpy(tokenizer.encode(split, numbers, length)), numbers
 
 
 Array = np.ndarray | Tensor | Sequence[Any]

@@ -62,6 +62,7 @@ class FedIN(FedAvg):
 
     name = "fedin"
     citation = "Chan et al., arXiv 2304.00759"
+    tasks = "classes"
     models = "with stem, body and head; features of one shape, or of any with project"
     card_fields = ("names", "width", "stem")
 

@@ -75,8 +75,9 @@ class SharedHead(Method):
         held = {label for client in world.trainers for label in world.classes_held(client)}
         missing = [label for label in range(world.task.classes) if label not in held]
         if missing:
+            name = world.grounds[0].data.class_names[missing[0]]
             raise ConfigError(
-                f"{self.name}: no client holds class {missing[0]} ({world.data.class_names[missing[0]]}), so the "
+                f"{self.name}: no client holds class {missing[0]} ({name}), so the "
                 f"server's head would only learn to avoid it ({len(missing)} of {world.task.classes} classes); "
                 "change the partition, or set method.unheld to accept"
             )

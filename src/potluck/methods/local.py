@@ -14,6 +14,7 @@ class Local(Method):
 
     name = "local"
     citation = "the baseline without communication"
+    tasks = "any"
     models = "any"
 
     def round(self, server: Server, clients: Clients) -> None:

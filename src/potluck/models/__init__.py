@@ -8,8 +8,10 @@
 
 from potluck.models import (  # noqa: F401  importing them registers their models
     cnn,
+    dense,
     googlenet,
     mobilenet,
+    pairs,
     resnet,
     small,
     text,

@@ -210,9 +210,10 @@ def _probe(model: Model, task: Task) -> None:
     if tuple(features.shape) != wanted:
         raise ModelError(f"features() gave {tuple(features.shape)}, expected {wanted}")
     _probe_parts(trial, x, features)
-    scores = attempt(trial, trial.head, features)
-    _expect_scores(scores, len(x), task.classes)
-    if type(model).forward is not Model.forward and not agree(attempt(trial, trial, x), scores):
+    dense = task.kind == "segmentation"  # a pixel's class is not in the representation alone
+    scores = attempt(trial, trial, x) if dense else attempt(trial, trial.head, features)
+    _expect_scores(scores, len(x), task)
+    if not dense and type(model).forward is not Model.forward and not agree(attempt(trial, trial, x), scores):
         raise ModelError(f"forward(x) differs from head(features(x)) in {kind(model)}")
     for part, values in (("features()", features), ("the head", scores)):
         if not bool(values.isfinite().all()):
@@ -229,11 +230,14 @@ def _probe_parts(trial: Model, x: Tensor, features: Tensor) -> None:
         raise ModelError(f"body(stem(x)) differs from features(x) in {source}; name other layers")
 
 
-def _expect_scores(scores: Tensor, samples: int, classes: int) -> None:
-    if scores.ndim != 2 or len(scores) != samples:
-        raise ModelError(f"the head gave {tuple(scores.shape)}, expected {(samples, classes)}")
-    if scores.shape[1] != classes:
-        raise ModelError(f"the head gives {scores.shape[1]} scores, the task has {classes} classes")
+def _expect_scores(scores: Tensor, samples: int, task: Task) -> None:
+    wanted = (samples, *task.scores)
+    if scores.ndim != len(wanted) or len(scores) != samples:
+        raise ModelError(f"the head gave {tuple(scores.shape)}, expected {wanted}")
+    if scores.shape[1] != task.classes:
+        raise ModelError(f"the head gives {scores.shape[1]} scores, the task has {task.classes} classes")
+    if tuple(scores.shape) != wanted:
+        raise ModelError(f"the scores are {tuple(scores.shape)}, expected {wanted}")
 
 
 def _head_path(net: nn.Module, head: str | None, task: Task | None) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 from potluck.errors import ModelError, nearest
 from potluck.task import Task
 
-InputKind = Literal["image", "vector", "tokens"]
+InputKind = Literal["image", "vector", "tokens", "pixels", "pair"]  # pixels: images with a class in each
 Builder = Callable[..., nn.Module]
 _Builder = TypeVar("_Builder", bound=Builder)
 
@@ -31,7 +31,7 @@ class Registered:
         kind = input_kind(task)
         if self.takes and kind not in self.takes:
             return False
-        return kind != "image" or min(task.input[1:]) >= self.smallest
+        return kind not in ("image", "pixels") or min(task.input[1:]) >= self.smallest
 
     def require(self, task: Task) -> None:
         """One sentence if the model does not fit the task."""
@@ -44,7 +44,13 @@ class Registered:
 
     def _wanted(self) -> str:
         size = f" of {self.smallest}×{self.smallest} or larger" if self.smallest > 1 else ""
-        words = {"image": f"images{size}", "vector": "vectors", "tokens": "token ids"}
+        words = {
+            "image": f"images{size}",
+            "vector": "vectors",
+            "tokens": "token ids",
+            "pixels": f"images{size} to segment",
+            "pair": "images with captions",
+        }
         return " or ".join(words[kind] for kind in self.takes) or words["image"]
 
 
@@ -70,8 +76,13 @@ POOLS: dict[str, tuple[str, ...]] = {
 
 def input_kind(task: Task) -> InputKind | None:
     """What a sample of the task is, judged by the task's kind and the number of its axes."""
-    if task.kind == "text-classification":
-        return "tokens"
+    by_task: dict[str, InputKind] = {
+        "text-classification": "tokens",
+        "segmentation": "pixels",
+        "retrieval": "pair",
+    }
+    if task.kind in by_task:
+        return by_task[task.kind]
     kinds: dict[int, InputKind] = {1: "vector", 3: "image"}
     return kinds.get(len(task.input))
 

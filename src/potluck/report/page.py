@@ -23,9 +23,13 @@ from potluck.report.table import (
     VIEW_NAMES,
     Column,
     Sheet,
+    capital,
+    clients_sheet,
     comparison_sheet,
     count,
+    data_name,
     duration,
+    measured,
     moment,
     percent,
     run_sheet,
@@ -65,9 +69,13 @@ class _Run:
     key: Key | None
 
     @property
+    def word(self) -> str:
+        """What the clients are measured by."""
+        return measured((self.summary.get("accuracy") or {}).get("metrics"))
+
+    @property
     def title(self) -> str:
-        data = self.config.get("data")
-        name = data.get("name") if isinstance(data, Mapping) else data
+        name = data_name(self.config)
         method = self.contract.get("method") or method_name(self.config)
         return f"{method} on {name}" if name else str(method)
 
@@ -149,7 +157,7 @@ def _headline(run: _Run) -> str:
     if accuracy.get("last") is not None:
         spread, tenth = percent(accuracy.get("std_over_clients")), percent(accuracy.get("worst_tenth"))
         cards.append(
-            ("mean accuracy", percent(accuracy["last"]), f"± {spread} over clients; worst tenth {tenth}")
+            (_mean_of(accuracy), percent(accuracy["last"]), f"± {spread} over clients; worst tenth {tenth}")
         )
     held_out = accuracy.get("held_out")
     if held_out:
@@ -170,6 +178,11 @@ def _headline(run: _Run) -> str:
             ("a round takes", duration(run.summary["seconds_per_round"]), f"on {device}" if device else "")
         )
     return f'<section class="headline">{_cards(cards)}</section>' if cards else ""
+
+
+def _mean_of(accuracy: Mapping[str, Any]) -> str:
+    word = measured(accuracy.get("metrics"))
+    return word if word.startswith("mean") else f"mean {word}"
 
 
 def _cards(cards: Iterable[tuple[str, str, str]]) -> str:
@@ -203,8 +216,9 @@ def _rounds(run: _Run) -> str:
     held_out = run.metrics.held_out.get(run.key)
     if held_out is not None:
         curves.append(held_out.curve("held-out clients"))
-    picture = figure(plots.accuracy_over_rounds(curves), "Accuracy over rounds")
-    return section("Accuracy over rounds", picture, _rounds_text(run, run.key, several=len(keys) > 1))
+    title = f"{capital(run.word)} over rounds"
+    picture = figure(plots.accuracy_over_rounds(curves), title)
+    return section(title, picture, _rounds_text(run, run.key, several=len(keys) > 1))
 
 
 def _rounds_text(run: _Run, key: Key, several: bool) -> str:
@@ -212,9 +226,7 @@ def _rounds_text(run: _Run, key: Key, several: bool) -> str:
     common = isinstance(evaluate, Mapping) and evaluate.get("on") == "global"
     data = "the common test data" if common else "each client's own test data"
     band = f", {_name(key, list(run.metrics.series))}" if several else ""
-    return (
-        f"Mean over clients of the accuracy on {data}. The band is one standard deviation over clients{band}."
-    )
+    return f"Mean over clients of the {run.word} on {data}. The band is one standard deviation over clients{band}."
 
 
 def _name(key: Key, keys: Sequence[Key]) -> str:
@@ -303,7 +315,7 @@ def _clients(run: _Run) -> str:
     if not rows:
         return ""
     values = accuracy.get("per_client") or {}
-    picture = figure(plots.client_bars(values), "Accuracy per client") if values else ""
+    picture = figure(plots.client_bars(values), f"{capital(run.word)} per client") if values else ""
     sheet = run_sheet(run.summary, rows)
     listing = table(sheet, bars=bool(values))
     if len(rows) > 12:
@@ -330,13 +342,18 @@ def _split(run: _Run) -> str:
     clients = [part for part in run.split.get("clients") or () if part.get("counts")]
     if not clients:
         return ""
-    picture = plots.split_picture(
-        [part["counts"] for part in clients],
-        [str(part["id"]) for part in clients],
-        [str(name) for name in run.split.get("class_names") or ()] or None,
-    )
+    pictures = ""
+    for group in run.split.get("groups") or [dict(run.split) | {"clients": len(clients)}]:
+        own, clients = clients[: group["clients"]], clients[group["clients"] :]
+        picture = plots.split_picture(
+            [part["counts"] for part in own],
+            [str(part["id"]) for part in own],
+            [str(name) for name in group.get("class_names") or ()] or None,
+        )
+        title = f"<h3>{escape(str(group['data']))}</h3>" if "groups" in run.split else ""
+        pictures += title + figure(picture, "Training samples of each client by class")
     text = f"Training samples per class. Split {run.split['hash']}." if run.split.get("hash") else ""
-    return section("Who has which class", figure(picture, "Training samples of each client by class"), text)
+    return section("Who has which class", pictures, text)
 
 
 # --- the wire -------------------------------------------------------------------------------------------
@@ -446,6 +463,9 @@ def write_comparison(path: Path, comparison: Mapping[str, Any]) -> Path:
     baseline = str(comparison.get("baseline", "local"))
     notes = "".join(f"<p class='note'>{escape(note)}</p>" for note in sheet.notes)
     sections = [section("Methods", table(sheet) + notes)]
+    by_client = clients_sheet(comparison)
+    if by_client is not None:
+        sections.append(section(by_client.title, table(by_client)))
     if any(entry.get("difference") for entry in comparison["methods"]):
         picture = figure(plots.interval_picture(comparison), "Differences with their intervals")
         sections.append(
@@ -453,12 +473,13 @@ def write_comparison(path: Path, comparison: Mapping[str, Any]) -> Path:
         )
     curves = [_curve(entry) for entry in comparison["methods"] if entry.get("curve")]
     if curves:
-        picture = figure(plots.accuracy_over_rounds(curves, reference=baseline), "Accuracy over rounds")
+        title = f"{capital(measured(comparison.get('metrics')))} over rounds"
+        picture = figure(plots.accuracy_over_rounds(curves, reference=baseline), title)
         several = len(comparison.get("seeds") or ()) > 1
         text = "Mean over clients" + (
             " and seeds; the band is from the lowest seed to the highest." if several else "."
         )
-        sections.append(section("Accuracy over rounds", picture, text))
+        sections.append(section(title, picture, text))
     seeds = f"seeds {', '.join(map(str, comparison.get('seeds') or ()))}"
     view = VIEW_NAMES.get(comparison.get("view", "last"), "")
     write_whole(path, page(sheet.title, f"{seeds} · {view}", sections).encode())

@@ -27,6 +27,7 @@ VIEW_NAMES = {
     "best_by_test": "best round by test",
 }
 METHOD_NAMES = {"local": "Local"}
+METRIC_NAMES = {"mean_ap": "mean AP", "mean_iou": "mean IoU", "mean_recall": "mean recall"}
 
 # --- numbers for people ---------------------------------------------------------------------------------
 
@@ -78,6 +79,17 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def measured(metrics: Mapping[str, str] | None) -> str:
+    """What a mean over clients is a mean of: accuracy, another measure, or a score where clients have several."""
+    names = {*(metrics or {}).values()} or {"accuracy"}
+    return metric_name(names.pop()) if len(names) == 1 else "score"
+
+
+def metric_name(name: str) -> str:
+    """A measure in words."""
+    return METRIC_NAMES.get(name, name)
+
+
 def moment(when: str | None) -> str:
     """A moment of evaluation in words."""
     return NOTHING if when is None else MOMENT_NAMES.get(when, when)
@@ -123,21 +135,25 @@ class Sheet:
 
 def run_sheet(summary: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> Sheet:
     """One run, client by client: `clients` have an id and, where known, model, train, test, accuracy."""
+    metrics = (summary.get("accuracy") or {}).get("metrics") or {}
+    several = len({*metrics.values()}) > 1
     columns = (
         Column("client", "left"),
         Column("model", "left"),
         Column("train samples"),
         Column("test samples"),
-        Column("accuracy"),
+        *([Column("measured by", "left")] if several else []),
+        Column(measured(metrics)),
     )
     names = ("id", "model", "train", "test", "accuracy")
-    keys = tuple(tuple(client.get(name) for name in names) for client in clients)
-    rows = tuple(
-        (str(id), str(model or NOTHING), count(train), count(test), percent(accuracy))
-        for id, model, train, test, accuracy in keys
-    )
+    rows, keys = [], []
+    for client in clients:
+        id, model, train, test, accuracy = (client.get(name) for name in names)
+        by = [metric_name(metrics.get(id, NOTHING))] if several else []
+        keys.append((id, model, train, test, *by, accuracy))
+        rows.append((str(id), str(model or NOTHING), count(train), count(test), *by, percent(accuracy)))
     title = f"{summary.get('method', 'run')}, {count(summary.get('rounds'))} rounds"
-    return Sheet(title, columns, rows, headline(summary), keys).without_empty_columns()
+    return Sheet(title, columns, tuple(rows), headline(summary), tuple(keys)).without_empty_columns()
 
 
 def headline(summary: Mapping[str, Any]) -> tuple[str, ...]:
@@ -146,9 +162,9 @@ def headline(summary: Mapping[str, Any]) -> tuple[str, ...]:
     up, down = messages.get("up") or {}, messages.get("down") or {}
     coverage = accuracy.get("coverage") or len(accuracy.get("per_client") or {})
     lines = [
-        f"accuracy {percent(accuracy.get('last'))} ± {percent(accuracy.get('std_over_clients'))} over "
-        f"{count(coverage)} clients in the last round ({moment(accuracy.get('when'))}), "
-        f"worst tenth {percent(accuracy.get('worst_tenth'))}",
+        f"{measured(accuracy.get('metrics'))} {percent(accuracy.get('last'))} ± "
+        f"{percent(accuracy.get('std_over_clients'))} over {count(coverage)} clients in the last round "
+        f"({moment(accuracy.get('when'))}), worst tenth {percent(accuracy.get('worst_tenth'))}",
         f"per client and round: {count(up.get('scalars'))} scalars up ({size(up.get('bytes'))}), "
         f"{count(down.get('scalars'))} down ({size(down.get('bytes'))})",
         f"time per round: {duration(summary.get('seconds_per_round'))}",
@@ -165,8 +181,9 @@ def comparison_sheet(comparison: Mapping[str, Any]) -> Sheet:
     reference = METHOD_NAMES.get(baseline, baseline)
     columns = (
         Column("method", "left"),
-        Column("accuracy %"),
+        Column(f"{measured(comparison.get('metrics'))} %"),
         Column(f"against {reference}", "left"),
+        *([Column("Δ %")] if comparison.get("metrics") else []),
         Column("up"),
         Column("down"),
         Column("time"),
@@ -188,6 +205,7 @@ def _comparison_keys(entry: Mapping[str, Any]) -> tuple[SortKey, ...]:
         entry["method"],
         entry["accuracy"]["mean"],
         against.get("mean"),
+        *([entry["gain"]] if "gain" in entry else []),
         up,
         down,
         entry.get("seconds_per_round"),
@@ -211,10 +229,37 @@ def _comparison_row(entry: Mapping[str, Any], baseline: str) -> tuple[str, ...]:
         METHOD_NAMES.get(entry["method"], entry["method"]),
         shown if spread is None else f"{shown} ± {100 * spread:.2f}",
         NOTHING if entry["method"] == baseline else difference(against),
+        *([_gain(entry, baseline)] if "gain" in entry else []),
         count(messages["up"]["scalars"]),
         count(messages["down"]["scalars"]),
         duration(entry.get("seconds_per_round")),
     )
+
+
+def _gain(entry: Mapping[str, Any], baseline: str) -> str:
+    gain = entry["gain"]
+    return NOTHING if gain is None or entry["method"] == baseline else points(gain / 100)
+
+
+def clients_sheet(comparison: Mapping[str, Any]) -> Sheet | None:
+    """A row per client, with what it is measured by, and a column per method; None where all have an accuracy."""
+    metrics = comparison.get("metrics")
+    if not metrics:
+        return None
+    entries = ranked(comparison["methods"])
+    heads = [Column(METHOD_NAMES.get(entry["method"], entry["method"])) for entry in entries]
+    values = [[entry["per_client"].get(client) for entry in entries] for client in metrics]
+    names = [(client, metric_name(metric)) for client, metric in metrics.items()]
+    return Sheet(
+        "Client by client, in percent",
+        (Column("client", "left"), Column("measured by", "left"), *heads),
+        tuple((*name, *map(_hundredths, row)) for name, row in zip(names, values, strict=True)),
+        keys=tuple((*name, *row) for name, row in zip(names, values, strict=True)),
+    )
+
+
+def _hundredths(value: float | None) -> str:
+    return NOTHING if value is None else f"{100 * value:.2f}"
 
 
 def difference(against: Mapping[str, Any]) -> str:
@@ -225,9 +270,16 @@ def difference(against: Mapping[str, Any]) -> str:
     return f"{points(against['mean'])} {interval}{' tie' if against['tie'] else ''}"
 
 
+def data_name(config: Mapping[str, Any]) -> str | None:
+    """What an experiment runs on: its data set, or those of its federation, each once."""
+    groups = config.get("federation") or [config]
+    found = [group.get("data") for group in groups]
+    names = [data.get("name") if isinstance(data, Mapping) else data for data in found]
+    return ", ".join(dict.fromkeys(str(name) for name in names if name)) or None
+
+
 def _comparison_title(comparison: Mapping[str, Any]) -> str:
-    data, partition = comparison.get("data"), comparison.get("partition")
-    name = data.get("name") if isinstance(data, Mapping) else data
+    name, partition = data_name(comparison), comparison.get("partition")
     kind = partition.get("kind") if isinstance(partition, Mapping) else partition
     count_of = len(comparison["methods"])
     words = [
@@ -240,21 +292,32 @@ def _comparison_title(comparison: Mapping[str, Any]) -> str:
 
 def _comparison_notes(comparison: Mapping[str, Any], reference: str) -> tuple[str, ...]:
     seeds, view = comparison.get("seeds") or [], comparison.get("view", "last")
-    several = len(seeds) > 1
+    several, metrics = len(seeds) > 1, comparison.get("metrics")
     over = f"± the sample standard deviation over {len(seeds)} seeds" if several else "one seed"
     resampled = "seeds, then clients within a seed" if several else "clients of the one seed"
     level, draws = f"{100 * comparison.get('level', 0.95):g} %", count(comparison.get("draws"))
     notes = [
-        f"Accuracy: mean over clients, {VIEW_NAMES.get(view, view)}, {over}.",
+        f"{capital(measured(metrics))}: mean over clients, {VIEW_NAMES.get(view, view)}, {over}.",
         f"Against {reference}: paired difference in points with its {level} bootstrap interval, resampling "
         f"{resampled} ({draws} draws); a tie is an interval that holds 0.",
         "Up and down: scalars per client and round, for training. Time: mean per round.",
     ]
+    if metrics:
+        notes.insert(
+            2,
+            f"Δ %: the mean over clients of 100·(value − {reference}'s)/{reference}'s, each by its own measure; "
+            "this definition is inferred, not published.",
+        )
     moments = {entry.get("when") for entry in comparison["methods"]} - {None}
     if len(moments) > 1:
         each = ", ".join(f"{entry['method']} {moment(entry.get('when'))}" for entry in comparison["methods"])
         notes.append(f"The methods were not evaluated at the same moment: {each}.")
     return tuple(notes)
+
+
+def capital(word: str) -> str:
+    """With a capital letter in front; the others stay as they are."""
+    return word[0].upper() + word[1:]
 
 
 # --- renderings -----------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 View = Literal["last", "best_by_validation", "best_by_test"]
 VIEWS: tuple[View, ...] = get_args(View)
+ACCURACY = "accuracy"
 MOMENTS = ("after_aggregation", "after_training", "before")  # the headline is the first one logged
 
 
@@ -161,6 +162,9 @@ class Metrics:
 
     series: dict[Key, Series]
     held_out: dict[Key, Series]
+    names: dict[str, str] = field(
+        default_factory=dict
+    )  # client → what it is measured by, where not all by accuracy
 
     def headline(self, when: str | None = None, mode: str | None = None) -> Key | None:
         """The series a run is judged by; None when nothing was logged.
@@ -211,12 +215,15 @@ def read_metrics(path: Path) -> Metrics:
     """Read `metrics.jsonl`, given as such or by its folder. Of a value logged twice the later one counts."""
     path = path if path.suffix == ".jsonl" else path / "metrics.jsonl"
     numbers: dict[str, int] = {}
+    measures: dict[str, str] = {}
     columns: dict[tuple[bool, Key], _Columns] = defaultdict(_Columns)
     for number, record in read_lines(path):
         try:
             key = (str(record["when"]), str(record.get("mode") or "default"))
             client = numbers.setdefault(str(record["client"]), len(numbers))
             columns[bool(record.get("held_out")), key].add(client, record)
+            if part := record.get("test") or record.get("validation"):
+                measures[str(record["client"])] = str(part.get("metric", ACCURACY))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(f"{path}, line {number} is not a measurement: {error!r}") from None
     names = tuple(sorted(numbers, key=natural))
@@ -225,7 +232,9 @@ def read_metrics(path: Path) -> Metrics:
     series: dict[bool, dict[Key, Series]] = {False: {}, True: {}}
     for (held_out, key), column in columns.items():
         series[held_out][key] = column.series(names, order)
-    return Metrics(series[False], series[True])
+    mixed = bool({*measures.values()} - {ACCURACY})
+    others = {client: measures[client] for client in names if mixed and client in measures}
+    return Metrics(series[False], series[True], others)
 
 
 @dataclass
@@ -240,7 +249,7 @@ class _Columns:
 
     def add(self, client: int, record: Mapping[str, Any]) -> None:
         test, validation = record.get("test") or {}, record.get("validation") or {}
-        values = (_number(test, "accuracy"), _number(test, "samples"), _number(validation, "accuracy"))
+        values = (_score(test), _number(test, "samples"), _score(validation))
         self.round.append(int(record["round"]))
         self.client.append(client)
         for column, value in zip((self.accuracy, self.samples, self.validation), values, strict=True):
@@ -268,6 +277,11 @@ def _number(part: Mapping[str, Any], name: str) -> float:
     return math.nan if value is None else float(value)
 
 
+def _score(part: Mapping[str, Any]) -> float:
+    """The accuracy, or what the client's task has in its place."""
+    return _number(part, "score" if "score" in part else "accuracy")
+
+
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     """A sorting key that puts client 9 before client 10, and `site-9` before `site-10`."""
     chunks = re.findall(r"[0-9]+|[^0-9]+", name)
@@ -282,13 +296,16 @@ def summarise(source: Path | Metrics, when: str | None = None, mode: str | None 
 
     `last` is the mean over the clients evaluated in the last evaluated round, and `coverage` says how many
     they are. `best_by_validation` is the test accuracy of the round with the best mean validation accuracy.
-    Values are fractions rounded to six digits, None where undefined.
+    Values are fractions rounded to six digits, None where undefined. Where clients have tasks without an accuracy
+    their task's score is in its place, and `metrics` says by client which one that is.
     """
     metrics = source if isinstance(source, Metrics) else read_metrics(source)
     key = metrics.headline(when, mode)
     series = metrics.series.get(key) if key else None
     block: dict[str, Any] = {"when": key[0] if key else None, "mode": key[1] if key else None}
     block |= _views(series)
+    if metrics.names:
+        block["metrics"] = {client: metrics.names[client] for client in block["per_client"]}
     if key and key in metrics.held_out:
         held_out = metrics.held_out[key].scores("last")
         block["held_out"] = {"clients": len(held_out.clients), "last": rounded(held_out.mean())}
@@ -482,6 +499,7 @@ class _Result:
     messages: dict[str, Any]
     seconds: float | None
     about: dict[str, Any]
+    names: dict[str, str]
 
 
 def compare_runs(
@@ -507,15 +525,50 @@ def compare_runs(
         raise RunError("there is nothing to compare: give the folders of at least two runs")
     groups = _group(results)
     reference = {seed: run.scores.per_client() for seed, run in groups.get(baseline, {}).items()}
+    names = next((run.names for run in results if run.names), {})
     methods = []
     for method, group in groups.items():
         own = {seed: run.scores.per_client() for seed, run in group.items()}
         stream = rng.child("bootstrap", method).numpy()
         against = None if method == baseline else difference(own, reference, stream, draws, level)
         methods.append(_method_entry(method, list(group.values()), against))
+        if names:
+            methods[-1] |= {"gain": rounded(relative_gain(own, reference)), "per_client": _over_seeds(own)}
     seeds = sorted({run.seed for run in results}, key=natural)
-    measure = {"view": view, "level": level, "draws": draws, "baseline": baseline, "seeds": seeds}
+    measure: dict[str, Any] = {
+        "view": view,
+        "level": level,
+        "draws": draws,
+        "baseline": baseline,
+        "seeds": seeds,
+    }
+    if names:
+        compared = {client for entry in methods for client in entry["per_client"]}  # held-out clients are not
+        measure["metrics"] = {client: name for client, name in names.items() if client in compared}
     return results[0].about | measure | {"methods": methods}
+
+
+def relative_gain(
+    method: Mapping[str, Mapping[str, float]], baseline: Mapping[str, Mapping[str, float]]
+) -> float | None:
+    """Δ %: the mean over clients, then seeds, of 100·(value − baseline)/baseline, whatever each is measured by.
+
+    INFERRED from the Δ of FedMuscle's tables, whose definition was not at hand. Clients whose baseline is 0 are
+    left out.
+    """
+    means = []
+    for seed in sorted(method.keys() & baseline.keys()):
+        both = method[seed].keys() & {client for client, value in baseline[seed].items() if value > 0}
+        gains = [100 * (method[seed][one] / baseline[seed][one] - 1) for one in sorted(both, key=natural)]
+        means += [math.fsum(gains) / len(gains)] if gains else []
+    return math.fsum(means) / len(means) if means else None
+
+
+def _over_seeds(values: Mapping[str, Mapping[str, float]]) -> dict[str, float | None]:
+    """The mean over seeds of every client."""
+    clients = sorted({client for seed in values.values() for client in seed}, key=natural)
+    rows = {client: [seed[client] for seed in values.values() if client in seed] for client in clients}
+    return {client: rounded(math.fsum(row) / len(row)) for client, row in rows.items()}
 
 
 def _read_result(folder: Path, label: str | None, view: View, when: str | None) -> _Result:
@@ -538,8 +591,14 @@ def _read_result(folder: Path, label: str | None, view: View, when: str | None) 
         curve=series.curve(label or method) if series else None,
         messages=messages_block(folder / "ledger.jsonl"),
         seconds=seconds_per_round(folder / "timing.jsonl"),
-        about={name: config.get(name) for name in ("data", "partition")},
+        about={name: config.get(name) for name in ("data", "partition")} | _federation(config),
+        names=metrics.names,
     )
+
+
+def _federation(config: Mapping[str, Any]) -> dict[str, Any]:
+    groups = config.get("federation")
+    return {"federation": [{"data": group.get("data")} for group in groups]} if groups else {}
 
 
 def _group(results: Sequence[_Result]) -> dict[str, dict[str, _Result]]:

@@ -1,0 +1,243 @@
+"""Public data: the same samples for everyone, each in the form it can read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from potluck.client import Card
+from potluck.data import Dataset, from_arrays, load
+from potluck.errors import ConfigError
+from potluck.experiment import Experiment
+from potluck.message import tensor
+from potluck.method import Method, client_step
+from potluck.method import _registry as registry
+from potluck.public import check_same_ids
+from potluck.runs import resume, run
+from potluck.task import Task
+from potluck.testing import Played, Taped, check_method
+from potluck.training import collect, fit
+
+PARTITION = {"kind": "iid", "clients": 1, "test": 0.3}
+WORDS = {"zero": 2, "one": 3, "two": 4, "the": 5, "digit": 6}
+
+
+class Meeting(Method):
+    """Clients meet in the mean of their representations of public samples; whoever lacks a sample is left out."""
+
+    tasks = "any"
+    needs_public_data = True
+    card_fields = ("width",)
+    stays = ("data", "labels", "model", "head")
+
+    def client_state(self, task, model):
+        return {"model": model, "target": torch.zeros(8, model.rep_dim)}
+
+    def round(self, server, clients):
+        order = server.public.order(server.round, 8)
+        replies = clients.ask(self.represent)
+        means = torch.stack([replies[client]["z"] for client in replies]).nan_to_num().mean(0)
+        assert all((replies[client]["rows"] == torch.from_numpy(order[0])).all() for client in replies)
+        clients.ask(self.meet, down={"mean": means})
+
+    @client_step(up={"z": tensor("8, d", "representations"), "rows": tensor("8", "rows", dtype=torch.long)})
+    def represent(self, client):
+        fit(client, self.loss)
+        rows = client.public.order(client.round, 8)[0]
+        [z] = collect(client, partial(self.read, client), rows=rows, source=client.public.source)
+        return {"z": z, "rows": client.numbers(rows)}
+
+    def read(self, client, batch):
+        return client["model"].features(batch.x) * client.public.mask[batch.id].unsqueeze(1)
+
+    @client_step(down={"mean": tensor("8, d", "the mean")})
+    def meet(self, client, down):
+        client["target"].value.copy_(down["mean"])
+        stream = client.public.stream(client.round, 8)
+        fit(client, self.align, streams={"public": replace(stream, order=stream.order[:1])}, train=["model"])
+
+    def align(self, client, batch):
+        there = client.public.mask[batch.id].float()
+        gap = (client["model"].features(batch.x) - client["target"].value).square().mean(1)
+        return (gap * there).sum() / there.sum().clamp_min(1)
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch):
+    """The method is registered in these tests alone."""
+    monkeypatch.setattr(Meeting, "name", "meeting-on-public-data")
+    monkeypatch.setitem(registry, "meeting-on-public-data", Meeting)
+
+
+def few(name: str, rows: int = 40) -> Dataset:
+    data = load(name)
+    strata = data.strata[:rows] if data.strata is not None else None
+    return replace(data, x=data.x[:rows], y=data.y[:rows], strata=strata, train_rows=rows)
+
+
+def texts(words: Any = WORDS) -> Dataset:
+    y = np.arange(40) % 3
+    return replace(from_arrays(np.stack([y + 2, y + 5], 1), y, vocabulary=8, name="texts"), words=words)
+
+
+def paired(**changes: Any) -> Dataset:
+    """Captioned digits of which every fourth has lost its caption."""
+    data = load("digits-captions")
+    kept = tuple("" if row % 4 == 0 else text for row, text in enumerate(data.texts or ()))
+    return replace(data, texts=kept, **changes)
+
+
+def mixed(**changes: Any) -> Experiment:
+    sets = [(few("digits-attributes"), "conv-small"), (few("digits-segments"), "conv-dense")]
+    sets += [(texts(), "text-mean"), (few("digits-captions"), "dual-small")]
+    values: dict[str, Any] = {
+        "federation": [{"data": data, "partition": PARTITION, "models": model} for data, model in sets],
+        "models": {"rep_dim": 16},
+        "method": "meeting-on-public-data",
+        "public": {"data": paired(), "samples": 20},
+        "training": {"rounds": 2, "batch_size": 16},
+        "engine": {"device": "cpu", "workers": 1},
+    }
+    return Experiment.make(**values | changes)
+
+
+def test_everyone_means_the_same_samples():
+    world = mixed().world()
+    views = [world.public(client) for client in world.ids]
+    rows = views[0].ids
+    assert len(rows) == 20
+    assert all(np.array_equal(view.ids, rows) for view in views)
+    assert (np.diff(rows) > 0).all()
+    digits = load("digits")
+    image, segment, text, pair = (world.build_client(client).public for client in world.ids)
+    assert torch.equal(image.source.x, digits.x[rows])
+    prepared = image.source.take(torch.arange(20)).x
+    assert torch.allclose(prepared, (digits.x[rows] - 0.3053) / 0.3761, atol=1e-6)
+    assert segment.source.x.shape == (20, 1, 16, 16)
+    named = {"zero": 2, "one": 3, "two": 4}
+    for place, row in enumerate(rows):
+        told = set(paired().texts[row].split()) & set(named)
+        assert {int(token) for token in text.source.x[place]} & {2, 3, 4} <= {named[word] for word in told}
+    assert text.mask.tolist() == pair.mask.tolist() == (rows % 4 != 0).tolist()
+    assert image.mask.all()
+    assert torch.allclose(pair.source.x[:, :64], prepared.flatten(1), atol=1e-6)
+    assert torch.equal(pair.source.x[pair.mask][:, 64:], load("digits-captions").x[rows[rows % 4 != 0], 64:])
+
+
+def test_the_order_is_shared_and_drawn_anew_every_round():
+    world = mixed().world()
+    server, clients = world.server(), [world.build_client(client) for client in world.ids]
+    first, second = (server.public.order(round_, 8, passes=2) for round_ in (1, 2))
+    assert [len(batch) for batch in first] == [8] * 4  # the short last batch of a pass is left out
+    assert not np.array_equal(np.stack(first), np.stack(second))
+    for client in clients:
+        assert np.array_equal(np.stack(client.public.order(1, 8, 2)), np.stack(first))
+    other = mixed(seed=1).world().server()
+    assert not np.array_equal(other.public.ids, server.public.ids)
+
+
+def test_runs_resume_and_steps_can_be_captured(tmp_path):
+    whole = run(mixed(), out=tmp_path / "one")
+    two = run(mixed(engine={"device": "cpu", "workers": 2}), out=tmp_path / "two")
+    assert (whole.folder / "metrics.jsonl").read_bytes() == (two.folder / "metrics.jsonl").read_bytes()
+    plain, taped = Played(mixed().world()), Played(mixed().world(), Taped)
+    for played in (plain, taped):
+        for _ in range(3):
+            assert not played.round(played.world.ids).failures
+    for client in plain.world.ids:
+        left, right = plain.client(client), taped.client(client)
+        assert left is not None
+        assert right is not None
+        assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_method_on_public_data_keeps_the_contract():
+    check_method("meeting-on-public-data")
+
+
+def test_a_file_names_it_and_a_method_that_needs_none_ignores_it(tmp_path):
+    values = {"data": "digits", "partition": PARTITION, "models": {"pool": "mlp-small", "rep_dim": 16}}
+    asked = Experiment.make(
+        **values,
+        method="meeting-on-public-data",
+        public={"data": "digits", "samples": 30},
+        training={"rounds": 1},
+    )
+    result = run(asked, out=tmp_path / "a")
+    again = Experiment.load(result.folder / "config.yaml")
+    assert again.to_yaml() == (result.folder / "config.yaml").read_text()
+    assert again.public is not None
+    assert resume(result.folder).accuracy == result.accuracy
+    local = asked.variant(method="local").world()
+    assert local.public() is None
+    assert "public" not in local.card("0").extra
+
+
+def test_images_are_brought_to_a_clients_size_and_colours():
+    colours = load("digits").x.repeat(1, 3, 2, 2)
+    colours[:, 0] = 0
+    public = replace(load("digits"), x=colours, task=Task("classification", 10, (3, 16, 16)))
+    world = mixed(federation=[{"data": few("digits"), "partition": PARTITION, "models": "mlp-small"}],
+                  public={"data": public, "samples": 9}).world()  # fmt: skip
+    seen = world.public("0").source.x
+    assert seen.shape == (9, 1, 8, 8)
+    assert float(seen.mean()) == pytest.approx(float(colours[world.public("0").ids].mean()), abs=0.02)
+
+
+NO_WORDS = [{"data": texts(words=None), "partition": PARTITION, "models": "text-mean"}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"public": None}, "meeting-on-public-data needs public data; name some"),
+        (
+            {"public": {"data": "digits"}},
+            "meeting-on-public-data: client 2 can read nothing of the public data",
+        ),
+        (
+            {"public": {"data": "digits", "samples": 2000}},
+            "public.samples: 2000 are asked for, data set 'digits' has",
+        ),
+        ({"public": {"data": "digits", "sample": 3}}, "unknown key 'public.sample'; did you mean 'samples'"),
+        ({"public": {"samples": 3}}, "the key 'public.data' is missing"),
+        ({"federation": NO_WORDS}, "data set 'texts' does not say which word has which number"),
+    ],
+)
+def test_what_cannot_work_is_said_in_a_sentence(changes, sentence):
+    with pytest.raises(ConfigError) as error:
+        mixed(**changes).world()
+    assert str(error.value).startswith(sentence)
+
+
+def test_a_batch_larger_than_the_public_data_is_refused():
+    view = mixed().world().public()
+    assert view is not None
+    with pytest.raises(
+        ConfigError, match=r"method.batch of 21 samples is larger than the public data, which has 20"
+    ):
+        view.check_batch(21, "method.batch")
+    with pytest.raises(ConfigError, match="a public batch of 32 samples is larger"):
+        view.stream(1, 32)
+
+
+def test_other_ids_on_one_side_are_refused():
+    world = mixed().world()
+    own = world.public()
+    assert own is not None
+    check_same_ids(own, world.cards)
+    theirs = replace(own, ids=own.ids + 1)
+    card = Card("3", 9, world.task, {"public": theirs.fingerprint})
+    with pytest.raises(ConfigError, match="client 3 has public samples with other ids than the server"):
+        check_same_ids(own, {"3": card})
+
+
+def test_a_holder_without_public_data_says_so():
+    world = mixed(method="local").world()
+    with pytest.raises(ConfigError, match="there is no public data here"):
+        _ = world.build_client("0").public
