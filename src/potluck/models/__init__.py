@@ -9,7 +9,9 @@
 from potluck.models import (  # noqa: F401  importing them registers their models
     cnn,
     dense,
+    efficientnet,
     googlenet,
+    hf,
     mobilenet,
     pairs,
     resnet,

@@ -1,0 +1,169 @@
+"""Models through transformers and peft: contract, what is trained, weights from a folder, sentences."""
+
+import importlib
+import importlib.util
+import sys
+
+import pytest
+import torch
+
+from potluck.errors import ModelError
+from potluck.models import ModelPool, build, hf
+from potluck.rng import Rng
+from potluck.tape import _Recorder
+from potluck.task import Task
+
+CIFAR10 = Task("classification", 10, (3, 32, 32))
+FASHION = Task("classification", 10, (1, 28, 28))
+NEWS = Task("text-classification", 20, (12,), vocabulary=50)
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+TINY = {
+    "hf-vit": SMALL | {"patch_size": 8},
+    "hf-segformer": {
+        "hidden_sizes": [4, 8, 12, 16],
+        "depths": [1, 1, 1, 1],
+        "num_attention_heads": [1, 1, 2, 2],
+    },
+    "hf-bert": SMALL,
+    "hf-distilbert": {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32},
+}
+CASES = [(name, task) for name in ("hf-vit", "hf-segformer") for task in (CIFAR10, FASHION)]
+CASES += [("hf-bert", NEWS), ("hf-distilbert", NEWS)]
+
+installed = all(importlib.util.find_spec(name) for name in ("transformers", "peft"))
+needs_extra = pytest.mark.skipif(not installed, reason="the extra [transformers] is not installed")
+
+
+def tiny(name, task, rep_dim=None, **options):
+    with Rng(0).as_default():
+        return build({"name": name, "config": TINY[name], **options}, task, rep_dim)
+
+
+def inputs(task, samples=3):
+    if task.vocabulary:
+        return torch.randint(1, task.vocabulary, (samples, *task.input), generator=Rng(1).generator())
+    return torch.randn(samples, *task.input, generator=Rng(1).generator())
+
+
+def trained(model):
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def test_the_extra_is_imported_only_when_a_model_is_built(monkeypatch):
+    for name in ("transformers", "peft"):
+        monkeypatch.setitem(sys.modules, name, None)
+    importlib.reload(hf)
+    with pytest.raises(
+        ModelError, match=r"need the package transformers: pip install 'potluck\[transformers\]'"
+    ):
+        build("hf-vit", CIFAR10)
+
+
+@needs_extra
+@pytest.mark.parametrize(("name", "task"), CASES)
+@pytest.mark.parametrize("rep_dim", [None, 6])
+def test_contract_and_what_is_trained(name, task, rep_dim):
+    model = tiny(name, task, rep_dim)
+    x = inputs(task)
+    assert model.features(x).shape == (3, rep_dim or 16)
+    assert model(x).shape == (3, task.classes)
+    own = {"head.weight", "head.bias"} | ({"resize.weight", "resize.bias"} if rep_dim else set())
+    lora = trained(model) - own
+    assert own < trained(model)
+    assert lora
+    assert all(".lora_A." in key or ".lora_B." in key for key in lora)
+    assert all(
+        part.shape[0 if "lora_A" in key else 1] == 16 for key, part in model.named_parameters() if key in lora
+    )
+    model(x).square().sum().backward()
+    assert {key for key, part in model.named_parameters() if part.grad is not None} == trained(model)
+
+
+@needs_extra
+def test_lora_starts_as_the_network_itself_and_can_be_left_out():
+    x = inputs(CIFAR10)
+    plain, with_lora = tiny("hf-vit", CIFAR10, lora=0), tiny("hf-vit", CIFAR10, lora=4)
+    assert trained(plain) == {name for name, _ in plain.named_parameters()}
+    torch.testing.assert_close(plain.eval().features(x), with_lora.eval().features(x))
+
+
+@needs_extra
+@pytest.mark.parametrize("name", ["hf-bert", "hf-distilbert"])
+def test_padding_changes_nothing(name):
+    model = tiny(name, NEWS).eval()
+    x = inputs(NEWS)
+    x[:, 7:] = 0
+    short = tiny(name, Task("text-classification", 20, (7,), vocabulary=50)).eval()
+    torch.testing.assert_close(model(x), short(x[:, :7]), rtol=1e-4, atol=1e-5)
+    assert bool(model(torch.zeros_like(x)).isfinite().all())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert bool(model(torch.zeros_like(x)).isfinite().all())
+
+
+@needs_extra
+@pytest.mark.parametrize(("name", "task"), CASES)
+def test_a_step_reads_nothing_back(name, task):
+    model, x = tiny(name, task), inputs(task)
+    with _Recorder():
+        model(x).square().sum().backward()
+
+
+@needs_extra
+@pytest.mark.parametrize(("name", "task"), [("hf-vit", CIFAR10), ("hf-bert", NEWS)])
+def test_weights_from_a_folder(name, task, tmp_path):
+    source = tiny(name, task, lora=0).eval()
+    source.network.save_pretrained(tmp_path)
+    with Rng(9).as_default():
+        model = build({"name": name, "weights": str(tmp_path)}, task).eval()
+    torch.testing.assert_close(model.features(inputs(task)), source.features(inputs(task)))
+    assert any("lora_A" in key for key in trained(model))
+    pool = ModelPool({"name": name, "weights": str(tmp_path)})
+    assert pool.parameters(pool.keys[0], task) == sum(part.numel() for part in model.parameters())
+
+
+@needs_extra
+def test_images_are_brought_to_the_size_of_the_weights(tmp_path):
+    tiny("hf-vit", CIFAR10, lora=0).network.save_pretrained(tmp_path)
+    model = build({"name": "hf-vit", "weights": str(tmp_path)}, FASHION)
+    assert model.size == (32, 32)
+    assert model(inputs(FASHION)).shape == (3, 10)
+
+
+@needs_extra
+def test_the_tokenizer_of_a_folder(tmp_path):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    ids, vocabulary = hf.tokenize(str(tmp_path), ["good film", "unheard of bad film film film"], 5)
+    assert vocabulary == 8
+    assert ids.tolist() == [[2, 5, 7, 3, 0], [2, 1, 1, 6, 3]]
+
+
+@needs_extra
+def test_bad_input_is_one_sentence(tmp_path):
+    weights = tmp_path / "bert"
+    tiny("hf-bert", NEWS, lora=0).network.save_pretrained(weights)
+    (tmp_path / "empty").mkdir()
+    other = Task("text-classification", 20, (12,), vocabulary=99)
+    for entry, task, sentence in [
+        ({"name": "hf-bert", "weights": str(tmp_path / "none")}, NEWS, "there is no folder"),
+        ({"name": "hf-bert", "weights": str(tmp_path / "empty")}, NEWS, "has no config.json"),
+        ({"name": "hf-bert", "weights": str(weights)}, other, "know 50 token ids, the task has 99"),
+        ({"name": "hf-distilbert", "weights": str(weights)}, NEWS, "those of a bert, expected distilbert"),
+        ({"name": "hf-bert", "weights": str(weights), "config": {}}, NEWS, "weights bring their own"),
+        ({"name": "hf-bert", "config": {"hiden_size": 8}}, NEWS, "bert has no setting 'hiden_size'"),
+        ({"name": "hf-bert", "config": SMALL, "lora": -1}, NEWS, "lora is -1"),
+        (
+            {"name": "hf-bert", "config": SMALL | {"max_position_embeddings": 8}},
+            NEWS,
+            "12 tokens, .* 8 at most",
+        ),
+    ]:
+        with pytest.raises(ModelError, match=sentence):
+            build(entry, task)
+    with pytest.raises(ModelError, match="has no tokenizer"):
+        hf.tokenize(str(weights), ["text"], 4)
+    (weights / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="could not be loaded"):
+        build({"name": "hf-bert", "weights": str(weights)}, NEWS)
