@@ -4,17 +4,17 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test wheel clean
+.PHONY: help install demo check test test-faults wheel clean
 
 help:  ## show this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "potluck needs Python 3.11 or newer; found $$($(PYTHON) --version). Set PYTHON=/path/to/python3.11"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing potluck and what it needs into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower]'
 	@touch $@
 
 install: $(STAMP)  ## build .venv
@@ -29,6 +29,9 @@ check: $(STAMP)  ## lint, formatting, types
 
 test: check  ## all checks and tests
 	@$(BIN)/python -m pytest
+
+test-faults: $(STAMP)  ## federations of real processes on Flower, with kills (about ten minutes)
+	@$(BIN)/python -m pytest tests/flower -m faults
 
 wheel: $(STAMP)  ## build the wheel into dist/
 	@$(BIN)/python -m build --wheel --outdir dist

@@ -351,6 +351,102 @@ def _show_comparison(screen: Screen, result: ComparisonResult) -> None:
     )
 
 
+# --- a real federation ----------------------------------------------------------------------------------
+
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Plain text; on this machine (127.0.0.1) that is the default.")
+]
+Ca = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="TLS: the certificate of the authority both sides trust.")
+]
+
+
+@command
+def serve(
+    experiment: ExperimentFile,
+    overrides: Overrides = None,
+    address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where clients join; a SuperLink there is used.")
+    ] = "127.0.0.1:8000",
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="The run folder; a run there goes on. Default: runs/<name>."),
+    ] = None,
+    insecure: Insecure = False,
+    ca: Ca = None,
+    certificate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="TLS: the server's certificate.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(metavar="FILE", help="TLS: the server's private key.")] = None,
+    node_keys: Annotated[
+        bool, typer.Option("--node-keys", help="Take in only nodes whose key was registered with Flower.")
+    ] = False,
+    json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Run an experiment with clients that join over the network, on Flower.
+
+    Started again after a crash, the same command goes on with the same run.
+    """
+    from potluck.engine.flower.processes import Security
+    from potluck.engine.flower.serve import serve as play
+    from potluck.experiment import Experiment
+
+    chosen = Experiment.load(experiment, overrides or ())
+    security = Security(insecure, ca, certificate, key, node_keys=node_keys)
+    folder = out or RUNS / chosen.name
+    try:
+        _watched(
+            Screen(json), chosen.method.name, lambda watcher: play(chosen, folder, address, security, watcher)
+        )
+    except KeyboardInterrupt as error:
+        raise Stopped(["potluck", *sys.argv[1:]]) from error
+
+
+@command
+def join(
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the server is.")],
+    client: Annotated[str, typer.Option(metavar="ID", help="This client's id in the experiment.")],
+    model: Annotated[
+        str, typer.Option(metavar="FILE.py:FUNCTION", help="Gives the model: a torch.nn.Module, or a name.")
+    ],
+    data: Annotated[
+        str,
+        typer.Option(metavar="FILE.py:FUNCTION", help="Gives the data: {'train': (x, y), 'test': (x, y)}."),
+    ],
+    home: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where this client keeps its state. Default: sites/<id>."),
+    ] = None,
+    accept: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Do and send only what this agreement allows.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda:0.")] = "cpu",
+    insecure: Insecure = False,
+    ca: Ca = None,
+    node_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="This node's private key, registered with the server.")
+    ] = None,
+    simulated: Annotated[
+        bool,
+        typer.Option(
+            "--simulated", help="Noise from the experiment's seed, which the server knows: for tests."
+        ),
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Take part in a federation with a model and data of one's own; the server sees neither."""
+    from potluck.engine.flower.join import Joining, default_home
+    from potluck.engine.flower.join import join as take_part
+    from potluck.engine.flower.processes import Security
+
+    screen = Screen(json=False)
+    security = Security(insecure, ca, node_key=node_key)
+    place = (home or default_home(client)).resolve()
+    joining = Joining(server, client, model, data, place, security, accept, device, simulated)
+    take_part(joining, lambda sentence: screen.err.print(sentence, soft_wrap=True))
+
+
 # --- looking without running ----------------------------------------------------------------------------
 
 

@@ -57,6 +57,21 @@ class IndexFile(Settings):
     file: Path
 
 
+class Sites(Settings):
+    """No split: every client brings its own data to a federation: `partition: {sites: [north, south]}`."""
+
+    sites: tuple[str, ...] = Field(min_length=1)  # the clients, by the ids they join with
+    classes: int = Field(ge=2)  # of the task; a site may hold samples of fewer
+
+    @field_validator("sites", mode="before")
+    @classmethod
+    def _ids_as_text(cls, value: Any) -> Any:
+        ids = [str(one) for one in value] if isinstance(value, list | tuple) else value
+        if isinstance(ids, list) and len(set(ids)) < len(ids):
+            raise ValueError("a client is named twice")
+        return ids
+
+
 class ModelSettings(Settings):
     """The clients' models: one entry, a list dealt out in turn, or a mapping from client to entry.
 
@@ -79,7 +94,7 @@ class Group(Settings):
     """Clients of a federation that share a data set, and with it a task; their models as in `models.pool`."""
 
     data: DataConfig | Dataset = DataConfig()
-    partition: PartitionConfig | IndexFile | Split
+    partition: PartitionConfig | IndexFile | Sites | Split
     models: Any
 
     @property
@@ -139,6 +154,8 @@ class EngineSettings(Settings):
         return value
 
     streams: int | Literal["auto"] = "auto"  # on a GPU: queues the clients of a cohort are spread over
+    deadline: float = Field(default=600.0, gt=0)  # of a federation: seconds a client has for an exchange
+    patience: float = Field(default=600.0, gt=0)  # of a federation: seconds to wait for clients to join
     memory: str = "auto"  # for stored client states, device and host together; the rest goes to disk
 
     @field_validator("memory", mode="before")
@@ -232,7 +249,7 @@ class Experiment(Settings):
 
     name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     data: DataConfig | Dataset = DataConfig()
-    partition: PartitionConfig | IndexFile | Split | None = None
+    partition: PartitionConfig | IndexFile | Sites | Split | None = None
     models: ModelSettings = ModelSettings()
     federation: tuple[Group, ...] = ()  # groups of clients in place of data, partition and models.pool
     public: PublicSettings | None = None
@@ -378,6 +395,8 @@ class Experiment(Settings):
 
     def load_data(self, labels_only: bool = False) -> Data:
         """The data set, or that of each group of a federation; groups that name the same one share it."""
+        if isinstance(self.partition, Sites):
+            raise ConfigError("the data of this experiment are at its sites: run it with potluck serve")
         found: list[tuple[DataConfig | Dataset, Dataset]] = []
         for group in self.groups:
             known = next((data for config, data in found if _alike(config, group.data)), None)
@@ -404,7 +423,14 @@ class Experiment(Settings):
             return group.partition
         if isinstance(group.partition, IndexFile):
             return from_index_file(self._folder / group.partition.file, data)
+        if isinstance(group.partition, Sites):
+            raise ConfigError("the sites of this experiment split nothing: each brings its own data")
         return make_split(data, group.partition, rng)
+
+    def pool(self) -> ModelPool:
+        """The models the experiment names."""
+        chosen = self.models
+        return ModelPool(chosen.pool, chosen.rep_dim, order=chosen.order, adapter=chosen.adapter)
 
     def world(self, data: Data | None = None, split: Split | None = None) -> World:
         """The world this experiment runs in, checked by its method."""
@@ -472,7 +498,7 @@ class Experiment(Settings):
         """Which client brings which model; the groups of a federation deal out theirs among their own clients."""
         settings = self.models
         if not self.federation:
-            pool = ModelPool(settings.pool, settings.rep_dim, order=settings.order, adapter=settings.adapter)
+            pool = self.pool()
             pool.cover(client.id for client in split.clients)
             return pool
         entries: dict[str, Any] = {}
@@ -495,7 +521,8 @@ def _with_blocks(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     if isinstance(values.get("data"), str):
         values["data"] = {"name": values["data"]}
     if isinstance(values.get("partition"), dict):
-        kind = IndexFile if "file" in values["partition"] else PartitionConfig
+        kinds: dict[str, type[BaseModel]] = {"file": IndexFile, "sites": Sites}
+        kind = next((kinds[key] for key in kinds if key in values["partition"]), PartitionConfig)
         values["partition"] = _block(kind, f"{where}partition", values["partition"])
     if isinstance(values.get("data"), dict):
         values["data"] = _block(DataConfig, f"{where}data", values["data"])

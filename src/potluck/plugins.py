@@ -41,6 +41,23 @@ def _import_file(file: Path) -> None:
         raise
 
 
+def load_function(name: str) -> Callable[..., Any]:
+    """The function behind `file.py:function` or `module:function`."""
+    home, _, _ = name.rpartition(":")
+    if not home.endswith(".py"):
+        return find_function(name)
+    try:
+        _import_file(Path(home))
+    except Exception as error:
+        raise ConfigError(f"{home} cannot be loaded: {type(error).__name__}: {error}") from error
+    key = name.removeprefix(f"{home}:")
+    function = getattr(sys.modules[f"{_PREFIX}{Path(home).resolve()}"], key, None)
+    if not callable(function):
+        raise ConfigError(f"{name!r}: there is no function {key!r} in {home}")
+    found: Callable[..., Any] = function
+    return found
+
+
 def find_function(name: str) -> Callable[..., Any]:
     """The function behind `module:function`; a plugin file goes by its name without `.py`."""
     home, colon, key = name.partition(":")

@@ -115,12 +115,16 @@ class Run:
         folder: RunFolder,
         world: World,
         watcher: Watcher | None = None,
+        engine: Engine | None = None,
     ) -> None:
+        """`engine`: one that keeps the clients' states itself, wherever they are."""
         self.experiment, self.folder, self.world = experiment, folder, world
         self.watcher = watcher or Watcher()
         self.method = world.method
-        self.engine, self.store = make_engine(
-            world, experiment, StateFiles(folder / "checkpoints"), self.watcher.notice
+        self.engine, self.store = (
+            (engine, ClientStore())
+            if engine is not None
+            else make_engine(world, experiment, StateFiles(folder / "checkpoints"), self.watcher.notice)
         )
         self.rounds = Rounds(world, self.engine, name=experiment.name)
         self.server = self.rounds.server
@@ -488,7 +492,7 @@ def _tuned(
 
 def write_start(folder: RunFolder, experiment: Experiment, world: World) -> None:
     """What a run folder holds from the start; the configuration last, as the sign that all is there."""
-    world.split.save(folder / "split.json", [(ground.data, ground.clients) for ground in world.grounds])
+    world.save_split(folder / "split.json")
     write_json(folder / "contract.json", explain_world(world))
     write_json(folder / "environment.json", environment(experiment, world))
     write_whole(folder / "config.yaml", experiment.to_yaml().encode())

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -252,6 +253,10 @@ class World:
             own = [part for part in self.split.clients if self._places[part.id] == place]
             self._global_tests[place] = _global_test(self.grounds[place].data, own)
         return self._global_tests[place]
+
+    def save_split(self, path: Path) -> None:
+        """Write down who has which rows, and how many of which class."""
+        self.split.save(path, [(ground.data, ground.clients) for ground in self.grounds])
 
     def server(self) -> Server:
         """The server in its initial state."""

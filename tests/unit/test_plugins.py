@@ -10,7 +10,7 @@ import yaml
 
 from potluck.errors import ConfigError
 from potluck.experiment import Experiment
-from potluck.plugins import find_function
+from potluck.plugins import find_function, load_function
 from potluck.settings import per_client
 from potluck.weighting import rules, weigh
 
@@ -76,3 +76,18 @@ def test_a_setting_of_every_client() -> None:
         per_client({"x": 1, "z": 1}, ids, "key")
     with pytest.raises(ConfigError, match="key names client 'q', which does not exist"):
         per_client({"x": 1, "y": 1, "z": 1, "q": 1}, ids, "key")
+
+
+def test_a_function_may_be_named_with_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "site.py"
+    file.write_text("def build():\n    return 7\n")
+    assert load_function(f"{file}:build")() == 7
+    assert load_function("math:sqrt")(4) == 2
+    (tmp_path / "broken.py").write_text("1 / 0")
+    for name, sentence in {
+        f"{file}:load": "there is no function 'load'",
+        f"{tmp_path}/broken.py:build": "broken.py cannot be loaded: ZeroDivisionError",
+        f"{tmp_path}/none.py:build": "cannot be loaded: FileNotFoundError",
+    }.items():
+        with pytest.raises(ConfigError, match=sentence):
+            load_function(name)

@@ -16,7 +16,10 @@ from potluck.state import Report
 class Stamp:
     """Where a request belongs, so that a client can tell a repeat, a new attempt and a lost round apart.
 
-    `accepted` is the last round whose work the server took from this client, 0 if none.
+    `accepted` is the last round whose work the server took from this client, 0 if none. `incarnation` counts the
+    starts of a server whose clients outlive it: work it did not take before it ended is undone, as with a new
+    attempt. `settled` tells a client that no engine settles for that the round is over: what was not accepted is
+    not to be looked at either.
     """
 
     experiment: str
@@ -24,6 +27,8 @@ class Stamp:
     attempt: int
     exchange: int
     accepted: int
+    incarnation: int = 0
+    settled: bool = False
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,14 @@ class Rounds:
         self.world, self.engine, self.name = world, engine, name
         self.server = server if server is not None else world.server()
         self.accepted: dict[ClientId, int] = {}
+        self.incarnation = 0
         self.gate = Gate()
 
     def stamp(self, client: ClientId, round_: int, attempt: int, exchange: int = 0) -> Stamp:
         """Where a request to a client belongs."""
-        return Stamp(self.name, round_, attempt, exchange, self.accepted.get(client, 0))
+        return Stamp(
+            self.name, round_, attempt, exchange, self.accepted.get(client, 0), incarnation=self.incarnation
+        )
 
     def play(
         self,

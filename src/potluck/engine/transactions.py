@@ -24,6 +24,12 @@ class Work:
     state: State
     answer: Answer
     counters: dict[str, int] = field(default_factory=dict)
+    incarnation: int = 0
+
+    def holds(self, stamp: Stamp) -> bool:
+        """Whether a request belongs to this attempt at this round."""
+        here = self.round, self.attempt, self.incarnation
+        return here == (stamp.round, stamp.attempt, stamp.incarnation)
 
 
 @dataclass
@@ -44,7 +50,7 @@ class Record:
         work = self.work
         if work is None:
             return None
-        if (stamp.round, stamp.attempt) != (work.round, work.attempt):
+        if not work.holds(stamp):
             self.settle(stamp.accepted)
             return None
         if stamp.exchange == work.exchange:
@@ -56,12 +62,10 @@ class Record:
         return None
 
     def current(self, stamp: Stamp) -> State | None:
-        """The state to examine: the work of this round while it is open, else the base."""
-        if self.work is not None and (
-            stamp.accepted == self.work.round
-            or (stamp.round, stamp.attempt) == (self.work.round, self.work.attempt)
-        ):
-            return self.work.state
+        """The state to examine: the work of this round while it is open or accepted, else the base."""
+        work = self.work
+        if work is not None and (stamp.accepted == work.round or (work.holds(stamp) and not stamp.settled)):
+            return work.state
         return self.base
 
     def start(self) -> tuple[State | None, dict[str, int]]:

@@ -1,0 +1,76 @@
+"""Frames over a Unix socket: a small note and pieces of bytes. Flower's apps import this, so it knows no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+LENGTH = 8  # bytes of the number before a frame's head
+LONGEST_HEAD = 1 << 24  # a head holds sizes and short sentences; anything longer is no frame
+NAME_LIMIT = 100  # characters of a socket's path; the system allows little more
+
+Node = int
+Letter = tuple[Node, bytes]
+
+
+def send(channel: socket.socket, note: Mapping[str, Any], pieces: Sequence[bytes] = ()) -> None:
+    """Send a note and pieces of bytes."""
+    head = json.dumps({"note": note, "sizes": [len(piece) for piece in pieces]}).encode()
+    channel.sendall(len(head).to_bytes(LENGTH, "little") + head)
+    for piece in pieces:
+        channel.sendall(piece)
+
+
+def receive(channel: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
+    """The next frame; `EOFError` when the other side is gone or does not speak in frames."""
+    length = int.from_bytes(_read(channel, LENGTH), "little")
+    if length > LONGEST_HEAD:
+        raise EOFError(f"a head of {length} bytes is no frame")
+    try:
+        head = json.loads(_read(channel, length))
+        note, sizes = dict(head["note"]), [int(size) for size in head["sizes"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise EOFError(f"no frame: {error}") from error
+    return note, [_read(channel, size) for size in sizes]
+
+
+def _read(channel: socket.socket, size: int) -> bytes:
+    data = bytearray(size)
+    rest = memoryview(data)
+    while len(rest):
+        count = channel.recv_into(rest)
+        if not count:
+            raise EOFError("the other side is gone")
+        rest = rest[count:]
+    return bytes(data)
+
+
+@contextlib.contextmanager
+def listening(path: Path) -> Iterator[socket.socket]:
+    """A socket others can connect to by its path; a file a killed process left there is replaced."""
+    if len(str(path)) > NAME_LIMIT:
+        raise OSError(f"the path of a socket has at most {NAME_LIMIT} characters: {path}")
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(path))
+        path.chmod(0o600)
+        door.listen()
+        try:
+            yield door
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def connect(path: str) -> socket.socket:
+    """A connection to a listening socket; `OSError` if nobody is there."""
+    channel = socket.socket(socket.AF_UNIX)
+    try:
+        channel.connect(path)
+    except OSError:
+        channel.close()
+        raise
+    return channel

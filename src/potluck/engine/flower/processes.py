@@ -1,0 +1,292 @@
+"""Flower's processes: SuperLink, SuperNode, and the run that gives `potluck serve` a Grid to speak over."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from potluck import __version__
+from potluck.engine.flower import frames
+from potluck.engine.flower.frames import Letter, Node
+from potluck.errors import ConfigError, RunError
+
+NAME = "potluck"
+START = 120.0  # seconds Flower's processes have to start
+SLACK = 60.0  # seconds beyond an exchange's deadline after which the relay is given up
+GRACE = 10.0  # seconds a process has to end by itself
+APP = f"""\
+[project]
+name = "potluck-relay"
+version = "{__version__}"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "potluck"
+
+[tool.flwr.app.components]
+serverapp = "potluck.engine.flower.apps:server"
+clientapp = "potluck.engine.flower.apps:client"
+
+[tool.flwr.app.config]
+socket = ""
+"""
+
+
+@dataclass(frozen=True)
+class Security:
+    """How a connection is kept: certificates beyond this machine, plain text only where it is asked for."""
+
+    insecure: bool = False
+    ca: Path | None = None  # certificate of the authority that signed the server's
+    certificate: Path | None = None  # the server's own, and its key
+    key: Path | None = None
+    node_key: Path | None = None  # a node's private key
+    node_keys: bool = False  # the server takes in only nodes whose key was registered
+
+    def check(self, address: str, needed: Sequence[str]) -> None:
+        """Refuse plain text beyond this machine, and options that are named in part."""
+        given = [name for name in needed if getattr(self, name) is not None]
+        if self.insecure and given:
+            raise ConfigError(f"--insecure and --{given[0].replace('_', '-')} do not go together; choose one")
+        if given and len(given) < len(needed):
+            missing = next(name for name in needed if name not in given)
+            raise ConfigError(f"--{missing.replace('_', '-')} is missing; TLS needs it beside --{given[0]}")
+        if not given and not self.insecure and not is_loopback(address):
+            wanted = ", ".join(f"--{name.replace('_', '-')}" for name in needed)
+            raise ConfigError(
+                f"{address} is beyond this machine: give {wanted}, or --insecure to send everything in plain text"
+            )
+
+    @property
+    def plain(self) -> bool:
+        """No TLS."""
+        return self.ca is None
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address stays within this machine."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"{address!r} is no address; write host:port, such as 127.0.0.1:8000")
+    return host.strip("[]"), int(port)
+
+
+def from_here(address: str) -> str:
+    """The address of a server that listens everywhere, as this machine reaches it."""
+    host, port = split_address(address)
+    return f"127.0.0.1:{port}" if host in ("0.0.0.0", "::") else address
+
+
+def free_port() -> int:
+    """A port of this machine nobody listens on now."""
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        return int(door.getsockname()[1])
+
+
+def is_open(address: str) -> bool:
+    """Whether somebody listens there."""
+    host, port = split_address(from_here(address))
+    try:
+        socket.create_connection((host, port), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+def require_flower() -> None:
+    """One sentence where the extra is not installed."""
+    if find_spec("flwr") is None:
+        raise ConfigError("this needs Flower; install it with: pip install 'potluck[flower]'")
+
+
+def require_files(*paths: Path | None) -> None:
+    """One sentence about a file that was named and is not there."""
+    missing = next((path for path in paths if path is not None and not path.is_file()), None)
+    if missing is not None:
+        raise ConfigError(f"there is no file {missing}")
+
+
+def environment(home: Path) -> dict[str, str]:
+    """The environment of Flower's processes: nothing calls home, nothing is installed while it runs."""
+    home.mkdir(parents=True, exist_ok=True)
+    quiet = {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+    }
+    return {**os.environ, **quiet}
+
+
+class Process:
+    """A child process and all it starts, with its output in a file."""
+
+    def __init__(
+        self, words: Sequence[str], log: Path, environment: Mapping[str, str], piped: bool = False
+    ) -> None:
+        self.name, self.log = Path(words[0]).name, log
+        with log.open("ab") as file:
+            self.popen = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=dict(environment),
+                start_new_session=True,
+            )
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self.popen.poll() is None
+
+    def tail(self) -> str:
+        """The last line it wrote."""
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        return lines[-1].strip() if lines else "it wrote nothing"
+
+    def end(self) -> None:
+        """End it and what it started: politely, then not."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.popen.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.popen.wait(GRACE)
+        if self.popen.stdin is not None:
+            self.popen.stdin.close()
+
+
+def program(name: str) -> str:
+    """One of Flower's programs, the one beside this Python first."""
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise ConfigError(f"Flower's {name} is not there; install it with: pip install 'potluck[flower]'")
+    return found
+
+
+def start_superlink(address: str, security: Security, home: Path) -> Process:
+    """A SuperLink that listens when this returns."""
+    host, port = split_address(address)
+    words = [program("flower-superlink"), "--host", host, "--port", str(port)]
+    words += ["--disable-runtime-dependency-installation"]
+    if security.plain:
+        words += ["--insecure"]
+    else:
+        words += ["--ssl-ca-certfile", str(security.ca), "--ssl-certfile", str(security.certificate)]
+        words += ["--ssl-keyfile", str(security.key)]
+    words += ["--enable-supernode-auth"] if security.node_keys else []
+    process = Process(words, home / "superlink.log", environment(home))
+    end = time.monotonic() + START
+    while not is_open(address):
+        if not process.alive or time.monotonic() > end:
+            process.end()
+            raise RunError(f"the SuperLink does not start: {process.tail()} (see {process.log})")
+        time.sleep(0.1)
+    return process
+
+
+def start_supernode(address: str, security: Security, home: Path, socket_path: Path, port: int) -> Process:
+    """A SuperNode that hands orders to the worker at a socket."""
+    words = [program("flower-supernode"), "--superlink", address, "--port", str(port)]
+    words += ["--node-config", f'socket="{socket_path}"']
+    words += ["--insecure"] if security.plain else ["--root-certificates", str(security.ca)]
+    if security.node_key is not None:
+        words += ["--auth-supernode-private-key", str(security.node_key)]
+    return Process(words, home / "supernode.log", environment(home))
+
+
+class Relay:
+    """Flower's ServerApp, as `potluck serve` speaks to it: a courier."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+
+    def nodes(self) -> list[Node]:
+        """Who is there now."""
+        note, _ = self._ask({"ask": "nodes"}, (), SLACK)
+        return [int(node) for node in note["nodes"]]
+
+    def exchange(self, letters: Sequence[Letter], timeout: float) -> list[bytes | str]:
+        """The answer to every letter, in order; a sentence where none came in time."""
+        note = {"ask": "exchange", "to": [node for node, _ in letters], "timeout": timeout}
+        told, answers = self._ask(note, [data for _, data in letters], timeout + SLACK)
+        return [failure or answer for failure, answer in zip(told["failures"], answers, strict=True)]
+
+    def _ask(
+        self, note: Mapping[str, Any], pieces: Sequence[bytes], timeout: float
+    ) -> tuple[dict[str, Any], list[bytes]]:
+        self._channel.settimeout(timeout)
+        try:
+            frames.send(self._channel, note, pieces)
+            return frames.receive(self._channel)
+        except (EOFError, OSError) as error:
+            raise RunError(f"the connection to Flower is lost ({error}); the same command goes on") from error
+
+
+@contextlib.contextmanager
+def relaying(address: str, security: Security, home: Path, notice: Callable[[str], None]) -> Iterator[Relay]:
+    """A courier over the SuperLink at an address, which is started if nobody listens there."""
+    require_flower()
+    home.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        if is_open(address):
+            notice(f"a SuperLink is at {address} already: it is used, and left running")
+        else:
+            stack.callback(start_superlink(address, security, home).end)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="potluck-")))
+        door = stack.enter_context(frames.listening(folder / "serve"))
+        log = _submit(address, security, home, folder / "serve")
+        door.settimeout(START)
+        try:
+            channel, _ = door.accept()
+        except OSError as error:
+            raise RunError(f"Flower does not start the server's relay (see {log.parent})") from error
+        stack.callback(channel.close)
+        yield Relay(channel)
+
+
+def _submit(address: str, security: Security, home: Path, path: Path) -> Path:
+    """Have Flower start the relay."""
+    app = home / "potluck-relay"
+    app.mkdir(exist_ok=True)
+    (app / "pyproject.toml").write_text(APP)
+    trust = "insecure = true"
+    if security.ca is not None:
+        trust = f'root-certificates = "{security.ca.resolve()}"'
+    (home / "config.toml").write_text(f'[superlink.{NAME}]\naddress = "{from_here(address)}"\n{trust}\n')
+    words = [program("flwr"), "run", str(app), NAME, "--run-config", f'socket="{path}"']
+    log = home / "run.log"
+    submitted = Process(words, log, environment(home))
+    try:
+        submitted.popen.wait(START)
+    except subprocess.TimeoutExpired:
+        submitted.end()
+    if submitted.popen.returncode != 0:
+        raise RunError(f"Flower does not take the run: {submitted.tail()} (see {log})")
+    return log

@@ -1,0 +1,396 @@
+"""A site: one client's data, model and secret, and all that it does for a server. No Flower in here.
+
+A site takes orders as bytes and answers in bytes. Of the experiment it hears what concerns its own training; data,
+model and secret are its own, and so is the last word on what it agrees to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from potluck import __version__
+from potluck.client import Client, ClientId
+from potluck.data import DataConfig, Dataset, Split, from_arrays
+from potluck.data.federation import PARTS, ClientSplit
+from potluck.engine.base import Answer, Examination, Failure, Outcome, Request
+from potluck.engine.flower.disk import DurableRecord
+from potluck.engine.flower.wire import Enrolment, Hello, Order, pack_reply, unpack_order
+from potluck.engine.perform import Performer
+from potluck.engine.transactions import Work
+from potluck.errors import (
+    ConfigError,
+    DataError,
+    MessageError,
+    ModelError,
+    PotluckError,
+    RunError,
+    StepFailed,
+)
+from potluck.experiment import Experiment, Sites
+from potluck.message import Message
+from potluck.method import Method, MethodConfig, find_method
+from potluck.models import Model, ModelPool
+from potluck.models.builders import Entry
+from potluck.record import write_whole
+from potluck.rng import Rng, new_secret
+from potluck.world import Ground, World
+
+SENT = (
+    "name",
+    "method",
+    "models",
+    "training",
+    "seed",
+    "seeds",
+)  # of the experiment, as far as a client needs it
+SECRET = "secret"
+PRIVATE = (DataError, ModelError, RunError)  # their sentences may tell of the site's files, model and data
+ASIDE = " at the site; the log of its worker says more"
+SPLIT_KEYS = ("train", "validation", "test")
+
+
+class Agreed(Protocol):
+    """What a site agrees to; see `potluck.pinning`. Every method refuses in one sentence, as a `PotluckError`."""
+
+    def admit_options(self, method: str, config: MethodConfig | Mapping[str, Any]) -> None:
+        """Refuse a method or an option."""
+
+    def admit(self, method: Method, client: Client) -> None:
+        """Refuse what a method would do with this client."""
+
+    def let_in(self, steps: tuple[str, ...], message: Message) -> None:
+        """Refuse a request."""
+
+    def let_out(self, steps: tuple[str, ...], round_: int, message: Message, spent: int = 0) -> int:
+        """Refuse a reply, or tell the bytes that have left in this round."""
+
+
+def load_agreement(path: Path) -> Agreed:
+    """The agreement in a file."""
+    agreed: Agreed = importlib.import_module("potluck.pinning").Agreement.load(path)
+    return agreed
+
+
+def welcome(experiment: Experiment, run: str) -> dict[str, Any]:
+    """What a server tells a client of its experiment: no path, no plugin, nothing of its data."""
+    if not experiment.portable or not isinstance(experiment.partition, Sites):
+        raise ConfigError("a federation needs an experiment file with partition: {sites: […], classes: …}")
+    assert isinstance(experiment.data, DataConfig)
+    values = experiment.model_dump(mode="json", include=set(SENT))
+    augment = experiment.data.augment.model_dump(mode="json")
+    engine = {"threads": experiment.engine.threads, "precision": experiment.engine.precision}
+    partition = experiment.partition.model_dump(mode="json")
+    values |= {"data": {"augment": augment}, "engine": engine, "partition": partition}
+    return {"potluck": __version__, "run": run, "experiment": values}
+
+
+class SiteWorld(World):
+    """A client's own world. Of the others it knows the ids alone, and takes them to be like itself.
+
+    Whether the clients fit together is for the server to check.
+    """
+
+    def __init__(self, client: ClientId, roster: tuple[ClientId, ...], secret: Rng, **parts: Any) -> None:
+        self.client, self.roster, self.secret = client, roster, secret
+        super().__init__(**parts)
+
+    @property
+    def ids(self) -> tuple[ClientId, ...]:
+        """Every client of the federation."""
+        return self.roster
+
+    @cached_property
+    def trainers(self) -> tuple[ClientId, ...]:
+        """Every client of the federation."""
+        return self.roster
+
+    def ground(self, client: ClientId) -> Ground:
+        """What this client works on."""
+        return super().ground(self.client)
+
+    def architecture(self, client: ClientId) -> str:
+        """The key of this client's architecture."""
+        return super().architecture(self.client)
+
+    def label(self, client: ClientId) -> str:
+        """A short name of this client's model."""
+        return super().label(self.client)
+
+    def build_model(self, client: ClientId) -> Model:
+        """This client's private model as it starts."""
+        return super().build_model(self.client)
+
+    def samples(self, client: ClientId) -> dict[str, int]:
+        """The size of each of this client's splits."""
+        return super().samples(self.client)
+
+    def classes_held(self, client: ClientId) -> tuple[int, ...]:
+        """The classes this client holds; together the others may hold all."""
+        return super().classes_held(client) if client == self.client else tuple(range(self.task.classes))
+
+    def assign(self, client: Client, client_id: ClientId) -> None:
+        """Let a live client be this one, with the secret that never leaves the site."""
+        super().assign(client, client_id)
+        client.secret = self.secret
+
+
+def site_data(value: Any, client: ClientId, classes: int) -> tuple[Dataset, Split]:
+    """What a site's `load` gave, as a data set and its parts.
+
+    A mapping with `train`, and perhaps `validation`, `test`, `mean` and `std`; or the training part alone. A part
+    is a pair of arrays (x, y), or a map-style data set of such pairs.
+    """
+    given = value if isinstance(value, Mapping) else {"train": value}
+    unknown = next((key for key in given if key not in (*SPLIT_KEYS, "mean", "std")), None)
+    if unknown is not None or "train" not in given:
+        raise DataError(
+            f"client {client}: its data are {list(given)}; give train, validation, test, mean, std"
+        )
+    parts = {key: _arrays(given[key], client, key) for key in SPLIT_KEYS if given.get(key) is not None}
+    x, y = (np.concatenate([part[number] for part in parts.values()]) for number in (0, 1))
+    about = {key: given[key] for key in ("mean", "std") if key in given}
+    data = from_arrays(x, y, classes=classes, name=f"client {client}", **about)
+    ends = np.cumsum([0, *(len(parts[key][1]) if key in parts else 0 for key in PARTS)])
+    rows = {key: np.arange(ends[number], ends[number + 1]) for number, key in enumerate(PARTS)}
+    return data, Split.of([ClientSplit(client, **rows)])
+
+
+def _arrays(part: Any, client: ClientId, key: str) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        if isinstance(part, tuple) and len(part) == 2:
+            x, y = part
+        else:
+            x, y = zip(*(part[row] for row in range(len(part))), strict=True)
+            x, y = np.stack([np.asarray(one) for one in x]), np.asarray([int(one) for one in y])
+        return np.asarray(x), np.asarray(y)
+    except Exception as error:  # a site's data may raise anything
+        raise DataError(
+            f"client {client}: its {key} data cannot be read ({type(error).__name__}: {error}); give a pair of "
+            "arrays (x, y), or a map-style data set of such pairs"
+        ) from error
+
+
+def _named_code(value: Any) -> str | None:
+    """The first `module:function` among options: importing it would run what a server chose."""
+    if isinstance(value, str):
+        return value if ":" in value else None
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return next(filter(None, map(_named_code, inner)), None)
+
+
+def kept_secret(folder: Path) -> Rng:
+    """The client's secret, made when it joins for the first time."""
+    file = folder / SECRET
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_whole(file, str(new_secret()).encode())
+        file.chmod(0o600)
+    return Rng(int(file.read_text()), ("secret",))
+
+
+class GuardedPerformer(Performer):
+    """Does what the site agreed to, on messages that are sound."""
+
+    def __init__(self, method: Method, record: DurableRecord, agreement: Agreed | None) -> None:
+        super().__init__(method)
+        self.record, self.agreement = record, agreement
+
+    def perform(self, client: Client, request: Request, first: bool) -> Answer:
+        """Refuse what was not agreed to before anything is touched, and before anything leaves."""
+        unknown = next((step for step in request.steps if step not in self.method.steps()), None)
+        if unknown is not None or not request.steps:
+            raise StepFailed(f"{self.method.name} has no step {unknown!r}")
+        self._let_in(request.steps, request.down)
+        answer = super().perform(client, request, first)
+        name = answer.up.not_finite()
+        if name is not None:
+            raise StepFailed(f"tensor {name!r} would leave and is not finite; lower training.optimizer.lr")
+        if self.agreement is not None:
+            round_, spent = self.record.spent
+            here = spent if round_ == request.stamp.round else 0
+            total = self.agreement.let_out(request.steps, request.stamp.round, answer.up, here)
+            self.record.spent = request.stamp.round, total
+        return answer
+
+    def examine(self, client: Client, examination: Examination) -> Answer:
+        """Measure, on a sound downlink."""
+        self._let_in(("evaluate",), examination.down or Message())
+        return super().examine(client, examination)
+
+    def _let_in(self, steps: tuple[str, ...], down: Message) -> None:
+        if self.agreement is not None:
+            self.agreement.let_in(steps, down)
+        name = down.not_finite()
+        if name is not None:
+            raise MessageError(f"tensor {name!r} that came down is not finite")
+
+
+class Resident:
+    """The live client of one run: it does requests as transactions that outlive the process."""
+
+    def __init__(self, world: SiteWorld, folder: Path, agreement: Agreed | None = None) -> None:
+        self.world, self.record = world, DurableRecord(folder)
+        self.live = world.build_client(world.client)
+        if agreement is not None:
+            agreement.admit(world.method, self.live)
+        self._initial = self.live.snapshot()
+        self.performer = GuardedPerformer(world.method, self.record, agreement)
+
+    def enrolment(self) -> Enrolment:
+        """The card, and the sizes of the splits."""
+        client = self.world.client
+        return Enrolment(self.world.card(client), self.world.samples(client))
+
+    def perform(self, request: Request) -> Answer:
+        """Do the steps, unless they were done; the record is on disk when this returns."""
+        record, at = self.record, request.stamp
+        repeated = record.open(at)
+        if repeated is not None:
+            return repeated
+        state, counters = record.start()
+        self.live.restore(self._initial if state is None else state)
+        self.world.enter(self.live, at.round, counters)
+        answer = self.performer.perform(self.live, request, first=record.work is None)
+        record.work = Work(
+            at.round,
+            at.attempt,
+            at.exchange,
+            self.live.snapshot(),
+            answer,
+            self.live.counters,
+            at.incarnation,
+        )
+        return answer
+
+    def examine(self, examination: Examination) -> Answer:
+        """Measure the client as it stands; nothing is kept."""
+        state = self.record.current(examination.stamp)
+        self.live.restore(self._initial if state is None else state)
+        self.world.enter(self.live, examination.stamp.round, {})
+        return self.performer.examine(self.live, examination)
+
+
+@dataclasses.dataclass
+class Site:
+    """Everything a client brings: `model` and `load` are its own, `home` is where its records are kept.
+
+    `simulated` takes the secret from the experiment's seed, as a simulation does: the numbers are the same then,
+    and the server could draw them too.
+    """
+
+    client: ClientId
+    model: Entry
+    load: Callable[..., Any]
+    home: Path
+    agreement: Agreed | None = None
+    device: str = "cpu"
+    simulated: bool = False
+    run: str = dataclasses.field(default="", init=False)
+    resident: Resident | None = dataclasses.field(default=None, init=False)
+
+    def answer(self, data: bytes) -> bytes:
+        """Do an order; whatever happens there is something to send back."""
+        try:
+            return pack_reply(self._obey(unpack_order(data)))
+        except Exception as error:
+            known = isinstance(error, PotluckError)
+            if not known:
+                traceback.print_exc()
+            print(f"refused: {error}", file=sys.stderr, flush=True)
+            told = (
+                str(error) if known and not isinstance(error, PRIVATE) else f"{type(error).__name__}{ASIDE}"
+            )
+        who = f"client {self.client}"
+        return pack_reply(Failure(self.client, told if told.startswith(who) else f"{who}: {told}"))
+
+    def _obey(self, order: Order) -> Outcome | Enrolment:
+        if isinstance(order, Hello):
+            return self._enrol(order.welcome)
+        resident = self._at(order.stamp.experiment)
+        if order.client != self.client:
+            raise StepFailed(f"this was meant for client {order.client}")
+        if isinstance(order, Request):
+            return resident.perform(dataclasses.replace(order, down=order.down.to(self.device)))
+        down = None if order.down is None else order.down.to(self.device)
+        return resident.examine(dataclasses.replace(order, down=down))
+
+    def _at(self, run: str) -> Resident:
+        """The live client of a run; a worker that was started again joins the run it was in as it did then."""
+        if self.resident is None or run != self.run:
+            kept = self._welcome_file(run)
+            if not kept.exists():
+                raise StepFailed("it has not joined this run yet")
+            self._enrol(json.loads(kept.read_text()))
+        assert self.resident is not None
+        return self.resident
+
+    def _welcome_file(self, run: str) -> Path:
+        if not run.isalnum():
+            raise ConfigError(f"{run!r} is no name of a run")
+        return self.home / "runs" / f"{run}.json"
+
+    def _enrol(self, offer: Mapping[str, Any]) -> Enrolment:
+        """Join a run: a new one from the start, one it knows where it was."""
+        if offer.get("potluck") != __version__:
+            raise ConfigError(f"the server runs potluck {offer.get('potluck')}, this site {__version__}")
+        run = str(offer["run"])
+        kept = self._welcome_file(run)
+        if self.resident is None or run != self.run:
+            self.resident = None
+            world = self._world(dict(offer["experiment"]))
+            self.resident, self.run = Resident(world, kept.with_suffix(""), self.agreement), run
+            write_whole(kept, json.dumps(offer).encode())
+        return self.resident.enrolment()
+
+    def _world(self, values: dict[str, Any]) -> SiteWorld:
+        method = dict(values["method"])
+        code = _named_code(method)
+        if code is not None:
+            raise ConfigError(
+                f"the server's options name the function {code!r}; a site runs no code but its own"
+            )
+        if self.agreement is not None:
+            self.agreement.admit_options(str(method.get("name")), method)
+        experiment = Experiment.make(**{key: values[key] for key in (*SENT, "data", "engine", "partition")})
+        assert isinstance(experiment.partition, Sites)
+        assert isinstance(experiment.data, DataConfig)
+        roster = experiment.partition.sites
+        if self.client not in roster:
+            raise ConfigError(f"the server's experiment is for the clients {', '.join(roster)}")
+        torch.set_num_threads(experiment.engine.threads)
+        data, split = site_data(self.load(), self.client, experiment.partition.classes)
+        overrides = experiment.training.per_client
+        seeds, augment = experiment.all_seeds(), experiment.data.augment
+        world = SiteWorld(
+            self.client,
+            roster,
+            seeds.secret(self.client) if self.simulated else kept_secret(self.home),
+            method=find_method(experiment.method.name)(experiment.method, experiment.pool()),
+            data=data,
+            split=split,
+            pool=ModelPool(
+                {self.client: self.model}, experiment.models.rep_dim, adapter=experiment.models.adapter
+            ),
+            seeds=seeds,
+            training=experiment.training.for_clients(),
+            overrides={self.client: overrides[self.client]} if self.client in overrides else {},
+            prepare=DataConfig(name=data.name, augment=augment).preparation(data).prepare,
+            augmented=bool(augment.operations),
+            independent_init=experiment.models.init == "per_client",
+            device=self.device,
+            precision=experiment.engine.precision,
+        )
+        with seeds.tree("init").child("check").as_default():
+            world.method.check(world)
+        return world

@@ -1,0 +1,167 @@
+"""Orders to a client and its replies as bytes: a message, and all else in its envelope.
+
+What a reply says is not trusted: whatever is malformed is a `MessageError`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from potluck.client import Card, ClientId
+from potluck.engine.base import Answer, Examination, Failure, Outcome, Request, Stamp
+from potluck.errors import MessageError
+from potluck.message import Message
+from potluck.state import Report
+from potluck.task import Task
+
+KEY = "potluck"  # of the envelope's only entry
+LONGEST_REASON = 1000  # characters of a client's sentence that are taken
+LOSS_TYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The server introduces its run and asks for the client's card."""
+
+    welcome: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """A client's card, and how many samples its validation and test results are means over."""
+
+    card: Card
+    samples: Mapping[str, int] = field(default_factory=dict)
+
+
+Order = Hello | Request | Examination
+
+
+def pack_order(order: Order) -> bytes:
+    """To the client."""
+    if isinstance(order, Hello):
+        return _pack(Message(), {"order": "hello", "welcome": dict(order.welcome)})
+    about: dict[str, Any] = {"client": order.client, "stamp": asdict(order.stamp)}
+    if isinstance(order, Request):
+        about |= {"order": "steps", "steps": order.steps, "purpose": order.purpose}
+    else:
+        about |= {"order": "examine", "modes": order.modes, "on": order.on, "bare": order.down is None}
+    return _pack(order.down or Message(), about)
+
+
+def unpack_order(data: bytes) -> Order:
+    """At the client."""
+    message, about = _unpack(data)
+    try:
+        kind = about["order"]
+        if kind == "hello":
+            return Hello(dict(about["welcome"]))
+        client, stamp = str(about["client"]), _stamp(about["stamp"])
+        if kind == "steps":
+            return Request(client, tuple(map(str, about["steps"])), message, stamp, about["purpose"])
+        if kind == "examine":
+            down = None if about["bare"] else message
+            return Examination(client, down, stamp, tuple(map(str, about["modes"])), str(about["on"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise MessageError(f"an order cannot be read: {type(error).__name__}: {error}") from error
+    raise MessageError(f"there is no order {kind!r}")
+
+
+def pack_reply(reply: Outcome | Enrolment) -> bytes:
+    """To the server."""
+    if isinstance(reply, Failure):
+        return _pack(Message(), {"reply": "failure", "client": reply.client, "reason": reply.reason})
+    if isinstance(reply, Enrolment):
+        card = reply.card
+        told = {"samples": dict(reply.samples), "task": card.task.to_json(), "extra": dict(card.extra)}
+        return _pack(Message(), {"reply": "card", "client": card.client, **told})
+    report = reply.report
+    numbers = {"losses": _listed(report.losses), "metrics": _listed(report.metrics)}
+    about = {"reply": "answer", "client": reply.client, "steps": report.steps, **numbers}
+    return _pack(reply.up, about)
+
+
+def unpack_reply(data: bytes) -> Outcome | Enrolment:
+    """At the server."""
+    message, about = _unpack(data)
+    try:
+        kind, client = about["reply"], str(about["client"])
+        if kind == "failure":
+            return Failure(client, " ".join(str(about["reason"]).split())[:LONGEST_REASON])
+        if kind == "card":
+            return _enrolment(client, about)
+        if kind == "answer":
+            report = Report(int(about["steps"]), _numbers(about["losses"]), _numbers(about["metrics"]))
+            return Answer(client, message, report)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise MessageError(f"a reply cannot be read: {type(error).__name__}: {error}") from error
+    raise MessageError(f"there is no reply {kind!r}")
+
+
+def _enrolment(client: ClientId, about: Mapping[str, Any]) -> Enrolment:
+    samples = {name: int(about["samples"][name]) for name in ("train", "validation", "test")}
+    if min(samples.values()) < 0:
+        raise ValueError("a negative number of samples")
+    task = Task.from_json(about["task"])
+    extra = {str(name): _told(name, value, task) for name, value in about["extra"].items()}
+    return Enrolment(Card(client, samples["train"], task, extra), samples)
+
+
+def _told(name: str, value: Any, task: Task) -> Any:
+    """A field of a card as the card has it: JSON made lists of its tuples."""
+    if name == "width":
+        return _sizes([value])[0]
+    if name == "stem":
+        return _sizes(value)
+    if name == "classes_held":
+        held = tuple(map(int, value))
+        if any(not 0 <= label < task.classes for label in held):
+            raise ValueError(f"a class that is none of {task.classes}")
+        return held
+    if name == "names":
+        return {str(key): _sizes(shape) for key, shape in value.items()}
+    raise ValueError(f"a card has no field {name!r}")
+
+
+def _sizes(values: Any) -> tuple[int, ...]:
+    sizes = tuple(map(int, values))
+    if any(size < 1 for size in sizes):
+        raise ValueError(f"{sizes} is no shape")
+    return sizes
+
+
+def _stamp(values: Mapping[str, Any]) -> Stamp:
+    numbers = {
+        name: int(values[name]) for name in ("round", "attempt", "exchange", "accepted", "incarnation")
+    }
+    return Stamp(experiment=str(values["experiment"]), settled=bool(values["settled"]), **numbers)
+
+
+def _listed(values: Mapping[str, Tensor]) -> dict[str, list[Any]]:
+    """Single numbers with their types: JSON writes a double so that it is read back to the last bit."""
+    return {name: [value.item(), str(value.dtype).removeprefix("torch.")] for name, value in values.items()}
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {
+        str(name): torch.tensor(float(value), dtype=LOSS_TYPES[kind])
+        for name, (value, kind) in values.items()
+    }
+
+
+def _pack(message: Message, about: Mapping[str, Any]) -> bytes:
+    return message.encode({KEY: json.dumps(about)})
+
+
+def _unpack(data: bytes) -> tuple[Message, dict[str, Any]]:
+    message, envelope = Message.decode(data)
+    try:
+        return message, dict(json.loads(envelope[KEY]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise MessageError(f"a message came without its envelope: {error}") from error

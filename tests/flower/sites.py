@@ -1,0 +1,129 @@
+"""Three sites of a federation, and the simulation they must equal: the same samples, models and seeds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+from potluck.engine.base import Failure
+from potluck.engine.local import LocalEngine
+from potluck.experiment import Experiment
+from potluck.models import build
+from potluck.record import RunFolder
+from potluck.runs import Run, write_start
+
+MODELS = ("conv-small", "conv-large", "mlp-small")
+IDS = ("0", "1", "2")
+
+
+def settings(method, rounds=2, **others):
+    """An experiment on three clients with few digits, every client's weights its own."""
+    return {
+        "name": "three",
+        "models": {"pool": dict(zip(IDS, MODELS, strict=True)),
+                   "rep_dim": 16, "init": "per_client"},
+        "method": method,
+        "training": {"rounds": rounds, "batch_size": 16, "optimizer": {"lr": 0.05}},
+        "engine": {"device": "cpu", "workers": 1, "deadline": 60, "patience": 5},
+        "evaluate": {"when": ["after_aggregation"]},
+    } | others  # fmt: skip
+
+
+def simulated(method, rounds=2, **others):
+    """The experiment with its data and split: what `potluck run` takes."""
+    cut = {"kind": "dirichlet", "clients": 3, "alpha": 1.0, "validation": 0.1, "test": 0.5}
+    return Experiment.make(data="digits", partition=cut, **settings(method, rounds, **others))
+
+
+def federated(method, rounds=2, **others):
+    """The same for `potluck serve`."""
+    return Experiment.make(partition={"sites": IDS, "classes": 10}, **settings(method, rounds, **others))
+
+
+def part(client):
+    """What a site's `load` gives: the rows the simulation's split deals to this client."""
+    experiment = simulated("local")
+    data = experiment.load_data()
+    rows = experiment.make_split(data)[client]
+    parts = {name: (data.x[getattr(rows, name)], data.y[getattr(rows, name)])
+             for name in ("train", "validation", "test")}  # fmt: skip
+    return parts | {"mean": data.mean, "std": data.std}
+
+
+def model(client, task, rep_dim):
+    """What a site's `build` gives."""
+    return build(MODELS[IDS.index(client)], task, rep_dim)
+
+
+def loader(client):
+    return partial(part, client)
+
+
+def builder(client):
+    return partial(model, client)
+
+
+def spring(folder, module, inputs):
+    """Let a training step of this process die, or wait, while a test has put a file there."""
+    if module.training and (folder / "die").exists():
+        (folder / "die").unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    while module.training and (folder / "hold").exists():
+        (folder / "held").touch()
+        time.sleep(0.05)
+
+
+def trapped(client, task, rep_dim, folder):
+    """The site's model with a trap in it; the numbers are the same."""
+    found = model(client, task, rep_dim)
+    found.fc.register_forward_pre_hook(partial(spring, Path(folder)))
+    return found
+
+
+def write_site(folder, client):
+    """The site's own file, in a folder of its own that also holds its traps."""
+    folder.mkdir(parents=True, exist_ok=True)
+    home = str(Path(__file__).parent)
+    text = (f"import sys\nsys.path.insert(0, {home!r})\nimport sites\n"
+            f"def build(task, rep_dim):\n    return sites.trapped({client!r}, task, rep_dim, {str(folder)!r})\n"
+            f"def load():\n    return sites.part({client!r})\n")  # fmt: skip
+    path = folder / "site.py"
+    path.write_text(text)
+    return path
+
+
+def write_experiment(path, experiment):
+    path.write_text(experiment.to_yaml())
+    return path
+
+
+def log(folder, name="metrics.jsonl"):
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+class Absent(LocalEngine):
+    """The serial engine, with clients that are away in some rounds."""
+
+    away: frozenset = frozenset()
+
+    def run(self, requests):
+        there = iter(super().run([one for one in requests if (one.client, one.stamp.round) not in self.away]))
+        return [
+            Failure(one.client, "away") if (one.client, one.stamp.round) in self.away else next(there)
+            for one in requests
+        ]
+
+
+def serial(method, folder, away=(), **others):
+    """The metrics of a simulation."""
+    experiment = simulated(method, **others)
+    world, home = experiment.world(), RunFolder.create(folder, exact=True)
+    engine = Absent(world)
+    engine.away = frozenset(away)
+    write_start(home, experiment, world)
+    Run(experiment, home, world, engine=engine).play()
+    return log(folder)

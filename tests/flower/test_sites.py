@@ -1,0 +1,468 @@
+"""The client's half of a federation and the server's, without Flower: bytes in, bytes out."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import sites
+import torch
+
+from potluck.engine.base import Answer, Examination, Failure, Request, Stamp
+from potluck.engine.flower import frames, wire
+from potluck.engine.flower.server import open_folder, play
+from potluck.engine.flower.site import SENT, Site, kept_secret, site_data, welcome
+from potluck.errors import ConfigError, DataError, MessageError, PotluckError, RunError
+from potluck.message import Message
+from potluck.runs import Watcher, resume, run
+from potluck.state import Report
+
+RUN = "a1"
+OPTIONS = {"fedmrl": {"d1": 8}, "fedin": {"project": "fixed"}}
+SAME_MODEL = {"models": {"pool": "conv-small", "rep_dim": 16, "init": "per_client"}}
+
+
+def make_site(client, home, model=None, **options):
+    entry = model or sites.builder(client)
+    return Site(client, entry, sites.loader(client), home / client, simulated=True, **options)
+
+
+class Courier:
+    """Carries bytes to sites of this process. `lose(order)` may say why an order's answer does not come."""
+
+    def __init__(self, home, lose=lambda order: None, **options):
+        self.sites = {number: make_site(client, home, **options) for number, client in enumerate(sites.IDS)}
+        self.lose = lose
+        self.carried = []
+
+    def nodes(self):
+        return list(self.sites)
+
+    def exchange(self, letters, timeout):
+        return [self._answer(node, data) for node, data in letters]
+
+    def _answer(self, node, data):
+        order = wire.unpack_order(data)
+        self.carried.append(order)
+        answer = self.sites[node].answer(data)
+        return self.lose(order) or answer
+
+
+@pytest.mark.parametrize("method", ["fedmrl", "fedproto", "fedin", "fedre"])
+def test_a_federation_gives_the_numbers_of_the_simulation(method, tmp_path):
+    options = {"name": method, **OPTIONS.get(method, {})}
+    whens = {"evaluate": {"when": ["before", "after_training", "after_aggregation"]}}
+    play(sites.federated(options, **whens), Courier(tmp_path), open_folder(tmp_path / "run"))
+    run(sites.simulated(options, **whens), out=tmp_path / "serial")
+    for name in ("metrics.jsonl", "ledger.jsonl"):
+        assert sites.log(tmp_path / "run", name) == sites.log(tmp_path / "serial", name)
+
+
+def test_a_client_whose_reply_is_lost_is_out_for_the_round_and_its_work_is_undone(tmp_path):
+    def lose(order):
+        lost = isinstance(order, Request) and (order.client, order.stamp.round) == ("1", 2)
+        return "no answer within 60 s" if lost else None
+
+    notices = []
+    watcher = Watcher()
+    watcher.notice = notices.append
+    method, others = {"name": "fedmrl", "d1": 8}, {"rounds": 3}
+    play(sites.federated(method, **others), Courier(tmp_path, lose), open_folder(tmp_path / "run"), watcher)
+    expected = sites.serial(method, tmp_path / "serial", away={("1", 2)}, **others)
+    assert sites.log(tmp_path / "run") == expected
+    assert "round 2 goes on without client 1: client 1: no answer within 60 s" in notices
+
+
+class Killed(BaseException):
+    """The server dies here."""
+
+
+def test_a_server_that_starts_again_goes_on_with_the_same_run_and_undoes_what_it_had_not_taken(tmp_path):
+    def die(order):
+        if isinstance(order, Request) and (order.client, order.stamp.round) == ("2", 2):
+            raise Killed
+
+    experiment, folder = sites.federated("scaffold", **SAME_MODEL), tmp_path / "run"
+    first = Courier(tmp_path, die, model="conv-small")
+    with pytest.raises(Killed):
+        play(experiment, first, open_folder(folder))
+    again = Courier(tmp_path, model="conv-small")
+    again.sites = first.sites  # the clients are still there, two of them after a step the server never took
+    play(experiment, again, open_folder(folder))
+    run(sites.simulated("scaffold", **SAME_MODEL), out=tmp_path / "serial")
+    assert sites.log(folder) == sites.log(tmp_path / "serial")
+    assert {order.stamp.incarnation for order in again.carried if isinstance(order, Request)} == {2}
+
+
+def test_sites_that_start_again_between_two_rounds_go_on_where_they_were(tmp_path):
+    method = {"name": "fedmrl", "d1": 8}
+    courier = Courier(tmp_path)
+
+    def restart(order):
+        if isinstance(order, Examination):  # the last exchange of a round
+            node = sites.IDS.index(order.client)
+            courier.sites[node] = make_site(order.client, tmp_path)
+
+    courier.lose = restart
+    play(sites.federated(method), courier, open_folder(tmp_path / "run"))
+    run(sites.simulated(method), out=tmp_path / "serial")
+    assert sites.log(tmp_path / "run") == sites.log(tmp_path / "serial")
+
+
+def test_settings_of_a_run_cannot_change_and_a_finished_one_is_left_alone(tmp_path):
+    courier, folder = Courier(tmp_path), tmp_path / "run"
+    play(sites.federated("local", rounds=1), courier, open_folder(folder))
+    with pytest.raises(RunError, match="other settings"):
+        play(sites.federated("local", rounds=2), courier, open_folder(folder))
+    with pytest.raises(RunError, match="finished"):
+        play(sites.federated("local", rounds=1), courier, open_folder(folder))
+    with pytest.raises(ConfigError, match="run it with potluck serve"):
+        resume(folder)  # there are no data here to go on with
+
+
+def test_a_client_is_known_by_its_id_whatever_node_it_comes_from(tmp_path):
+    method = {"name": "fedmrl", "d1": 8}
+    courier = Courier(tmp_path)
+
+    def move(order):
+        if isinstance(order, Examination) and (order.client, order.stamp.round) == ("1", 1):
+            courier.sites[17] = courier.sites.pop(1)
+
+    courier.lose = move
+    play(sites.federated(method), courier, open_folder(tmp_path / "run"))
+    run(sites.simulated(method), out=tmp_path / "serial")
+    assert sites.log(tmp_path / "run") == sites.log(tmp_path / "serial")
+
+
+def test_clients_that_do_not_join_are_named(tmp_path):
+    courier = Courier(tmp_path)
+    del courier.sites[1]
+    courier.sites[2].load = lambda: 3
+    settings = {"engine": {"device": "cpu", "patience": 0.1}}
+    with pytest.raises(RunError, match=r"have not joined: 1, 2; client 2: DataError at the site"):
+        play(sites.federated("local", **settings), courier, open_folder(tmp_path / "run"))
+
+
+# --- one site -------------------------------------------------------------------------------------------
+
+
+def enrol(site, method="fedmrl", **changes):
+    told = welcome(sites.federated({"name": method, **OPTIONS.get(method, {})}), RUN)
+    told["experiment"]["method"] |= changes
+    return wire.unpack_reply(site.answer(wire.pack_order(wire.Hello(told))))
+
+
+def request(server_down, round_=1, exchange=1, accepted=0, **stamp):
+    at = Stamp(RUN, round_, stamp.pop("attempt", 1), exchange, accepted, **stamp)
+    return Request("0", ("train",), server_down, at)
+
+
+def ask(site, order):
+    return wire.unpack_reply(site.answer(wire.pack_order(order)))
+
+
+@pytest.fixture
+def site(tmp_path):
+    found = make_site("0", tmp_path)
+    enrol(found)
+    return found
+
+
+@pytest.fixture
+def down(site):
+    assert site.resident is not None
+    return Message({"small": site.resident.live["small"].state()})
+
+
+def same(one, other):
+    return one.up.keys() == other.up.keys() and all(
+        torch.equal(one.up[name], other.up[name]) for name in one.up
+    )
+
+
+def test_a_card_tells_what_the_method_asks_for_and_no_more(tmp_path):
+    for method, told in {"fedmrl": set(), "fedproto": {"width", "classes_held"}}.items():
+        card = enrol(make_site("0", tmp_path / method), method).card
+        assert (card.client, card.samples, set(card.extra)) == ("0", 223, told)
+
+
+def test_a_repeated_exchange_gives_the_stored_reply_also_after_a_restart(site, down, tmp_path):
+    first = ask(site, request(down))
+    again = make_site("0", tmp_path)
+    assert same(first, ask(site, request(down)))
+    assert same(first, ask(again, request(Message({"small": {}}))))  # it does not even look at the message
+
+
+def test_a_round_that_was_not_accepted_is_undone_and_an_accepted_one_stands(site, down, tmp_path):
+    first = ask(site, request(down))
+    site = make_site("0", tmp_path)
+    assert same(first, ask(site, request(down, attempt=2)))
+    second = ask(site, request(down, round_=2, accepted=1))
+    assert not same(first, second)
+    site = make_site("0", tmp_path)
+    assert same(second, ask(site, request(down, round_=2, accepted=1, attempt=2)))
+
+
+def test_a_refused_round_is_not_examined_either(site, down):
+    def accuracy(settled, accepted=0):
+        at = Stamp(RUN, 1, 1, 0, accepted, settled=settled)
+        return ask(site, Examination("0", down, at, ("mix-large",))).report.metrics
+
+    before = accuracy(settled=True)
+    ask(site, request(down))
+    assert accuracy(settled=True) == before
+    assert accuracy(settled=False) == accuracy(settled=True, accepted=1) != before
+
+
+def test_a_server_older_than_its_clients_is_refused(site, down):
+    ask(site, request(down))
+    ask(site, request(down, round_=2, accepted=1))
+    reason = ask(site, request(down, round_=1, accepted=0, incarnation=1)).reason
+    assert reason.startswith(
+        "client 0: the server goes on from round 0 of this client, which is past round 1"
+    )
+
+
+def test_a_client_whose_folder_is_older_than_the_run_is_refused(site, down):
+    reason = ask(site, request(down, round_=4, accepted=3)).reason
+    assert "goes on from round 3 of this client, whose newest state here is of round 0" in reason
+
+
+def test_an_earlier_start_of_the_server_is_refused(site, down):
+    ask(site, request(down, incarnation=2))
+    assert "start 1 of the server is still sending" in ask(site, request(down, incarnation=1)).reason
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda tensors: tensors | {"spy": torch.zeros(1)}, "tensor 'spy' is not declared"),
+        (lambda tensors: {name: value.reshape(-1) for name, value in tensors.items()}, "has shape"),
+        (lambda tensors: {name: value * torch.nan for name, value in tensors.items()}, "is not finite"),
+        (lambda tensors: dict([*tensors.items()][1:]), "is missing"),
+    ],
+)
+def test_a_message_that_breaks_the_contract_touches_nothing(site, down, change, reason):
+    wrong = ask(site, request(Message(change(dict(down)))))
+    assert isinstance(wrong, Failure)
+    assert wrong.reason.startswith("client 0")
+    assert reason in wrong.reason
+    assert site.resident.record.work is None
+
+
+@pytest.mark.parametrize(
+    ("order", "reason"),
+    [
+        (Request("1", ("train",), Message(), Stamp(RUN, 1, 1, 1, 0)), "this was meant for client 1"),
+        (Request("0", ("spy",), Message(), Stamp(RUN, 1, 1, 1, 0)), "fedmrl has no step 'spy'"),
+        (Request("0", (), Message(), Stamp(RUN, 1, 1, 1, 0)), "fedmrl has no step"),
+        (Request("0", ("train",), Message(), Stamp("b2", 1, 1, 1, 0)), "it has not joined this run yet"),
+        (Request("0", ("train",), Message(), Stamp("../b", 1, 1, 1, 0)), "is no name of a run"),
+    ],
+)
+def test_orders_that_make_no_sense_are_refused(site, order, reason):
+    assert reason in ask(site, order).reason
+
+
+def test_bytes_that_are_no_order_are_refused(site):
+    for data in (b"", b"hello", Message().encode(), Message().encode({wire.KEY: '{"order": "dance"}'})):
+        assert isinstance(wire.unpack_reply(site.answer(data)), Failure)
+
+
+def test_a_server_cannot_name_code_for_a_site_to_run(tmp_path):
+    reason = enrol(make_site("0", tmp_path), weights="os:system").reason
+    assert "name the function 'os:system'; a site runs no code but its own" in reason
+
+
+class Pact:
+    """An agreement that writes down what it is asked, and refuses one thing."""
+
+    def __init__(self, refuses=""):
+        self.refuses, self.asked = refuses, []
+
+    def _asked(self, what, *details):
+        self.asked.append((what, *details))
+        if what == self.refuses:
+            raise PotluckError(f"this site did not agree to {what}")
+
+    def admit_options(self, method, config):
+        self._asked("options", method, config["d1"])
+
+    def admit(self, method, client):
+        self._asked("method", method.name, client.id)
+
+    def let_in(self, steps, message):
+        self._asked("in", steps)
+
+    def let_out(self, steps, round_, message, spent=0):
+        self._asked("out", steps, round_, spent)
+        return spent + message.nbytes
+
+
+def test_an_agreement_is_asked_before_anything_is_touched_and_before_anything_leaves(tmp_path):
+    pact = Pact()
+    site = make_site("0", tmp_path, agreement=pact)
+    enrol(site)
+    down = Message({"small": site.resident.live["small"].state()})
+    size = ask(site, request(down)).up.nbytes
+    again = make_site("0", tmp_path, agreement=pact)  # the count of bytes survives a restart
+    ask(again, request(down, attempt=2))
+    admitted = [("options", "fedmrl", 8), ("method", "fedmrl", "0")]
+    step = [("in", ("train",)), ("out", ("train",), 1, 0)]
+    assert pact.asked == [*admitted, *step, *admitted, step[0], ("out", ("train",), 1, size)]
+
+
+@pytest.mark.parametrize("refuses", ["options", "method", "in", "out"])
+def test_what_an_agreement_refuses_does_not_happen(tmp_path, refuses):
+    site = make_site("0", tmp_path, agreement=Pact(refuses))
+    reply = enrol(site)
+    if refuses in ("in", "out"):
+        reply = ask(site, request(Message({"small": site.resident.live["small"].state()})))
+        assert site.resident.record.work is None
+    assert reply == Failure("0", f"client 0: this site did not agree to {refuses}")
+
+
+# --- data, secret, frames -------------------------------------------------------------------------------
+
+
+def test_a_sites_data_may_be_arrays_or_a_map_style_data_set():
+    pairs = [([float(row)] * 4, row % 2) for row in range(6)]
+    whole, split = site_data({"train": pairs, "test": (torch.zeros(3, 4), torch.ones(3).long())}, "0", 2)
+    assert (whole.task.input, whole.task.classes) == ((4,), 2)
+    assert [len(rows) for rows in split["0"].parts] == [6, 0, 3]
+    assert torch.equal(whole.y, torch.tensor([0, 1, 0, 1, 0, 1, 1, 1, 1]))
+
+
+@pytest.mark.parametrize("data", [{"test": ([1], [2])}, {"train": 3}, {"train": ([[1.0]], [0]), "spy": 1}])
+def test_data_that_cannot_be_used_are_named(data):
+    with pytest.raises(DataError, match="client 7"):
+        site_data(data, "7", 2)
+
+
+def test_a_secret_is_made_once_and_nobody_else_can_read_it(tmp_path):
+    first = kept_secret(tmp_path / "a")
+    assert kept_secret(tmp_path / "a") == first != kept_secret(tmp_path / "b")
+    assert (tmp_path / "a" / "secret").stat().st_mode & 0o77 == 0
+
+
+def test_only_what_a_client_needs_is_told_of_an_experiment():
+    told = welcome(sites.federated("local"), RUN)
+    assert set(told["experiment"]) == {*SENT, "data", "engine", "partition"}
+    with pytest.raises(ConfigError, match="sites"):
+        welcome(sites.simulated("local"), RUN)
+
+
+def test_a_reply_that_cannot_be_read_is_an_error_of_the_message():
+    good = Answer("0", Message({"w": torch.ones(2)}), Report(3, {"loss": torch.tensor(0.1)}))
+    back = wire.unpack_reply(wire.pack_reply(good))
+    assert (back.report.steps, back.report.losses) == (3, good.report.losses)
+    assert torch.equal(back.up["w"], good.up["w"])
+    for about in ({"reply": "answer", "client": "0"}, {"reply": "dance", "client": "0"}, []):
+        with pytest.raises(MessageError):
+            wire.unpack_reply(Message().encode({wire.KEY: json.dumps(about)}))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"width": "wide"},
+        {"width": 0},
+        {"classes_held": [10]},
+        {"names": {"w": [-1]}},
+        {"names": [1]},
+        {"spy": 1},
+    ],
+)
+def test_a_card_that_makes_no_sense_is_refused(told):
+    about = {
+        "reply": "card",
+        "client": "0",
+        "samples": {"train": 1, "validation": 0, "test": 0},
+        "extra": told,
+    }
+    about["task"] = {"kind": "classification", "classes": 10, "input": [4]}
+    with pytest.raises(MessageError, match="cannot be read"):
+        wire.unpack_reply(Message().encode({wire.KEY: json.dumps(about)}))
+
+
+def test_a_record_keeps_only_the_files_it_needs(site, down):
+    for round_ in (1, 2, 3):
+        ask(site, request(down, round_=round_, accepted=round_ - 1))
+    files = sorted(path.suffix for path in site.resident.record.folder.iterdir())
+    assert files == [".answer", ".json", ".safetensors", ".safetensors"]
+
+
+def test_what_tells_of_the_sites_files_stays_in_its_log(site, down, tmp_path, capsys):
+    ask(site, request(down))
+    (site.resident.record.folder / "record.json").write_text("{")
+    reason = ask(make_site("0", tmp_path), request(down)).reason
+    assert reason == "client 0: RunError at the site; the log of its worker says more"
+    assert f"the record in {tmp_path}/0/runs/a1 cannot be read" in capsys.readouterr().err
+
+
+def test_what_goes_wrong_in_a_sites_own_code_stays_in_its_log(tmp_path, capsys):
+    def load():
+        raise KeyError("Jane Doe")
+
+    reason = enrol(Site("0", sites.builder("0"), load, tmp_path)).reason
+    assert reason == "client 0: KeyError at the site; the log of its worker says more"
+    assert "Jane Doe" in capsys.readouterr().err
+
+
+# --- the worker process ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def worker(tmp_path):
+    """Starts worker processes at one socket, and ends them."""
+    place = Path(tempfile.mkdtemp(prefix="potluck-"))
+    file, begun = sites.write_site(tmp_path / "site", "0"), []
+
+    def start():
+        words = [sys.executable, "-m", "potluck.engine.flower.worker", "--client", "0", "--simulated"]
+        words += ["--model", f"{file}:build", "--data", f"{file}:load", "--home", str(tmp_path / "home")]
+        process = subprocess.Popen(
+            [*words, "--socket", str(place / "worker")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        begun.append(process)
+        assert process.stdout.readline() == b"ready\n"
+        return process
+
+    yield start, place / "worker", tmp_path / "site"
+    for process in begun:
+        process.stdin.close()
+        process.wait(10)
+        process.stdout.close()
+    shutil.rmtree(place)
+
+
+def ask_process(path, order):
+    with frames.connect(str(path)) as channel:
+        frames.send(channel, {}, [wire.pack_order(order)])
+        _, (reply,) = frames.receive(channel)
+    return wire.unpack_reply(reply)
+
+
+def test_a_worker_killed_in_mid_step_goes_on_where_it_was(worker, site, down):
+    start, path, trap = worker
+    process = start()
+    ask_process(path, wire.Hello(welcome(sites.federated({"name": "fedmrl", "d1": 8}), RUN)))
+    first = ask_process(path, request(down))
+    (trap / "die").touch()
+    with pytest.raises(EOFError):
+        ask_process(path, request(down, round_=2, accepted=1))
+    assert process.wait(10) == -signal.SIGKILL
+    start()
+    second = ask_process(path, request(down, round_=2, accepted=1, attempt=2))
+    assert same(first, ask(site, request(down)))
+    assert same(second, ask(site, request(down, round_=2, accepted=1, attempt=2)))
+
+
+def test_a_worker_ends_with_whoever_started_it(worker):
+    process = worker[0]()
+    process.stdin.close()
+    assert process.wait(10) == 0
