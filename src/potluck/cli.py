@@ -405,21 +405,38 @@ def serve(
 
 @command
 def join(
-    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the server is.")],
     client: Annotated[str, typer.Option(metavar="ID", help="This client's id in the experiment.")],
     model: Annotated[
         str, typer.Option(metavar="FILE.py:FUNCTION", help="Gives the model: a torch.nn.Module, or a name.")
-    ],
+    ] = "",
     data: Annotated[
         str,
         typer.Option(metavar="FILE.py:FUNCTION", help="Gives the data: {'train': (x, y), 'test': (x, y)}."),
-    ],
+    ] = "",
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the server is.")] = "",
+    check: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="EXPERIMENT.yaml", help="Join nobody: show what would leave in a round of this."
+        ),
+    ] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --check: write the agreement that allows just that."),
+    ] = None,
     home: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Where this client keeps its state. Default: sites/<id>."),
     ] = None,
     accept: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Do and send only what this agreement allows.")
+    ] = None,
+    only: Annotated[
+        str,
+        typer.Option(metavar="worker|node", help="Start this half alone; the other runs as another user."),
+    ] = "",
+    socket: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="With --only: where worker and node meet.")
     ] = None,
     device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda:0.")] = "cpu",
     insecure: Insecure = False,
@@ -433,9 +450,16 @@ def join(
             "--simulated", help="Noise from the experiment's seed, which the server knows: for tests."
         ),
     ] = False,
+    json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Take part in a federation with a model and data of one's own; the server sees neither."""
+    if check is not None:
+        return _check_site(Screen(json), client, model, data, check, write)
+    if write is not None:
+        raise ConfigError("--write goes with --check")
+    if not server and only != "worker":
+        raise ConfigError("--server is missing: where is the server?")
     from potluck.engine.flower.join import Joining, default_home
     from potluck.engine.flower.join import join as take_part
     from potluck.engine.flower.processes import Security
@@ -443,8 +467,30 @@ def join(
     screen = Screen(json=False)
     security = Security(insecure, ca, node_key=node_key)
     place = (home or default_home(client)).resolve()
-    joining = Joining(server, client, model, data, place, security, accept, device, simulated)
+    joining = Joining(server, client, model, data, place, security, accept, device, simulated, only, socket)
     take_part(joining, lambda sentence: screen.err.print(sentence, soft_wrap=True))
+
+
+def _check_site(
+    screen: Screen, client: str, model: str, data: str, experiment: Path, write: Path | None
+) -> None:
+    """Play a round at home and show what would leave; nothing leaves and nothing is kept but the agreement."""
+    from potluck.engine.flower.site import rehearsal_world
+    from potluck.experiment import Experiment
+    from potluck.rehearsal import propose
+    from potluck.terminal import rehearsal_entry, rehearsal_sheet
+
+    chosen = Experiment.load(experiment)
+    world = rehearsal_world(chosen, client, model, data)
+    agreement, exchanges = propose(world, client, chosen.training.attempts)
+    entry = rehearsal_entry(agreement, exchanges)
+    if write is not None:
+        agreement.write(write)
+    if screen.json:
+        screen.data(entry)
+    else:
+        screen.sheet(rehearsal_sheet(entry, f"client {client}"))
+        screen.show(*([f"\nagreement: {write}"] if write is not None else []))
 
 
 # --- looking without running ----------------------------------------------------------------------------
@@ -545,6 +591,40 @@ def _write_picture(entry: dict[str, Any], path: Path) -> Path:
         raise RunError(f"cannot make the folder {path.parent}: {error.strerror or error}") from error
     write_whole(path, to_png(split_picture(counts, ids, entry["classes"])))
     return path
+
+
+# --- a real federation ----------------------------------------------------------------------------------
+
+
+@command
+def keys(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write; nothing is overwritten.")],
+    server: Annotated[
+        str,
+        typer.Option(metavar="HOST[,HOST…]", help="Names or addresses under which the server is reached."),
+    ],
+    clients: Annotated[str, typer.Option(metavar="a,b,c", help="The ids of the clients.")],
+    days: Annotated[int, typer.Option(help="How long the certificates hold.")] = 30,
+    json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Make an authority, a server certificate and client keys, for trying out a federation."""
+    try:
+        from potluck.keys import ADVICE, make_keys
+    except ImportError as error:
+        needed = "making keys needs the package cryptography; install it with: pip install 'potluck[flower]'"
+        raise ConfigError(needed) from error
+
+    screen = Screen(json)
+    files = make_keys(folder, _words(server), _words(clients), days)
+    if json:
+        screen.data({"folder": str(folder), "files": [str(path) for path in files]})
+    else:
+        screen.show(*(str(path) for path in files), f"\n{ADVICE.format(days=days)}".rstrip())
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 # --- the way in -----------------------------------------------------------------------------------------

@@ -26,6 +26,10 @@ class MessageError(PotluckError):
     """A message breaks the wire contract: an undeclared name, a wrong shape, a value that is not finite."""
 
 
+class PinError(PotluckError):
+    """The server asks a site for something else than the site has agreed to."""
+
+
 class StepFailed(PotluckError):
     """A client could not do a step; the round goes on without it."""
 

@@ -16,6 +16,8 @@ from potluck.report.table import NOTHING, Column, Sheet, count, size
 if TYPE_CHECKING:
     from potluck.data import Dataset, Split
     from potluck.method import Method
+    from potluck.pinning import Agreement
+    from potluck.rehearsal import Exchange
     from potluck.world import World
 
 MOST_ROWS = 40  # clients or architectures that a table shows
@@ -111,6 +113,7 @@ def _panel(title: str, content: RenderableType, color: str) -> Panel:
     return Panel(content, title=heading, title_align="left", border_style=color, box=box.ROUNDED)
 
 
+NUMBERS = ("scalars", "size")
 PURPOSES = {"train": "every round", "setup": "once, where the server lacks it", "evaluate": "to evaluate"}
 
 
@@ -118,7 +121,7 @@ def _crossing(steps: Sequence[Mapping[str, Any]], direction: str, total: int) ->
     """The tensors that cross in one direction, and the total of a round."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for name in ("name", "shape", "scalars", "size", "when", "meaning"):
-        number = name in ("scalars", "size")
+        number = name in NUMBERS
         table.add_column(name, justify="right" if number else "left", overflow="fold")
     for step in steps:
         for entry in step[direction]:
@@ -153,6 +156,63 @@ def _by_kind(clients: Sequence[Mapping[str, Any]]) -> Table:
         row = (client["model"], client["id"], count(client["up_scalars"]), count(client["down_scalars"]))
         table.add_row(*map(Text, row))
     return table
+
+
+# --- what would leave a site ----------------------------------------------------------------------------
+
+
+def rehearsal_entry(agreement: Agreement, exchanges: Sequence[Exchange]) -> dict[str, Any]:
+    """What a rehearsed round would send, tensor by tensor, and the agreement that allows just that."""
+    return {
+        "leaves": [
+            {
+                "step": "+".join(exchange.steps),
+                "name": name,
+                "shape": list(tensor.shape),
+                "type": str(tensor.dtype).removeprefix("torch."),
+                "scalars": tensor.numel(),
+                "bytes": tensor.nbytes,
+            }
+            for exchange in exchanges
+            for name, tensor in exchange.up.items()
+        ],
+        "messages": [
+            {"step": "+".join(one.steps), "up_bytes": one.up.nbytes, "down_bytes": one.down.nbytes}
+            for one in exchanges
+        ],
+        "agreement": agreement.model_dump(mode="json"),
+    }
+
+
+def rehearsal_sheet(entry: Mapping[str, Any], client: str) -> Sheet:
+    """A row for every tensor that would leave in a round."""
+    rows = tuple(
+        (
+            *(line["step"], line["name"], f"({', '.join(map(str, line['shape']))})", line["type"]),
+            *(count(line["scalars"]), size(line["bytes"])),
+        )
+        for line in entry["leaves"]
+    )
+    columns = (*(Column(name, "left") for name in ("step", "name", "shape", "type")), *map(Column, NUMBERS))
+    return Sheet(f"leaves {client} in a round", columns, rows, _rehearsal_notes(entry))
+
+
+def _rehearsal_notes(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    from potluck.explain import REPORT
+
+    agreement, messages = entry["agreement"], entry["messages"]
+    up, down = (sum(message[f"{way}_bytes"] for message in messages) for way in ("up", "down"))
+    scalars = sum(line["scalars"] for line in entry["leaves"])
+    number = "one message" if len(messages) == 1 else f"{len(messages)} messages"
+    return (
+        f"In all {count(scalars)} scalars, {size(up)} in {number}; {size(down)} come to the site.",
+        f"Once, at enrolment: {', '.join(agreement['card'])}. With every reply: {', '.join(REPORT)}.",
+        f"{agreement['method']} with {_options(agreement['options'])}.",
+    )
+
+
+def _options(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in options.items()) or "no options"
 
 
 # --- the split ------------------------------------------------------------------------------------------

@@ -344,9 +344,15 @@ def test_data_that_cannot_be_used_are_named(data):
 
 
 def test_a_secret_is_made_once_and_nobody_else_can_read_it(tmp_path):
-    first = kept_secret(tmp_path / "a")
-    assert kept_secret(tmp_path / "a") == first != kept_secret(tmp_path / "b")
-    assert (tmp_path / "a" / "secret").stat().st_mode & 0o77 == 0
+    first = kept_secret(tmp_path / "home", "a")
+    assert kept_secret(tmp_path / "home", "a") == first
+    assert kept_secret(tmp_path / "home", "b").integer != first.integer  # two runs share no noise
+    assert (tmp_path / "home" / "secret").stat().st_mode & 0o077 == 0
+
+
+def test_a_server_cannot_go_back_to_an_earlier_round(site, down):
+    ask(site, request(down, round_=2))
+    assert "round 1 came after round 2" in ask(site, request(down, round_=1)).reason
 
 
 def test_only_what_a_client_needs_is_told_of_an_experiment():

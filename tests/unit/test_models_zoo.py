@@ -205,8 +205,8 @@ def test_names_are_registered():
         ("cnn6", CIFAR10, r"client 7: unknown model 'cnn6'; did you mean 'cnn\d'\?"),
         ("cnn", CIFAR10, "client 7: 'cnn' is a pool, one model is needed here: cnn1, cnn2, cnn3, cnn4, cnn5"),
         ("cnn1", DIGITS, r"client 7: cnn1 takes images of 16×16 or larger, the task's samples have shape "
-         r"\(1, 8, 8\); models that fit: conv-large, conv-small, mlp-large, mlp-small, "),
-        ("resnet18", NEWS, "resnet18 takes images, .* models that fit: text-conv, text-mean$"),
+         r"\(1, 8, 8\); models that fit: conv-large, conv-small, "),
+        ("resnet18", NEWS, "resnet18 takes images, .* models that fit: .*text-conv, text-mean$"),
         ("text-mean", DIGITS, "text-mean takes token ids"),
         ("conv-small", VECTORS, "models that fit: mlp-large, mlp-small$"),
         ("text-mean", Task("text-classification", 2, (5,)), "client 7: .*needs a task with a vocabulary"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
+import shutil
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,7 @@ def test_commands_exist(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """The arguments parse; a `key=value` names a key there is, unless the line is shown because it fails."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits.yaml").write_text(blocks("yaml")[0].values[0], encoding="utf-8")
+    shutil.copy(ROOT / "examples" / "hospitals" / "experiment.yaml", tmp_path)
     _, name, *arguments = shlex.split(line)
     context = COMMANDS[name].make_context(name, arguments)
     values = context.params

@@ -50,14 +50,14 @@ def _read(channel: socket.socket, size: int) -> bytes:
 
 
 @contextlib.contextmanager
-def listening(path: Path) -> Iterator[socket.socket]:
+def listening(path: Path, mode: int = 0o600) -> Iterator[socket.socket]:
     """A socket others can connect to by its path; a file a killed process left there is replaced."""
     if len(str(path)) > NAME_LIMIT:
         raise OSError(f"the path of a socket has at most {NAME_LIMIT} characters: {path}")
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(str(path))
-        path.chmod(0o600)
+        path.chmod(mode)
         door.listen()
         try:
             yield door

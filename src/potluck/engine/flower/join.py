@@ -23,6 +23,7 @@ from potluck.engine.flower.processes import (
 from potluck.errors import ConfigError
 
 BAD_INPUT = 2  # a worker that ends with it would do so again
+HALVES = ("", "worker", "node")
 PAUSE = 1.0  # seconds between two looks
 LONGEST = 30.0  # seconds between two starts of a process that keeps ending
 
@@ -40,12 +41,21 @@ class Joining:
     accept: Path | None = None
     device: str = "cpu"
     simulated: bool = False
+    only: str = ""  # `worker` or `node`: the other half runs as another user
+    socket: Path | None = None  # between the two; default: a temporary one
 
     def check(self) -> None:
         """Refuse what cannot work, before a process starts."""
-        require_flower()
-        split_address(self.server)
-        self.security.check(self.server, ("ca",))
+        if self.only not in HALVES:
+            raise ConfigError(f"--only: {self.only!r} is neither worker nor node")
+        if self.only and self.socket is None:
+            raise ConfigError("--only needs --socket: where worker and node meet")
+        if self.only != "worker":
+            require_flower()
+            split_address(self.server)
+            self.security.check(self.server, ("ca",))
+        if self.only != "node" and not (self.model and self.data):
+            raise ConfigError("--model and --data are missing: what does this client bring?")
         own = [Path(word.rpartition(":")[0]) for word in (self.model, self.data) if ".py:" in word]
         require_files(*own, self.accept, self.security.ca, self.security.node_key)
 
@@ -55,6 +65,7 @@ class Joining:
         words += ["--model", self.model, "--data", self.data, "--home", str(self.home)]
         words += ["--socket", str(socket_path), "--device", self.device]
         words += ["--accept", str(self.accept)] if self.accept is not None else []
+        words += ["--shared"] if self.only == "worker" else []
         return words + (["--simulated"] if self.simulated else [])
 
 
@@ -88,7 +99,10 @@ def join(joining: Joining, notice: Callable[[str], None]) -> None:
     flower, port = joining.home / "flower", free_port()
     flower.mkdir(exist_ok=True)
     with contextlib.ExitStack() as stack:
-        path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="potluck-"))) / "worker"
+        path = (
+            joining.socket
+            or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="potluck-"))) / "worker"
+        )
         words = joining.worker_words(path)
 
         def worker() -> Process:
@@ -98,9 +112,11 @@ def join(joining: Joining, notice: Callable[[str], None]) -> None:
         def supernode() -> Process:
             return start_supernode(joining.server, joining.security, flower, path, port)
 
-        watched = [_watch(start, stack) for start in (worker, supernode)]
-        notice(f"client {joining.client}: the worker keeps its log in {joining.home / 'worker.log'}")
-        notice(f"client {joining.client} takes part at {joining.server}; Ctrl-C ends it")
+        halves = {"worker": worker, "node": supernode}
+        watched = [_watch(start, stack) for half, start in halves.items() if joining.only in ("", half)]
+        notice(f"client {joining.client}: logs are in {joining.home}")
+        where = f"takes part at {joining.server}" if joining.only != "worker" else f"waits at {path}"
+        notice(f"client {joining.client} {where}; Ctrl-C ends it")
         while True:
             time.sleep(PAUSE)
             for one in watched:

@@ -7,9 +7,9 @@ model and secret are its own, and so is the last word on what it agrees to.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -42,6 +42,7 @@ from potluck.message import Message
 from potluck.method import Method, MethodConfig, find_method
 from potluck.models import Model, ModelPool
 from potluck.models.builders import Entry
+from potluck.pinning import Agreement
 from potluck.record import write_whole
 from potluck.rng import Rng, new_secret
 from potluck.world import Ground, World
@@ -54,6 +55,7 @@ SENT = (
     "seed",
     "seeds",
 )  # of the experiment, as far as a client needs it
+REHEARSAL = "rehearsal"  # the run of `join --check`
 SECRET = "secret"
 PRIVATE = (DataError, ModelError, RunError)  # their sentences may tell of the site's files, model and data
 ASIDE = " at the site; the log of its worker says more"
@@ -78,8 +80,7 @@ class Agreed(Protocol):
 
 def load_agreement(path: Path) -> Agreed:
     """The agreement in a file."""
-    agreed: Agreed = importlib.import_module("potluck.pinning").Agreement.load(path)
-    return agreed
+    return Agreement.load(path)
 
 
 def welcome(experiment: Experiment, run: str) -> dict[str, Any]:
@@ -189,14 +190,17 @@ def _named_code(value: Any) -> str | None:
     return next(filter(None, map(_named_code, inner)), None)
 
 
-def kept_secret(folder: Path) -> Rng:
-    """The client's secret, made when it joins for the first time."""
+def kept_secret(folder: Path, run: str) -> Rng:
+    """The client's secret, made when it joins for the first time; every run has its own branch of it.
+
+    Were two runs to draw the same noise, a server that sees both could subtract it.
+    """
     file = folder / SECRET
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_whole(file, str(new_secret()).encode())
         file.chmod(0o600)
-    return Rng(int(file.read_text()), ("secret",))
+    return Rng(int(file.read_text()), ("secret", run))
 
 
 class GuardedPerformer(Performer):
@@ -211,16 +215,19 @@ class GuardedPerformer(Performer):
         unknown = next((step for step in request.steps if step not in self.method.steps()), None)
         if unknown is not None or not request.steps:
             raise StepFailed(f"{self.method.name} has no step {unknown!r}")
+        round_, spent = self.record.spent
+        if request.stamp.round < round_:  # else a server could go back and forth, and have limits forgotten
+            raise StepFailed(f"round {request.stamp.round} came after round {round_}")
         self._let_in(request.steps, request.down)
         answer = super().perform(client, request, first)
         name = answer.up.not_finite()
         if name is not None:
             raise StepFailed(f"tensor {name!r} would leave and is not finite; lower training.optimizer.lr")
+        before = spent if round_ == request.stamp.round else 0
+        total = before + answer.up.nbytes
         if self.agreement is not None:
-            round_, spent = self.record.spent
-            here = spent if round_ == request.stamp.round else 0
-            total = self.agreement.let_out(request.steps, request.stamp.round, answer.up, here)
-            self.record.spent = request.stamp.round, total
+            total = self.agreement.let_out(request.steps, request.stamp.round, answer.up, before)
+        self.record.spent = request.stamp.round, total
         return answer
 
     def examine(self, client: Client, examination: Examination) -> Answer:
@@ -348,12 +355,12 @@ class Site:
         kept = self._welcome_file(run)
         if self.resident is None or run != self.run:
             self.resident = None
-            world = self._world(dict(offer["experiment"]))
+            world = self._world(dict(offer["experiment"]), run)
             self.resident, self.run = Resident(world, kept.with_suffix(""), self.agreement), run
             write_whole(kept, json.dumps(offer).encode())
         return self.resident.enrolment()
 
-    def _world(self, values: dict[str, Any]) -> SiteWorld:
+    def _world(self, values: dict[str, Any], run: str) -> SiteWorld:
         method = dict(values["method"])
         code = _named_code(method)
         if code is not None:
@@ -375,7 +382,7 @@ class Site:
         world = SiteWorld(
             self.client,
             roster,
-            seeds.secret(self.client) if self.simulated else kept_secret(self.home),
+            seeds.secret(self.client) if self.simulated else kept_secret(self.home, run),
             method=find_method(experiment.method.name)(experiment.method, experiment.pool()),
             data=data,
             split=split,
@@ -394,3 +401,13 @@ class Site:
         with seeds.tree("init").child("check").as_default():
             world.method.check(world)
         return world
+
+
+def rehearsal_world(experiment: Experiment, client: ClientId, model: str, data: str) -> World:
+    """The world of a site that joins nobody yet; its secret is one for this once."""
+    from potluck.engine.flower.worker import model_entry
+    from potluck.plugins import load_function
+
+    with tempfile.TemporaryDirectory(prefix="potluck-") as home:
+        site = Site(client, model_entry(model), load_function(data), Path(home))
+        return site._world(welcome(experiment, REHEARSAL)["experiment"], REHEARSAL)

@@ -27,9 +27,9 @@ from potluck.record import RunFolder
 READY = "ready"  # the worker's only word on standard output: the socket is there
 
 
-def work(site: Site, path: Path) -> None:
+def work(site: Site, path: Path, mode: int = 0o600) -> None:
     """Answer one order after the other, for good."""
-    with frames.listening(path) as door:
+    with frames.listening(path, mode) as door:
         print(READY, flush=True)
         while True:
             channel, _ = door.accept()
@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--accept")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--simulated", action="store_true")
+    parser.add_argument("--shared", action="store_true")  # the group of the socket's folder may connect
     return parser
 
 
@@ -79,7 +80,7 @@ def main(words: Sequence[str] | None = None) -> int:
         threading.Thread(target=_end_with_the_parent, daemon=True).start()
         site.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         with RunFolder(site.home).locked():
-            work(site, Path(given.socket))
+            work(site, Path(given.socket), 0o660 if given.shared else 0o600)
     except PotluckError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

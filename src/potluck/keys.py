@@ -1,0 +1,182 @@
+"""Keys for a federation to try things out with: an authority, a server certificate, a key for every client.
+
+The formats are those `flower-superlink` and `flower-supernode` take: certificates and the server's key in PEM, the
+clients' keys on the curve P-384 in OpenSSH's format, as `ssh-keygen -t ecdsa -b 384` makes them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    SECP384R1,
+    EllipticCurvePrivateKey,
+    generate_private_key,
+)
+from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from potluck.errors import ConfigError
+
+CA, SERVER, CLIENTS = "ca", "server", "clients"  # ca.crt, server.crt, clients/NAME
+DAYS = 30  # how long the certificates hold
+EARLIER = datetime.timedelta(minutes=5)  # a certificate is valid from a little before now: clocks differ
+CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]*[A-Za-z0-9_])?"
+HOST_NAME = re.compile(rf"(?:\*\.)?{_LABEL}(?:\.{_LABEL})*")
+
+ADVICE = """\
+These keys are for trying things out: they were all made in one place, and whoever has ca.key can be the server.
+In production
+- let your own authority sign the server's certificate; a site needs ca.crt alone, never ca.key;
+- keep certificates short-lived, and replace them before they end (these hold {days} days);
+- make each client's key at its site (ssh-keygen -t ecdsa -b 384 -N "" -f NAME) and send NAME.pub alone to the
+  operator, who compares its fingerprint by another way and registers it (flwr supernode register NAME.pub);
+- a key that may have been seen by others is unregistered (flwr supernode unregister) and made anew.
+"""
+
+
+def make_keys(folder: Path, servers: Sequence[str], clients: Sequence[str], days: int = DAYS) -> list[Path]:
+    """Write everything into a folder and name the files; nothing is written where one of them exists.
+
+    `servers` are the names and addresses under which the server is reached: the certificate holds for these alone.
+    """
+    _check(servers, clients, days)
+    files = _make(servers, clients, days)
+    taken = next((name for name in files if (folder / name).exists()), None)
+    if taken is not None:
+        raise ConfigError(f"{folder / taken} exists; keys are never overwritten, choose another folder")
+    (folder / CLIENTS).mkdir(parents=True, exist_ok=True, mode=0o700)
+    for name, content in files.items():
+        _write(folder / name, content, mode=0o600 if b"PRIVATE KEY" in content else 0o644)
+    return [folder / name for name in files]
+
+
+def _check(servers: Sequence[str], clients: Sequence[str], days: int) -> None:
+    if not servers:
+        raise ConfigError("--server: name the host, or hosts, under which clients reach the server")
+    if days < 1:
+        raise ConfigError(f"--days: a certificate holds a day at least (given: {days})")
+    for server in servers:
+        if not (_address(server) or HOST_NAME.fullmatch(server)):
+            raise ConfigError(
+                f"--server: {server!r} is neither a host name nor an IP address (without a port)"
+            )
+    for client in clients:
+        if not CLIENT_NAME.fullmatch(client) or client.endswith(".pub"):
+            raise ConfigError(
+                f"--clients: {client!r} cannot name a key file; use letters, digits and . _ -, no .pub at its end"
+            )
+        if clients.count(client) > 1:
+            raise ConfigError(f"--clients: {client!r} is named twice")
+
+
+def _make(servers: Sequence[str], clients: Sequence[str], days: int) -> dict[str, bytes]:
+    """The content of every file, by name."""
+    authority, server = (generate_private_key(SECP384R1()) for _ in range(2))
+    root = _authority_certificate(authority, days)
+    leaf = _server_certificate(server, servers, root, authority, days)
+    files = {
+        f"{CA}.crt": root.public_bytes(Encoding.PEM),
+        f"{CA}.key": _pem(authority),
+        f"{SERVER}.crt": leaf.public_bytes(Encoding.PEM),
+        f"{SERVER}.key": _pem(server),
+    }
+    for client in clients:
+        key = generate_private_key(SECP384R1())
+        files[f"{CLIENTS}/{client}"], files[f"{CLIENTS}/{client}.pub"] = _ssh(key, client)
+    return files
+
+
+def _authority_certificate(key: EllipticCurvePrivateKey, days: int) -> x509.Certificate:
+    name = _named("Potluck test authority")
+    builder = _builder(name, name, key, days)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
+    return builder.sign(key, SHA384())
+
+
+def _server_certificate(
+    key: EllipticCurvePrivateKey,
+    servers: Sequence[str],
+    root: x509.Certificate,
+    authority: EllipticCurvePrivateKey,
+    days: int,
+) -> x509.Certificate:
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
+    builder = _builder(_named("Potluck test server"), root.subject, key, days)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    builder = builder.add_extension(
+        x509.SubjectAlternativeName(list(map(_reached_as, servers))), critical=False
+    )
+    return builder.add_extension(issuer, critical=False).sign(authority, SHA384())
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: EllipticCurvePrivateKey, days: int
+) -> x509.CertificateBuilder:
+    start = datetime.datetime.now(datetime.UTC) - EARLIER
+    builder = x509.CertificateBuilder(subject_name=subject, issuer_name=issuer, public_key=key.public_key())
+    builder = builder.serial_number(x509.random_serial_number())
+    builder = builder.not_valid_before(start).not_valid_after(start + datetime.timedelta(days=days))
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    return builder.add_extension(identifier, critical=False)
+
+
+def _named(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _usage(signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _reached_as(server: str) -> x509.GeneralName:
+    address = _address(server)
+    return x509.DNSName(server) if address is None else x509.IPAddress(address)
+
+
+def _address(server: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(server)
+    except ValueError:
+        return None
+
+
+def _pem(key: EllipticCurvePrivateKey) -> bytes:
+    pem: bytes = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return pem
+
+
+def _ssh(key: EllipticCurvePrivateKey, comment: str) -> tuple[bytes, bytes]:
+    """The private and the public half, as `ssh-keygen` writes them."""
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return private, public + f" {comment}\n".encode()
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """A file that did not exist; a private one is its owner's alone from its first moment."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(handle, "wb") as file:
+        os.fchmod(handle, mode)
+        file.write(content)

@@ -1,0 +1,162 @@
+"""The three hospitals of the example: their files work as they stand, and the gate lets through what it should."""
+
+from __future__ import annotations
+
+import asyncio
+import runpy
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from potluck.data import ClientSplit, Split, from_arrays
+from potluck.experiment import Experiment, read_yaml
+from potluck.models import Model
+from potluck.pinning import Agreement
+from potluck.rehearsal import rehearse
+from potluck.world import World
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "hospitals"
+SITES = ("north", "east", "west")
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example elsewhere, with its data."""
+    folder = tmp_path_factory.mktemp("federation") / "hospitals"
+    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("data", "keys", "runs", "homes"))
+    runpy.run_path(str(folder / "make_data.py"), run_name="__main__")
+    return folder
+
+
+def arrays(part: Any) -> tuple[np.ndarray, np.ndarray]:
+    """A pair of arrays, or a map-style data set of pairs."""
+    pairs = (
+        part if isinstance(part, tuple) else tuple(zip(*(part[row] for row in range(len(part))), strict=True))
+    )
+    return np.stack([np.asarray(one) for one in pairs[0]]), np.asarray(pairs[1])
+
+
+def world_of(hospitals: Path, site: str) -> World:
+    """A hospital on its own, under the method of the experiment file."""
+    own = runpy.run_path(str(hospitals / site / "site.py"))
+    parts = {split: arrays(part) for split, part in own["load"]().items()}
+    x, y = (np.concatenate([parts[split][number] for split in ("train", "test")]) for number in (0, 1))
+    rows = np.split(np.arange(len(y)), [len(parts["train"][1])])
+    experiment = Experiment.make(
+        data=from_arrays(x, y, classes=10),
+        partition=Split.of([ClientSplit(site, rows[0], np.arange(0), rows[1])]),
+        models={site: own["build"]},
+        method=read_yaml(hospitals / "experiment.yaml")["method"],
+        engine={"device": "cpu"},
+    )
+    return experiment.world()
+
+
+def test_the_hospitals_are_those_of_the_experiment() -> None:
+    assert read_yaml(EXAMPLE / "experiment.yaml")["partition"] == {"sites": list(SITES), "classes": 10}
+
+
+def test_the_guide_shows_the_experiment() -> None:
+    guide = (EXAMPLE.parents[1] / "docs" / "deploy.md").read_text(encoding="utf-8")
+    assert f"```yaml\n{(EXAMPLE / 'experiment.yaml').read_text(encoding='utf-8')}```" in guide
+
+
+def test_no_sample_is_at_two_hospitals_and_they_differ(hospitals: Path) -> None:
+    seen: list[bytes] = []
+    held = set()
+    for site in SITES:
+        world = world_of(hospitals, site)
+        seen += [image.numpy().tobytes() for image in world.data.x]
+        held.add(world.classes_held(site))
+    assert len(seen) == 320 + 320 + 100
+    assert len(set(seen)) == len(seen)
+    assert len(held) > 1
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_a_hospital_can_do_its_part_and_pin_it(hospitals: Path, site: str) -> None:
+    world = world_of(hospitals, site)
+    agreement = Agreement.of(world.method, world.build_client(site))
+    (exchange,) = rehearse(world, site)
+    assert exchange.up
+    assert agreement.let_out(exchange.steps, 1, exchange.up) == agreement.bytes_per_round
+
+
+def test_three_hospitals_have_three_models_and_send_the_same(hospitals: Path) -> None:
+    worlds = {site: world_of(hospitals, site) for site in SITES}
+    models = {site: worlds[site].build_model(site) for site in SITES}
+    assert all(isinstance(model, Model) for model in models.values())
+    assert len({tuple(value.shape for value in model.parameters()) for model in models.values()}) == 3
+    sent = [Agreement.of(worlds[site].method, worlds[site].build_client(site)).steps for site in SITES]
+    assert sent[0] == sent[1] == sent[2]
+    assert all(model(torch.zeros(2, 1, 8, 8)).shape == (2, 10) for model in models.values())
+
+
+# --- the gate -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, list[Any]]]:
+    """A request to the gate: the answer, and the requests that reached the SuperLink behind it."""
+    httpx = pytest.importorskip("httpx")
+    pytest.importorskip("starlette")
+    pytest.importorskip("uvicorn")
+    outer, reached = httpx.AsyncClient, []
+
+    async def superlink(request: Any) -> Any:
+        await request.aread()
+        reached.append(request)
+        return httpx.Response(201, stream=httpx.ByteStream(b"answer"), headers={"x-kind": "protobuf"})
+
+    def inner(**options: Any) -> Any:
+        return outer(base_url=options["base_url"], transport=httpx.MockTransport(superlink))
+
+    def request(method: str, path: str, **options: Any) -> tuple[Any, list[Any]]:
+        names = runpy.run_path(str(EXAMPLE / "gate.py"))
+        monkeypatch.setattr(names["ssl"], "create_default_context", lambda cafile: None)
+        monkeypatch.setattr(httpx, "AsyncClient", inner)
+        transport = httpx.ASGITransport(names["gate"]("127.0.0.1:8000", Path("ca.crt")))
+
+        async def go() -> Any:
+            async with outer(transport=transport, base_url="https://gate") as client:
+                return await client.request(method, path, **options)
+
+        return asyncio.run(go()), reached
+
+    return request
+
+
+def test_the_gate_passes_calls_to_the_fleet_api_on(ask: Callable[..., Any]) -> None:
+    answer, reached = ask(
+        "POST", "/v1/fleet/pull-messages", content=b"call", headers={"flwr-signature": "abc"}
+    )
+    assert (answer.status_code, answer.content) == (201, b"answer")
+    assert answer.headers["x-kind"] == "protobuf"
+    (request,) = reached
+    assert str(request.url) == "https://127.0.0.1:8000/v1/fleet/pull-messages"
+    assert request.content == b"call"
+    assert request.headers["flwr-signature"] == "abc"
+    assert request.headers["host"] == "127.0.0.1:8000"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/control/start-run"),
+        ("POST", "/v1/runtime/pull"),
+        ("POST", "/v1/fleet/%2e%2e/control/start-run"),
+        ("POST", "/v1/fleet/..%2fcontrol%2fstart-run"),
+        ("POST", "//v1/control/start-run"),
+        ("GET", "/v1/fleet/pull-messages"),
+        ("GET", "/docs"),
+    ],
+)
+def test_the_gate_passes_nothing_else_on(ask: Callable[..., Any], method: str, path: str) -> None:
+    answer, reached = ask(method, path)
+    assert answer.status_code in (404, 405)
+    assert reached == []

@@ -1,0 +1,195 @@
+"""The keys of a trial federation, read back as Flower reads them."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import ssl
+import stat
+import sys
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from socket import socketpair
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from potluck import cli
+
+CLIENTS = ("north", "south-2")
+
+
+def potluck(*words: str) -> Result:
+    return CliRunner().invoke(cli.app, ["keys", *words])
+
+
+def refused(*words: str) -> str:
+    result = potluck(*words)
+    assert result.exit_code == 2, result.output
+    assert len(result.stderr.strip().splitlines()) == 1
+    return result.stderr
+
+
+def test_without_cryptography_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    monkeypatch.delitem(sys.modules, "potluck.keys", raising=False)
+    sentence = refused(str(tmp_path / "keys"), "--server", "localhost", "--clients", "a")
+    assert "needs the package cryptography" in sentence
+    assert not (tmp_path / "keys").exists()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("cryptography")
+    folder = tmp_path_factory.mktemp("federation") / "keys"
+    result = potluck(
+        str(folder), "--server", "fl.example.org,localhost,127.0.0.1,::1", "--clients", ",".join(CLIENTS)
+    )
+    assert result.exit_code == 0, result.output
+    assert "make each client's key at its site" in result.stdout
+    assert all(str(path) in result.stdout for path in folder.rglob("*") if path.is_file())
+    return folder
+
+
+def test_private_files_are_the_owners_alone(folder: Path) -> None:
+    modes = {
+        str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+    assert modes == {
+        "ca.crt": 0o644,
+        "ca.key": 0o600,
+        "server.crt": 0o644,
+        "server.key": 0o600,
+        **{f"clients/{client}": 0o600 for client in CLIENTS},
+        **{f"clients/{client}.pub": 0o644 for client in CLIENTS},
+    }
+
+
+def test_the_chain_verifies_and_names_every_host(folder: Path) -> None:
+    from cryptography import x509
+    from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
+
+    root, leaf = (
+        x509.load_pem_x509_certificate((folder / name).read_bytes()) for name in ("ca.crt", "server.crt")
+    )
+    policy = PolicyBuilder().store(Store([root]))
+    for name in (
+        x509.DNSName("fl.example.org"),
+        x509.DNSName("localhost"),
+        x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+        x509.IPAddress(ipaddress.ip_address("::1")),
+    ):
+        assert policy.build_server_verifier(name).verify(leaf, []) == [leaf, root]
+    with pytest.raises(VerificationError):
+        policy.build_server_verifier(x509.DNSName("other.example.org")).verify(leaf, [])
+
+
+def test_certificates_are_short_lived(folder: Path) -> None:
+    from cryptography import x509
+
+    for name in ("ca.crt", "server.crt"):
+        certificate = x509.load_pem_x509_certificate((folder / name).read_bytes())
+        lives = certificate.not_valid_after_utc - certificate.not_valid_before_utc
+        assert lives == timedelta(days=30)
+        assert certificate.not_valid_before_utc < datetime.now(UTC)
+
+
+def shake_hands(folder: Path, authority: Path, name: str) -> str | None:
+    """A TLS connection over a pair of sockets; the version, or None where the client refuses."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(folder / "server.crt", folder / "server.key")
+    ours, theirs = socketpair()
+
+    def serve() -> None:
+        try:
+            server.wrap_socket(theirs, server_side=True).close()
+        except OSError:
+            theirs.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        context = ssl.create_default_context(cafile=authority)
+        with context.wrap_socket(ours, server_hostname=name) as connection:
+            return connection.version()
+    except ssl.SSLCertVerificationError:
+        return None
+    finally:
+        ours.close()
+        thread.join()
+
+
+def test_tls_works_with_these_names_and_this_authority_alone(folder: Path, tmp_path: Path) -> None:
+    assert shake_hands(folder, folder / "ca.crt", "127.0.0.1") == "TLSv1.3"
+    assert shake_hands(folder, folder / "ca.crt", "127.0.0.2") is None
+    other = tmp_path / "other"
+    assert potluck(str(other), "--server", "127.0.0.1", "--clients", "a").exit_code == 0
+    assert shake_hands(folder, other / "ca.crt", "127.0.0.1") is None
+
+
+def test_client_keys_are_as_flower_takes_them(folder: Path) -> None:
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+    numbers = set()
+    for client in CLIENTS:
+        private = load_ssh_private_key((folder / "clients" / client).read_bytes(), None)
+        public = load_ssh_public_key((folder / "clients" / f"{client}.pub").read_bytes())
+        assert isinstance(private, ec.EllipticCurvePrivateKey)
+        assert isinstance(private.curve, ec.SECP384R1)
+        assert private.public_key() == public
+        assert (folder / "clients" / f"{client}.pub").read_text().endswith(f" {client}\n")
+        numbers.add(private.private_numbers().private_value)
+    assert len(numbers) == len(CLIENTS)
+
+
+def test_the_servers_key_belongs_to_its_certificate_and_the_authoritys_to_the_other(folder: Path) -> None:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    for name in ("ca", "server"):
+        key = load_pem_private_key((folder / f"{name}.key").read_bytes(), None)
+        certificate = x509.load_pem_x509_certificate((folder / f"{name}.crt").read_bytes())
+        assert certificate.public_key() == key.public_key()
+
+
+def test_nothing_is_overwritten(folder: Path) -> None:
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert "ca.crt exists; keys are never overwritten" in refused(
+        str(folder), "--server", "localhost", "--clients", "new"
+    )
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("server", "clients", "sentence"),
+    [
+        ("", "a", "--server: name the host"),
+        ("fl.example.org:8000", "a", "'fl.example.org:8000' is neither a host name nor an IP address"),
+        ("localhost", "a,../b", "'../b' cannot name a key file"),
+        ("localhost", "a,a.pub", "'a.pub' cannot name a key file"),
+        ("localhost", "a,b,a", "'a' is named twice"),
+    ],
+)
+def test_bad_names_are_one_sentence(tmp_path: Path, server: str, clients: str, sentence: str) -> None:
+    pytest.importorskip("cryptography")
+    assert sentence in refused(str(tmp_path / "keys"), "--server", server, "--clients", clients)
+    assert not (tmp_path / "keys").exists()
+
+
+def test_json_names_the_files(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    result = potluck(str(tmp_path), "--server", "localhost", "--clients", "a", "--days", "1", "--json")
+    files = json.loads(result.stdout)["files"]
+    assert [Path(file).name for file in files] == [
+        "ca.crt",
+        "ca.key",
+        "server.crt",
+        "server.key",
+        "a",
+        "a.pub",
+    ]
+    assert all(Path(file).exists() for file in files)
