@@ -131,6 +131,7 @@ class Method:
         self.config = config if config is not None else self.Config(name=self.name)
         self.pool = pool
         self._contracts: dict[int, Contract] = {}
+        self._sent: dict[tuple[str, ...], Contract] = {}
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -202,8 +203,11 @@ class Method:
         return self._resolve(self.steps()[step].up)
 
     def sent_by(self, steps: tuple[str, ...]) -> Contract:
-        """What several steps in a row may send together."""
-        return {name: field for step in steps for name, field in self.up_contract(step).items()}
+        """What several steps in a row may send together; made once."""
+        if steps not in self._sent:
+            contracts = map(self.up_contract, steps)
+            self._sent[steps] = {name: field for contract in contracts for name, field in contract.items()}
+        return self._sent[steps]
 
     def down_contract(self, step: str) -> Contract:
         """What a step may receive."""

@@ -248,7 +248,9 @@ def test_a_class_dropped_from_training_is_no_zero_prototype(kit):
 
 
 def test_widths_must_agree(kit):
-    with pytest.raises(ConfigError, match=r"client b .* has representation width 4, client a .* has 6"):
+    with pytest.raises(
+        ConfigError, match=r"one representation width, but client b .* has 4, client a .* has 6"
+    ):
         play(kit, models=[kit.Shallow, kit.Narrow])
 
 

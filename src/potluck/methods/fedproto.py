@@ -8,8 +8,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from potluck.checks import require_one_width
 from potluck.client import Client, ClientId
-from potluck.errors import ConfigError
 from potluck.message import Content, Message, numbers, tensor
 from potluck.method import Clients, Method, MethodConfig, client_step
 from potluck.models import Model
@@ -55,14 +55,7 @@ class FedProto(Method):
 
     def check(self, world: World) -> None:
         """All representations must have one width."""
-        first, *others = world.ids
-        for client in others:
-            if world.width(client) != world.width(first):
-                raise ConfigError(
-                    f"fedproto: client {client} ({world.label(client)}) has representation width "
-                    f"{world.width(client)}, client {first} ({world.label(first)}) has {world.width(first)}; "
-                    "set models.rep_dim to one width for all"
-                )
+        require_one_width(world, "a prototype")
 
     def server_state(self, task: Task) -> dict[str, Any]:
         """The averaged prototypes; empty until the first round is over."""
