@@ -24,6 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from potluck.client import Client, SplitName
 from potluck.errors import ConfigError, nearest
+from potluck.gathering import gathered
 from potluck.settings import OptimizerSettings
 from potluck.state import ALIGNMENT, Holder, Moments
 from potluck.streams import Source, Stream
@@ -253,7 +254,7 @@ class _Step:
             _set_modes(self.holder, self.workspace)
             self.holder.mode = self.workspace
         first, *others = batches = self._batches(rows)
-        with self.holder.autocast(), _single_sample(self.holder, min(map(len, batches))):
+        with self.holder.autocast(), _single_sample(self.holder, min(map(len, batches))), self._gathered():
             names = list(self.streams)[1:]
             value = self.loss(
                 self.holder, first, **dict(zip(names, others, strict=True)), **self.workspace.scalars
@@ -262,6 +263,13 @@ class _Step:
         gradients = self._gradients(terms)
         self.workspace.apply(gradients)
         self.workspace.add(terms)
+
+    def _gathered(self) -> contextlib.AbstractContextManager[None]:
+        """On a GPU small operations are done together; on a CPU they cost nothing apart."""
+        if self.holder.device.type != "cuda":
+            return contextlib.nullcontext()
+        trained = self.workspace.parameters.values()
+        return gathered(self.holder.modules().values(), trained, self.holder.precision == "bfloat16")
 
     def _batches(self, rows: Rows) -> list[Batch]:
         generator = self.workspace.augment
@@ -273,9 +281,7 @@ class _Step:
     def _gradients(self, terms: Mapping[str, Tensor]) -> Gradients:
         if self.combine is None:
             gradients = self._differentiate(functools.reduce(operator.add, terms.values()))
-            for name, pull in self._pull().items():
-                gradients[name] = gradients[name] + pull if name in gradients else pull
-            return gradients
+            return plus(gradients, self._pull()) if self.prox else gradients
         by_term = {name: self._differentiate(term, keep=True) for name, term in terms.items()}
         if self.prox:
             by_term["prox"] = self._pull()
@@ -291,15 +297,28 @@ class _Step:
     @torch.no_grad()
     def _pull(self) -> Gradients:
         """The gradient of the proximal term, in closed form: μ·(w − w₀)."""
-        pulls, value = {}, None
-        for name, reference in self.workspace.references.items():
-            strength = self.prox[_closest(name, self.prox) or ""]
-            pulls[name] = strength * (self.workspace.parameters[name] - reference)
-            size = pulls[name].square().sum() / (2 * strength) if strength else pulls[name].sum()
-            value = size if value is None else value + size
-        if value is not None:
-            self.workspace.add({"prox": value})
-        return pulls
+        strengths = {name: self.prox[_closest(name, self.prox) or ""] for name in self.workspace.references}
+        if not strengths:
+            return {}
+        parameters: list[Tensor] = [self.workspace.parameters[name] for name in strengths]
+        distances = torch._foreach_sub(parameters, [*self.workspace.references.values()])
+        by_strength: dict[float, list[Tensor]] = {}
+        for mu, length in zip(strengths.values(), torch._foreach_norm(distances), strict=True):
+            by_strength.setdefault(mu, []).append(length)
+        terms = (mu / 2 * torch.stack(lengths).square().sum() for mu, lengths in by_strength.items())
+        self.workspace.add({"prox": functools.reduce(operator.add, terms)})
+        torch._foreach_mul_(distances, [*strengths.values()])
+        return dict(zip(strengths, distances, strict=True))
+
+
+def plus(one: Gradients, other: Gradients, share: float = 1.0) -> Gradients:
+    """`one` + share · `other`, name by name, in few operations; a name that only one has keeps what it has."""
+    both = [name for name in one if name in other]
+    lone = {name: share * value for name, value in other.items() if name not in one}
+    if not both:
+        return one | lone
+    sums = torch._foreach_add([one[name] for name in both], [other[name] for name in both], alpha=share)
+    return one | dict(zip(both, sums, strict=True)) | lone
 
 
 def _laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:

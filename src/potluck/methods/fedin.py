@@ -22,7 +22,7 @@ from potluck.server import Server
 from potluck.state import BufferPolicy
 from potluck.streams import Stream
 from potluck.task import Batch, Task
-from potluck.training import Gradients, fit, still_statistics
+from potluck.training import Gradients, fit, plus, still_statistics
 
 if TYPE_CHECKING:
     from potluck.world import World
@@ -159,10 +159,7 @@ class FedIN(FedAvg):
 
     def steer(self, terms: Mapping[str, Gradients], everything: bool) -> Gradients:
         """The body's gradient from those of both losses; the rest follows its own, if it moves at all."""
-        local: Gradients = {}
-        for term, gradients in terms.items():
-            for name, value in gradients.items() if term != "features" else ():
-                local[name] = local[name] + value if name in local else value
+        local = functools.reduce(plus, (value for term, value in terms.items() if term != "features"))
         body = alleviate(local, terms["features"], self.config)
         return local | body if everything else body
 
@@ -190,7 +187,7 @@ def alleviate(local: Gradients, features: Gradients, config: FedIN.Config) -> Gr
     """The body's step, for the parameters that L_IN reaches."""
     if config.alleviate != "exact":
         share = config.strength / 2 if config.alleviate == "simplified" else 1.0
-        return {name: value + share * local[name] for name, value in features.items()}
+        return plus(features, {name: local[name] for name in features}, share)
     a = {name: local[name].square().sum() for name in features}
     b = {name: (local[name] * value).sum() for name, value in features.items()}
     if config.scope == "whole":

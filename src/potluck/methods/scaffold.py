@@ -19,7 +19,7 @@ from potluck.replies import Replies
 from potluck.server import Server
 from potluck.state import Part
 from potluck.task import Task
-from potluck.training import Gradients, fit
+from potluck.training import Gradients, fit, plus
 
 
 class Scaffold(FedAvg):
@@ -112,14 +112,17 @@ class Scaffold(FedAvg):
 
     def correct(self, client: Client, terms: Mapping[str, Gradients]) -> Gradients:
         """∇L + c − c_k, and ∇L added to the round's sum."""
-        own, server = client["own_control"].tensors(), client["control"].tensors()
-        totals = client["gradients"].tensors()
-        corrected = {}
-        for full_name, gradient in terms["loss"].items():
-            name = full_name.removeprefix("model/")
-            totals[name].add_(gradient)
-            corrected[full_name] = gradient + server[name] - own[name]
-        return corrected
+        gradients = terms["loss"]
+        totals, server, own = (
+            {
+                name: value
+                for key, value in client[part].tensors().items()
+                if (name := f"model/{key}") in gradients
+            }
+            for part in ("gradients", "control", "own_control")
+        )
+        torch._foreach_add_([totals[name] for name in gradients], [*gradients.values()])
+        return plus(plus(gradients, server), own, -1.0)
 
     def control_change(self, client: Client, moved: Mapping[str, Tensor], steps: int) -> dict[str, Tensor]:
         """Δc = c_k⁺ − c_k."""
