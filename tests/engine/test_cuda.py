@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from potluck.data import ClientSplit, Dataset, Split
 from potluck.engine.base import Answer, Examination, Outcome, Request
 from potluck.engine.local import LocalEngine
 from potluck.engine.rounds import Rounds
+from potluck.errors import ConfigError
 from potluck.experiment import Experiment
 from potluck.message import Content, Message
 from potluck.method import _registry, client_step
@@ -251,6 +252,50 @@ def test_what_cannot_be_captured_runs_eagerly_with_one_notice(monkeypatch: pytes
     assert len(notices) == 1
     assert "cannot be captured" in notices[0]
     assert worst(states(play(reference, LocalEngine(reference))), states(played)) < 1e-3
+
+
+class FailsOnce(Local):
+    """Its second capture fails half-way, after dropout has drawn numbers in it."""
+
+    name = ""
+    captures: ClassVar[list[Any]] = []
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """With dropout on the images."""
+        x = torch.nn.functional.dropout(batch.x, 0.5)
+        value = client.task.loss(client["model"](x), batch.y, batch.weight)
+        if torch.cuda.is_current_stream_capturing() and self.captures:
+            self.captures.pop(0)(value)
+        return value
+
+
+def _raise(error: Exception) -> Callable[[Tensor], None]:
+    def fail(value: Tensor) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("fail", "notice"),
+    [
+        (Tensor.item, "cannot be captured"),
+        (_raise(ConfigError("not now")), "cannot be captured and runs eagerly: not now"),
+        (_raise(torch.OutOfMemoryError("CUDA out of memory")), "GPU memory ran out"),
+    ],
+)
+def test_a_failed_capture_leaves_no_trace(
+    fail: Callable[[Tensor], Any], notice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FailsOnce, "name", "fails-once")
+    monkeypatch.setitem(_registry, "fails-once", FailsOnce)
+    notices: list[str] = []
+    made = [world([64, 64, 64], {"name": "fails-once"}, ["cnn5"]) for _ in range(2)]
+    expected = states(play(made[0], engine(made[0]), rounds=3))
+    monkeypatch.setattr(FailsOnce, "captures", [lambda value: None, fail])
+    assert worst(expected, states(play(made[1], engine(made[1], notice=notices.append), rounds=3))) < 1e-3
+    assert len(notices) == 1
+    assert notice in notices[0]
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bfloat16"])

@@ -9,6 +9,7 @@ flight together. The host only waits when replies are read.
 from __future__ import annotations
 
 import contextlib
+import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -56,13 +57,8 @@ class Graph:
                 self.counter.zero_()
                 self._step(step)
         self.graph = torch.cuda.CUDAGraph()
-        if workspace.augments and workspace.augment is not None:
-            self.graph.register_generator_state(workspace.augment)
-        self.graph.capture_begin(capture_error_mode="thread_local")
-        try:
+        with _capturing(self.graph, workspace.augment if workspace.augments else None):
             self._step(step)
-        finally:
-            self.graph.capture_end()
 
     def _step(self, step: Step) -> None:
         line = self.lines.index_select(0, self.counter).squeeze(0)
@@ -92,11 +88,8 @@ class Reading:
     def __init__(self, function: Callable[[Tensor], Any], rows: Tensor) -> None:
         self.rows = rows.clone()
         self.graph = torch.cuda.CUDAGraph()
-        self.graph.capture_begin(capture_error_mode="thread_local")
-        try:
+        with _capturing(self.graph):
             self.outputs = function(self.rows)
-        finally:
-            self.graph.capture_end()
 
     def replay(self, rows: Tensor) -> Any:
         """The outputs for other rows, in memory of their own."""
@@ -166,7 +159,8 @@ class GraphRunner:
             return graphs.get(sizes)
         several = len(next(iter(tables.values()))) > 1
         if several or sizes == workspace.alone:
-            graphs[sizes] = self._captured(partial(Graph, self.holder, workspace, step, tables))
+            with _fastest_convolutions() if several else contextlib.nullcontext():
+                graphs[sizes] = self._captured(partial(Graph, self.holder, workspace, step, tables))
         else:
             workspace.alone = sizes
         return graphs.get(sizes)
@@ -203,6 +197,50 @@ class GraphRunner:
                 f"step {self.holder.step or 'evaluate'!r} cannot be captured and runs eagerly: {reason}"
             )
             return None
+
+
+@contextlib.contextmanager
+def _capturing(graph: torch.cuda.CUDAGraph, generator: torch.Generator | None = None) -> Iterator[None]:
+    """Capture what is done inside, into memory of its own; a capture that fails leaves no trace.
+
+    Nothing is collected as garbage meanwhile: an event or a graph that dies in the middle would spoil it.
+    """
+    pool = torch.cuda.graph_pool_handle()
+    collects = gc.isenabled()
+    gc.disable()
+    _begin(graph, pool, generator)
+    try:
+        yield
+        graph.capture_end()
+    except BaseException:
+        with contextlib.suppress(RuntimeError):
+            graph.capture_end()
+        _abandon(pool, generator)
+        raise
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _begin(graph: torch.cuda.CUDAGraph, pool: Any, generator: torch.Generator | None) -> None:
+    if generator is not None:
+        graph.register_generator_state(generator)
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+
+
+def _abandon(pool: Any, generator: torch.Generator | None) -> None:
+    """After a failed capture torch's allocator and generators still think that one is under way.
+
+    The allocator is told; a generator learns it at the end of a capture that succeeds, so an empty one follows.
+    """
+    index = torch.cuda.current_device()
+    for tell in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+        with contextlib.suppress(RuntimeError):  # it knows: only the work inside failed
+            tell(index, pool)
+    empty = torch.cuda.CUDAGraph()
+    _begin(empty, torch.cuda.graph_pool_handle(), generator)
+    torch.zeros((), device="cuda")
+    empty.capture_end()
 
 
 @contextlib.contextmanager
@@ -301,7 +339,7 @@ class CudaEngine(LocalEngine):
     def _spread(self, work: Callable[[R], Outcome], requests: Sequence[R]) -> list[Outcome]:
         busy: dict[Slot, None] = {}
         outcomes = []
-        with self._at_work(), _fastest_convolutions():
+        with self._at_work():
             for request in requests:
                 self._now = slot = self._slot(request.client, busy)
                 busy[slot] = None
@@ -401,7 +439,7 @@ class CudaEngine(LocalEngine):
 
 @contextlib.contextmanager
 def _fastest_convolutions() -> Iterator[None]:
-    """Let cuDNN try its algorithms once per shape: captured steps run them many times."""
+    """Let cuDNN try its algorithms, once per shape: it takes a second, and the graph runs many times."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
     try:
