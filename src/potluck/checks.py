@@ -40,6 +40,17 @@ def require_one_width(world: World, reason: str) -> None:
             )
 
 
+def require_representation(world: World) -> None:
+    """Every model must have parameters before its head: a representation that can be trained."""
+    for client in _one_per_architecture(world):
+        names = (name for name, value in world.build_model(client).named_parameters() if value.requires_grad)
+        if all(name.startswith("head.") for name in names):
+            raise ConfigError(
+                f"{world.method.name}: {named(world, client)} has no representation to train, nothing before its "
+                "head has parameters; give it a model with layers of its own"
+            )
+
+
 def require_linear_heads(world: World, reason: str, *others: Model) -> None:
     """The header of every client (and of other models) must be one linear layer with a bias on all features."""
     models = {named(world, client): world.build_model(client) for client in _one_per_architecture(world)}

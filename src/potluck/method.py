@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Purpose = Literal["train", "evaluate", "setup"]
 Tasks = Literal["classes", "one", "any"]
+Needs = Literal["nothing", "head", "names", "architecture"]
 CardField = Literal["width", "stem", "classes_held", "names"]
 Declared = Contract | Callable[[Any], Contract]
 
@@ -116,7 +117,7 @@ class Method:
     # same of any kind; `any`, each its own.
     tasks: ClassVar[Tasks] = "classes"
     needs_public_data: ClassVar[bool] = False
-    server_needs: ClassVar[Literal["nothing", "head", "names", "architecture"]] = "nothing"
+    server_needs: ClassVar[Needs] = "nothing"
     card_fields: ClassVar[tuple[CardField, ...]] = ()
     stays: tuple[str, ...] = ("data", "labels", "model")
     modes: tuple[str, ...] = ("model",)  # ways to predict; the first is the reported one

@@ -11,6 +11,21 @@ VARIANTS = {
     "fedavg": {},
     "fedavg by layers": {"name": "fedavg", "share": "layers", "weights": "uniform"},
     "fedavg, buffers at home": {"name": "fedavg", "buffers": "local"},
+    "cofed": {"threshold": 0.2, "margin": 0.1, "batch": 60},
+    "cofed, weighted": {"name": "cofed", "weights": "samples", "batch": 30, "margin": 0.0},
+    "creamfl, muscle": {"name": "creamfl", "regularizer": "muscle", "aggregation": "muscle", "batch": 20},
+    "creamfl, a server model": {"name": "creamfl", "server_model": "mlp-large", "batch": 20},
+    "feddf": {"steps": 5, "every": 2, "batch": 20},
+    "feddf, nothing held back": {"name": "feddf", "steps": 3, "validation": 0, "weights": "uniform"},
+    "fedhenn": {"weight": 0.1, "samples": 20},
+    "fedhenn, kernels of parts": {"name": "fedhenn", "samples": 16, "batch": 5, "send": "kernel"},
+    "fedmd, few samples": {
+        "name": "fedmd",
+        "samples": 20,
+        "digest_epochs": 2,
+        "digest_batch": 8,
+        "initial": 2,
+    },
     "fedin": {"batch": 4},
     "fedin, literal": {
         "name": "fedin",
@@ -65,9 +80,10 @@ VARIANTS = {
     },
     "scaffold, option II": {"name": "scaffold", "variate": "option2"},
 }
-MODELS = {  # their features must have one shape
-    "fedin": ("conv-small", "conv-large"),
+MODELS = {
+    "fedin": ("conv-small", "conv-large"),  # their features must have one shape
     "fedin, literal": ("mlp-small", "mlp-large"),
+    **dict.fromkeys(("cofed, weighted", "fedmd, few samples"), ("mlp-small", "mlp-large")),  # quick ones
 }
 METHODS = [*method_names(), *(name for name in VARIANTS if name not in method_names())]
 

@@ -32,6 +32,14 @@ from potluck.world import World
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 CNNS = ["cnn1", "cnn2", "cnn3", "cnn4", "cnn5"]
 FEDMRL = {"name": "fedmrl", "small": "cnn5", "d1": 100}
+ON_PUBLIC_DATA: dict[str, dict[str, Any]] = {
+    "fedmd": {},
+    "fedhenn": {"samples": 32},
+    "simclr": {},
+    "creamfl": {},
+    "cofed": {"margin": 0.0},
+    "feddf": {"steps": 5},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +81,7 @@ def world(
         partition=split,
         models=models,
         method=method,
+        public={"data": data, "samples": 64},  # for methods that use some
         training=settings,
         engine={"device": "cuda", "precision": precision},
     ).world()
@@ -312,20 +321,27 @@ def test_fewer_slots_than_clients() -> None:
     assert worst(states(many), states(few)) < 1e-6
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedproto", "scaffold", "fedmrl", "fedin", "fedre"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedproto", "scaffold", "fedmrl", "fedin", "fedre", *ON_PUBLIC_DATA]
+)
 @pytest.mark.parametrize(
     "check",
     [check for check in CHECKS if check is not a_captured_step_is_right],
     ids=lambda check: check.__name__,
 )
 def test_the_contract_holds_on_the_gpu(method: str, check: Check) -> None:
-    options = {"name": method} | ({"d1": 16} if method == "fedmrl" else {})
+    options = {"name": method} | ({"d1": 16} if method == "fedmrl" else {}) | ON_PUBLIC_DATA.get(method, {})
     models = ("conv-small", "conv-large") if method == "fedin" else DEFAULT_MODELS
     check(Bench(options, models, make_engine=engine, engine={"device": "cuda"}))
 
 
 @pytest.mark.parametrize(
-    "method", [FEDMRL, *({"name": one} for one in ("fedproto", "local", "fedin", "fedre", "scaffold"))]
+    "method",
+    [
+        FEDMRL,
+        *({"name": one} for one in ("fedproto", "local", "fedin", "fedre", "scaffold")),
+        *({"name": one} | options for one, options in ON_PUBLIC_DATA.items()),
+    ],
 )
 def test_nobody_waits_for_the_device_in_a_client_step(method: Any) -> None:
     place = world([64] * 8, method, CNNS)

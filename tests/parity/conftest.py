@@ -27,7 +27,9 @@ INPUTS, CLASSES = 3, 4
 class Federation:
     """A method, a client per model and list of rows, and a server; played with explicit cohorts."""
 
-    def __init__(self, method, models, rows, *, x=None, y=None, training=None, per_client=False, test=()):
+    def __init__(
+        self, method, models, rows, *, x=None, y=None, training=None, per_client=False, test=(), public=None
+    ):
         draw = Rng(5).numpy()
         total = 1 + max(int(max(part)) for part in rows.values() if len(part))
         self.x = draw.standard_normal((total, INPUTS)).astype(np.float32) if x is None else x
@@ -51,6 +53,7 @@ class Federation:
             seeds=Seeds(1, 2, 3, 4),
             training=ClientTraining(**(training or {})),
             independent_init=per_client,
+            public=None if public is None else (unlabelled(public), np.arange(len(public))),
         )
         self.method.check(self.world)
         self.engine = LocalEngine(self.world)
@@ -97,12 +100,14 @@ class Federation:
             name: value.detach().clone() for name, value in self.world.build_model(client).named_parameters()
         }
 
-    def steps(self, client, number):
-        """The rows of each training step of a client in a round."""
+    def rng(self, client, number):
+        """A client's randomness in a round."""
+        return self.world.seeds.tree("training").child("round", number, "client", client)
+
+    def steps(self, client, number, again=0):
+        """The rows of each training step of a client in a round, the first time it trains or again."""
         training = self.world.client_training(client)
-        rng = self.world.seeds.tree("training").child(
-            "round", number, "client", client, "batches", "train", 0
-        )
+        rng = self.rng(client, number).child("batches", "train", again)
         return shuffled_batches(
             self.rows[client], training.batch_size, training.epochs, training.last_batch, rng
         )
@@ -112,6 +117,11 @@ class Federation:
         message = Message(self.method.downlink(self.server, client)) if down else None
         [answer] = self.engine.examine([Examination(client, message, self.stamp(client, 0), (mode,))])
         return {name.rsplit("/", 1)[1]: value.item() for name, value in answer.report.metrics.items()}
+
+
+def unlabelled(x):
+    """Public samples."""
+    return from_arrays(x, np.zeros(len(x), dtype=np.int64), classes=2, name="public")
 
 
 class Linear(Model):

@@ -1,25 +1,37 @@
 """One file per method; importing this package registers them all."""
 
+from potluck.methods.cofed import CoFED
+from potluck.methods.creamfl import CreamFL
 from potluck.methods.fedallrep import FedAllRep
 from potluck.methods.fedavg import FedAvg
+from potluck.methods.feddf import FedDF
 from potluck.methods.fedgh import FedGH
+from potluck.methods.fedhenn import FedHeNN
 from potluck.methods.fedin import FedIN
+from potluck.methods.fedmd import FedMD
 from potluck.methods.fedmrl import FedMRL
 from potluck.methods.fedproto import FedProto
 from potluck.methods.fedprox import FedProx
 from potluck.methods.fedre import FedRE
 from potluck.methods.local import Local
 from potluck.methods.scaffold import Scaffold
+from potluck.methods.simclr import SimCLR
 
 __all__ = [
+    "CoFED",
+    "CreamFL",
     "FedAllRep",
     "FedAvg",
+    "FedDF",
     "FedGH",
+    "FedHeNN",
     "FedIN",
+    "FedMD",
     "FedMRL",
     "FedProto",
     "FedProx",
     "FedRE",
     "Local",
     "Scaffold",
+    "SimCLR",
 ]

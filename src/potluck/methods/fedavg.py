@@ -11,7 +11,7 @@ from potluck.averaging import Weights, average
 from potluck.client import Card, Client, ClientId
 from potluck.errors import ConfigError
 from potluck.message import Content, Message, state_of
-from potluck.method import CardField, Clients, Method, MethodConfig, Tasks, client_step
+from potluck.method import CardField, Clients, Method, MethodConfig, Needs, Tasks, client_step
 from potluck.replies import Replies
 from potluck.server import Server
 from potluck.task import Task
@@ -40,7 +40,7 @@ class FedAvg(Method):
     citation = "McMahan et al., AISTATS 2017"
     tasks: ClassVar[Tasks] = "one"
     models = "one architecture, or groups of them (share: groups), or shared layers (share: layers)"
-    server_needs = "names"
+    server_needs: ClassVar[Needs] = "names"
     card_fields: ClassVar[tuple[CardField, ...]] = ("names",)
     stays = ("data", "labels")
     down = {

@@ -1,0 +1,200 @@
+"""CoFED (Cao et al., arXiv 2202.08603): clients vote on the classes of public samples and learn what is agreed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from potluck.client import Card, Client
+from potluck.errors import ConfigError
+from potluck.message import Content, Message, numbers
+from potluck.method import Clients, MethodConfig, client_step
+from potluck.methods.public_knowledge import (
+    OnPublicData,
+    foreign_features,
+    public_stream,
+    rows_of,
+    scores,
+    within,
+)
+from potluck.replies import Replies
+from potluck.server import Server
+from potluck.streams import Stream, shuffled_batches
+from potluck.task import Batch
+from potluck.training import fit, rows_on
+
+if TYPE_CHECKING:
+    from potluck.world import World
+
+
+class CoFED(OnPublicData):
+    """Co-training on public samples, for any models and any label sets Y_k; classes are known by their names.
+
+    Up: a vote per public sample, a global class or none, |P| scalars. Down: for each class the client holds, the
+    samples agreed to be of it: Σ_c |P_c| row numbers and |Y_k| counts. A round: 1. local training. 2. A client
+    votes for its likeliest class of x where p₍₁₎ − p₍₂₎ > `margin` and it holds that class. 3. The server lists x
+    under class c where votes for c / clients that hold c > `threshold`. 4. A client leaves out samples listed under
+    two or more of its classes and trains on private ∪ listed samples, every sample of class c weighted with
+    (smallest count)/(count of c), counted over both.
+
+    The official (MATLAB) code says that one round suffices, and retrains from the local model; so does this, in
+    every round. Deviations: the union is not shuffled as one set: a step takes a full private and a full public
+    batch, the shorter stream starts over, and public samples without a class have no weight. INFERRED: Y_k are the
+    classes with a training sample; owners are counted among the round's clients; a likeliest class the client does
+    not hold is no vote; batch norm does not remember the statistics of public batches; samples a client has not got
+    are neither voted on nor learned. For tasks that are not one class per sample no adaptation is known, and they
+    are refused.
+    """
+
+    name = "cofed"
+    citation = "Cao et al., arXiv 2202.08603"
+    tasks = "any"
+    models = "any"
+    card_fields = ("classes_held",)
+    stays = ("data", "labels", "model", "scores")
+
+    class Config(MethodConfig):
+        """Options of CoFED; both 0.3 are those of the official code."""
+
+        margin: float = Field(default=0.3, ge=0, lt=1)  # between the two likeliest classes of a vote
+        threshold: float = Field(default=0.3, ge=0, lt=1)  # share of a class's holders that must agree
+        weights: Literal["uniform", "samples"] = "uniform"  # of the votes
+        batch: int | None = Field(default=None, ge=1)  # public samples of a step; default: 32, or all; ours
+
+    def check(self, world: World) -> None:
+        """One class per sample everywhere; classes get their global numbers by name."""
+        super().check(world)
+        self.batch = within(world, "batch", self.config.batch, 32)
+        for client in world.first_clients:
+            if not (task := world.task_of(client)).single_label:
+                raise ConfigError(
+                    f"{self.name} learns from one class per sample; client {client} has {task}; use a method that "
+                    "takes any task, such as local"
+                )
+        names = [name for ground in world.grounds for name in ground.data.class_names]
+        self.numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        by_ground = {
+            id(ground): [self.numbers[name] for name in ground.data.class_names] for ground in world.grounds
+        }
+        self.labels = {client: by_ground[id(world.ground(client))] for client in world.ids}
+
+    def symbols(self, card: Card) -> dict[str, int]:
+        """G classes of all clients together."""
+        return super().symbols(card) | {"G": len(self.numbers)}
+
+    def round(self, server: Server, clients: Clients) -> None:
+        """Train and vote; count; train again with what was agreed."""
+        agreed = self.count(clients.ask(self.vote))
+        clients.ask(self.learn, down=lambda client: self.listed(agreed, clients.cards[client]))
+
+    @client_step(
+        up={"votes": numbers("P", "a global class per public sample, or G for no vote", below="G+1")}
+    )
+    def vote(self, client: Client) -> Content:
+        """Local epochs, then votes where the model is sure."""
+        fit(client, self.loss)
+        return {"votes": self.decide(client, scores(client, np.arange(len(client.public))))}
+
+    def decide(self, client: Client, logits: Tensor) -> Tensor:
+        """The global number of the likeliest class where it is sure and held, else the number after the last."""
+        likely = logits.softmax(1).topk(2, dim=1)
+        best = likely.indices[:, 0]
+        sure = likely.values[:, 0] - likely.values[:, 1] > self.config.margin
+        allowed = sure & (self.held(client)[best] > 0) & client.public.mask
+        return client.numbers(self.labels[client.id])[best].masked_fill(~allowed, len(self.numbers))
+
+    def count(self, replies: Replies) -> Tensor:
+        """For every global class (row), which public samples enough of its holders voted for."""
+        votes = torch.stack([message["votes"] for message in replies.values()])
+        weight = [
+            float(replies.cards[client].samples) if self.config.weights == "samples" else 1.0
+            for client in replies
+        ]
+        owners = torch.zeros(len(self.numbers), len(replies))
+        for place, client in enumerate(replies):
+            owners[self.held_globally(replies.cards[client]), place] = weight[place]
+        shares = owners.to(votes.device)
+        total = shares.sum(1, keepdim=True)
+        found = [shares[label] @ (votes == label).to(shares.dtype) for label in range(len(self.numbers))]
+        threshold: float = self.config.threshold
+        return torch.stack(found) > threshold * total
+
+    def held_globally(self, card: Card) -> list[int]:
+        """The global numbers of the classes a client holds, in the client's order."""
+        return [self.labels[card.client][label] for label in card.classes_held]
+
+    def listed(self, agreed: Tensor, card: Card) -> Content:
+        """The samples agreed to be of each class the client holds, one class after the other."""
+        own = agreed[self.held_globally(card)]
+        return {"rows": own.nonzero()[:, 1], "counts": own.sum(1)}
+
+    @client_step(
+        down={
+            "rows": numbers("L<=P*C_k", "public samples, listed by class", below="P"),
+            "counts": numbers("C_k", "how many of them are of each class held", below="P+1"),
+        }
+    )
+    def learn(self, client: Client, down: Message) -> None:
+        """Train on private and agreed samples together."""
+        if not client.samples:
+            return
+        labels, known = self.agreed_labels(client, down)
+        private, public = self.union(client)
+        fit(
+            client,
+            self.joint_loss,
+            streams={"private": private, "public": public},
+            steps=max(len(private), len(public)),
+            scalars={"labels": labels, "known": known, "balance": self.balance(client, labels, known)},
+        )
+
+    def union(self, client: Client) -> tuple[Stream, Stream]:
+        """Private and public samples in full batches: one on its own would count as much as a whole batch."""
+        epochs, size = client.training.epochs, client.training.batch_size
+        rows, rng = client.rows["train"], client.rng.child("union")
+        private = Stream(client.source, shuffled_batches(rows, size, epochs, "wrap", rng), augment=True)
+        everything = np.arange(len(client.public))
+        return private, public_stream(client, everything, self.batch, epochs, "agreed", "wrap")
+
+    def agreed_labels(self, client: Client, down: Message) -> tuple[Tensor, Tensor]:
+        """Every public sample's class, and whether it has one: not where it is listed twice or missing."""
+        held = client.numbers(client.classes_held)
+        rows = down["rows"]
+        labels = held.new_zeros(len(client.public))
+        classes = held.repeat_interleave(down["counts"], output_size=len(rows))
+        labels.index_copy_(0, rows, classes)
+        times = torch.zeros(len(client.public), device=client.device)
+        times.index_add_(0, rows, torch.ones(len(rows), device=client.device))
+        return labels, ((times == 1) & client.public.mask).float()
+
+    def balance(self, client: Client, labels: Tensor, known: Tensor) -> Tensor:
+        """The weight of each class: one over its count, the largest being 1."""
+        own = client.source.y.index_select(0, rows_on(client.rows["train"], client.device))
+        counts = torch.zeros(client.task.classes, device=client.device)
+        counts.index_add_(0, own, torch.ones(len(own), device=client.device))
+        counts.index_add_(0, labels, known)
+        inverse = torch.where(counts > 0, 1 / counts.clamp_min(1), 0.0)
+        return inverse / inverse.max()
+
+    def joint_loss(
+        self, client: Client, batch: Batch, public: Batch, labels: Tensor, known: Tensor, balance: Tensor
+    ) -> Tensor:
+        """Weighted cross-entropy over both batches as one."""
+        y, there = labels[public.id], known[rows_of(public)]
+        logits = client["model"](batch.x), client["model"].head(foreign_features(client, public))
+        weights = balance[batch.y], balance[y] * there
+        each = [
+            client.task.rules.loss(one, label, "none") * weight
+            for one, label, weight in zip(logits, (batch.y, y), weights, strict=True)
+        ]
+        total: Tensor = (each[0].sum() + each[1].sum()) / (weights[0].sum() + weights[1].sum())
+        return total
+
+    def held(self, client: Client) -> Tensor:
+        """1 for each class the client holds."""
+        held = torch.zeros(client.task.classes, device=client.device)
+        return held.index_fill_(0, client.numbers(client.classes_held), 1.0)

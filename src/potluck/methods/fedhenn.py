@@ -1,0 +1,188 @@
+"""FedHeNN (Makhija et al., ICML 2022): clients agree on which public samples are alike, not on how they look."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from potluck.checks import require_representation
+from potluck.client import Card, Client
+from potluck.message import Content, Message, tensor
+from potluck.method import Clients, MethodConfig, client_step
+from potluck.methods.public_knowledge import (
+    OnPublicData,
+    by_row,
+    drawn_rows,
+    foreign_features,
+    public_stream,
+    representations,
+    within,
+)
+from potluck.server import Server
+from potluck.state import Holder
+from potluck.task import Batch, Task
+from potluck.training import fit
+
+if TYPE_CHECKING:
+    from potluck.world import World
+
+TINY = 1e-12
+
+
+class FedHeNN(OnPublicData):
+    """A proximal term on kernels: representations may have any width, but must find the same samples alike.
+
+    R are public samples drawn anew for every round, A = f_k(R) and K_k = A·Aᵀ. Client: L = CE + η_t·(1 − CKA(K̄,
+    K_k)) in every step, with η_t = η₀·√t for t = 0, 1, …, so that the first round has no second term, and CKA(K, L)
+    = ⟨HKH, HLH⟩ / √(⟨HKH, HKH⟩·⟨HLH, HLH⟩), H = I − 1·1ᵀ/|R|. Server: K̄ = mean of K_k over the cohort, on the R of
+    the round to come, with the models as this round left them. Up: K_k, |R|² scalars, or A where that is less
+    (`send`): min(|R|², |R|·d_k). Down: K̄, |R|² scalars, a constant.
+
+    Deviations: the released scripts take features for log-probabilities and the other way round, so that CE acts on
+    features and CKA on log-probabilities; not here. They train with SGD 0.01, momentum 0.5, weight decay 1e-4 on
+    weights, batches of 10, 10 epochs, a fifth of 50 clients over 100 rounds, and let every client train in the last
+    round; that is for `training` to say. Their R comes from the pool of training images; here it is public data.
+    INFERRED: batch norm uses but does not remember the statistics of R; K_k is computed in evaluation mode; a
+    sample that a client or K̄ has not got is left out of CKA, and K̄_ij is a mean over the clients that have i and
+    j (A is zero where a sample is missing); a constant K has CKA 0 and no gradient.
+    """
+
+    name = "fedhenn"
+    citation = "Makhija et al., ICML 2022"
+    tasks = "any"
+    models = "any, of any width"
+    card_fields = ("width",)
+    stays = ("data", "labels", "model", "head")
+
+    class Config(MethodConfig):
+        """Options of FedHeNN."""
+
+        weight: float = Field(default=0.01, ge=0)  # η₀
+        samples: int | None = Field(default=None, ge=2)  # |R|; default: the script's 1,000, or all
+        batch: int | None = Field(default=None, ge=2)  # of R in one step; default: all of it, as published
+        send: Literal["smaller", "kernel", "representations"] = "smaller"  # K or A; both give the same K̄
+
+    def check(self, world: World) -> None:
+        """R must fit into the public data, and there must be a representation to train."""
+        super().check(world)
+        self.samples = within(world, "samples", self.config.samples, 1000)
+        self.batch = min(within(world, "batch", self.config.batch, self.samples), self.samples)
+        require_representation(world)
+
+    def symbols(self, card: Card) -> dict[str, int]:
+        """R samples, and how many columns a client sends for them."""
+        known = super().symbols(card) | {"R": self.samples}
+        return known | ({"m": self.columns(card.width)} if "width" in card.extra else {})
+
+    def columns(self, width: int) -> int:
+        """|R| for K, d_k for A."""
+        return {
+            "kernel": self.samples,
+            "representations": width,
+            "smaller": min(self.samples, width),
+        }[self.config.send]
+
+    def sends_kernel(self, width: int) -> bool:
+        """Whether a client with this width sends K."""
+        return self.config.send == "kernel" or (self.config.send == "smaller" and self.samples <= width)
+
+    def server_state(self, task: Task) -> dict[str, Any]:
+        """K̄; nothing until the first round is over."""
+        return {"kernel": {}}
+
+    def round(self, server: Server, clients: Clients) -> None:
+        """Train towards K̄, then take the mean of the kernels on the next R."""
+        replies = clients.ask(self.train, down=server["kernel"].state())
+        sent = ((replies.cards[client].width, message["aligned"]) for client, message in replies.items())
+        server["kernel"].load(
+            {"kernel": mean_kernel(x if self.sends_kernel(width) else x @ x.T for width, x in sent)}
+        )
+
+    @client_step(
+        up={"aligned": tensor("R, m", "K = A·Aᵀ of the next round's samples, or A where that is smaller")},
+        down={"kernel": tensor("R, R", "K̄, the mean kernel of this round's samples", optional=True)},
+    )
+    def train(self, client: Client, down: Message) -> Content:
+        """Local epochs, each step with a look at R; then the kernel of the next R."""
+        if "kernel" in down:
+            self.fit_aligned(client, down["kernel"])
+        else:
+            fit(client, self.loss)
+        z = representations(client, self.rows(client, client.round + 1))
+        return {"aligned": z @ z.T if self.sends_kernel(z.shape[1]) else z}
+
+    def fit_aligned(self, client: Client, kernel: Tensor) -> None:
+        """L over private batches, R (or a part of it) beside each of them."""
+        rows = self.rows(client, client.round)
+        place = by_row(client, rows, torch.arange(len(rows), device=client.device))
+        eta = self.config.weight * math.sqrt(client.round - 1)
+        fit(
+            client,
+            self.aligned_loss,
+            streams={
+                "private": client.batches(),
+                "public": public_stream(client, rows, self.batch, 1, "align", "wrap"),
+            },
+            scalars={"kernel": kernel, "place": place, "eta": torch.full((), eta, device=client.device)},
+        )
+
+    def aligned_loss(
+        self, client: Client, batch: Batch, public: Batch, kernel: Tensor, place: Tensor, eta: Tensor
+    ) -> dict[str, Tensor]:
+        """The task's own loss, and how far the own kernel is from K̄."""
+        z, at = foreign_features(client, public), place[public.id]
+        target = kernel[at][:, at]
+        there = client.public.mask[public.id] & (target.diagonal() > 0)
+        with torch.autocast(z.device.type, enabled=False):
+            gap = 1 - cka(target, z @ z.T, there.to(z.dtype))
+        return {"task": _total(self.loss(client, batch)), "alignment": eta * gap}
+
+    def rows(self, holder: Holder, round_: int) -> np.ndarray:
+        """R of a round."""
+        return drawn_rows(holder.public, round_, self.samples)
+
+
+def cka(one: Tensor, other: Tensor, there: Tensor | None = None) -> Tensor:
+    """Linear centred kernel alignment of two kernels over the samples that are there.
+
+    >>> cka(torch.eye(2), torch.tensor([[4.0, 2.0], [2.0, 4.0]]))
+    tensor(1.)
+    """
+    weight = one.new_ones(len(one)) if there is None else there
+    a, b = centred(one, weight), centred(other, weight)
+    sizes = (a * a).sum().clamp_min(TINY).sqrt() * (b * b).sum().clamp_min(TINY).sqrt()
+    return (a * b).sum() / sizes
+
+
+def centred(kernel: Tensor, there: Tensor) -> Tensor:
+    """HKH over the samples that are there, zero elsewhere."""
+    pairs = there[:, None] * there
+    inside, count = kernel * pairs, there.sum().clamp_min(1)
+    rows, columns = inside.sum(1, keepdim=True), inside.sum(0, keepdim=True)
+    return (inside - rows / count - columns / count + inside.sum() / count.square()) * pairs
+
+
+def mean_kernel(kernels: Iterable[Tensor]) -> Tensor:
+    """Every entry averaged over the kernels that have both of its samples: those not zero on the diagonal."""
+    total: Tensor | None = None
+    count: Tensor | None = None
+    for kernel in kernels:
+        there = (kernel.diagonal() > 0).to(kernel.dtype)
+        pairs = there[:, None] * there
+        total = kernel * pairs if total is None else total + kernel * pairs
+        count = pairs if count is None else count + pairs
+    assert total is not None
+    assert count is not None
+    return total / count.clamp_min(1)
+
+
+def _total(value: Any) -> Tensor:
+    """A method's loss as one number."""
+    total: Tensor = value if isinstance(value, Tensor) else torch.stack([*value.values()]).sum()
+    return total

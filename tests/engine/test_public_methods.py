@@ -1,0 +1,179 @@
+"""Methods on public data in federations of unlike clients: every engine, what crosses, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from potluck.data import Dataset, from_arrays, load
+from potluck.errors import ConfigError
+from potluck.experiment import Experiment
+from potluck.explain import explain_world
+from potluck.runs import run
+from potluck.testing import Played, Taped
+
+PARTITION = {"kind": "iid", "clients": 1, "test": 0.3}
+WORDS = {"zero": 2, "one": 3, "two": 4, "the": 5, "digit": 6}
+ANY = {
+    "simclr": {"batch": 8},
+    "fedhenn": {"weight": 0.5, "samples": 12},
+    "creamfl": {"batch": 8},
+    "creamfl with muscle": {"name": "creamfl", "regularizer": "muscle", "aggregation": "muscle", "batch": 8},
+}
+ONE_CLASS = {
+    "fedmd": {"samples": 20},
+    "cofed": {"margin": 0.05},
+    "feddf": {"steps": 4, "every": 2, "batch": 10},
+}
+
+
+def few(name: str, rows: int = 40) -> Dataset:
+    data = load(name)
+    strata = data.strata[:rows] if data.strata is not None else None
+    return replace(data, x=data.x[:rows], y=data.y[:rows], strata=strata, train_rows=rows)
+
+
+def texts() -> Dataset:
+    y = np.arange(40) % 3
+    data = from_arrays(np.stack([y + 2, y + 5], 1), y, vocabulary=8, name="texts")
+    return replace(data, words=WORDS)
+
+
+def paired() -> Dataset:
+    """Captioned digits of which every fourth has lost its caption."""
+    data = load("digits-captions")
+    kept = tuple("" if row % 4 == 0 else text for row, text in enumerate(data.texts or ()))
+    return replace(data, texts=kept)
+
+
+def experiment(method: dict[str, Any], sets: list[tuple[Dataset, str]], **changes: Any) -> Experiment:
+    values: dict[str, Any] = {
+        "federation": [{"data": data, "partition": PARTITION, "models": model} for data, model in sets],
+        "models": {"rep_dim": 16},
+        "method": method,
+        "public": {"data": paired(), "samples": 24},
+        "training": {"rounds": 2, "batch_size": 16},
+        "engine": {"device": "cpu", "workers": 1},
+    }
+    return Experiment.make(**values | changes)
+
+
+def mixed(name: str, **changes: Any) -> Experiment:
+    """Labels, segments, words and pairs."""
+    sets = [(few("digits-attributes"), "conv-small"), (few("digits-segments"), "conv-dense")]
+    sets += [(texts(), "text-mean"), (few("digits-captions"), "dual-small")]
+    return experiment({"name": name} | ANY[name], sets, **changes)
+
+
+def alike(name: str, **changes: Any) -> Experiment:
+    """Three clients of one task and two architectures."""
+    sets = [(few("digits"), model) for model in ("mlp-small", "conv-small", "mlp-small")]
+    return experiment({"name": name} | ONE_CLASS[name], sets, **changes)
+
+
+def asked(name: str, **changes: Any) -> Experiment:
+    return mixed(name, **changes) if name in ANY else alike(name, **changes)
+
+
+@pytest.mark.parametrize("name", [*ANY, *ONE_CLASS])
+def test_two_workers_give_the_bits_of_one_process(tmp_path, name):
+    one = run(asked(name), out=tmp_path / "one").folder
+    two = run(asked(name, engine={"device": "cpu", "workers": 2}), out=tmp_path / "two").folder
+    for file in ("metrics.jsonl", "ledger.jsonl"):
+        assert (one / file).read_bytes() == (two / file).read_bytes()
+
+
+@pytest.mark.parametrize("name", ANY)
+def test_steps_of_all_tasks_can_be_captured(name):
+    plain, taped = Played(mixed(name).world()), Played(mixed(name).world(), Taped)
+    for played in (plain, taped):
+        for _ in range(3):
+            assert not played.round(played.world.ids).failures
+    for client in plain.world.ids:
+        left, right = plain.client(client), taped.client(client)
+        assert left is not None
+        assert right is not None
+        for key, value in left.items():
+            torch.testing.assert_close(value, right[key], rtol=1e-5, atol=1e-5, msg=f"{client} {key}")
+
+
+def test_a_sample_one_has_not_got_is_sent_as_zeros_and_counts_nowhere():
+    """Texts and pairs lack every fourth caption: their rows of the global table are zero, those of images not."""
+    world = mixed("creamfl").world()
+    played = Played(world)
+    for _ in range(2):
+        played.round(world.ids)
+    tables = played.rounds.server["tables"].tensors()
+    assert sorted(tables) == ["image", "pair", "text"]
+    missing = world.public().ids % 4 == 0
+    assert missing.any()
+    for name, table in tables.items():
+        empty = (table.abs().sum(1) == 0).numpy()
+        assert (empty == (missing & (name != "image"))).all(), name
+
+
+def test_the_mean_kernel_of_unlike_clients_has_all_samples():
+    world = mixed("fedhenn").world()
+    played = Played(world)
+    played.round(world.ids)
+    kernel = played.rounds.server["kernel"]["kernel"]
+    assert kernel.shape == (12, 12)
+    assert bool((kernel.diagonal() > 0).all())  # images have those that lack a caption
+
+
+SIZES = {  # of client 0: 24 public samples, width 16, 10 classes; |θ| of mlp-small, 128 hidden
+    "simclr": (0, 0),
+    "fedhenn": (12 * 12, 12 * 12),
+    "creamfl": (24 * 16, 3 * 24 * 16),
+    "fedmd": (20 * 10, 20 * 10),
+    "feddf": (64 * 128 + 128 + 128 * 16 + 16 + 16 * 10 + 10,) * 2,
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_what_is_explained_is_the_size_the_papers_count(name):
+    told = explain_world(asked(name).world())
+    assert (told["up_scalars"], told["down_scalars"]) == SIZES[name]
+
+
+def test_what_is_explained_of_cofed_is_a_bound():
+    """|P| votes up; at most |P| rows per class held and the counts down."""
+    world = alike("cofed").world()
+    held = len(world.classes_held("0"))
+    told = explain_world(world)
+    assert (told["up_scalars"], told["down_scalars"]) == (24, 24 * held + held)
+
+
+@pytest.mark.parametrize("name", [*ANY, *ONE_CLASS])
+def test_without_public_data_they_are_refused(name):
+    with pytest.raises(ConfigError, match="needs public data; name some"):
+        asked(name, public=None).world()
+
+
+@pytest.mark.parametrize("name", ONE_CLASS)
+def test_tasks_that_do_not_agree_are_refused(name):
+    sets = [(few("digits-attributes"), "conv-small"), (few("digits"), "mlp-small")]
+    with pytest.raises(
+        ConfigError, match=f"{name} learns from one class per sample; client 0 has multi-label"
+    ):
+        experiment({"name": name}, sets).world()
+
+
+@pytest.mark.parametrize("name", ["fedmd", "feddf"])
+def test_other_label_sets_are_refused_where_scores_are_averaged(name):
+    sets = [(few("digits"), "mlp-small"), (texts(), "text-mean")]
+    with pytest.raises(ConfigError, match=f"{name} needs clients with the same task; client 1 has text"):
+        experiment({"name": name}, sets).world()
+
+
+def test_clients_with_other_label_sets_and_modalities_agree_by_votes():
+    sets = [(few("digits"), "mlp-small"), (replace(texts(), class_names=("0", "1", "two")), "text-mean")]
+    world = experiment({"name": "cofed", "margin": 0.0}, sets).world()
+    assert len(world.method.numbers) == 11
+    played = Played(world)
+    for _ in range(2):
+        assert not played.round(world.ids).failures

@@ -1,0 +1,202 @@
+"""CreamFL: both contrasts and the weights of the mean by hand; rounds against a plain loop."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from potluck import losses
+from potluck.errors import ConfigError
+from potluck.methods import creamfl
+from potluck.task import Batch, Task
+
+ROWS = {"a": range(0, 7), "b": range(7, 12)}
+TRAINING = {"epochs": 1, "batch_size": 3, "optimizer": {"lr": 0.2}}
+PUBLIC = np.random.Generator(np.random.PCG64(8)).standard_normal((10, 3)).astype(np.float32)
+E = torch.eye(2)
+HERE = torch.tensor([True, True])
+
+
+def federation(kit, models=None, **options):
+    method = {"name": "creamfl", "batch": 4, **options}
+    return kit.Federation(method, models or [kit.Shallow, kit.Deep], ROWS, training=TRAINING, public=PUBLIC)
+
+
+def test_the_contrast_within_a_modality_by_hand():
+    """Positive at cosine 1, the previous model at 0, τ = 0.5."""
+    assert float(creamfl.intra(E, E, E.flip(0), HERE, 0.5)) == pytest.approx(math.log(1 + math.exp(-2)))
+    assert float(creamfl.intra(E, E, E, HERE, 0.5)) == pytest.approx(math.log(2))
+    half = creamfl.intra(E, torch.tensor([[1.0, 0.0], [0.0, 0.0]]), E, HERE, 0.5)
+    assert float(half) == pytest.approx(
+        math.log(2)
+    )  # a sample without a global representation does not count
+    only = creamfl.intra(E, torch.stack([E[0], E[0]]), E.flip(0), torch.tensor([True, False]), 0.5)
+    assert float(only) == pytest.approx(math.log(1 + math.exp(-2)))
+
+
+def test_the_contrast_between_modalities_is_with_all_public_samples():
+    table = torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0], [0.0, 0.0]])  # nobody has the last one
+    rows = torch.tensor([1, 0])
+    expected = [math.log(2 + math.exp(-2)), math.log(1 + 2 * math.exp(-2))]
+    found = creamfl.inter(E, [table], rows, HERE, 0.5)
+    assert float(found) == pytest.approx(np.mean(expected), abs=1e-6)
+    one = creamfl.inter(E, [table], rows, torch.tensor([True, False]), 0.5)
+    assert float(one) == pytest.approx(expected[0], abs=1e-6)
+    both = creamfl.inter(E, [table, 0 * table + E[0]], rows, HERE, 0.5)
+    assert float(both) == pytest.approx((np.mean(expected) + math.log(4)) / 2, abs=1e-6)
+
+
+def test_a_share_in_pieces_is_the_share_at_once(monkeypatch):
+    draw = torch.tensor(np.random.Generator(np.random.PCG64(4)).standard_normal((2, 9, 4)))
+    whole = creamfl.log_share(*draw)
+    monkeypatch.setattr(creamfl, "CHUNK", 2)
+    torch.testing.assert_close(creamfl.log_share(*draw), whole)
+    torch.testing.assert_close(whole, (draw[0] @ draw[1].T).log_softmax(1).diagonal())
+
+
+def test_weights_of_the_mean_by_hand():
+    """Scores 0 and log 3: weights 1/4 and 3/4. Who lacks a sample has none; where all do the target is zero."""
+    z = torch.stack([torch.stack([E[0], E[0], 0 * E[0]]), torch.stack([E[1], 0 * E[1], 0 * E[1]])])
+    scores = torch.tensor([[0.0, 0.0, 0.0], [math.log(3), 9.0, 9.0]])
+    expected = torch.tensor([[0.25, 0.75], [1.0, 0.0], [0.0, 0.0]])
+    torch.testing.assert_close(creamfl.mix(z, scores), expected)
+
+
+def unit(model, rows=slice(None)):
+    return F.normalize(model.features(torch.tensor(PUBLIC[rows])), dim=1)
+
+
+def contrast(z, table, previous, rows, regularizer):
+    """γ = 0.5 times both terms at τ = 0.5, or the Muscle loss."""
+    if regularizer == "muscle":
+        return 0.5 * losses.muscle(z, [table[rows]], 0.2, 0.15)
+    inter = F.cross_entropy(z @ table.T / 0.5, torch.tensor(rows))
+    pair = torch.stack([(z * table[rows]).sum(1), (z * previous[rows]).sum(1)], 1) / 0.5
+    return 0.5 * (inter + F.cross_entropy(pair, torch.zeros(len(rows), dtype=torch.long)))
+
+
+def plain_round(kit, game, client, model, number, table, regularizer):
+    with torch.no_grad():
+        previous = unit(model)
+    batches = [
+        (torch.tensor(game.x[rows]), torch.tensor(game.y[rows])) for rows in game.steps(client, number)
+    ]
+    kit.plain_training(model, batches, lr=0.2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    for rows in game.world.public().order(number, 4) if table is not None else ():
+        optimizer.zero_grad()
+        contrast(unit(model, rows), table, previous, rows, regularizer).backward()
+        optimizer.step()
+    with torch.no_grad():
+        return unit(model)
+
+
+def plain_scores(z, table, aggregation):
+    if table is None:
+        return torch.zeros(len(z))
+    if aggregation == "creamfl":
+        return (z @ table.T).log_softmax(1).diagonal()
+    halves = [
+        losses.muscle(z[rows], [table[rows]], 0.2, 0.15, reduction="none")
+        for rows in (slice(5), slice(5, 10))
+    ]
+    return -torch.cat(halves)
+
+
+@pytest.mark.parametrize(
+    ("regularizer", "aggregation"),
+    [("creamfl", "creamfl"), ("muscle", "muscle"), ("creamfl", "muscle")],
+)
+def test_rounds_are_a_plain_loop(kit, regularizer, aggregation):
+    """The first round has nothing to contrast with and equal weights."""
+    game = federation(kit, regularizer=regularizer, aggregation=aggregation)
+    models, table = {client: game.world.build_model(client) for client in ROWS}, None
+    for number in (1, 2, 3):
+        game.round("a", "b")
+        sent = [plain_round(kit, game, one, models[one], number, table, regularizer) for one in ROWS]
+        weights = torch.stack([plain_scores(z, table, aggregation) for z in sent]).softmax(0)
+        table = sum(weight[:, None] * z for weight, z in zip(weights, sent, strict=True))
+        torch.testing.assert_close(game.server["tables"]["vector"], table)
+    for client, model in models.items():
+        for name, value in model.named_parameters():
+            torch.testing.assert_close(
+                game.part(client, "model")[name], value.detach(), msg=f"{client} {name}"
+            )
+
+
+def test_what_crosses(kit):
+    """|P|·d up, |P|·d down for the one modality: 10 samples, width 6."""
+    game = federation(kit)
+    first, second = (game.round("a", "b").ledger.lines for _ in range(2))
+    assert [line["names"] for line in first] == [{"representations": 60}] * 2
+    assert {(line["client"], line["direction"]): line["names"] for line in second} == {
+        ("a", "up"): {"representations": 60}, ("b", "up"): {"representations": 60},
+        ("a", "down"): {"vector": 60}, ("b", "down"): {"vector": 60},
+    }  # fmt: skip
+
+
+def test_the_released_values_are_the_defaults(kit):
+    config = federation(kit).method.config
+    assert (config.weight, config.tau, config.distil) == (0.5, 0.5, 0.3)
+    assert (config.muscle_tau, config.muscle_tau_prev) == (0.2, 0.15)
+
+
+def test_a_server_model_says_what_is_global_and_learns_the_targets(kit):
+    game = federation(kit, server_model=kit.Shallow)
+    model = game.server["model"].content
+    start = {name: value.detach().clone() for name, value in model.named_parameters()}
+    first = unit(model).detach()
+    heard = []
+    original = game.method.train
+
+    def train(client, down):
+        heard.append(down["vector"])
+        return original(client, down)
+
+    game.method.train = train
+    game.round("a", "b")
+    assert all(torch.equal(one, first) for one in heard)
+    torch.testing.assert_close(game.server["tables"]["vector"], unit(model).detach())
+    moved = {name: not torch.equal(value, start[name]) for name, value in model.named_parameters()}
+    assert moved == {name: not name.startswith("head") for name in start}
+
+
+def test_distillation_is_three_tenths_of_the_squared_error(kit):
+    game = federation(kit, server_model=kit.Shallow)
+    server, method = game.server, game.method
+    server.enter(1, game.world.server_rng(1), {}, "round")
+    target = torch.tensor(
+        np.random.Generator(np.random.PCG64(5)).standard_normal((10, 6)), dtype=torch.float32
+    )
+    target[3] = 0  # nobody has it
+    batch = Batch(torch.tensor(PUBLIC[2:5]), torch.zeros(3), id=torch.tensor([2, 3, 4]))
+    z = unit(server["model"].content, slice(2, 5))
+    expected = 0.3 * ((z - target[2:5]).square().mean(1)[[0, 2]]).mean()
+    torch.testing.assert_close(method.distil_loss(server, batch, target), expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "name"),
+    [
+        ("classification", (1, 8, 8), "image"),
+        ("segmentation", (1, 8, 8), "image"),
+        ("text-classification", (9,), "text"),
+        ("retrieval", (73,), "pair"),
+        ("multi-label", (3,), "vector"),
+    ],
+)
+def test_modalities(kind, shape, name):
+    assert creamfl.modality(Task(kind, 4, shape)) == name
+
+
+def test_what_cannot_work_is_said_in_a_sentence(kit):
+    with pytest.raises(ConfigError, match=r"creamfl: a global representation needs one representation width"):
+        federation(kit, models=[kit.Shallow, kit.Narrow])
+    with pytest.raises(ConfigError, match=r"creamfl: client a \(Linear\) has no representation to train"):
+        federation(kit, models=kit.Linear)
+    with pytest.raises(ConfigError, match=r"method.batch of 11 samples is larger than the public data"):
+        federation(kit, batch=11)
+    with pytest.raises(ConfigError, match=r"method.muscle_tau_prev is 0.3 and method.muscle_tau 0.2"):
+        federation(kit, muscle_tau_prev=0.3)
