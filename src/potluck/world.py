@@ -81,6 +81,7 @@ class World:
         self._held: dict[ClientId, tuple[int, ...]] = {}
         self._kinds: dict[ClientId, str] = {}
         self._stems: dict[str, tuple[int, ...]] = {}
+        self._flexible: dict[str, bool] = {}
         self._global_tests: dict[int, np.ndarray] = {}
         self.cards: Mapping[ClientId, Card] = _Cards(self)
         for client in self.overrides:
@@ -110,7 +111,15 @@ class World:
         return source.prepared(self._channels_last(data)) if settled and self._fits_prepared(data) else source
 
     def _channels_last(self, data: Dataset) -> bool:
-        return data.x.dim() == 4 and self.device.type == "cuda" and self.precision == "bfloat16"
+        """Where convolutions are faster on images stored as height, width, channels."""
+        return data.x.dim() == 4 and (self.device.type == "cpu" or self.precision == "bfloat16")
+
+    def _takes_channels_last(self, client: ClientId, model: Model) -> bool:
+        """Whether a model runs on such images; one that reshapes with `view` does not. Tried once per form."""
+        form = self._form(client)
+        if form not in self._flexible:
+            self._flexible[form] = _runs_channels_last(model, self.task_of(client))
+        return self._flexible[form]
 
     def on(self, device: torch.device) -> World:
         """The same world with its data on another device."""
@@ -201,7 +210,8 @@ class World:
         model, task = self.build_model(client_id), self.task_of(client_id)
         with self._init(client_id, "state").as_default():
             state = self.method.client_state(task, model, **self.method.client_options(client_id))
-        for module in state.values() if self._channels_last(self.ground(client_id).data) else ():
+        images = self._channels_last(self.ground(client_id).data)
+        for module in state.values() if images and self._takes_channels_last(client_id, model) else ():
             if isinstance(module, nn.Module):
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         source = self._sources[self._places[client_id]]
@@ -377,3 +387,13 @@ def _to(value: object, device: torch.device) -> object:
             value[name] = tensor.to(device)
         return value
     return value.to(device) if hasattr(value, "to") else value
+
+
+def _runs_channels_last(model: Model, task: Task) -> bool:
+    probe = copy.deepcopy(model).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
+    try:
+        with torch.no_grad():
+            probe(torch.zeros(2, *task.input))
+    except RuntimeError:
+        return False
+    return True

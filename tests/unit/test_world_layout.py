@@ -1,0 +1,57 @@
+"""Images and weights are stored the way a CPU's convolutions like best, unless a model cannot live with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from potluck import from_arrays
+from potluck.engine.local import LocalEngine
+from potluck.engine.rounds import Rounds
+from potluck.experiment import Experiment
+from potluck.task import Task
+from potluck.world import World
+
+
+class Viewer(nn.Module):
+    """Reshapes as most code does, which only works on images stored channel by channel."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4 * 36, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores."""
+        x = self.conv(x)
+        made: Tensor = self.head(x.view(len(x), -1))
+        return made
+
+
+def viewer(task: Task) -> nn.Module:
+    return Viewer(task.classes)
+
+
+def world(model: Any) -> World:
+    draw = np.random.default_rng(0)
+    data = from_arrays(draw.random((80, 3, 8, 8), dtype="float32"), draw.integers(0, 4, 80), classes=4)
+    return Experiment.make(
+        data=data,
+        partition={"kind": "iid", "clients": 2},
+        models=[model],
+        method="fedavg",
+        training={"rounds": 1, "batch_size": 8},
+    ).world()
+
+
+@pytest.mark.parametrize(("model", "last"), [("conv-small", True), (viewer, False)])
+def test_the_layout_is_one_the_model_runs_on(model: Any, last: bool) -> None:
+    place = world(model)
+    weights = [value for value in place.build_client("0")["model"].tensors().values() if value.dim() == 4]
+    assert weights
+    assert all(value.is_contiguous(memory_format=torch.channels_last) == last for value in weights)
+    cohort = Rounds(place, LocalEngine(place)).play(1, place.ids)
+    assert not cohort.failures
