@@ -214,10 +214,10 @@ def test_first_weights_of_each_family():
 
 
 def test_they_train_and_their_steps_can_be_captured():
-    """Clients of 16×16 images with batch norm, dropout and attention; the last one has a single sample."""
+    """Clients of 32×32 images with batch norm, dropout and attention; the last one has a single sample."""
     models = {"0": "mobilenet-v2", "1": vit16, "2": "fedavg-cnn", "3": "googlenet"}
-    slowly = {"batch_size": 4, "optimizer": {"lr": 0.001}}
+    slowly = {"batch_size": 8, "optimizer": {"lr": 1e-8}}  # batch norm over few values lets rounding grow fast
     bench = Bench("fedproto", models={"pool": models, "rep_dim": 32}, training=slowly)
-    large = bench.data.x.float().repeat_interleave(2, 2).repeat_interleave(2, 3)
-    bench.data = from_arrays(large.numpy(), bench.data.y.numpy(), name="16×16")
+    large = bench.data.x.float().repeat_interleave(4, 2).repeat_interleave(4, 3)
+    bench.data = from_arrays(large.numpy(), bench.data.y.numpy(), name="32×32")
     a_captured_step_is_right(bench)
