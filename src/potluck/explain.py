@@ -40,10 +40,12 @@ def explain_world(world: World, client: ClientId | None = None) -> dict[str, Any
     def sized(contract: Contract) -> list[dict[str, Any]]:
         return [_entry(name, field, symbols, shapes) for name, field in contract.items()]
 
+    repeats = method.repeats(world)
     steps = [
         {
             "name": name,
             "purpose": info.purpose,
+            **_repeated(repeats.get(name)),
             "up": sized(method.up_contract(name)),
             "down": sized(method.down_contract(name)),
         }
@@ -61,6 +63,10 @@ def explain_world(world: World, client: ClientId | None = None) -> dict[str, Any
         "up_scalars": _total(steps, "up"),
         "down_scalars": _total(steps, "down"),
     }
+
+
+def _repeated(times: tuple[int, int] | None) -> dict[str, Any]:
+    return {} if times is None else {"times": dict(zip(("up", "down"), times, strict=True))}
 
 
 def _card_fields(method: Method) -> tuple[str, ...]:
@@ -86,5 +92,8 @@ def _entry(name: str, field: Field, symbols: Mapping[str, int], shapes: Any) -> 
 def _total(steps: list[dict[str, Any]], direction: str) -> int:
     """Scalars of one client and round: the messages of the steps that train."""
     return sum(
-        entry["scalars"] or 0 for step in steps if step["purpose"] == "train" for entry in step[direction]
+        (entry["scalars"] or 0) * step.get("times", {direction: 1})[direction]
+        for step in steps
+        if step["purpose"] == "train"
+        for entry in step[direction]
     )

@@ -21,19 +21,19 @@ class Ledger:
         direction: Literal["up", "down"],
         purpose: str,
         message: Message,
+        published: int | None = None,
     ) -> None:
-        """Count one message; an empty one is no message."""
+        """Count one message; an empty one is no message. `published`: the scalars a paper counts for it."""
         if not message:
             return
-        self.lines.append(
-            {
-                "round": self.round,
-                "client": client,
-                "step": step,
-                "direction": direction,
-                "purpose": purpose,
-                "scalars": message.scalars,
-                "bytes": message.nbytes,
-                "names": message.sizes(),
-            }
-        )
+        line = {
+            "round": self.round,
+            "client": client,
+            "step": step,
+            "direction": direction,
+            "purpose": purpose,
+            "scalars": message.scalars,
+            "bytes": message.nbytes,
+            "names": message.sizes(),
+        }
+        self.lines.append(line if published is None else {**line, "as_published": published})

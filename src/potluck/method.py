@@ -178,6 +178,14 @@ class Method:
         scores: Tensor = client["model"](batch.x)
         return scores
 
+    def repeats(self, world: World) -> Mapping[str, tuple[int, int]]:
+        """How many messages a step sends and takes in a round, up and down, where that is not one of each."""
+        return {}
+
+    def as_published(self, direction: Literal["up", "down"], message: Message) -> int | None:
+        """The scalars a paper counts for a message, to stand beside what crosses; None: nothing to add."""
+        return None
+
     def symbols(self, card: Card) -> dict[str, int]:
         """The symbols that shape formulas may use, as far as a card tells."""
         known = {"C": card.task.classes, "n": card.samples}

@@ -14,7 +14,7 @@ from typing import Any
 from potluck.errors import RunError
 
 FORMAT = 1  # the layout of a run folder; a folder of another format is not resumed
-LOGS = ("metrics.jsonl", "ledger.jsonl", "timing.jsonl")
+LOGS = ("metrics.jsonl", "ledger.jsonl", "timing.jsonl", "observations.jsonl")
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -39,6 +39,7 @@ from potluck.record import FORMAT, RunFolder, read_json, write_json, write_whole
 from potluck.report.page import write_report
 from potluck.report.table import measured
 from potluck.report.views import messages_block, seconds_per_round, summarise
+from potluck.server import Server
 from potluck.state import State
 from potluck.world import World
 
@@ -182,10 +183,13 @@ class Run:
             ledger, lines, seconds = self._attempts(round_, before)
             seconds["seconds"] = time.perf_counter() - started
             timing = {name: round(value, 6) for name, value in seconds.items()}
+            observed = observations(self.server)
             with held_back():
                 self.folder.append("metrics.jsonl", lines)
                 self.folder.append("ledger.jsonl", ledger.lines)
                 self.folder.append("timing.jsonl", [{"round": round_, **timing}])
+                if observed:
+                    self.folder.append("observations.jsonl", observed)
                 self.progress.round = round_
         except BaseException:
             if self.progress.round < round_:
@@ -382,6 +386,17 @@ def engine_on_one(
     if workers > 1:
         return WorkersEngine(world, store, workers, settings.threads)
     return LocalEngine(world, store)
+
+
+def observations(server: Server) -> list[dict[str, Any]]:
+    """What the method noted of the clients in `server.report.metrics`, as `client/name`, with one read."""
+    noted = server.report.metrics
+    values = torch.stack([*noted.values()]).tolist() if noted else []
+    found: dict[ClientId, dict[str, float]] = {}
+    for name, value in zip(noted, values, strict=True):
+        client, _, what = name.rpartition("/")
+        found.setdefault(client, {})[what] = value
+    return [{"round": server.round, "client": client, **seen} for client, seen in found.items()]
 
 
 class Stopwatch:

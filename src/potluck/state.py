@@ -62,7 +62,7 @@ def views(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
 class Moments(dict[str, Tensor]):
     """The state of an optimiser that outlives one `fit`: declare it, pass it as `fit(…, moments=…)`.
 
-    `lifetime="run"` keeps it for good, `"round"` forgets it when a new round begins.
+    `lifetime="run"` keeps it for good, `"round"` sets it to zero, a new optimiser's, when a new round begins.
     """
 
     def __init__(self, lifetime: Literal["run", "round"] = "run") -> None:

@@ -22,8 +22,8 @@ from potluck.errors import ConfigError
 from potluck.experiment import Experiment, Override, read_yaml
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")  # labels become names of folders
-# What runs share that are compared with each other.
-COMMON = ("data", "partition", "models", "federation", "public", "seed", "seeds")
+# What runs share that are compared with each other. Public data moves neither split, models nor private batches.
+COMMON = ("data", "partition", "models", "federation", "seed", "seeds")
 Changes = dict[str, Any]  # dotted key → value
 
 

@@ -126,6 +126,8 @@ def _crossing(steps: Sequence[Mapping[str, Any]], direction: str, total: int) ->
     for step in steps:
         for entry in step[direction]:
             when = PURPOSES[step["purpose"]]
+            if "times" in step:
+                when = f"{count(step['times'][direction])} times a round"
             numbers = (count(entry["scalars"]), size(entry["bytes"]))
             row = (entry["name"], entry["shape"], *numbers, when, entry["meaning"])
             table.add_row(*map(Text, row))

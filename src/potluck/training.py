@@ -15,7 +15,7 @@ import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -196,18 +196,28 @@ class Workspace:
             self.augment = node.reseed(self.augment or torch.Generator(holder.device))
 
     def _take_over(self, moments: Moments) -> None:
-        for name, parameter in self.parameters.items():
-            for key, value in self.optimizer.state[parameter].items():
-                if f"{name}:{key}" in moments:
-                    value.copy_(moments[f"{name}:{key}"])
+        kept = {name: value for name, value in self._state().items() if name in moments}
+        if kept:
+            torch._foreach_copy_([*kept.values()], [moments[name] for name in kept])
 
+    @torch.no_grad()
     def end(self, moments: Moments | None) -> None:
         """Hand the optimiser's state over to the declared moments."""
-        if moments is None:
+        state = self._state()
+        if moments is None or not state:
             return
-        for name, parameter in self.parameters.items():
-            for key, value in self.optimizer.state[parameter].items():
-                _put(moments, f"{name}:{key}", value)
+        for name, value in state.items():
+            if name not in moments:
+                moments[name] = torch.empty_like(value)
+        torch._foreach_copy_([moments[name] for name in state], [*state.values()])
+
+    def _state(self) -> dict[str, Tensor]:
+        """The optimiser's state by the names it has in declared moments."""
+        return {
+            f"{name}:{key}": value
+            for name, parameter in self.parameters.items()
+            for key, value in self.optimizer.state[parameter].items()
+        }
 
     def add(self, terms: Mapping[str, Tensor]) -> None:
         """Add up the terms of the loss, on the device."""
@@ -462,6 +472,18 @@ def still_statistics(module: nn.Module) -> Iterator[None]:
             norm.track_running_stats = True
 
 
+@contextlib.contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside, with gradients: batch norm uses what it remembers, and dropout rests."""
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
 def _workspace(holder: Holder, request: _Request) -> Workspace:
     """The workspace of this call: the n-th `fit` of this step, as it was in earlier rounds."""
     key = (holder.step, holder.fits)
@@ -536,14 +558,12 @@ def _optimizer(
     if settings.name == "sgd":
         options = {"momentum": settings.momentum, "nesterov": settings.nesterov}
         made: torch.optim.Optimizer = torch.optim.SGD(groups, **options, fused=True)  # type: ignore[arg-type]
-        keys = ["momentum_buffer"] if settings.momentum else []
     else:
         kind = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
         on_gpu = any(parameter.is_cuda for parameter in parameters)
         made = kind(groups, betas=settings.betas, fused=True, capturable=on_gpu)
-        keys = ["exp_avg", "exp_avg_sq"]
     moving = []
-    for key in keys:
+    for key in _moving_names(settings):
         piece, parts = _together(parameters)
         moving.append(piece)
         for parameter, part in zip(parameters, parts, strict=True):
@@ -554,6 +574,33 @@ def _optimizer(
         for number, parameter in enumerate(parameters):
             made.state[parameter]["step"] = steps[number]
     return made, moving
+
+
+def _moving_names(settings: OptimizerSettings) -> tuple[str, ...]:
+    """What an optimiser keeps of every parameter, in its shape."""
+    if settings.name != "sgd":
+        return "exp_avg", "exp_avg_sq"
+    return ("momentum_buffer",) if settings.momentum else ()
+
+
+def fresh_moments(
+    settings: OptimizerSettings,
+    modules: Mapping[str, nn.Module],
+    train: Sequence[str],
+    lifetime: Literal["run", "round"] = "run",
+) -> Moments:
+    """Moments to declare that have their place from the start: they lie with the rest of the state, in one piece.
+
+    `modules` are parts of the state by name and `train` is what `fit` will be given.
+    """
+    moments = Moments(lifetime)
+    for part, module in modules.items():
+        for key, value in module.named_parameters():
+            name = f"{part}/{key}"
+            if value.requires_grad and _closest(name, train) is not None:
+                moments |= {f"{name}:{kept}": torch.zeros_like(value) for kept in _moving_names(settings)}
+                moments |= {f"{name}:step": torch.zeros(())} if settings.name != "sgd" else {}
+    return moments
 
 
 def _together(parameters: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from potluck.method import method_names
@@ -58,6 +60,17 @@ VARIANTS = {
         "projector": "none",
         "weight_small": lambda report: 1 / (1 + report["large"]),
     },
+    "fedmuscle": {"batch": 30, "peers": 2},
+    "fedmuscle, bundled": {
+        "name": "fedmuscle",
+        "batch": 15,
+        "bundle": 3,
+        "peers": 1,
+        "redraw": "round",
+        "learned": True,
+        "first": "alignment",
+        "accounting": "paper",
+    },
     "fedproto, online": {
         "name": "fedproto",
         "online": True,
@@ -80,9 +93,11 @@ VARIANTS = {
     },
     "scaffold, option II": {"name": "scaffold", "variate": "option2"},
 }
-MODELS = {
+MODELS: dict[str, Any] = {
     "fedin": ("conv-small", "conv-large"),  # their features must have one shape
     "fedin, literal": ("mlp-small", "mlp-large"),
+    "fedmuscle": {"pool": list(DEFAULT_MODELS), "rep_dim": 16},
+    "fedmuscle, bundled": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
     **dict.fromkeys(("cofed, weighted", "fedmd, few samples"), ("mlp-small", "mlp-large")),  # quick ones
 }
 METHODS = [*method_names(), *(name for name in VARIANTS if name not in method_names())]

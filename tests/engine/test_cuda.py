@@ -39,6 +39,7 @@ ON_PUBLIC_DATA: dict[str, dict[str, Any]] = {
     "creamfl": {},
     "cofed": {"margin": 0.0},
     "feddf": {"steps": 5},
+    "fedmuscle": {"peers": 2, "batch": 16, "bundle": 2},
 }
 
 
@@ -331,7 +332,9 @@ def test_fewer_slots_than_clients() -> None:
 )
 def test_the_contract_holds_on_the_gpu(method: str, check: Check) -> None:
     options = {"name": method} | ({"d1": 16} if method == "fedmrl" else {}) | ON_PUBLIC_DATA.get(method, {})
-    models = ("conv-small", "conv-large") if method == "fedin" else DEFAULT_MODELS
+    models: Any = ("conv-small", "conv-large") if method == "fedin" else DEFAULT_MODELS
+    if method == "fedmuscle":
+        models = {"pool": list(models), "rep_dim": 16}
     check(Bench(options, models, make_engine=engine, engine={"device": "cuda"}))
 
 

@@ -267,6 +267,38 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
         load("svhn", tmp_path)
 
 
+def test_fewer_samples_of_a_data_set() -> None:
+    """The same rows in every run; labels, strata and captions stay with their samples."""
+    whole, some = load("digits-captions"), DataConfig(name="digits-captions", samples=50).load()
+    assert (len(some), some.train_rows) == (50, 50)
+    rows = [int((whole.x == sample).all(1).nonzero()[0]) for sample in some.x]
+    assert rows == sorted(set(rows))
+    assert torch.equal(some.strata, whole.strata[rows])
+    assert some.texts == tuple(whole.texts[row] for row in rows)
+    assert torch.equal(DataConfig(name="digits-captions", samples=50).load().x, some.x)
+    parts = from_arrays(
+        np.zeros((9, 2), np.float32), np.arange(9) % 3, test=(np.ones((4, 2)), np.zeros(4, int))
+    )
+    assert (
+        len(sources.fewer(parts, 3)),
+        sources.fewer(parts, 3).train_rows,
+        sources.fewer(parts, 3).x.sum(),
+    ) == (6, 3, 6)
+    assert len(sources.fewer(parts, 8)) == 12
+    with pytest.raises(DataError, match="data set 'digits' has 1797 training samples, not 2000"):
+        DataConfig(name="digits", samples=2000).load()
+
+
+def test_noise_has_no_classes_to_find() -> None:
+    data = load("noise", samples=20, side=8, channels=1)
+    assert tuple(data.x.shape) == (20, 1, 8, 8)
+    assert data.y.unique().tolist() == [0]
+    assert 110 < float(data.x.float().mean()) < 145
+    assert torch.equal(load("noise", samples=20, side=8, channels=1).x, data.x)
+    with pytest.raises(DataError, match="noise"):
+        load("noise", side=0)
+
+
 def test_names_and_options_are_checked() -> None:
     assert {"digits", "cifar10", "cifar100", "svhn", "tiny_imagenet", "sst2", "newsgroups20"} <= set(names())
     with pytest.raises(DataError, match="did you mean 'cifar10'"):

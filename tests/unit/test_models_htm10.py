@@ -216,7 +216,10 @@ def test_first_weights_of_each_family():
 def test_they_train_and_their_steps_can_be_captured():
     """Clients of 32×32 images with batch norm, dropout and attention; the last one has a single sample."""
     models = {"0": "mobilenet-v2", "1": vit16, "2": "fedavg-cnn", "3": "googlenet"}
-    slowly = {"batch_size": 8, "optimizer": {"lr": 1e-8}}  # batch norm over few values lets rounding grow fast
+    slowly = {
+        "batch_size": 8,
+        "optimizer": {"lr": 1e-8},
+    }  # batch norm over few values lets rounding grow fast
     bench = Bench("fedproto", models={"pool": models, "rep_dim": 32}, training=slowly)
     large = bench.data.x.float().repeat_interleave(4, 2).repeat_interleave(4, 3)
     bench.data = from_arrays(large.numpy(), bench.data.y.numpy(), name="32×32")

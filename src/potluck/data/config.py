@@ -30,6 +30,9 @@ class DataConfig(BaseModel):
 
     name: str = "digits"
     dir: Path | None = None  # relative to the experiment file; none: POTLUCK_DATA, else the hub
+    samples: int | None = Field(
+        default=None, ge=1
+    )  # of the training part, and at most as many of the test part
     normalize: bool | Normalisation = True  # true: the preset's mean and std, else the data set's own
     augment: AugmentConfig = AugmentConfig()
     labels: Literal["fine", "coarse"] | None = None  # cifar100; none: fine
@@ -46,6 +49,8 @@ class DataConfig(BaseModel):
         named = {key: getattr(self, key) for key in ("labels", "vocabulary", "length", "strip_headers")}
         options = {key: value for key, value in named.items() if value is not None} | self.options
         dataset = sources.load(self.name, folder, labels_only=labels_only, **options)
+        if self.samples is not None:
+            dataset = sources.fewer(dataset, self.samples)
         mean, std = self._normalisation(dataset)
         return replace(dataset, mean=mean, std=std)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from potluck.data import tokenizer
 from potluck.data.augment import Preparation
-from potluck.data.sources import Dataset, load, register
+from potluck.data.sources import Dataset, from_arrays, load, register
 from potluck.errors import DataError
 from potluck.rng import Rng
 from potluck.task import Task
@@ -150,6 +150,16 @@ def _paired(base: Dataset, tokens: Tensor) -> Tensor:
     """The normalised image and the token ids in one row; ids are exact as floating numbers."""
     images = Preparation(base.mean, base.std).prepare(base.x)
     return torch.cat([images.flatten(1), tokens.float()], 1)
+
+
+@register("noise")
+def _noise(dir: Path | None, *, samples: int = 5_000, side: int = 32, channels: int = 3) -> Dataset:
+    """Pixels drawn at random, of no class: public data that shows nothing, as a control."""
+    if min(samples, side, channels) < 1:
+        raise DataError("data set 'noise' needs samples, side and channels of at least 1")
+    draw = Rng(0).child("noise").numpy()
+    pixels = draw.integers(256, size=(samples, channels, side, side), dtype=np.uint8)
+    return from_arrays(pixels, np.zeros(samples, dtype=np.int64), classes=2, name="noise")
 
 
 @register("digits-captions")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from potluck.data import parquet, tokenizer
 from potluck.errors import DataError, nearest
+from potluck.rng import Rng
 from potluck.task import Task
 
 IMAGE_COLUMNS = ("img", "image")
@@ -123,6 +124,27 @@ def _check_options(name: str, accepted: Mapping[str, inspect.Parameter], options
         if option not in known:
             takes = f"it takes {', '.join(known)}" if known else "it takes none"
             raise DataError(f"data set {name!r} has no option {option!r}: {takes}")
+
+
+def fewer(data: Dataset, samples: int) -> Dataset:
+    """So many training rows, and at most as many test rows, drawn once and for all: the same whatever the seeds."""
+    if samples > data.train_rows:
+        raise DataError(f"data set {data.name!r} has {data.train_rows} training samples, not {samples}")
+    draw, tests = Rng(0).child("fewer", data.name).numpy(), len(data) - data.train_rows
+    chosen = [
+        np.sort(draw.choice(data.train_rows, samples, replace=False)),
+        data.train_rows + np.sort(draw.choice(tests, min(samples, tests), replace=False)),
+    ]
+    rows = torch.from_numpy(np.concatenate(chosen))
+    return replace(
+        data,
+        x=data.x[rows],
+        y=data.y[rows],
+        train_rows=samples,
+        strata=None if data.strata is None else data.strata[rows],
+        images=None if data.images is None else data.images[rows],
+        texts=None if data.texts is None else tuple(data.texts[row] for row in rows.tolist()),
+    )
 
 
 @register("digits")

@@ -85,7 +85,8 @@ class Cohort:
         message = content if isinstance(content, Message) else Message(content)
         self._check(client, message, self.method.down_contract(steps[0]), f"step {steps[0]}", "down")
         purpose = self.method.steps()[steps[0]].purpose
-        self.ledger.add(client, "+".join(steps), "down", purpose, message)
+        published = self.method.as_published("down", message)
+        self.ledger.add(client, "+".join(steps), "down", purpose, message, published)
         return Request(client, steps, message, self.stamps(client, self.exchange), purpose)
 
     def _accept(self, steps: tuple[str, ...], outcomes: Sequence[Outcome]) -> Replies:
@@ -106,7 +107,8 @@ class Cohort:
         kept = [answer for answer in answers if answer.client not in self.failures]
         purpose = self.method.steps()[steps[0]].purpose
         for answer in kept:
-            self.ledger.add(answer.client, "+".join(steps), "up", purpose, answer.up)
+            published = self.method.as_published("up", answer.up)
+            self.ledger.add(answer.client, "+".join(steps), "up", purpose, answer.up, published)
         return Replies(
             {answer.client: answer.up for answer in kept},
             self.cards,

@@ -88,4 +88,5 @@ def client_card(client: Client, fields: tuple[CardField, ...]) -> Card:
 def _forget_round_moments(client: Client) -> None:
     for part in client.parts.values():
         if isinstance(part.content, Moments) and part.content.lifetime == "round":
-            part.content.clear()
+            for value in part.content.values():
+                value.zero_()

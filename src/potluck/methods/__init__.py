@@ -10,6 +10,7 @@ from potluck.methods.fedhenn import FedHeNN
 from potluck.methods.fedin import FedIN
 from potluck.methods.fedmd import FedMD
 from potluck.methods.fedmrl import FedMRL
+from potluck.methods.fedmuscle import FedMuscle
 from potluck.methods.fedproto import FedProto
 from potluck.methods.fedprox import FedProx
 from potluck.methods.fedre import FedRE
@@ -28,6 +29,7 @@ __all__ = [
     "FedIN",
     "FedMD",
     "FedMRL",
+    "FedMuscle",
     "FedProto",
     "FedProx",
     "FedRE",

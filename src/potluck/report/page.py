@@ -386,7 +386,7 @@ def _tensors(steps: Sequence[Mapping[str, Any]], direction: str, total: Any) -> 
     several = len(steps) > 1
     items = "".join(
         f"<li><code>{escape(str(tensor.get('name')))}</code> {escape(_words(tensor.get('shape')))}"
-        f"<span class='detail'>{escape(_tensor_detail(tensor, step if several else {}))}</span></li>"
+        f"<span class='detail'>{escape(_tensor_detail(tensor, step if several else {}, direction))}</span></li>"
         for step, tensor in entries
     )
     if len(entries) < 2 or not isinstance(total, (int, float)):
@@ -394,13 +394,14 @@ def _tensors(steps: Sequence[Mapping[str, Any]], direction: str, total: Any) -> 
     return f"<ul>{items}</ul><p class='detail'>{count(total)} scalars per round of training</p>"
 
 
-def _tensor_detail(tensor: Mapping[str, Any], step: Mapping[str, Any]) -> str:
-    scalars = tensor.get("scalars")
+def _tensor_detail(tensor: Mapping[str, Any], step: Mapping[str, Any], direction: str) -> str:
+    scalars, times = tensor.get("scalars"), step.get("times")
     parts = [
         _words(tensor.get("meaning")),
         f"{count(scalars)} scalars" if isinstance(scalars, (int, float)) else _words(scalars),
         "optional" if tensor.get("optional") else "",
         f"step {step['name']}" if step.get("name") else "",
+        f"{count(times[direction])} times a round" if times else "",
     ]
     return " · ".join(part for part in parts if part)
 

@@ -169,6 +169,12 @@ def headline(summary: Mapping[str, Any]) -> tuple[str, ...]:
         f"{count(down.get('scalars'))} down ({size(down.get('bytes'))})",
         f"time per round: {duration(summary.get('seconds_per_round'))}",
     ]
+    published = messages.get("as_published")
+    if published:
+        lines.insert(
+            2,
+            f"as the paper counts: {count(published.get('up'))} scalars up, {count(published.get('down'))} down",
+        )
     held_out = accuracy.get("held_out")
     if held_out:
         lines.insert(1, f"held-out clients: {percent(held_out['last'])} over {count(held_out['clients'])}")

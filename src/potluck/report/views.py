@@ -335,9 +335,11 @@ def messages_block(path: Path) -> dict[str, Any]:
     """The `messages` block of `summary.json`: scalars and bytes up and down, a mean per client and round.
 
     Only what crossed for training counts; the mean is over the pairs of client and round in which anything
-    did. `total` has the sums by purpose, for the whole run.
+    did. `total` has the sums by purpose, for the whole run. `as_published` are the scalars a paper counts, where a
+    method was asked for them.
     """
     totals: dict[tuple[str, str], dict[str, int]] = defaultdict(lambda: {"scalars": 0, "bytes": 0})
+    published: dict[str, int] = {}
     clients: dict[str, int] = {}
     pairs = array("q")
     for number, record in read_lines(path):
@@ -345,13 +347,18 @@ def messages_block(path: Path) -> dict[str, Any]:
             purpose, total = record["purpose"], totals[record["purpose"], record["direction"]]
             total["scalars"] += int(record["scalars"])
             total["bytes"] += int(record["bytes"])
+            if "as_published" in record:
+                direction = str(record["direction"])
+                published[direction] = published.get(direction, 0) + int(record["as_published"])
             if purpose == "train":
                 client = clients.setdefault(str(record["client"]), len(clients))
                 pairs.append((int(record["round"]) << 32) + client)
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(f"{path}, line {number} is not an entry of the ledger: {error!r}") from None
     count = len(np.unique(np.array(pairs, np.int64)))
-    return _per_pair(totals, count) | {"total": _by_purpose(totals)}
+    shares = {direction: _whole(amount / max(count, 1)) for direction, amount in sorted(published.items())}
+    counted = {"as_published": shares} if shares else {}
+    return _per_pair(totals, count) | {"total": _by_purpose(totals)} | counted
 
 
 def _per_pair(totals: Mapping[tuple[str, str], Mapping[str, int]], count: int) -> dict[str, Any]:

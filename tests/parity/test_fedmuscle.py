@@ -1,0 +1,515 @@
+"""FedMuscle: the loss through the method, who steps on what, what crosses, by hand."""
+
+import json
+import math
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from potluck.data import ClientSplit, Split, from_arrays, load
+from potluck.errors import ConfigError
+from potluck.experiment import Experiment
+from potluck.explain import explain_world
+from potluck.losses import info_nce, muscle
+from potluck.models import Model
+from potluck.report.table import headline
+from potluck.report.views import messages_block
+from potluck.representations import representation_model
+from potluck.rng import Rng
+from potluck.runs import run
+from potluck.testing import Losing, Played, Taped, Wrapped
+
+E = [[1.0, 0.0], [0.0, 1.0]]
+SWAPPED = [[0.0, 1.0], [1.0, 0.0]]
+TURNED = [[0.6, 0.8], [0.8, -0.6]]
+EQUAL = [[0.6, 0.8], [0.6, 0.8]]
+
+
+class Table(Model):
+    """The representation of public sample i, a unit vector, is row i of a table."""
+
+    rep_dim = 2
+
+    def __init__(self, task, rows=E):
+        super().__init__()
+        self.rows = nn.Parameter(torch.tensor(rows))
+        self.head = nn.Linear(2, task.classes)
+
+    def features(self, x):
+        return x @ self.rows
+
+
+class Net(Model):
+    """One hidden layer; or two, or with batch norm."""
+
+    rep_dim = 4
+
+    def __init__(self, task, deep=False, norm=False):
+        super().__init__()
+        self.fc1 = nn.Linear(task.input[0], 5)
+        self.norm = nn.BatchNorm1d(5) if norm else nn.Identity()
+        self.fc2 = nn.Sequential(*([nn.Linear(5, 5), nn.Tanh()] if deep else []), nn.Linear(5, self.rep_dim))
+        self.head = nn.Linear(self.rep_dim, task.classes)
+
+    def features(self, x):
+        return self.fc2(torch.tanh(self.norm(self.fc1(x))))
+
+
+class Wide(Net):
+    rep_dim = 6
+
+
+class Inside(Model):
+    """A head that is also a layer of an inner network, and a parameter of its own."""
+
+    rep_dim = 3
+
+    def __init__(self, task):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.net = nn.ModuleDict({"fc": nn.Linear(task.input[0], 3), "last": nn.Linear(3, task.classes)})
+        self.head = self.net["last"]
+
+    def features(self, x):
+        return self.net["fc"](x) * self.scale
+
+
+class Listening(Wrapped):
+    """Keeps every exchange: what went down, and the answers."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.heard = []
+
+    def run(self, requests):
+        outcomes = self.inner.run(requests)
+        self.heard.append(
+            {one.client: (one.down, reply) for one, reply in zip(requests, outcomes, strict=True)}
+        )
+        return outcomes
+
+
+def vectors(rows, inputs, seed):
+    draw = Rng(seed).numpy()
+    return from_arrays(
+        draw.standard_normal((rows, inputs)).astype(np.float32), np.arange(rows) % 3, classes=3
+    )
+
+
+def asked(models, *, inputs=3, public=None, training=None, seed=0, **options):
+    nothing = np.zeros(0, dtype=np.int64)
+    parts = [ClientSplit(str(n), np.arange(4 * n, 4 * n + 4), nothing, nothing) for n in range(len(models))]
+    return Experiment.make(
+        data=vectors(4 * len(models), inputs, 5),
+        partition=Split.of(parts),
+        models={str(number): model for number, model in enumerate(models)},
+        public={"data": public if public is not None else vectors(11, inputs, 6)},
+        method={"name": "fedmuscle"} | options,
+        training={"batch_size": 4, "optimizer": {"lr": 0.1}} | (training or {}),
+        engine={"device": "cpu", "workers": 1},
+        seed=seed,
+    )
+
+
+def played(experiment, rounds=1, wrap=Listening):
+    spies = []
+    game = Played(experiment.world(), lambda engine: spies.append(wrap(engine)) or spies[0])
+    for _ in range(rounds):
+        assert not game.round(game.world.ids).failures
+    return game, spies[0]
+
+
+def aligned(tables, **options):
+    """What clients with these tables report of their first step, before anything has moved."""
+    pair = from_arrays(np.eye(2, dtype=np.float32), np.zeros(2, dtype=np.int64), classes=2)
+    models = [partial(Table, rows=rows) for rows in tables]
+    options = {"batch": 2, "peers": len(tables) - 1, "first": "alignment"} | options
+    _, spy = played(asked(models, inputs=2, public=pair, **options))
+    return {client: answer.report.losses for client, (_, answer) in spy.heard[1].items()}
+
+
+class TestLoss:
+    """The specification's tiny checks, through a whole round."""
+
+    @pytest.mark.parametrize(
+        ("tables", "muscles", "pairs"),
+        [
+            ([E, E], 0.00671535, 0.00671535),
+            ([E, E, E], 0.06896003, 0.01343070),
+            ([E, E, E, E], 0.45135903, 0.02014605),
+            ([E, E, SWAPPED], 3.40229337, None),
+            ([E, TURNED, SWAPPED], (6.46082370 + 12.01863849) / 2, None),
+            ([EQUAL, EQUAL, EQUAL], 2 * math.log(2), 2 * math.log(2)),
+        ],
+    )
+    def test_values(self, tables, muscles, pairs):
+        found = aligned(tables)["0"]
+        assert float(found["muscle"]) == pytest.approx(muscles, abs=1e-6)
+        assert float(found["theorem1_value"]) == pytest.approx(
+            (len(tables) - 1) * math.log(2) - muscles, abs=1e-6
+        )
+        if pairs is not None:
+            assert float(aligned(tables, loss="pairwise")["0"]["pairwise"]) == pytest.approx(pairs, abs=1e-6)
+            assert float(aligned(tables, tau_prev=0.2)["0"]["muscle"]) == pytest.approx(pairs, abs=1e-6)
+
+    def test_one_peer_is_info_nce_at_any_temperature(self):
+        expected = info_nce(torch.tensor(E), torch.tensor(TURNED), 0.5)
+        assert float(aligned([E, TURNED], tau=0.5)["0"]["muscle"]) == pytest.approx(float(expected), abs=1e-6)
+
+    def test_the_bounds_are_those_of_the_peers(self):
+        found = aligned([E, E, SWAPPED])["0"]
+        bounds = [math.log(2) - math.log1p(math.exp(-5)), math.log(2) - math.log1p(math.exp(5))]
+        assert [float(found["bound 0"]), float(found["bound 1"])] == pytest.approx(bounds, abs=1e-6)
+
+    @pytest.mark.parametrize("negatives", ["tuples", "anchor"])
+    def test_the_gramian_is_there_too(self, negatives):
+        found = aligned([E, E, E], loss="gramian", negatives=negatives)["0"]
+        # Two equal vectors span nothing with any third: all candidates are alike, up to what keeps a root finite.
+        assert 0 < float(found["gramian"]) < 2 * math.log(2) + 0.1
+
+
+def by_hand(experiment, rounds, bundle=1, first="task"):
+    """The whole protocol in a plain loop: all others are peers, everyone's Z is of before the step."""
+    world, config = experiment.world(), experiment.method
+    models = {client: world.build_model(client) for client in world.ids}
+    for number in range(1, rounds + 1):
+        for client, model in models.items() if first == "task" else ():
+            privately(world, client, model)
+        optimizers = {
+            client: torch.optim.AdamW(
+                [value for name, value in model.named_parameters() if not name.startswith("head.")],
+                lr=config.optimizer.lr,
+                weight_decay=config.optimizer.weight_decay,
+            )
+            for client, model in models.items()
+        }
+        order = world.public().order(number, config.batch, config.passes)
+        x = {client: world.public(client).source.x for client in models}
+        for model in models.values():
+            model.eval()
+        for start in range(0, len(order), bundle):
+            few = order[start : start + bundle]
+            with torch.no_grad():
+                sent = {
+                    client: [model.features(x[client][rows]) for rows in few]
+                    for client, model in models.items()
+                }
+            for client, model in models.items():
+                for place, rows in enumerate(few):
+                    others = [sent[other][place] for other in models if other != client]
+                    optimizers[client].zero_grad()
+                    muscle(model.features(x[client][rows]), others).backward()
+                    optimizers[client].step()
+        for client, model in models.items() if first == "alignment" else ():
+            privately(world, client, model)
+    return models
+
+
+def privately(world, client, model):
+    """A step on the private batch: the clients here have no more."""
+    rows, data = world.split[client].train, world.grounds[0].data
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.zero_grad()
+    F.cross_entropy(model(data.x[rows]), data.y[rows]).backward()
+    optimizer.step()
+
+
+NETS = [Net, partial(Net, deep=True), partial(Net, norm=True)]
+
+
+def same_models(game, models):
+    for client, model in models.items():
+        for name, value in model.state_dict().items():
+            found = game.client(client)[f"model/{name}"]
+            torch.testing.assert_close(found, value, atol=2e-5, rtol=1e-4, msg=f"{client} {name}")
+
+
+class TestProtocol:
+    @pytest.mark.parametrize("first", ["task", "alignment"])
+    @pytest.mark.parametrize("bundle", [1, 2])
+    def test_two_rounds_by_hand(self, first, bundle):
+        """Three batches: with two in a bundle the last one is short. The optimiser is new in the second round."""
+        public = vectors(15, 3, 6)
+        experiment = asked(
+            NETS, public=public, batch=5, peers=2, bundle=bundle, first=first, optimizer={"lr": 0.01}
+        )
+        game, _ = played(experiment, rounds=2)
+        same_models(game, by_hand(experiment, 2, bundle, first))
+
+    def test_a_bundle_is_not_the_same_as_single_batches(self):
+        make = partial(asked, NETS, batch=5, peers=2, optimizer={"lr": 0.01})
+        one, two = (played(make(bundle=bundle))[0].client("0")["model/fc1.weight"] for bundle in (1, 2))
+        assert not torch.allclose(one, two, atol=1e-6)
+
+    @pytest.mark.parametrize("statistics", ["private", "public"])
+    def test_alignment_touches_neither_heads_nor_statistics(self, statistics):
+        experiment = asked(NETS, batch=5, peers=2, statistics=statistics)
+        game, _ = played(experiment)
+        alone, _ = played(experiment.variant(method="local"))
+        for client in game.world.ids:
+            ours, theirs = game.client(client), alone.client(client)
+            for name, value in theirs.items():
+                left = name.startswith("model/head.") or "running" in name or "tracked" in name
+                assert torch.equal(ours[name], value) == left, name
+
+    def test_without_gamma_it_is_pairwise(self):
+        make = partial(asked, NETS, batch=5, peers=2)
+        flat, sums, other = (
+            played(make(**options), 2)[0]
+            for options in ({"tau_prev": 0.2}, {"loss": "pairwise"}, {"tau_prev": 0.15})
+        )
+        name = "model/fc1.weight"
+        for client in flat.world.ids:
+            torch.testing.assert_close(
+                flat.client(client)[name], sums.client(client)[name], atol=1e-5, rtol=1e-4
+            )
+        assert not torch.allclose(flat.client("0")[name], other.client("0")[name], atol=1e-5)
+
+    def test_the_rows_sent_are_those_of_before_the_step(self):
+        """Everyone's second upload is of its state after the first step; what came down is what the others sent."""
+        _, spy = played(asked(NETS, batch=5, peers=2))
+        for number in (1, 2):
+            for client, (down, _) in spy.heard[number].items():
+                others = [one for one in spy.heard[number] if one != client]
+                sent = [spy.heard[number - 1][one][1].up["representations"] for one in others]
+                assert torch.equal(down["peers"], torch.stack(sent, 1))
+                assert torch.allclose(down["peers"].norm(dim=2), torch.ones(()))
+        assert not spy.heard[2]["0"][1].up
+
+    def test_anchors_are_the_rows_that_were_sent_unless_batch_norm_sees_the_public_batch(self):
+        for statistics, equal in (("private", True), ("public", False)):
+            _, spy = played(asked([partial(Net, norm=True)] * 2, batch=5, peers=1, statistics=statistics))
+            own, other = (spy.heard[0][client][1].up["representations"] for client in ("0", "1"))
+            found = float(spy.heard[1]["0"][1].report.losses["muscle"])
+            assert (abs(found - float(info_nce(own, other))) < 1e-5) == equal
+
+    def test_learned_temperatures_are_trained_and_keep_their_order(self):
+        game, _ = played(asked(NETS, batch=5, peers=2, learned=True, optimizer={"lr": 0.05}), 2)
+        state = game.client("0")
+        tau, gamma = state["temperatures/log_tau"].exp(), state["temperatures/log_gamma"].exp()
+        assert abs(float(tau) - 0.2) > 0.005
+        assert float(gamma) > 0
+        assert abs(float(gamma) - 5 / 3) > 0.005
+        plain, _ = played(asked(NETS, batch=5, peers=2))
+        assert not [name for name in plain.client("0") if "temperatures" in name]
+
+    def test_a_round_is_observed_by_its_means_and_then_the_largest_bound(self):
+        game, spy = played(asked(NETS, batch=5, peers=2))
+        noted = game.rounds.server.report.metrics
+        for client in game.world.ids:
+            losses = [exchange[client][1].report.losses for exchange in spy.heard[1:]]
+            means = {name: np.mean([float(one[name]) for one in losses]) for name in losses[0]}
+            assert float(noted[f"{client}/theorem1_value"]) == pytest.approx(
+                means["theorem1_value"], abs=1e-5
+            )
+            assert float(noted[f"{client}/muscle"]) == pytest.approx(means["muscle"], abs=1e-5)
+            bound = max(means["bound 0"], means["bound 1"])
+            assert float(noted[f"{client}/information_bound"]) == pytest.approx(bound, abs=1e-5)
+
+    def test_rows_may_keep_their_length(self):
+        _, spy = played(asked(NETS, batch=5, peers=2, normalize=False))
+        lengths = spy.heard[0]["0"][1].up["representations"].norm(dim=1)
+        assert (lengths - 1).abs().max() > 0.05
+
+
+class TestPeers:
+    def drawn(self, **options):
+        """Whose matrices each client got, exchange by exchange."""
+        _, spy = played(asked([Net] * 5, training={"optimizer": {"lr": 0.3}}, batch=3, peers=2, **options))
+        found = []
+        for before, now in zip(spy.heard, spy.heard[1:], strict=False):
+            sent = {client: answer.up["representations"] for client, (_, answer) in before.items()}
+            chosen = {}
+            for client, (down, _) in now.items():
+                columns = down["peers"].unbind(1)
+                chosen[client] = [one for column in columns for one in sent if torch.equal(sent[one], column)]
+            found.append(chosen)
+        return found
+
+    def test_two_others_each_anew_for_every_batch(self):
+        drawn = self.drawn()
+        assert len(drawn) == 3
+        for exchange in drawn:
+            for client, others in exchange.items():
+                assert len(set(others)) == len(others) == 2
+                assert client not in others
+        assert len({tuple(exchange["0"]) for exchange in drawn}) > 1
+        assert len({tuple(others) for others in drawn[0].values()}) > 1
+        assert drawn == self.drawn()
+        assert drawn != self.drawn(seed=1)
+
+    def test_or_once_a_round(self):
+        drawn = self.drawn(redraw="round")
+        assert drawn[0] == drawn[1] == drawn[2]
+
+    def test_in_a_bundle_each_batch_has_its_own(self):
+        _, spy = played(asked([Net] * 5, batch=3, peers=2, bundle=3, training={"optimizer": {"lr": 0.3}}))
+        sent = {client: answer.up["representations"] for client, (_, answer) in spy.heard[0].items()}
+        chosen = []
+        for batch in range(3):
+            rows = slice(3 * batch, 3 * batch + 3)
+            columns = spy.heard[1]["0"][0]["peers"][rows].unbind(1)
+            chosen.append([one for column in columns for one in sent if torch.equal(sent[one][rows], column)])
+        assert [len(set(others)) for others in chosen] == [2, 2, 2]
+        assert len({tuple(others) for others in chosen}) > 1
+
+    def test_who_is_left_goes_on_with_those_there_are(self):
+        """One of three is lost in the second exchange: a client then has one peer, and its loss is InfoNCE."""
+        spies = []
+
+        def wrap(engine):
+            spies.append(Listening(Losing(engine, "1", 2)))
+            return spies[0]
+
+        game = Played(asked(NETS, batch=5, peers=2).world(), wrap)
+        game.round(game.world.ids)
+        down, answer = spies[0].heard[2]["0"]
+        assert tuple(down["peers"].shape) == (5, 1, 4)
+        sent = spies[0].heard[1]["0"][1].up["representations"]
+        expected = info_nce(sent, down["peers"][:, 0])
+        assert float(answer.report.losses["muscle"]) == pytest.approx(float(expected), abs=1e-5)
+        assert float(answer.report.losses["bound 1"]) == 0
+
+    def test_a_client_alone_is_not_aligned(self):
+        experiment = asked(NETS, batch=5, peers=2)
+        game, alone = Played(experiment.world()), Played(experiment.variant(method="local").world())
+        for one in (game, alone):
+            assert not one.round(("0",)).failures
+        assert torch.equal(game.client("0")["model/fc1.weight"], alone.client("0")["model/fc1.weight"])
+
+
+class TestWire:
+    @pytest.mark.parametrize("bundle", [1, 2])
+    def test_sizes_to_the_scalar(self, bundle, tmp_path):
+        """Three public batches of B=5, d=4, M=2: 15·4 up, 2·15·4 down; the paper counts B^M·(d + 1) a batch."""
+        make = partial(asked, NETS, public=vectors(15, 3, 6), batch=5, peers=2, bundle=bundle)
+        game, _ = played(make(accounting="paper"))
+        lines = [line for line in game.cohorts[0].ledger.lines if line["client"] == "0"]
+        totals = {
+            way: sum(line["scalars"] for line in lines if line["direction"] == way) for way in ("up", "down")
+        }
+        assert totals == {"up": 15 * 4, "down": 2 * 15 * 4}
+        counted = {
+            way: [line["as_published"] for line in lines if line["direction"] == way] for way in totals
+        }
+        assert counted["up"] == [line["scalars"] for line in lines if line["direction"] == "up"]
+        assert counted["down"] == ([125] * 3 if bundle == 1 else [250, 125])
+        assert game.cohorts[0].exchange == (4 if bundle == 1 else 3)
+        (tmp_path / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        messages = messages_block(tmp_path / "ledger.jsonl")
+        assert messages["as_published"] == {"up": 60, "down": 375}
+        assert "as the paper counts: 60 scalars up, 375 down" in headline({"messages": messages})
+        exact, _ = played(make())
+        assert not any("as_published" in line for line in exact.cohorts[0].ledger.lines)
+
+    def test_explain_says_how_often(self):
+        explained = explain_world(asked(NETS, public=vectors(15, 3, 6), batch=5, peers=2).world())
+        assert (explained["up_scalars"], explained["down_scalars"]) == (60, 120)
+        align = next(step for step in explained["steps"] if step["name"] == "align")
+        assert align["times"] == {"up": 2, "down": 3}
+
+    def test_the_head_is_found_wherever_it_is(self):
+        task = vectors(3, 3, 0).task
+        assert representation_model(Net(task)) == ["model/fc1", "model/fc2"]
+        assert representation_model(Inside(task)) == ["model/scale", "model/net.fc"]
+
+
+WORDS = {"zero": 2, "one": 3, "two": 4, "the": 5, "digit": 6}
+
+
+def mixed(**changes):
+    """Attributes, segments, text and pairs; every fourth public sample has no caption."""
+
+    def few(name):
+        data = load(name)
+        return replace(data, x=data.x[:40], y=data.y[:40], strata=data.strata[:40], train_rows=40)
+
+    y = np.arange(40) % 3
+    texts = replace(from_arrays(np.stack([y + 2, y + 5], 1), y, vocabulary=8, name="texts"), words=WORDS)
+    pairs = load("digits-captions")
+    told = tuple("" if row % 4 == 0 else text for row, text in enumerate(pairs.texts))
+    sets = [(few("digits-attributes"), "conv-large"), (few("digits-segments"), "conv-dense")]
+    sets += [(texts, "text-mean"), (few("digits-captions"), "dual-small")]
+    partition = {"kind": "iid", "clients": 1, "test": 0.3}
+    values = {
+        "federation": [{"data": data, "partition": partition, "models": model} for data, model in sets],
+        "models": {"rep_dim": 16},
+        "method": {"name": "fedmuscle", "batch": 8, "peers": 3},
+        "public": {"data": replace(pairs, texts=told), "samples": 24},
+        "training": {"rounds": 2, "batch_size": 16, "optimizer": {"lr": 0.05}},
+        "engine": {"device": "cpu", "workers": 1},
+    }
+    return Experiment.make(**values | changes)
+
+
+class TestModalities:
+    def test_samples_a_client_lacks_are_no_positive_and_no_negative(self):
+        game, spy = played(mixed())
+        public = game.world.public("2")
+        rows = public.order(1, 8)
+        assert not public.mask.all()
+        lacking = ~public.mask[torch.from_numpy(rows[0])]
+        sent = {client: answer.up["representations"] for client, (_, answer) in spy.heard[0].items()}
+        for client, told in (("0", False), ("1", False), ("2", True), ("3", True)):
+            assert torch.equal(sent[client].eq(0).all(1), lacking & told)
+        masks = [None if one in "01" else ~lacking for one in "0123"]
+        for client in "0123":
+            others = [number for number in range(4) if str(number) != client]
+            own = None if masks[int(client)] is None else masks[int(client)].float()
+            expected = muscle(
+                sent[client], [sent[str(other)] for other in others], weight=own,
+                present=[masks[other] for other in others],
+            )  # fmt: skip
+            found = spy.heard[1][client][1].report.losses["muscle"]
+            assert float(found) == pytest.approx(float(expected), abs=1e-4), client
+
+    def test_runs_do_not_depend_on_the_engine(self, tmp_path):
+        one = run(mixed(), out=tmp_path / "one")
+        two = run(mixed(engine={"device": "cpu", "workers": 2}), out=tmp_path / "two")
+        for log in ("metrics.jsonl", "ledger.jsonl", "observations.jsonl"):
+            assert (one.folder / log).read_bytes() == (two.folder / log).read_bytes()
+        seen = [json.loads(line) for line in (one.folder / "observations.jsonl").read_text().splitlines()]
+        assert [(line["round"], line["client"]) for line in seen] == [(r, c) for r in (1, 2) for c in "0123"]
+        assert all(line.keys() >= {"muscle", "theorem1_value", "information_bound"} for line in seen)
+        plain, taped = Played(mixed().world()), Played(mixed().world(), Taped)
+        for game in (plain, taped):
+            for _ in range(3):
+                assert not game.round(game.world.ids).failures
+        for client in plain.world.ids:
+            left, right = plain.client(client), taped.client(client)
+            assert all(torch.allclose(left[name], right[name], atol=1e-5) for name in left)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"models": [Net, Wide, Net]},
+            "fedmuscle: a representation space for all needs one representation width",
+        ),
+        ({"peers": 3}, "fedmuscle: method.peers is 3, but a client has 2 others; lower it"),
+        ({"batch": 12}, "method.batch of 12 samples is larger than the public data, which has 11"),
+        ({"tau_prev": 0.3}, "method: tau_prev is 0.3, which must be below tau, 0.2"),
+        ({"learned": True, "loss": "gramian"}, "method: learned temperatures are for muscle and pairwise"),
+        ({"batch": 1}, "method.batch"),
+        ({"loss": "cosine"}, "method.loss"),
+    ],
+)
+def test_what_cannot_work_is_said_in_a_sentence(changes, sentence):
+    values = {"models": NETS, "peers": 2, "batch": 5} | changes
+    with pytest.raises(ConfigError) as error:
+        asked(**values).world()
+    assert sentence in str(error.value)
+
+
+def test_without_public_data_or_anything_to_read_there_is_no_run():
+    with pytest.raises(ConfigError, match="fedmuscle needs public data; name some"):
+        mixed(public=None).world()
+    with pytest.raises(ConfigError, match="fedmuscle: client 2 can read nothing of the public data 'digits'"):
+        mixed(public={"data": "digits"}).world()
