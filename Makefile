@@ -30,7 +30,7 @@ check: $(STAMP)  ## lint, formatting, types
 test: check  ## all checks and tests
 	@$(BIN)/python -m pytest
 
-test-faults: $(STAMP)  ## federations of real processes on Flower, with kills (about ten minutes)
+test-faults: $(STAMP)  ## federations of real processes on Flower, with kills and refusals (about twenty minutes)
 	@$(BIN)/python -m pytest tests/flower -m faults
 
 wheel: $(STAMP)  ## build the wheel into dist/

@@ -96,7 +96,8 @@ for site in "${sites[@]}"; do
         --model "$site/site.py:build" --data "$site/site.py:load" --accept "$site/contract.json" \
         --home "homes/$site" --ca "$keys/ca.crt" --node-key "$keys/clients/$site"
 done
-secure=(--ca "$keys/ca.crt" --certificate "$keys/server.crt" --key "$keys/server.key" --node-keys)
+secure=(--ca "$keys/ca.crt" --certificate "$keys/server.crt" --key "$keys/server.key" --node-keys \
+    --client-keys "$keys/clients")
 potluck serve experiment.yaml --address "127.0.0.1:$inside" --out runs/hospitals "${secure[@]}"
 
 say "a server that asks for more than was pinned is refused"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import math
 import shlex
 import signal
 import sys
@@ -224,13 +225,16 @@ def resume(
     _watched(Screen(json), run.name, lambda watcher: go_on(run, watcher=watcher))
 
 
-def _watched(screen: Screen, label: str, play: Callable[[Any], RunResult]) -> None:
+def _watched(
+    screen: Screen, label: str, play: Callable[[Any], RunResult], every_notice: bool = False
+) -> None:
     """Play a run under a progress display, then show how it went."""
     from potluck.progress import showing
     from potluck.runs import Interrupted
 
     try:
         with showing(screen.err) as display:
+            display.notices = math.inf if every_notice else display.notices
             result = play(display.watch(label))
     except Interrupted as error:
         raise Stopped(["potluck", "resume", str(error.folder)]) from error
@@ -379,8 +383,20 @@ def serve(
     ] = None,
     key: Annotated[Path | None, typer.Option(metavar="FILE", help="TLS: the server's private key.")] = None,
     node_keys: Annotated[
-        bool, typer.Option("--node-keys", help="Take in only nodes whose key was registered with Flower.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--node-keys/--no-node-keys",
+            help="Take in only nodes whose key was registered with Flower; a client id belongs to its first key. "
+            "Default: with TLS.",
+        ),
+    ] = None,
+    client_keys: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="With <id>.pub of every client: registered, and the only key it can come with.",
+        ),
+    ] = None,
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -393,11 +409,15 @@ def serve(
     from potluck.experiment import Experiment
 
     chosen = Experiment.load(experiment, overrides or ())
-    security = Security(insecure, ca, certificate, key, node_keys=node_keys)
+    tied = ca is not None if node_keys is None else node_keys
+    security = Security(insecure, ca, certificate, key, node_keys=tied, client_keys=client_keys)
     folder = out or RUNS / chosen.name
     try:
         _watched(
-            Screen(json), chosen.method.name, lambda watcher: play(chosen, folder, address, security, watcher)
+            Screen(json),
+            chosen.method.name,
+            lambda watcher: play(chosen, folder, address, security, watcher),
+            every_notice=True,  # who was refused, and why, is in the log for good
         )
     except KeyboardInterrupt as error:
         raise Stopped(["potluck", *sys.argv[1:]]) from error
@@ -475,7 +495,8 @@ def _check_site(
     screen: Screen, client: str, model: str, data: str, experiment: Path, write: Path | None
 ) -> None:
     """Play a round at home and show what would leave; nothing leaves and nothing is kept but the agreement."""
-    from potluck.engine.flower.site import rehearsal_world
+    from potluck.engine.flower.site import enrolment, rehearsal_world
+    from potluck.engine.flower.wire import told_at_enrolment
     from potluck.experiment import Experiment
     from potluck.rehearsal import propose
     from potluck.terminal import rehearsal_entry, rehearsal_sheet
@@ -483,7 +504,7 @@ def _check_site(
     chosen = Experiment.load(experiment)
     world = rehearsal_world(chosen, client, model, data)
     agreement, exchanges = propose(world, client, chosen.training.attempts)
-    entry = rehearsal_entry(agreement, exchanges)
+    entry = rehearsal_entry(agreement, exchanges, told_at_enrolment(enrolment(world, client)))
     if write is not None:
         agreement.write(write)
     if screen.json:

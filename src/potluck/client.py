@@ -69,6 +69,7 @@ class Client(Holder):
         self.rows: Mapping[str, np.ndarray] = {}
         self.classes_held: tuple[int, ...] = ()
         self.secret = Rng(0)
+        self.attempt = 1  # how often the round was begun here: private noise is for one content only
 
     @property
     def samples(self) -> int:
@@ -101,4 +102,5 @@ class Client(Holder):
 
     def _private(self, purpose: str) -> Rng:
         node = self.secret.child("round", self.round, self.step, purpose)
-        return node.child(self.count(f"{self.step}:private:{purpose}"))
+        node = node.child(self.count(f"{self.step}:private:{purpose}"))
+        return node if self.attempt == 1 else node.child("attempt", self.attempt)

@@ -138,7 +138,7 @@ class TrainingSettings(ClientTraining):
 class EngineSettings(Settings):
     """Where the clients run."""
 
-    name: Literal["local"] = "local"
+    name: Literal["local", "flower-simulation"] = "local"  # the latter: on Flower's simulation with Ray
     device: str | tuple[str, ...] = (
         "auto"  # `cpu`, `cuda:0`; several GPUs share the clients: `[cuda:0, cuda:1]`
     )

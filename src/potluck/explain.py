@@ -18,7 +18,7 @@ REPORT = {
     "validation samples",
 }
 CARD = {
-    "samples": "how many training samples the client has",
+    "samples": "how many samples the client has to train, to validate and to test on",
     "task": "kind of task, number of classes, shape of a sample",
     "width": "width of the representation",
     "stem": "shape of a sample after the first part of the model",

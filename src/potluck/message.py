@@ -385,12 +385,41 @@ def declared_scalars(
     if field.like is not None:
         part = shapes(field.like)
         return None if part is None else sum(torch.Size(shape).numel() for shape in part.values())
-    total = 1
+    largest = _largest_shape(field, dict(symbols))
+    return None if largest is None else largest.numel()
+
+
+def _largest_shape(field: Field, known: dict[str, int]) -> torch.Size | None:
+    """The largest shape a formula allows; a symbol that has a bound counts as that from here on."""
+    sizes: list[int] = []
     for formula in filter(None, (piece.strip() for piece in field.shape.split(","))):
         symbol, _, bound = (piece.strip() for piece in formula.partition("<="))
-        known = symbol if not symbol.isidentifier() or symbol in symbols else bound
-        if not known:
+        size = symbol if not symbol.isidentifier() or symbol in known else bound
+        if not size:
             return None
-        total *= evaluate(known, symbols)
-        symbols = {**symbols, symbol: evaluate(known, symbols)}
-    return total
+        known[symbol] = evaluate(size, known)
+        sizes.append(known[symbol])
+    return torch.Size(sizes)
+
+
+def largest_size(
+    contract: Contract, symbols: Mapping[str, int], shapes: Callable[[str], Shapes | None]
+) -> int | None:
+    """The size of the largest message a contract allows, None where it leaves a size open.
+
+    >>> largest_size({"w": tensor("n<=C, d", "…")}, {"C": 10, "d": 4}, lambda part: None)
+    232
+    """
+    known, signature = dict(symbols), []
+    for name, field in contract.items():
+        if field.like is None:
+            most = _largest_shape(field, known)
+            rows: Shapes | None = None if most is None else {name: most}
+        else:
+            part = shapes(field.like)
+            rows = part if part is None else {f"{name}/{key}": shape for key, shape in part.items()}
+        if rows is None:
+            return None
+        dtype = field.dtype if field.like is None else torch.float64  # a group may be of any floating type
+        signature += [(key, dtype, torch.Size(shape)) for key, shape in rows.items()]
+    return _encoded_size(tuple(signature))

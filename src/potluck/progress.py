@@ -48,6 +48,7 @@ class Display:
 
     def __init__(self, console: Console) -> None:
         self.console = console
+        self.notices: float = NOTICES  # how many of a run are shown
 
     def watch(self, label: str) -> Watcher:
         """The watcher of one run, shown under this label."""
@@ -83,9 +84,9 @@ class _Reporter(Watcher):
     def notice(self, sentence: str) -> None:
         """Show the first few notices."""
         self._noticed += 1
-        if self._noticed <= NOTICES:
+        if self._noticed <= self.display.notices:
             self.display.say(f"{self.label}: {sentence}")
-        elif self._noticed == NOTICES + 1:
+        elif self._noticed == self.display.notices + 1:
             self.display.say(f"{self.label}: further notices are not shown; summary.json counts the failures")
 
     def end(self, folder: Path) -> None:

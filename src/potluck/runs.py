@@ -468,6 +468,7 @@ def run(
             f"run() of a ready experiment takes no {next(iter(values))!r}; see Experiment.variant"
         )
     experiment = experiment if experiment is not None else Experiment.make(**values)
+    experiment = _ready(experiment)
     built = experiment.world(*(world or (None, None)))
     chosen_modes(experiment, built.method.modes)
     check_memory(experiment.engine.memory_bytes(), built)
@@ -476,7 +477,7 @@ def run(
     with folder.locked():
         experiment, built = _tuned(experiment, built, folder, watcher or Watcher())
         write_start(folder, experiment, built)
-        return Run(experiment, folder, built, watcher).play()
+        return _play(experiment, folder, built, watcher, fresh=True)
 
 
 def _tuned(
@@ -551,15 +552,36 @@ def resume(
                 "resume it there: potluck.resume(folder, experiment=…)"
             )
         experiment = Experiment.load(home / "config.yaml")
-    experiment = tuning.settled(experiment, home.path)
+    experiment = _ready(tuning.settled(experiment, home.path))
     with home.locked():
         world = experiment.world(split=Split.load(home / "split.json"))
         check_memory(experiment.engine.memory_bytes(), world)
         if about["origins"] and about["origins"] != world.fingerprints():
             raise RunError(f"the models given now start from other weights than those {home.path} began with")
-        going = Run(experiment, home, world, watcher)
+        return _play(experiment, home, world, watcher, fresh=False)
+
+
+def _ready(experiment: Experiment) -> Experiment:
+    """The experiment as its engine runs it; one that is not there is refused."""
+    if experiment.engine.name == "local":
+        return experiment
+    from potluck.engine.flower.simulation import ready
+
+    return ready(experiment)
+
+
+def _play(
+    experiment: Experiment, folder: RunFolder, world: World, watcher: Watcher | None, fresh: bool
+) -> RunResult:
+    """Play a run whose folder is begun, from its start or from its last checkpoint."""
+    if experiment.engine.name == "flower-simulation":
+        from potluck.engine.flower.simulation import simulate
+
+        return simulate(experiment, folder, world, watcher or Watcher(), fresh)
+    going = Run(experiment, folder, world, watcher)
+    if not fresh:
         going.restore(going.checkpoints.load())
-        return going.play()
+    return going.play()
 
 
 def check_version(folder: Path, about: Mapping[str, Any]) -> None:

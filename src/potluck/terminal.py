@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -163,9 +164,12 @@ def _by_kind(clients: Sequence[Mapping[str, Any]]) -> Table:
 # --- what would leave a site ----------------------------------------------------------------------------
 
 
-def rehearsal_entry(agreement: Agreement, exchanges: Sequence[Exchange]) -> dict[str, Any]:
-    """What a rehearsed round would send, tensor by tensor, and the agreement that allows just that."""
+def rehearsal_entry(
+    agreement: Agreement, exchanges: Sequence[Exchange], enrolment: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What would be told at enrolment and sent in a rehearsed round, and the agreement that allows just that."""
     return {
+        "enrolment": json.loads(json.dumps(enrolment)),
         "leaves": [
             {
                 "step": "+".join(exchange.steps),
@@ -208,9 +212,17 @@ def _rehearsal_notes(entry: Mapping[str, Any]) -> tuple[str, ...]:
     number = "one message" if len(messages) == 1 else f"{len(messages)} messages"
     return (
         f"In all {count(scalars)} scalars, {size(up)} in {number}; {size(down)} come to the site.",
-        f"Once, at enrolment: {', '.join(agreement['card'])}. With every reply: {', '.join(REPORT)}.",
+        f"Once, at enrolment: {_enrolment(entry['enrolment'])}. With every reply: {', '.join(REPORT)}.",
         f"{agreement['method']} with {_options(agreement['options'])}.",
     )
+
+
+def _enrolment(told: Mapping[str, Any]) -> str:
+    """Every value that a client tells when it joins."""
+    samples, task = told["samples"], ", ".join(f"{name} {value}" for name, value in told["task"].items())
+    parts = ", ".join(f"{part} {number}" for part, number in samples.items())
+    further = [f"{name} {value}" for name, value in told["extra"].items()]
+    return "; ".join([f"client {told['client']}", f"samples ({parts})", f"task ({task})", *further])
 
 
 def _options(options: Mapping[str, Any]) -> str:

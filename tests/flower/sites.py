@@ -84,7 +84,7 @@ def trapped(client, task, rep_dim, folder):
     return found
 
 
-def write_site(folder, client):
+def write_site(folder, client, tampered=""):
     """The site's own file, in a folder of its own that also holds its traps."""
     folder.mkdir(parents=True, exist_ok=True)
     home = str(Path(__file__).parent)
@@ -92,7 +92,7 @@ def write_site(folder, client):
             f"def build(task, rep_dim):\n    return sites.trapped({client!r}, task, rep_dim, {str(folder)!r})\n"
             f"def load():\n    return sites.part({client!r})\n")  # fmt: skip
     path = folder / "site.py"
-    path.write_text(text)
+    path.write_text(text + tampered)
     return path
 
 

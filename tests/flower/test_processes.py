@@ -1,6 +1,7 @@
 """What is refused before a process starts, and the shim between Flower and a worker."""
 
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -14,8 +15,17 @@ from typer.testing import CliRunner
 
 from potluck import cli
 from potluck.engine.flower import frames
+from potluck.engine.flower.fingerprints import client_keys
 from potluck.engine.flower.join import Watched
-from potluck.engine.flower.processes import Process, Security, environment, is_loopback, split_address
+from potluck.engine.flower.processes import (
+    Process,
+    Security,
+    check_server,
+    environment,
+    free_port,
+    is_loopback,
+    split_address,
+)
 from potluck.errors import ConfigError
 
 TLS = ("ca", "certificate", "key")
@@ -70,6 +80,8 @@ def test_bad_input_is_one_sentence_and_starts_nothing(tmp_path, monkeypatch):
         ("serve", "here.yaml"): "a federation needs to know its clients",
         ("serve", "there.yaml", "--address", "0.0.0.0:9"): "is beyond this machine",
         ("serve", "there.yaml", "evaluate.on=global"): "evaluate.on",
+        ("serve", "there.yaml", "--node-keys"): "give --client-keys",
+        ("serve", "there.yaml", "--client-keys", "none"): "the key of client 0, none/0.pub, cannot be read",
         ("run", "there.yaml"): "run it with potluck serve",
         (*join, "--server", "127.0.0.1:9"): "there is no file a.py",
         (*join, "--server", "example.org:9"): "is beyond this machine: give --ca, or --insecure",
@@ -112,6 +124,61 @@ def test_frames_come_as_they_were_sent_and_nonsense_ends_the_connection():
             frames.receive(there)
 
 
+def test_keys_are_known_by_the_fingerprints_ssh_shows(tmp_path):
+    pytest.importorskip("cryptography")
+    from potluck.keys import make_keys
+
+    make_keys(tmp_path, ["localhost"], ["0", "1"])
+    found = client_keys(tmp_path / "clients", ["0", "1"])
+    assert found["0"].startswith("SHA256:")
+    assert len(set(found.values())) == 2
+    (tmp_path / "clients" / "1.pub").write_bytes((tmp_path / "clients" / "0.pub").read_bytes())
+    with pytest.raises(ConfigError, match="the clients 0 and 1 have the same key"):
+        client_keys(tmp_path / "clients", ["0", "1"])
+    (tmp_path / "clients" / "1.pub").write_text("no key")
+    with pytest.raises(ConfigError, match=r"1\.pub is no public key"):
+        client_keys(tmp_path / "clients", ["0", "1"])
+
+
+def test_a_servers_way_to_speak_is_looked_at_before_a_site_joins(tmp_path):
+    pytest.importorskip("cryptography")
+    from potluck.keys import make_keys
+
+    make_keys(tmp_path / "a", ["127.0.0.1"], [])
+    make_keys(tmp_path / "b", ["127.0.0.1"], [])
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "a" / "server.crt", tmp_path / "a" / "server.key")
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        address = f"127.0.0.1:{door.getsockname()[1]}"
+        threading.Thread(target=greet, args=(door, context), daemon=True).start()
+        check_server(address, Security(ca=tmp_path / "a" / "ca.crt"))
+        with pytest.raises(ConfigError, match="is not to be trusted"):
+            check_server(address, Security(ca=tmp_path / "b" / "ca.crt"))
+        with pytest.raises(ConfigError, match="speaks TLS, this site would speak in plain text"):
+            check_server(address, Security())
+    check_server(f"127.0.0.1:{free_port()}", Security())  # nobody is there yet
+
+
+def greet(door, context):
+    while True:
+        try:
+            context.wrap_socket(door.accept()[0], server_side=True).close()
+        except ssl.SSLError:
+            continue
+        except OSError:
+            return
+
+
+def test_the_last_error_of_a_program_of_flowers_is_told(tmp_path):
+    said = r"print('INFO: a\n\x1b[91mERROR \x1b[0m:     Exit Code: 305\nIt failed.\n\nINFO: the end')"
+    process = Process([sys.executable, "-c", said], tmp_path / "log", {})
+    process.popen.wait(30)
+    assert process.tail() == "Exit Code: 305 It failed."
+    again = Process([sys.executable, "-c", "print('fine')"], tmp_path / "log", {})
+    again.popen.wait(30)
+    assert again.tail() == "fine"
+
+
 # --- Flower's apps --------------------------------------------------------------------------------------
 
 
@@ -123,7 +190,7 @@ def test_flowers_apps_import_no_torch():
 
 def test_bytes_pass_through_flowers_records():
     apps = pytest.importorskip("potluck.engine.flower.apps", exc_type=ImportError)
-    assert apps.unwrap(apps.wrap(b"some bytes")) == b"some bytes"
+    assert apps.unwrap(apps.wrap(b"some bytes", "t")) == (b"some bytes", "t")
 
 
 class Reply:
@@ -136,22 +203,72 @@ class Reply:
         return self.error is not None
 
 
+class Grid:
+    """As much of Flower's Grid as the relay uses; a node's answer is made from the letter it gets."""
+
+    def __init__(self, *answers):
+        self.answers, self.letters = answers, []
+
+    def push_messages(self, messages):
+        self.letters = [content for content, *_ in messages]
+        return [None if answer is None else str(number) for number, answer in enumerate(self.answers)]
+
+    def pull_messages(self, numbers):
+        (number,) = map(int, numbers)
+        return [Reply(str(number), **self.answers[number](self.letters[number]))]
+
+
+def no_memory(letter):
+    raise MemoryError
+
+
 def test_the_relay_gives_every_letter_its_answer_or_a_sentence(monkeypatch):
     apps = pytest.importorskip("potluck.engine.flower.apps", exc_type=ImportError)
     monkeypatch.setattr(apps, "Message", lambda *args, **options: args)
     error = SimpleNamespace(code=2, reason="Traceback\nValueError: no")
-    replies = [Reply("c", apps.RecordDict()), Reply("b", error=error), Reply("a", apps.wrap(b"answer"))]
-    grid = SimpleNamespace(
-        push_messages=lambda letters: ["a", "b", "c", None], pull_messages=lambda numbers: replies
-    )
-    sentences, answers = apps.exchange(grid, [1, 2, 3, 4], [b""] * 4, 5)
-    assert answers == [b"answer", b"", b"", b""]
-    assert sentences == [
-        "",
-        "Flower reports error 2: ValueError: no",
-        "its reply holds no message",
-        "no answer within 5 s",
-    ]
+    cases = {
+        "": lambda letter: {"content": apps.wrap(b"answer", apps.unwrap(letter)[1])},
+        "Flower reports error 2: ValueError: no": lambda letter: {"error": error},
+        "its reply holds no message": lambda letter: {"content": apps.RecordDict()},
+        "its reply does not name the order it is one to": lambda letter: {"content": apps.wrap(b"", "guess")},
+        "its reply has 9 bytes, at most 8 are allowed": lambda letter: {
+            "content": apps.wrap(bytes(9), apps.unwrap(letter)[1])
+        },
+        "its reply takes far more memory than the 8 bytes allowed": no_memory,
+        "no answer within 5 s": None,
+    }
+    number = len(cases)
+    sentences, answers = apps.exchange(Grid(*cases.values()), range(number), [b""] * number, 5, [8] * number)
+    assert sentences == list(cases)
+    assert answers == [b"answer", *[b""] * (number - 1)]
+
+
+def test_the_relay_stays_within_its_memory():
+    apps = pytest.importorskip("potluck.engine.flower.apps", exc_type=ImportError)
+    with apps.bounded(1 << 26), pytest.raises(MemoryError):
+        bytes(1 << 32)
+    assert len(bytes(1 << 27)) == 1 << 27
+
+
+def test_a_frame_that_is_too_large_is_refused_before_it_is_read():
+    here, there = socket.socketpair()
+    with here, there:
+        head = b'{"note": {}, "sizes": [1000000000000]}'
+        here.sendall(len(head).to_bytes(8, "little") + head)
+        with pytest.raises(
+            frames.TooLarge, match="an order has 1,000,000,000,000 bytes, at most 10 are allowed"
+        ):
+            frames.receive(there, 10, "an order")
+
+
+@pytest.mark.parametrize("sizes", ["[-1]", "[Infinity]", '["a"]', "3"])
+def test_a_head_that_makes_no_sense_is_no_frame(sizes):
+    here, there = socket.socketpair()
+    with here, there:
+        head = f'{{"note": {{}}, "sizes": {sizes}}}'.encode()
+        here.sendall(len(head).to_bytes(8, "little") + head)
+        with pytest.raises(EOFError):
+            frames.receive(there)
 
 
 def test_the_shim_waits_for_a_worker_and_says_when_it_ends_over_an_order(place):
@@ -166,6 +283,9 @@ def test_the_shim_waits_for_a_worker_and_says_when_it_ends_over_an_order(place):
                 frames.send(first, {}, [order.upper()])
             second, _ = door.accept()
             second.close()
+            third, _ = door.accept()
+            with third:
+                frames.send(third, {}, [b"too large"])  # without having read it
 
     worker = threading.Thread(target=work)
     with pytest.raises(ConnectionError, match="there is no worker"):
@@ -174,4 +294,5 @@ def test_the_shim_waits_for_a_worker_and_says_when_it_ends_over_an_order(place):
     assert apps.ask_worker(str(path), b"order", wait=10) == b"ORDER"
     with pytest.raises(ConnectionError, match="ended over the order"):
         apps.ask_worker(str(path), b"order", wait=10)
+    assert apps.ask_worker(str(path), bytes(1 << 22), wait=10) == b"too large"
     worker.join()

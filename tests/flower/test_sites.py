@@ -3,9 +3,11 @@
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,15 @@ import torch
 
 from potluck.engine.base import Answer, Examination, Failure, Request, Stamp
 from potluck.engine.flower import frames, wire
-from potluck.engine.flower.server import open_folder, play
+from potluck.engine.flower.server import key_register, open_folder, play
 from potluck.engine.flower.site import SENT, Site, kept_secret, site_data, welcome
+from potluck.engine.flower.worker import answer_one
+from potluck.engine.local import LocalEngine
+from potluck.engine.rounds import Rounds
 from potluck.errors import ConfigError, DataError, MessageError, PotluckError, RunError
 from potluck.message import Message
+from potluck.record import write_json
+from potluck.rehearsal import rehearse
 from potluck.runs import Watcher, resume, run
 from potluck.state import Report
 
@@ -38,17 +45,28 @@ class Courier:
         self.sites = {number: make_site(client, home, **options) for number, client in enumerate(sites.IDS)}
         self.lose = lose
         self.carried = []
+        self.shown = {}
+        self.tamper = lambda order, answer: answer
 
     def nodes(self):
         return list(self.sites)
 
-    def exchange(self, letters, timeout):
-        return [self._answer(node, data) for node, data in letters]
+    def keys(self):
+        return self.shown
+
+    def exchange(self, letters, timeout, most):
+        answers = [self._answer(node, data) for node, data in letters]
+        return [
+            answer
+            if isinstance(answer, str) or len(answer) <= limit
+            else frames.too_large("its reply", len(answer), limit)
+            for answer, limit in zip(answers, most, strict=True)
+        ]
 
     def _answer(self, node, data):
         order = wire.unpack_order(data)
         self.carried.append(order)
-        answer = self.sites[node].answer(data)
+        answer = self.tamper(order, self.sites[node].answer(data))
         return self.lose(order) or answer
 
 
@@ -111,6 +129,104 @@ def test_sites_that_start_again_between_two_rounds_go_on_where_they_were(tmp_pat
     play(sites.federated(method), courier, open_folder(tmp_path / "run"))
     run(sites.simulated(method), out=tmp_path / "serial")
     assert sites.log(tmp_path / "run") == sites.log(tmp_path / "serial")
+
+
+@pytest.mark.parametrize("method", ["fedmrl", "fedproto", "fedin", "fedre", "fedgh", "fedallrep"])
+def test_the_largest_legal_message_is_known_and_no_honest_one_is_larger(tmp_path, method):
+    found = make_site("0", tmp_path)
+    enrol(found, method)
+    world, live = found.resident.world, found.resident.live
+    rounds = Rounds(world, LocalEngine(world))
+    downs = [found.resident.performer.largest_down(live)]
+    for exchange in rehearse(world, "0"):
+        assert (
+            exchange.up.nbytes <= rounds.largest_reply("0", exchange.steps) <= 4 * exchange.up.nbytes + 4096
+        )
+        downs.append(exchange.down.nbytes)
+    assert max(downs) == downs[0]
+
+
+WRONG_UPLOADS = {
+    "shape": (lambda tensors: {name: value.reshape(-1) for name, value in tensors.items()}, "has shape"),
+    "nan": (lambda tensors: {name: value * torch.nan for name, value in tensors.items()}, "is not finite"),
+    "extra": (lambda tensors: tensors | {"spy": torch.zeros(1)}, "tensor 'spy' is not declared"),
+    "type": (
+        lambda tensors: {name: value.long() for name, value in tensors.items()},
+        "declared floating point",
+    ),
+    "size": (lambda tensors: tensors | {"spy": torch.zeros(1 << 20)}, "bytes, at most"),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG_UPLOADS)
+def test_an_upload_that_breaks_the_contract_is_refused_and_the_round_goes_on(tmp_path, fault):
+    change, sentence = WRONG_UPLOADS[fault]
+
+    def tamper(order, data):
+        if not (isinstance(order, Request) and (order.client, order.stamp.round) == ("1", 1)):
+            return data
+        answer = wire.unpack_reply(data)
+        return wire.pack_reply(replace(answer, up=Message(change(dict(answer.up)))))
+
+    notices, watcher, courier = [], Watcher(), Courier(tmp_path)
+    watcher.notice, courier.tamper = notices.append, tamper
+    method = {"name": "fedmrl", "d1": 8}
+    play(sites.federated(method), courier, open_folder(tmp_path / "run"), watcher)
+    (told,) = [notice for notice in notices if "goes on without" in notice]
+    assert told.startswith("round 1 goes on without client 1: client 1")
+    assert sentence in told
+    assert sites.log(tmp_path / "run") == sites.serial(method, tmp_path / "serial", away={("1", 1)})
+
+
+KEYS = {number: f"SHA256:{number}" for number in range(4)}
+
+
+def test_a_client_id_belongs_to_the_key_it_came_with_first(tmp_path):
+    courier, notices, watcher = Courier(tmp_path), [], Watcher()
+    courier.shown, watcher.notice = KEYS, notices.append
+    folder = open_folder(tmp_path / "run")
+
+    def intrude(order):
+        if isinstance(order, Examination) and order.stamp.round == 1:
+            courier.sites[3] = make_site("1", tmp_path / "elsewhere")
+
+    courier.lose = intrude
+    play(sites.federated("local"), courier, folder, watcher, keys={})
+    known = {client: KEYS[number] for number, client in enumerate(sites.IDS)}
+    assert json.loads((folder / "federation.json").read_text())["keys"] == known
+    assert (
+        "node 3 was not taken in: client 1: the key of its node, SHA256:3, is not its own, SHA256:1"
+        in notices
+    )
+    assert {order.client for order in courier.carried if isinstance(order, Request)} == set(sites.IDS)
+
+
+@pytest.mark.parametrize(
+    ("shown", "keys", "sentence"),
+    [
+        ({}, {}, "client 0: its node has shown no key"),
+        (
+            dict.fromkeys(range(3), "SHA256:0"),
+            {},
+            "client 1: the key of its node, SHA256:0, is that of client 0",
+        ),
+        (KEYS, {"2": "SHA256:9"}, "client 2: the key of its node, SHA256:2, is not its own, SHA256:9"),
+    ],
+)
+def test_a_client_with_another_key_does_not_join(tmp_path, shown, keys, sentence):
+    courier = Courier(tmp_path)
+    courier.shown = shown
+    settings = {"engine": {"device": "cpu", "patience": 0.1}}
+    with pytest.raises(RunError, match=sentence):
+        play(sites.federated("local", **settings), courier, open_folder(tmp_path / "run"), keys=keys)
+
+
+def test_a_key_is_kept_when_the_server_starts_again(tmp_path):
+    folder = open_folder(tmp_path / "run")
+    write_json(folder / "federation.json", {"run": RUN, "starts": 1})
+    assert key_register(folder, {}).refuse("0", "SHA256:0") == ""
+    assert "is not its own" in key_register(folder, {}).refuse("0", "SHA256:1")
+    assert key_register(folder, {"0": "SHA256:1"}).refuse("0", "SHA256:1") == ""  # by the operator's hand
 
 
 def test_settings_of_a_run_cannot_change_and_a_finished_one_is_left_alone(tmp_path):
@@ -252,6 +368,59 @@ def test_a_message_that_breaks_the_contract_touches_nothing(site, down, change, 
     assert wrong.reason.startswith("client 0")
     assert reason in wrong.reason
     assert site.resident.record.work is None
+
+
+def test_nothing_larger_than_a_legal_order_is_read(site, down, tmp_path):
+    most = site.most_bytes
+    assert (
+        len(wire.pack_order(request(down))) <= site.resident.most_bytes <= most == wire.LARGEST_INTRODUCTION
+    )
+    big = make_site("0", tmp_path)
+    enrol(big)
+    assert big.most_bytes == most  # a worker that was started again knows it before it hears of the run
+    here, there = socket.socketpair()
+    with here, there:
+        head = json.dumps({"note": {}, "sizes": [most + 1]}).encode()
+        here.sendall(len(head).to_bytes(8, "little") + head)
+        answer_one(site, there)
+        _, (reply,) = frames.receive(here)
+    sentence = f"client 0: an order has {most + 1:,} bytes, at most {most:,} are allowed"
+    assert wire.unpack_reply(reply).reason == sentence
+
+
+def test_a_run_that_has_changed_since_it_was_joined_is_refused(site, tmp_path):
+    reason = enrol(make_site("0", tmp_path), d1=4).reason
+    assert reason == f"client 0: run {RUN} is not as it was when this site joined it; start a new run"
+
+
+def head_of(site):
+    state = site.resident.live["model"].module.head.state_dict()
+    return Message({"head": {name: value.clone() for name, value in state.items()}})
+
+
+def private_site(home):
+    found = Site("0", sites.builder("0"), sites.loader("0"), home / "0")
+    enrol(found, "fedre")
+    return found
+
+
+def test_a_round_that_is_begun_anew_has_other_private_noise_and_a_repeated_one_the_stored_reply(tmp_path):
+    found = private_site(tmp_path)
+    down = head_of(found)
+    first = ask(found, request(down))
+    assert same(first, ask(found, request(down)))
+    again = ask(found, request(down, attempt=2))
+    assert not torch.equal(first.up["label"], again.up["label"])
+    restarted = ask(private_site(tmp_path), request(down, attempt=1, incarnation=1))  # as the server likes
+    labels = [one.up["label"] for one in (first, again, restarted)]
+    assert not any(torch.equal(labels[2], label) for label in labels[:2])
+
+
+def test_noise_from_the_seed_is_the_simulations_in_every_attempt(tmp_path):
+    found = make_site("0", tmp_path)
+    enrol(found, "fedre")
+    down = head_of(found)
+    assert same(ask(found, request(down)), ask(found, request(down, attempt=2)))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from potluck.message import (
     check,
     declared_scalars,
     evaluate,
+    largest_size,
+    numbers,
     shapes_below,
     state_of,
     tensor,
@@ -441,3 +443,23 @@ class TestPartOfAPart:
 def test_fields_are_values():
     assert tensor("C", "x") == Field("x", shape="C")
     assert state_of("m", "x", partial=True) == Field("x", like="m", partial=True)
+
+
+def test_the_largest_size_follows_from_the_contract() -> None:
+    contract = {
+        "means": tensor("k<=C, d", "at most one a class"),
+        "classes": numbers("k", "which", below="C"),
+        "head": state_of("head", "a part"),
+    }
+    shapes = {"head": {"weight": (10, 4), "bias": (10,)}}
+    most = largest_size(contract, {"C": 10, "d": 4}, shapes.get)
+    content = {
+        "means": torch.zeros(10, 4),
+        "classes": torch.zeros(10, dtype=torch.int64),
+        "head": {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes["head"].items()},
+    }
+    real = Message(content)
+    check(real, contract, {"C": 10, "d": 4}, shapes.get, "client 0")
+    assert most == real.nbytes
+    assert largest_size(contract, {"C": 10, "d": 4}, lambda part: None) is None
+    assert largest_size({"rows": tensor("n, d", "open")}, {"d": 4}, shapes.get) is None

@@ -11,6 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from potluck.engine.flower.site import enrolment
+from potluck.engine.flower.wire import told_at_enrolment
 from potluck.errors import ConfigError, PinError
 from potluck.message import Message
 from potluck.method import method_names
@@ -395,8 +397,9 @@ def test_options_left_open_still_do_not_widen_what_leaves() -> None:
 
 
 def test_the_rehearsal_is_shown_tensor_by_tensor() -> None:
-    agreement, exchanges = propose(bench("fedproto").world(), "0")
-    entry = rehearsal_entry(agreement, exchanges)
+    world = bench("fedproto").world()
+    agreement, exchanges = propose(world, "0")
+    entry = rehearsal_entry(agreement, exchanges, told_at_enrolment(enrolment(world, "0")))
     assert json.loads(json.dumps(entry)) == entry
     assert [(line["step"], line["name"], line["shape"], line["bytes"]) for line in entry["leaves"]] == [
         ("train", "classes", [3], 24),
@@ -406,4 +409,9 @@ def test_the_rehearsal_is_shown_tensor_by_tensor() -> None:
     sheet = rehearsal_sheet(entry, "client 0")
     assert sheet.rows[2] == ("train", "prototypes", "(3, 64)", "float32", "192", "768 B")
     assert "198 scalars, 1." in sheet.notes[0]
-    assert "samples, task, width" in sheet.notes[1]
+    told = entry["enrolment"]
+    assert set(told["extra"]) | {"samples", "task"} == set(agreement.card)
+    assert told["samples"] == world.samples("0")
+    parts = ", ".join(f"{part} {number}" for part, number in world.samples("0").items())
+    assert f"client 0; samples ({parts}); task (kind classification, classes" in sheet.notes[1]
+    assert all(f"; {name} {value}" in sheet.notes[1] for name, value in told["extra"].items())

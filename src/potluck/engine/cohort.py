@@ -19,6 +19,18 @@ from potluck.replies import Replies
 from potluck.server import Server
 
 
+def known_shapes(method: Method, server: Server, card: Card) -> Callable[[str], Shapes | None]:
+    """The tensors of a client's parts as the server knows them: from its card, else from its own state."""
+
+    def shapes(part: str) -> Shapes | None:
+        known = method.expected(card, part)
+        if known is None and part in server and server[part].module is not None:
+            return shapes_of(server[part].wire())
+        return known
+
+    return shapes
+
+
 class Cohort:
     """The sampled clients. One that fails, is refused or stays away is out for the rest of the round."""
 
@@ -121,12 +133,7 @@ class Cohort:
         def symbols() -> dict[str, int]:
             return self.method.symbols(card)
 
-        def shapes(part: str) -> Shapes | None:
-            known = self.method.expected(card, part)
-            if known is None and part in self.server and self.server[part].module is not None:
-                return shapes_of(self.server[part].wire())
-            return known
-
+        shapes = known_shapes(self.method, self.server, card)
         self.gate.check(message, contract, symbols, shapes, (f"client {client}", *what))
 
     def _sound(self, answers: Sequence[Answer], contract: Contract) -> dict[ClientId, bool]:

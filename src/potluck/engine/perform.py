@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
 from potluck.client import Card, Client
 from potluck.engine.base import Answer, Examination, Request
 from potluck.evaluate import measure
-from potluck.message import Contract, Gate, Message, Shapes
+from potluck.message import Contract, Gate, Message, Shapes, largest_size
 from potluck.method import CardField, Method
 from potluck.models import Model
 from potluck.state import Moments
@@ -64,14 +64,24 @@ class Performer:
         who = (f"client {client.id}", f"step {'+'.join(steps)}")
         self._pass(client, message, self.method.sent_by(steps), who)
 
+    def largest_down(self, client: Client) -> int | None:
+        """The most bytes a message to this client can rightly have, None where the contract leaves that open."""
+        symbols = self.method.symbols(client_card(client, self.method.card_fields))
+        steps = (*self.method.steps(), "evaluate")
+        sizes = [largest_size(self.method.down_contract(step), symbols, _shapes(client)) for step in steps]
+        known = [size for size in sizes if size is not None]
+        return max(known) if len(known) == len(sizes) else None
+
     def _pass(self, client: Client, message: Message, contract: Contract, who: tuple[str, ...]) -> None:
         def symbols() -> dict[str, int]:
             return self.method.symbols(client_card(client, self.method.card_fields))
 
-        def shapes(part: str) -> Shapes | None:
-            return shapes_of(client[part].wire()) if part in client else None
+        self.gate.check(message, contract, symbols, _shapes(client), who)
 
-        self.gate.check(message, contract, symbols, shapes, who)
+
+def _shapes(client: Client) -> Callable[[str], Shapes | None]:
+    """The tensors of a client's parts."""
+    return lambda part: shapes_of(client[part].wire()) if part in client else None
 
 
 def client_card(client: Client, fields: tuple[CardField, ...]) -> Card:

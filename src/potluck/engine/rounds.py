@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from potluck.client import ClientId
 from potluck.engine.base import Engine, Stamp
-from potluck.engine.cohort import Cohort
+from potluck.engine.cohort import Cohort, known_shapes
 from potluck.ledger import Ledger
-from potluck.message import Gate
+from potluck.message import Gate, largest_size
 from potluck.server import Server
 from potluck.world import World
 
@@ -27,6 +27,13 @@ class Rounds:
         """Where a request to a client belongs."""
         return Stamp(
             self.name, round_, attempt, exchange, self.accepted.get(client, 0), incarnation=self.incarnation
+        )
+
+    def largest_reply(self, client: ClientId, steps: tuple[str, ...]) -> int | None:
+        """The most bytes a client can rightly send for these steps, None where the contract does not say."""
+        method, card = self.world.method, self.server.cards[client]
+        return largest_size(
+            method.sent_by(steps), method.symbols(card), known_shapes(method, self.server, card)
         )
 
     def play(

@@ -33,6 +33,7 @@ class DurableRecord(Record):
         self.base: State | None = None
         self.round = self.incarnation = 0
         self.spent: tuple[int, int] = (0, 0)  # a round, and the bytes that left in all attempts at it
+        self.tried: tuple[int, int] = (0, 0)  # a round, and how often it was begun here
         self._base_file = self._work_file = ""
         self._work: Work | None = None
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -61,6 +62,14 @@ class DurableRecord(Record):
         """Make ready for an exchange of a server that is not older than this client."""
         self._follow(stamp)
         return super().open(stamp)
+
+    def attempt(self, round_: int) -> int:
+        """Which of the attempts at a round this is, counted here: what the server counts is its word alone."""
+        before, number = self.tried
+        if self._work is None:
+            number = number + 1 if before == round_ else 1
+        self.tried = round_, number
+        return number
 
     def current(self, stamp: Stamp) -> State | None:
         """The state to examine."""
@@ -102,6 +111,7 @@ class DurableRecord(Record):
             "round": self.round,
             "incarnation": self.incarnation,
             "spent": self.spent,
+            "tried": self.tried,
             "work": about,
         }
         write_whole(self.folder / MANIFEST, json.dumps(manifest).encode())
@@ -114,6 +124,7 @@ class DurableRecord(Record):
             self._base_file, self.round = str(manifest["base"]), int(manifest["round"])
             self.incarnation = int(manifest["incarnation"])
             self.spent = int(manifest["spent"][0]), int(manifest["spent"][1])
+            self.tried = int(manifest["tried"][0]), int(manifest["tried"][1])
             if self._base_file:
                 self.base = read(self.folder / self._base_file)
             self._work = self._loaded_work(manifest["work"])

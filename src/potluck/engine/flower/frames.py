@@ -17,6 +17,15 @@ Node = int
 Letter = tuple[Node, bytes]
 
 
+class TooLarge(Exception):
+    """A frame that is larger than its receiver takes; nothing of its pieces has been read."""
+
+
+def too_large(what: str, size: int, most: int) -> str:
+    """One sentence about something that is refused for its size."""
+    return f"{what} has {size:,} bytes, at most {most:,} are allowed"
+
+
 def send(channel: socket.socket, note: Mapping[str, Any], pieces: Sequence[bytes] = ()) -> None:
     """Send a note and pieces of bytes."""
     head = json.dumps({"note": note, "sizes": [len(piece) for piece in pieces]}).encode()
@@ -25,16 +34,25 @@ def send(channel: socket.socket, note: Mapping[str, Any], pieces: Sequence[bytes
         channel.sendall(piece)
 
 
-def receive(channel: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
-    """The next frame; `EOFError` when the other side is gone or does not speak in frames."""
+def receive(
+    channel: socket.socket, most: int | None = None, what: str = "a frame"
+) -> tuple[dict[str, Any], list[bytes]]:
+    """The next frame; `EOFError` when the other side is gone or does not speak in frames.
+
+    Pieces of more than `most` bytes together are `TooLarge`, before there is memory for them.
+    """
     length = int.from_bytes(_read(channel, LENGTH), "little")
     if length > LONGEST_HEAD:
         raise EOFError(f"a head of {length} bytes is no frame")
     try:
         head = json.loads(_read(channel, length))
         note, sizes = dict(head["note"]), [int(size) for size in head["sizes"]]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise EOFError(f"no frame: {error}") from error
+    if min(sizes, default=0) < 0:
+        raise EOFError("no frame: a piece of a negative size")
+    if most is not None and sum(sizes) > most:
+        raise TooLarge(too_large(what, sum(sizes), most))
     return note, [_read(channel, size) for size in sizes]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from potluck.engine.flower.processes import (
     Process,
     Security,
+    check_server,
     free_port,
     require_files,
     require_flower,
@@ -95,6 +96,8 @@ class Watched:
 def join(joining: Joining, notice: Callable[[str], None]) -> None:
     """Take part until this is interrupted."""
     joining.check()
+    if joining.only != "worker":
+        check_server(joining.server, joining.security)
     joining.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     flower, port = joining.home / "flower", free_port()
     flower.mkdir(exist_ok=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -27,6 +29,8 @@ NAME = "potluck"
 START = 120.0  # seconds Flower's processes have to start
 SLACK = 60.0  # seconds beyond an exchange's deadline after which the relay is given up
 GRACE = 10.0  # seconds a process has to end by itself
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+FLOWER_ERROR = re.compile(r"^ERROR\s*:\s*(.+(?:\n.+)*)", re.MULTILINE)  # up to the next empty line
 APP = f"""\
 [project]
 name = "potluck-relay"
@@ -55,6 +59,7 @@ class Security:
     key: Path | None = None
     node_key: Path | None = None  # a node's private key
     node_keys: bool = False  # the server takes in only nodes whose key was registered
+    client_keys: Path | None = None  # a folder with the public key of every client
 
     def check(self, address: str, needed: Sequence[str]) -> None:
         """Refuse plain text beyond this machine, and options that are named in part."""
@@ -116,6 +121,28 @@ def is_open(address: str) -> bool:
     return True
 
 
+def check_server(address: str, security: Security) -> None:
+    """Refuse a server that speaks otherwise than this site, or that it cannot trust; an absent one may come yet."""
+    host, port = split_address(address)
+    trust = ssl.create_default_context(cafile=security.ca)
+    if security.plain:
+        trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
+    try:
+        with socket.create_connection((host, port), GRACE) as channel:
+            trust.wrap_socket(channel, server_hostname=host).close()
+    except ssl.SSLCertVerificationError as error:
+        told = f"the certificate of {address} is not to be trusted: {error.verify_message}"
+        raise ConfigError(f"{told}; is {security.ca} of its authority?") from error
+    except ssl.SSLError as error:
+        if not security.plain:
+            raise ConfigError(f"{address} does not speak TLS, this site asks for it with --ca") from error
+        return
+    except OSError:
+        return
+    if security.plain:
+        raise ConfigError(f"{address} speaks TLS, this site would speak in plain text; give --ca")
+
+
 def require_flower() -> None:
     """One sentence where the extra is not installed."""
     if find_spec("flwr") is None:
@@ -151,6 +178,7 @@ class Process:
     ) -> None:
         self.name, self.log = Path(words[0]).name, log
         with log.open("ab") as file:
+            self._begins = file.tell()
             self.popen = subprocess.Popen(
                 words,
                 stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
@@ -166,17 +194,23 @@ class Process:
         return self.popen.poll() is None
 
     def tail(self) -> str:
-        """The last line it wrote."""
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        return lines[-1].strip() if lines else "it wrote nothing"
+        """What it said in the end: its last error of Flower's kind, else its last line."""
+        said = COLOURS.sub("", self.log.read_bytes()[self._begins :].decode(errors="replace"))
+        errors = FLOWER_ERROR.findall(said)
+        lines = [errors[-1] if errors else line for line in said.splitlines() if line.strip()]
+        return " ".join(lines[-1].split()) if lines else "it wrote nothing"
+
+    def wait(self) -> None:
+        """Give it time to end by itself."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(GRACE)
 
     def end(self) -> None:
         """End it and what it started: politely, then not."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.popen.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.popen.wait(GRACE)
+            self.wait()
         if self.popen.stdin is not None:
             self.popen.stdin.close()
 
@@ -226,26 +260,33 @@ class Relay:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
+        self._keys: dict[Node, str] = {}
 
     def nodes(self) -> list[Node]:
         """Who is there now."""
-        note, _ = self._ask({"ask": "nodes"}, (), SLACK)
-        return [int(node) for node in note["nodes"]]
+        note, _ = self._ask({"ask": "nodes"}, (), SLACK, 0)
+        self._keys = {int(node): str(key) for node, key in zip(note["nodes"], note["keys"], strict=True)}
+        return list(self._keys)
 
-    def exchange(self, letters: Sequence[Letter], timeout: float) -> list[bytes | str]:
-        """The answer to every letter, in order; a sentence where none came in time."""
-        note = {"ask": "exchange", "to": [node for node, _ in letters], "timeout": timeout}
-        told, answers = self._ask(note, [data for _, data in letters], timeout + SLACK)
+    def keys(self) -> Mapping[Node, str]:
+        """The keys of those who were there when `nodes` was asked last: the SuperLink has checked them."""
+        return self._keys
+
+    def exchange(self, letters: Sequence[Letter], timeout: float, most: Sequence[int]) -> list[bytes | str]:
+        """The answer to every letter, in order; a sentence where none came in time, or one that is too large."""
+        to = [node for node, _ in letters]
+        note = {"ask": "exchange", "to": to, "timeout": timeout, "most": list(most)}
+        told, answers = self._ask(note, [data for _, data in letters], timeout + SLACK, sum(most))
         return [failure or answer for failure, answer in zip(told["failures"], answers, strict=True)]
 
     def _ask(
-        self, note: Mapping[str, Any], pieces: Sequence[bytes], timeout: float
+        self, note: Mapping[str, Any], pieces: Sequence[bytes], timeout: float, most: int
     ) -> tuple[dict[str, Any], list[bytes]]:
         self._channel.settimeout(timeout)
         try:
             frames.send(self._channel, note, pieces)
-            return frames.receive(self._channel)
-        except (EOFError, OSError) as error:
+            return frames.receive(self._channel, most)
+        except (EOFError, OSError, frames.TooLarge) as error:
             raise RunError(f"the connection to Flower is lost ({error}); the same command goes on") from error
 
 
@@ -255,13 +296,15 @@ def relaying(address: str, security: Security, home: Path, notice: Callable[[str
     require_flower()
     home.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
+        _name_superlink(address, security, home)
         if is_open(address):
             notice(f"a SuperLink is at {address} already: it is used, and left running")
         else:
             stack.callback(start_superlink(address, security, home).end)
+            _register(security, home)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="potluck-")))
         door = stack.enter_context(frames.listening(folder / "serve"))
-        log = _submit(address, security, home, folder / "serve")
+        log = _submit(home, folder / "serve")
         door.settimeout(START)
         try:
             channel, _ = door.accept()
@@ -271,22 +314,37 @@ def relaying(address: str, security: Security, home: Path, notice: Callable[[str
         yield Relay(channel)
 
 
-def _submit(address: str, security: Security, home: Path, path: Path) -> Path:
-    """Have Flower start the relay."""
-    app = home / "potluck-relay"
-    app.mkdir(exist_ok=True)
-    (app / "pyproject.toml").write_text(APP)
+def _name_superlink(address: str, security: Security, home: Path) -> None:
+    """Write down where Flower's commands find the SuperLink."""
     trust = "insecure = true"
     if security.ca is not None:
         trust = f'root-certificates = "{security.ca.resolve()}"'
     (home / "config.toml").write_text(f'[superlink.{NAME}]\naddress = "{from_here(address)}"\n{trust}\n')
-    words = [program("flwr"), "run", str(app), NAME, "--run-config", f'socket="{path}"']
-    log = home / "run.log"
-    submitted = Process(words, log, environment(home))
-    try:
-        submitted.popen.wait(START)
-    except subprocess.TimeoutExpired:
-        submitted.end()
-    if submitted.popen.returncode != 0:
-        raise RunError(f"Flower does not take the run: {submitted.tail()} (see {log})")
+
+
+def _register(security: Security, home: Path) -> None:
+    """Make the clients' keys known to a SuperLink that has just been started."""
+    if security.client_keys is None or not security.node_keys:
+        return
+    for key in sorted(security.client_keys.glob("*.pub")):
+        _command(["supernode", "register", str(key), NAME], home / "keys.log", f"the key {key}", home)
+
+
+def _submit(home: Path, path: Path) -> Path:
+    """Have Flower start the relay."""
+    app, log = home / "potluck-relay", home / "run.log"
+    app.mkdir(exist_ok=True)
+    (app / "pyproject.toml").write_text(APP)
+    _command(["run", str(app), NAME, "--run-config", f'socket="{path}"'], log, "the run", home)
     return log
+
+
+def _command(words: Sequence[str], log: Path, what: str, home: Path) -> None:
+    """One of Flower's commands, which takes something; one sentence if it does not."""
+    process = Process([program("flwr"), *words], log, environment(home))
+    try:
+        process.popen.wait(START)
+    except subprocess.TimeoutExpired:
+        process.end()
+    if process.popen.returncode != 0:
+        raise RunError(f"Flower does not take {what}: {process.tail()} (see {log})")

@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -21,9 +21,17 @@ from potluck.data.federation import PARTS, ClientSplit
 from potluck.engine.base import Answer, Engine, Examination, Failure, Outcome, Request
 from potluck.engine.flower.frames import Letter, Node
 from potluck.engine.flower.site import welcome
-from potluck.engine.flower.wire import Enrolment, Hello, pack_order, pack_reply, unpack_reply
+from potluck.engine.flower.wire import (
+    LARGEST_INTRODUCTION,
+    Enrolment,
+    Hello,
+    most_bytes,
+    pack_order,
+    pack_reply,
+    unpack_reply,
+)
 from potluck.errors import ConfigError, MessageError, RunError
-from potluck.experiment import Experiment, Sites
+from potluck.experiment import EngineSettings, Experiment, Sites
 from potluck.message import Shapes
 from potluck.method import find_method
 from potluck.record import RunFolder, read_json, write_json
@@ -43,8 +51,40 @@ class Courier(Protocol):
     def nodes(self) -> list[Node]:
         """Who is there now."""
 
-    def exchange(self, letters: Sequence[Letter], timeout: float) -> list[bytes | str]:
-        """The answer to every letter, in order; a sentence where none came in time."""
+    def keys(self) -> Mapping[Node, str]:
+        """The key each of them has shown to Flower, as a fingerprint."""
+
+    def exchange(self, letters: Sequence[Letter], timeout: float, most: Sequence[int]) -> list[bytes | str]:
+        """The answer to every letter, in order; a sentence where none came in time, or one of more bytes than
+        `most` says for it, which is not read.
+        """
+
+
+class KeyRegister:
+    """Which key a client id belongs to: the one it is known by, or the one that came with it first.
+
+    `keep` writes a new entry down, before the client is taken in.
+    """
+
+    def __init__(
+        self,
+        known: Mapping[ClientId, str],
+        keep: Callable[[Mapping[ClientId, str]], None] = lambda keys: None,
+    ) -> None:
+        self.known, self._keep = dict(known), keep
+
+    def refuse(self, client: ClientId, key: str) -> str:
+        """One sentence if a client may not come with a key; else it belongs to that from now on."""
+        if not key:
+            return f"client {client}: its node has shown no key"
+        owner = next((other for other, own in self.known.items() if own == key), client)
+        if owner != client:
+            return f"client {client}: the key of its node, {key}, is that of client {owner}"
+        if client not in self.known:
+            self.known[client] = key
+            self._keep(self.known)
+        own = self.known[client]
+        return "" if own == key else f"client {client}: the key of its node, {key}, is not its own, {own}"
 
 
 class EnrolledWorld(World):
@@ -155,15 +195,19 @@ class FlowerEngine(Engine):
     def __init__(
         self,
         courier: Courier,
-        experiment: Experiment,
-        run: str,
+        ids: Sequence[ClientId],
+        settings: EngineSettings,
+        fields: Iterable[str],
+        welcome: Mapping[str, Any],
         notice: Callable[[str], None] = lambda sentence: None,
+        keys: KeyRegister | None = None,
     ) -> None:
-        self.courier, self.notice = courier, notice
-        self.ids, self.settings = _sites(experiment).sites, experiment.engine
-        self.device = experiment.engine.torch_device()
-        self.fields = set(find_method(experiment.method.name).card_fields)
-        self.hello = pack_order(Hello(welcome(experiment, run)))
+        """`fields` are those of every client's card; with `keys` a client comes with its own node key alone."""
+        self.courier, self.notice, self.keys = courier, notice, keys
+        self.ids, self.settings, self.fields = tuple(ids), settings, set(fields)
+        self.device = settings.torch_device()
+        self.hello = pack_order(Hello(welcome))
+        self.largest: Callable[[ClientId, tuple[str, ...]], int | None] = lambda client, steps: None
         self.enrolled: dict[ClientId, Enrolment] = {}
         self.homes: dict[ClientId, Node] = {}
         self.sent = self.received = 0  # bytes, envelopes included
@@ -213,16 +257,23 @@ class FlowerEngine(Engine):
         there = self.courier.nodes()
         self._meet(there)
         letters: dict[ClientId, Letter] = {}
+        most: list[int] = []
         for order in orders:
             node = self.homes.get(order.client)
             if node in there:
                 letters[order.client] = node, pack_order(order)
-        answers = dict(zip(letters, self._carry(list(letters.values())), strict=True))
+                most.append(self._most(order))
+        carried = self._carry(list(letters.values()), most, self.settings.deadline)
+        answers = dict(zip(letters, carried, strict=True))
         absent = "it is not connected"
         return [self._outcome(order, answers.get(order.client, absent)) for order in orders]
 
-    def _carry(self, letters: list[Letter], timeout: float | None = None) -> list[bytes | str]:
-        answers = self.courier.exchange(letters, timeout or self.settings.deadline) if letters else []
+    def _most(self, order: Request | Examination) -> int:
+        """The most bytes the answer to an order can rightly have; examinations are answered with numbers alone."""
+        return most_bytes(self.largest(order.client, order.steps) if isinstance(order, Request) else 0)
+
+    def _carry(self, letters: list[Letter], most: Sequence[int], timeout: float) -> list[bytes | str]:
+        answers = self.courier.exchange(letters, timeout, most) if letters else []
         self.sent += sum(len(data) for _, data in letters)
         self.received += sum(len(answer) for answer in answers if isinstance(answer, bytes))
         return answers
@@ -239,7 +290,8 @@ class FlowerEngine(Engine):
         if isinstance(reply, Answer) and reply.client == order.client:
             return self._sound(order, reply)
         if isinstance(reply, Failure):
-            return Failure(order.client, reply.reason)
+            named = reply.reason.startswith(who)
+            return Failure(order.client, reply.reason if named else f"{who}: {reply.reason}")
         return Failure(order.client, f"{who}: its reply is none to what was asked")
 
     def _sound(self, order: Request | Examination, reply: Answer) -> Outcome:
@@ -258,12 +310,14 @@ class FlowerEngine(Engine):
     def _meet(self, there: Sequence[Node]) -> None:
         """Have nodes that are new introduce their clients; one that came back has a new node."""
         new = [node for node in there if node not in self._met and self._tries.get(node, 0) < TRIES]
-        answers = self._carry([(node, self.hello) for node in new], min(HELLO, self.settings.deadline))
+        letters = [(node, self.hello) for node in new]
+        most = [LARGEST_INTRODUCTION] * len(new)
+        answers = self._carry(letters, most, min(HELLO, self.settings.deadline))
         for node, answer in zip(new, answers, strict=True):
             self._tries[node] = self._tries.get(node, 0) + 1
             refusal = self._enrol(node, answer)
             if refusal and self._refusals.get(node) != refusal:
-                self.notice(f"a node was not taken in: {refusal}")
+                self.notice(f"node {node} was not taken in: {refusal}")
                 self._refusals[node] = refusal
 
     def _enrol(self, node: Node, answer: bytes | str) -> str:
@@ -276,11 +330,16 @@ class FlowerEngine(Engine):
             return str(error)
         if isinstance(reply, Failure):
             return reply.reason
-        if not isinstance(reply, Enrolment) or reply.card.client not in self.ids:
-            return "it is none of the experiment's clients"
+        if not isinstance(reply, Enrolment):
+            return "it did not introduce itself"
         client = reply.card.client
+        if client not in self.ids:
+            return f"{client!r} is none of the experiment's clients"
         if set(reply.card.extra) != self.fields:
             return f"client {client}: its card tells {sorted(reply.card.extra)}, asked were {sorted(self.fields)}"
+        refusal = self.keys.refuse(client, self.courier.keys().get(node, "")) if self.keys else ""
+        if refusal:
+            return refusal
         before = self.enrolled.setdefault(client, reply)
         if pack_reply(before) != pack_reply(reply):
             return f"client {client}: it came back with another card: its data or its model have changed"
@@ -292,6 +351,26 @@ class FlowerEngine(Engine):
 
 class FederatedRun(Run):
     """A run whose clients outlive it: no client hears of a round's end before the checkpoint of it is on disk."""
+
+    @classmethod
+    def over(
+        cls,
+        engine: FlowerEngine,
+        experiment: Experiment,
+        folder: RunFolder,
+        world: World,
+        watcher: Watcher,
+        run: str,
+        incarnation: int,
+        fresh: bool,
+    ) -> Self:
+        """A run that is ready to play: from its start, or from its last checkpoint."""
+        going = cls(experiment, folder, world, watcher, engine)
+        going.rounds.name, going.rounds.incarnation = run, incarnation
+        engine.largest = going.rounds.largest_reply
+        if not fresh:
+            going.restore(going.checkpoints.load())
+        return going
 
     def _checkpoint(self) -> None:
         super()._checkpoint()
@@ -310,9 +389,16 @@ class FederatedRun(Run):
 
 
 def play(
-    experiment: Experiment, courier: Courier, folder: RunFolder, watcher: Watcher | None = None
+    experiment: Experiment,
+    courier: Courier,
+    folder: RunFolder,
+    watcher: Watcher | None = None,
+    keys: Mapping[ClientId, str] | None = None,
 ) -> RunResult:
-    """Run a federation in a folder: from the start, or on from where an earlier server ended."""
+    """Run a federation in a folder: from the start, or on from where an earlier server ended.
+
+    With `keys` every client id belongs to one node key: the one named there, else the first it comes with.
+    """
     watcher = watcher or Watcher()
     experiment = prepared(experiment)
     with folder.locked():
@@ -321,8 +407,13 @@ def play(
             _check_same(folder, experiment)
         if (folder / "summary.json").exists():
             raise RunError(f"the run in {folder.path} is finished; choose another --out")
-        run, incarnation = _begin(folder)
-        engine = FlowerEngine(courier, experiment, run, watcher.notice)
+        run, incarnation = begin(folder)
+        register = None if keys is None else key_register(folder, keys)
+        fields = find_method(experiment.method.name).card_fields
+        told = welcome(experiment, run)
+        engine = FlowerEngine(
+            courier, _sites(experiment).sites, experiment.engine, fields, told, watcher.notice, register
+        )
         world = EnrolledWorld(experiment, engine.gather())
         chosen_modes(experiment, world.method.modes)
         if world.method.open_option(world) is not None:
@@ -331,11 +422,7 @@ def play(
             )
         if fresh:
             write_start(folder, experiment, world)
-        going = FederatedRun(experiment, folder, world, watcher, engine)
-        going.rounds.name, going.rounds.incarnation = run, incarnation
-        if not fresh:
-            going.restore(going.checkpoints.load())
-        return going.play()
+        return FederatedRun.over(engine, experiment, folder, world, watcher, run, incarnation, fresh).play()
 
 
 def prepared(experiment: Experiment) -> Experiment:
@@ -363,7 +450,7 @@ def _check_same(folder: RunFolder, experiment: Experiment) -> None:
         raise RunError(f"{folder.path} is no run of a federation; choose another --out")
 
 
-def _begin(folder: RunFolder) -> tuple[str, int]:
+def begin(folder: RunFolder) -> tuple[str, int]:
     """The name of the run among all others, and how often it was started, this time included."""
     about: dict[str, Any] = {"run": secrets.token_hex(8), "starts": 0}
     if (folder / FILE).exists():
@@ -371,3 +458,12 @@ def _begin(folder: RunFolder) -> tuple[str, int]:
     about["starts"] += 1
     write_json(folder / FILE, about)
     return str(about["run"]), int(about["starts"])
+
+
+def key_register(folder: RunFolder, given: Mapping[ClientId, str]) -> KeyRegister:
+    """The register of a run's keys, kept beside its name; a key that is given by hand counts before a kept one."""
+
+    def keep(keys: Mapping[ClientId, str]) -> None:
+        write_json(folder / FILE, read_json(folder / FILE) | {"keys": dict(keys)})
+
+    return KeyRegister({**read_json(folder / FILE).get("keys", {}), **given}, keep)

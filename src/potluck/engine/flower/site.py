@@ -7,12 +7,12 @@ model and secret are its own, and so is the last word on what it agrees to.
 from __future__ import annotations
 
 import dataclasses
-import json
+import functools
 import sys
 import tempfile
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +25,15 @@ from potluck.data import DataConfig, Dataset, Split, from_arrays
 from potluck.data.federation import PARTS, ClientSplit
 from potluck.engine.base import Answer, Examination, Failure, Outcome, Request
 from potluck.engine.flower.disk import DurableRecord
-from potluck.engine.flower.wire import Enrolment, Hello, Order, pack_reply, unpack_order
+from potluck.engine.flower.wire import (
+    LARGEST_INTRODUCTION,
+    Enrolment,
+    Hello,
+    Order,
+    most_bytes,
+    pack_reply,
+    unpack_order,
+)
 from potluck.engine.perform import Performer
 from potluck.engine.transactions import Work
 from potluck.errors import (
@@ -43,7 +51,7 @@ from potluck.method import Method, MethodConfig, find_method
 from potluck.models import Model, ModelPool
 from potluck.models.builders import Entry
 from potluck.pinning import Agreement
-from potluck.record import write_whole
+from potluck.record import read_json, write_json, write_whole
 from potluck.rng import Rng, new_secret
 from potluck.world import Ground, World
 
@@ -111,7 +119,7 @@ class SiteWorld(World):
         """Every client of the federation."""
         return self.roster
 
-    @cached_property
+    @functools.cached_property
     def trainers(self) -> tuple[ClientId, ...]:
         """Every client of the federation."""
         return self.roster
@@ -244,11 +252,22 @@ class GuardedPerformer(Performer):
 
 
 class Resident:
-    """The live client of one run: it does requests as transactions that outlive the process."""
+    """The live client of one run: it does requests as transactions that outlive the process.
 
-    def __init__(self, world: SiteWorld, folder: Path, agreement: Agreed | None = None) -> None:
-        self.world, self.record = world, DurableRecord(folder)
-        self.live = world.build_client(world.client)
+    A round that is begun anew has the same batches, as the seeds say, and with `fresh` other private noise: who
+    has two messages with the same noise can subtract it.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        client: ClientId,
+        folder: Path,
+        agreement: Agreed | None = None,
+        fresh: bool = True,
+    ) -> None:
+        self.world, self.client, self.record, self.fresh = world, client, DurableRecord(folder), fresh
+        self.live = world.build_client(client)
         if agreement is not None:
             agreement.admit(world.method, self.live)
         self._initial = self.live.snapshot()
@@ -256,8 +275,12 @@ class Resident:
 
     def enrolment(self) -> Enrolment:
         """The card, and the sizes of the splits."""
-        client = self.world.client
-        return Enrolment(self.world.card(client), self.world.samples(client))
+        return enrolment(self.world, self.client)
+
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes an order of this run can rightly have."""
+        return most_bytes(self.performer.largest_down(self.live))
 
     def perform(self, request: Request) -> Answer:
         """Do the steps, unless they were done; the record is on disk when this returns."""
@@ -268,6 +291,8 @@ class Resident:
         state, counters = record.start()
         self.live.restore(self._initial if state is None else state)
         self.world.enter(self.live, at.round, counters)
+        attempt = record.attempt(at.round)
+        self.live.attempt = attempt if self.fresh else 1
         answer = self.performer.perform(self.live, request, first=record.work is None)
         record.work = Work(
             at.round,
@@ -288,8 +313,58 @@ class Resident:
         return self.performer.examine(self.live, examination)
 
 
+def enrolment(world: World, client: ClientId) -> Enrolment:
+    """What a client tells when it joins: its card, and the sizes of its splits."""
+    return Enrolment(world.card(client), world.samples(client))
+
+
+class Orders(ABC):
+    """Takes orders for one client as bytes and answers in bytes, whatever happens."""
+
+    client: ClientId
+    device: str
+
+    @abstractmethod
+    def enrol(self, offer: Mapping[str, Any]) -> Enrolment:
+        """Join a run: a new one from the start, one it knows where it was."""
+
+    @abstractmethod
+    def at(self, run: str) -> Resident:
+        """The live client of a run."""
+
+    def answer(self, data: bytes) -> bytes:
+        """Do an order; whatever happens there is something to send back."""
+        try:
+            return pack_reply(self.obey(unpack_order(data)))
+        except Exception as error:
+            if not isinstance(error, PotluckError):
+                traceback.print_exc()
+            return self.refuse(error)
+
+    def refuse(self, error: Exception) -> bytes:
+        """The reply to an order that is not done: one sentence, which the site's own log has too."""
+        print(f"refused: {error}", file=sys.stderr, flush=True)
+        told = f"{type(error).__name__}{ASIDE}"
+        if isinstance(error, PotluckError) and not isinstance(error, PRIVATE):
+            told = str(error)
+        who = f"client {self.client}"
+        return pack_reply(Failure(self.client, told if told.startswith(who) else f"{who}: {told}"))
+
+    def obey(self, order: Order) -> Outcome | Enrolment:
+        """Do an order, or raise why not."""
+        if isinstance(order, Hello):
+            return self.enrol(order.welcome)
+        resident = self.at(order.stamp.experiment)
+        if order.client != self.client:
+            raise StepFailed(f"this was meant for client {order.client}")
+        if isinstance(order, Request):
+            return resident.perform(dataclasses.replace(order, down=order.down.to(self.device)))
+        down = None if order.down is None else order.down.to(self.device)
+        return resident.examine(dataclasses.replace(order, down=down))
+
+
 @dataclasses.dataclass
-class Site:
+class Site(Orders):
     """Everything a client brings: `model` and `load` are its own, `home` is where its records are kept.
 
     `simulated` takes the secret from the experiment's seed, as a simulation does: the numbers are the same then,
@@ -306,39 +381,23 @@ class Site:
     run: str = dataclasses.field(default="", init=False)
     resident: Resident | None = dataclasses.field(default=None, init=False)
 
-    def answer(self, data: bytes) -> bytes:
-        """Do an order; whatever happens there is something to send back."""
-        try:
-            return pack_reply(self._obey(unpack_order(data)))
-        except Exception as error:
-            known = isinstance(error, PotluckError)
-            if not known:
-                traceback.print_exc()
-            print(f"refused: {error}", file=sys.stderr, flush=True)
-            told = (
-                str(error) if known and not isinstance(error, PRIVATE) else f"{type(error).__name__}{ASIDE}"
-            )
-        who = f"client {self.client}"
-        return pack_reply(Failure(self.client, told if told.startswith(who) else f"{who}: {told}"))
+    @functools.cached_property
+    def _joined(self) -> dict[str, int]:
+        """The runs it has joined, and the most bytes an order of each can have."""
+        return {file.stem: int(read_json(file)["most"]) for file in (self.home / "runs").glob("*.json")}
 
-    def _obey(self, order: Order) -> Outcome | Enrolment:
-        if isinstance(order, Hello):
-            return self._enrol(order.welcome)
-        resident = self._at(order.stamp.experiment)
-        if order.client != self.client:
-            raise StepFailed(f"this was meant for client {order.client}")
-        if isinstance(order, Request):
-            return resident.perform(dataclasses.replace(order, down=order.down.to(self.device)))
-        down = None if order.down is None else order.down.to(self.device)
-        return resident.examine(dataclasses.replace(order, down=down))
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes an order can rightly have: a welcome, or a downlink of a run it has joined."""
+        return max([LARGEST_INTRODUCTION, *self._joined.values()])
 
-    def _at(self, run: str) -> Resident:
+    def at(self, run: str) -> Resident:
         """The live client of a run; a worker that was started again joins the run it was in as it did then."""
         if self.resident is None or run != self.run:
             kept = self._welcome_file(run)
             if not kept.exists():
                 raise StepFailed("it has not joined this run yet")
-            self._enrol(json.loads(kept.read_text()))
+            self.enrol(read_json(kept)["welcome"])
         assert self.resident is not None
         return self.resident
 
@@ -347,17 +406,22 @@ class Site:
             raise ConfigError(f"{run!r} is no name of a run")
         return self.home / "runs" / f"{run}.json"
 
-    def _enrol(self, offer: Mapping[str, Any]) -> Enrolment:
+    def enrol(self, offer: Mapping[str, Any]) -> Enrolment:
         """Join a run: a new one from the start, one it knows where it was."""
         if offer.get("potluck") != __version__:
             raise ConfigError(f"the server runs potluck {offer.get('potluck')}, this site {__version__}")
         run = str(offer["run"])
         kept = self._welcome_file(run)
+        if kept.exists() and read_json(kept)["welcome"] != offer:
+            raise ConfigError(f"run {run} is not as it was when this site joined it; start a new run")
         if self.resident is None or run != self.run:
             self.resident = None
             world = self._world(dict(offer["experiment"]), run)
-            self.resident, self.run = Resident(world, kept.with_suffix(""), self.agreement), run
-            write_whole(kept, json.dumps(offer).encode())
+            folder = kept.with_suffix("")
+            self.resident = Resident(world, self.client, folder, self.agreement, fresh=not self.simulated)
+            self.run = run
+            self._joined[run] = self.resident.most_bytes
+            write_json(kept, {"welcome": offer, "most": self._joined[run]})
         return self.resident.enrolment()
 
     def _world(self, values: dict[str, Any], run: str) -> SiteWorld:

@@ -22,6 +22,10 @@ from potluck.task import Task
 
 KEY = "potluck"  # of the envelope's only entry
 LONGEST_REASON = 1000  # characters of a client's sentence that are taken
+MOST_SAMPLES = 10**8  # of a client, in each part
+LARGEST_ENVELOPE = 1 << 16  # bytes of all that goes beside the tensors of a message
+LARGEST_INTRODUCTION = 1 << 22  # bytes of a welcome, or of a card with the names of a model's tensors
+LARGEST_OPEN = 1 << 31  # bytes of a message whose size the wire contract leaves open
 LOSS_TYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -41,6 +45,11 @@ class Enrolment:
 
 
 Order = Hello | Request | Examination
+
+
+def most_bytes(message: int | None) -> int:
+    """The most bytes that may come where the largest message has so many, or its size is open."""
+    return LARGEST_OPEN if message is None else message + LARGEST_ENVELOPE
 
 
 def pack_order(order: Order) -> bytes:
@@ -68,7 +77,7 @@ def unpack_order(data: bytes) -> Order:
         if kind == "examine":
             down = None if about["bare"] else message
             return Examination(client, down, stamp, tuple(map(str, about["modes"])), str(about["on"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise MessageError(f"an order cannot be read: {type(error).__name__}: {error}") from error
     raise MessageError(f"there is no order {kind!r}")
 
@@ -78,13 +87,22 @@ def pack_reply(reply: Outcome | Enrolment) -> bytes:
     if isinstance(reply, Failure):
         return _pack(Message(), {"reply": "failure", "client": reply.client, "reason": reply.reason})
     if isinstance(reply, Enrolment):
-        card = reply.card
-        told = {"samples": dict(reply.samples), "task": card.task.to_json(), "extra": dict(card.extra)}
-        return _pack(Message(), {"reply": "card", "client": card.client, **told})
+        return _pack(Message(), {"reply": "card", **told_at_enrolment(reply)})
     report = reply.report
     numbers = {"losses": _listed(report.losses), "metrics": _listed(report.metrics)}
     about = {"reply": "answer", "client": reply.client, "steps": report.steps, **numbers}
     return _pack(reply.up, about)
+
+
+def told_at_enrolment(enrolment: Enrolment) -> dict[str, Any]:
+    """All that a client tells of itself when it joins."""
+    card, samples = enrolment.card, dict(enrolment.samples)
+    return {
+        "client": card.client,
+        "samples": samples,
+        "task": card.task.to_json(),
+        "extra": dict(card.extra),
+    }
 
 
 def unpack_reply(data: bytes) -> Outcome | Enrolment:
@@ -93,21 +111,29 @@ def unpack_reply(data: bytes) -> Outcome | Enrolment:
     try:
         kind, client = about["reply"], str(about["client"])
         if kind == "failure":
-            return Failure(client, " ".join(str(about["reason"]).split())[:LONGEST_REASON])
+            return Failure(client, _printable(about["reason"]))
         if kind == "card":
             return _enrolment(client, about)
         if kind == "answer":
-            report = Report(int(about["steps"]), _numbers(about["losses"]), _numbers(about["metrics"]))
+            if (steps := int(about["steps"])) < 0:
+                raise ValueError("a negative number of steps")
+            report = Report(steps, _numbers(about["losses"]), _numbers(about["metrics"]))
             return Answer(client, message, report)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise MessageError(f"a reply cannot be read: {type(error).__name__}: {error}") from error
     raise MessageError(f"there is no reply {kind!r}")
 
 
+def _printable(text: Any) -> str:
+    """A sentence of somebody else's, fit for a terminal."""
+    words = " ".join(str(text).split())[:LONGEST_REASON]
+    return "".join(letter if letter.isprintable() else "?" for letter in words)
+
+
 def _enrolment(client: ClientId, about: Mapping[str, Any]) -> Enrolment:
     samples = {name: int(about["samples"][name]) for name in ("train", "validation", "test")}
-    if min(samples.values()) < 0:
-        raise ValueError("a negative number of samples")
+    if not all(0 <= number <= MOST_SAMPLES for number in samples.values()):
+        raise ValueError(f"a number of samples that is not from 0 to {MOST_SAMPLES:,}")
     task = Task.from_json(about["task"])
     extra = {str(name): _told(name, value, task) for name, value in about["extra"].items()}
     return Enrolment(Card(client, samples["train"], task, extra), samples)
@@ -124,6 +150,8 @@ def _told(name: str, value: Any, task: Task) -> Any:
         if any(not 0 <= label < task.classes for label in held):
             raise ValueError(f"a class that is none of {task.classes}")
         return held
+    if name == "public":
+        return str(value)
     if name == "names":
         return {str(key): _sizes(shape) for key, shape in value.items()}
     raise ValueError(f"a card has no field {name!r}")
@@ -163,5 +191,5 @@ def _unpack(data: bytes) -> tuple[Message, dict[str, Any]]:
     message, envelope = Message.decode(data)
     try:
         return message, dict(json.loads(envelope[KEY]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise MessageError(f"a message came without its envelope: {error}") from error

@@ -19,12 +19,13 @@ from pathlib import Path
 
 from potluck.engine.flower import frames
 from potluck.engine.flower.site import Site, load_agreement
-from potluck.errors import PotluckError
+from potluck.errors import MessageError, PotluckError
 from potluck.models.builders import Entry
 from potluck.plugins import load_function
 from potluck.record import RunFolder
 
 READY = "ready"  # the worker's only word on standard output: the socket is there
+SILENCE = 60.0  # seconds without a byte of an order after which whoever connected is given up
 
 
 def work(site: Site, path: Path, mode: int = 0o600) -> None:
@@ -39,8 +40,16 @@ def work(site: Site, path: Path, mode: int = 0o600) -> None:
 
 def answer_one(site: Site, channel: socket.socket) -> None:
     """Answer the order that comes over a connection."""
-    _, (order,) = frames.receive(channel)
-    frames.send(channel, {}, [site.answer(order)])
+    channel.settimeout(SILENCE)
+    try:
+        _, pieces = frames.receive(channel, site.most_bytes, "an order")
+    except frames.TooLarge as error:
+        frames.send(channel, {}, [site.refuse(MessageError(str(error)))])
+        return
+    if len(pieces) != 1:
+        raise EOFError("an order is one piece")
+    channel.settimeout(None)
+    frames.send(channel, {}, [site.answer(pieces[0])])
 
 
 def model_entry(name: str) -> Entry:

@@ -1,0 +1,101 @@
+"""`engine.name: flower-simulation`: the numbers of the serial engine, from processes of Ray's."""
+
+import contextlib
+from importlib.util import find_spec
+
+import pytest
+import sites
+from typer.testing import CliRunner
+
+from potluck import cli
+from potluck.engine.flower import simulation
+from potluck.errors import ConfigError
+from potluck.runs import Interrupted, Watcher, resume, run
+
+ENGINE = {"engine": {"name": "flower-simulation", "device": "cpu", "workers": 1, "patience": 120}}
+METHODS = [{"name": "fedmrl", "d1": 8}, "fedproto"]
+with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra [simulation]")
+
+
+class InProcess:
+    """A courier to simulated clients of this process; every order finds them built anew."""
+
+    def __init__(self, records, clients):
+        self.records, self.clients = records, clients
+
+    def nodes(self):
+        return list(range(self.clients))
+
+    def exchange(self, letters, timeout, most):
+        there = simulation.SimulatedClients(self.records)
+        return [there.answer(node, data) for node, data in letters]
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """No Flower and no Ray, but everything else."""
+
+    @contextlib.contextmanager
+    def simulating(experiment, clients, home, records):
+        yield InProcess(records, clients)
+
+    monkeypatch.setattr(simulation, "find_spec", lambda name: name)
+    monkeypatch.setattr(simulation, "simulating", simulating)
+
+
+def same(one, other):
+    for name in ("metrics.jsonl", "ledger.jsonl"):
+        assert sites.log(one, name) == sites.log(other, name)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_clients_that_are_built_for_every_order_give_the_numbers_of_the_serial_engine(
+    in_process, tmp_path, method
+):
+    run(sites.simulated(method, **ENGINE), out=tmp_path / "flower")
+    run(sites.simulated(method), out=tmp_path / "serial")
+    same(tmp_path / "flower", tmp_path / "serial")
+    assert (tmp_path / "flower" / "clients" / "0" / "record" / "record.json").exists()
+
+
+class Stop(Watcher):
+    """Stops a run after its first round."""
+
+    def round(self, end):
+        raise KeyboardInterrupt
+
+
+def test_a_stopped_simulation_goes_on_to_the_same_numbers(in_process, tmp_path):
+    with pytest.raises(Interrupted):
+        run(sites.simulated(METHODS[0], **ENGINE), out=tmp_path / "flower", watcher=Stop())
+    resume(tmp_path / "flower")
+    run(sites.simulated(METHODS[0]), out=tmp_path / "serial")
+    same(tmp_path / "flower", tmp_path / "serial")
+
+
+def test_without_the_extra_it_is_one_sentence(monkeypatch, tmp_path):
+    monkeypatch.setattr(simulation, "find_spec", lambda name: None if name == "ray" else name)
+    file = sites.write_experiment(tmp_path / "three.yaml", sites.simulated("local"))
+    words = ["run", str(file), "engine.name=flower-simulation", "--out", str(tmp_path / "run")]
+    ended = CliRunner().invoke(cli.app, words)
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert "pip install 'potluck[simulation]'" in ended.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_experiment_that_processes_cannot_be_told_is_refused(monkeypatch):
+    monkeypatch.setattr(simulation, "find_spec", lambda name: name)
+    own = {"models": {"pool": lambda task, rep_dim: None}}
+    with pytest.raises(ConfigError, match="needs an experiment that a file can say"):
+        simulation.ready(sites.simulated("local", **own, **ENGINE))
+    with pytest.raises(ConfigError, match="computes on the CPU"):
+        simulation.ready(sites.simulated("local", engine={"name": "flower-simulation", "device": "cuda:0"}))
+
+
+@with_ray
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_the_simulation_gives_the_numbers_of_the_serial_engine(tmp_path, method):
+    run(sites.simulated(method, **ENGINE), out=tmp_path / "flower")
+    run(sites.simulated(method), out=tmp_path / "serial")
+    same(tmp_path / "flower", tmp_path / "serial")
