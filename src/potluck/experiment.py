@@ -61,7 +61,7 @@ class Sites(Settings):
     """No split: every client brings its own data to a federation: `partition: {sites: [north, south]}`."""
 
     sites: tuple[str, ...] = Field(min_length=1)  # the clients, by the ids they join with
-    classes: int = Field(ge=2)  # of the task; a site may hold samples of fewer
+    classes: int | None = Field(default=None, ge=2)  # of the task all share; none: each site says its own
 
     @field_validator("sites", mode="before")
     @classmethod
@@ -448,7 +448,7 @@ class Experiment(Settings):
             training=self.training.for_clients(),
             overrides=self.training.per_client,
             grounds=grounds,
-            public=self._public_samples(method),
+            public=self.public_samples(method),
             independent_init=self.models.init == "per_client",
             device=self.engine.torch_device(),
             precision=self.engine.precision,
@@ -459,15 +459,15 @@ class Experiment(Settings):
             method.check(world)
         return world
 
-    def _public_samples(self, method: Method) -> tuple[Dataset, np.ndarray] | None:
-        """The public data and the ids of its samples, where the method uses any."""
+    def public_samples(self, method: Method, own: Dataset | None = None) -> tuple[Dataset, np.ndarray] | None:
+        """The public data, or a side's own copy of them, and the ids of the samples, where the method uses any."""
         if not method.needs_public_data:
             return None
         if self.public is None:
             raise ConfigError(
                 f"{method.name} needs public data; name some, for example public: {{data: cifar100, samples: 5000}}"
             )
-        data = self._load(self.public.data, labels_only=False)
+        data = own if own is not None else self._load(self.public.data, labels_only=False)
         return data, choose_ids(data, self.public.samples, self.all_seeds().tree("split").child("public"))
 
     def grounds(self, data: Data, split: Split) -> tuple[Ground, ...]:

@@ -27,6 +27,7 @@ class Measure:
     """One kind of task. The first number of `conclude` is what a client is judged by."""
 
     whole: ClassVar[tuple[str, ...]] = ()  # gathered a row per sample
+    told: ClassVar[tuple[str, ...]]  # the names of what `conclude` gives, and a client tells
 
     def sums(self, classes: int) -> dict[str, tuple[int, ...]]:
         """Names and shapes of what is added up."""
@@ -57,6 +58,8 @@ class Measure:
 class OneClass(Measure):
     """One class per sample. The two sums cross as they are: they can be added up over clients."""
 
+    told = ("correct", "loss")
+
     def sums(self, classes: int) -> dict[str, tuple[int, ...]]:
         """Right answers and losses."""
         return {"correct": (), "loss": ()}
@@ -78,6 +81,7 @@ class MultiLabel(Measure):
     """Any number of labels per sample: y is (batch, classes), 1 where a label holds."""
 
     whole = ("scores", "labels")
+    told = ("mean_ap", "f1", "loss")
 
     def per_sample(self, scores: Tensor, y: Tensor) -> Tensor:
         """Binary cross-entropy, the mean over labels."""
@@ -103,6 +107,8 @@ class MultiLabel(Measure):
 
 class Segmentation(Measure):
     """A class per pixel: scores are (batch, classes, height, width), y (batch, height, width)."""
+
+    told = ("mean_iou", "pixel_accuracy", "loss")
 
     def sums(self, classes: int) -> dict[str, tuple[int, ...]]:
         """How often each class was taken for each other, and losses."""
@@ -135,6 +141,7 @@ class Retrieval(Measure):
     """Images and captions: scores are (batch, 2·d), the image's embedding beside its caption's; y is not used."""
 
     whole = ("pairs",)
+    told = ("mean_recall", *(f"{way}_r{k}" for way in ("i2t", "t2i") for k in RECALLS), "loss")
 
     def per_sample(self, scores: Tensor, y: Tensor) -> Tensor:
         """Contrastive: of all captions of the batch the image's own, and the other way round."""

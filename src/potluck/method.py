@@ -201,6 +201,11 @@ class Method:
         return shapes_below(card.names, path) if root == "model" and "names" in card.extra else None
 
     @classmethod
+    def told(cls) -> tuple[str, ...]:
+        """What a card tells beside the samples and the task."""
+        return (*cls.card_fields, *(("public",) if cls.needs_public_data else ()))
+
+    @classmethod
     @functools.cache
     def steps(cls) -> dict[str, StepInfo]:
         """The client steps a method defines."""

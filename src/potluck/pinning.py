@@ -138,7 +138,7 @@ class Agreement(Settings):
             method=method.name,
             options={name: _proposed(name, value) for name, value in options_of(method.config).items()},
             steps=steps,
-            card=(*ALWAYS_TOLD, *method.card_fields),
+            card=(*ALWAYS_TOLD, *method.told()),
             bytes_per_round=attempts * max(most, sum(message.nbytes for message in sent if message)),
         )
 

@@ -134,6 +134,7 @@ class Run:
         self.modes = chosen_modes(experiment, self.method.modes)
         self._saved_at = time.monotonic()
         self._headline: float | None = None
+        self._measure = "accuracy"  # of the headline
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
         """Go back to a checkpoint: states, progress, and the logs as they were then."""
@@ -316,11 +317,13 @@ class Run:
         scores = [score for test in tests if (score := score_of(test)) is not None]
         if scores:
             self._headline = sum(scores) / len(scores)
+            self._measure = measured(
+                {str(place): test.get("metric", "accuracy") for place, test in enumerate(tests)}
+            )
         losses = [test["loss"] for test in tests if test["loss"] is not None]
         loss = sum(losses) / len(losses) if losses else None
         rounds = self.experiment.training.rounds
-        measure = measured({str(place): test.get("metric", "accuracy") for place, test in enumerate(tests)})
-        self.watcher.round(RoundEnd(round_, rounds, self._headline, loss, seconds, measure))
+        self.watcher.round(RoundEnd(round_, rounds, self._headline, loss, seconds, self._measure))
 
     def _checkpoint(self) -> None:
         if math.isinf(self.experiment.checkpoint.every):

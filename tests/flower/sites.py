@@ -30,6 +30,7 @@ def settings(method, rounds=2, **others):
         "training": {"rounds": rounds, "batch_size": 16, "optimizer": {"lr": 0.05}},
         "engine": {"device": "cpu", "workers": 1, "deadline": 60, "patience": 5},
         "evaluate": {"when": ["after_aggregation"]},
+        "public": {"data": "digits", "samples": 60},
     } | others  # fmt: skip
 
 
@@ -51,7 +52,7 @@ def part(client):
     rows = experiment.make_split(data)[client]
     parts = {name: (data.x[getattr(rows, name)], data.y[getattr(rows, name)])
              for name in ("train", "validation", "test")}  # fmt: skip
-    return parts | {"mean": data.mean, "std": data.std}
+    return parts | {"mean": data.mean, "std": data.std, "public": data}
 
 
 def model(client, task, rep_dim):

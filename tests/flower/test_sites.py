@@ -14,6 +14,7 @@ import pytest
 import sites
 import torch
 
+from potluck.data import DataConfig
 from potluck.engine.base import Answer, Examination, Failure, Request, Stamp
 from potluck.engine.flower import frames, wire
 from potluck.engine.flower.server import key_register, open_folder, play
@@ -23,13 +24,20 @@ from potluck.engine.local import LocalEngine
 from potluck.engine.rounds import Rounds
 from potluck.errors import ConfigError, DataError, MessageError, PotluckError, RunError
 from potluck.message import Message
+from potluck.models import build
 from potluck.record import write_json
 from potluck.rehearsal import rehearse
 from potluck.runs import Watcher, resume, run
 from potluck.state import Report
 
 RUN = "a1"
-OPTIONS = {"fedmrl": {"d1": 8}, "fedin": {"project": "fixed"}}
+OPTIONS = {
+    "fedmrl": {"d1": 8},
+    "fedin": {"project": "fixed"},
+    "fedmuscle": {"peers": 2, "batch": 20, "bundle": 2},
+    "fedhenn": {"samples": 30},
+    "cofed": {"margin": 0.0},
+}
 SAME_MODEL = {"models": {"pool": "conv-small", "rep_dim": 16, "init": "per_client"}}
 
 
@@ -70,7 +78,9 @@ class Courier:
         return self.lose(order) or answer
 
 
-@pytest.mark.parametrize("method", ["fedmrl", "fedproto", "fedin", "fedre"])
+@pytest.mark.parametrize(
+    "method", ["fedmrl", "fedproto", "fedin", "fedre", "fedmuscle", "fedmd", "cofed", "creamfl", "fedhenn"]
+)
 def test_a_federation_gives_the_numbers_of_the_simulation(method, tmp_path):
     options = {"name": method, **OPTIONS.get(method, {})}
     whens = {"evaluate": {"when": ["before", "after_training", "after_aggregation"]}}
@@ -78,6 +88,34 @@ def test_a_federation_gives_the_numbers_of_the_simulation(method, tmp_path):
     run(sites.simulated(options, **whens), out=tmp_path / "serial")
     for name in ("metrics.jsonl", "ledger.jsonl"):
         assert sites.log(tmp_path / "run", name) == sites.log(tmp_path / "serial", name)
+
+
+def test_sites_with_tasks_of_their_own_meet_on_public_data(tmp_path):
+    """Two sites tell digits apart, the third finds them in a picture, pixel by pixel."""
+    method = {"name": "fedmuscle", "peers": 1, "batch": 20}
+    experiment = sites.federated(method).variant(partition={"sites": sites.IDS})
+    digits, segments = (DataConfig(name=name).load() for name in ("digits", "digits-segments"))
+    few = {"data": replace(segments, x=segments.x[:40], y=segments.y[:40], train_rows=30), "public": digits}
+    names = {"classification": "conv-small", "segmentation": "conv-dense"}
+    courier = Courier(tmp_path, model=lambda task: build(names[task.kind], task, 16))
+    courier.sites[1].load = lambda: few
+    play(experiment, courier, open_folder(tmp_path / "run"))
+    last = [one for one in sites.log(tmp_path / "run") if one["round"] == 2]
+    assert {one["client"]: "mean_iou" in one["test"] for one in last} == {"0": False, "1": True, "2": False}
+
+
+def test_a_site_without_public_data_or_with_others_is_refused(tmp_path):
+    experiment = sites.federated({"name": "fedmuscle", "peers": 2, "batch": 20})
+    courier = Courier(tmp_path)
+    own = courier.sites[1].load
+    courier.sites[1].load = lambda: {key: value for key, value in own().items() if key != "public"}
+    told = "client 1: fedmuscle needs public data, those called 'digits'; give them as public in what --data loads"
+    with pytest.raises(RunError, match=told):
+        play(experiment, courier, open_folder(tmp_path / "run"))
+    courier = Courier(tmp_path / "others")
+    courier.sites[1].load = lambda: own() | {"public": torch.zeros(80, 1, 8, 8)}
+    with pytest.raises(ConfigError, match="client 1 has public samples with other ids than the server"):
+        play(experiment, courier, open_folder(tmp_path / "run2"))
 
 
 def test_a_client_whose_reply_is_lost_is_out_for_the_round_and_its_work_is_undone(tmp_path):

@@ -56,6 +56,19 @@ def test_mean_iou_is_scikit_learns_over_the_classes_that_appear():
     assert float(task.rules.conclude(found)["pixel_accuracy"]) == pytest.approx((truth == answers).mean())
 
 
+@pytest.mark.parametrize(
+    ("task", "scores", "y"),
+    [
+        (Task("classification", 3, (2,)), torch.eye(3), torch.arange(3)),
+        (MULTI, torch.eye(3), torch.eye(3)),
+        (PIXELS, torch.rand(2, 2, 8, 8), torch.zeros(2, 8, 8)),
+        (PAIRS, torch.rand(12, 8), torch.zeros(12)),
+    ],
+)
+def test_a_measure_tells_what_it_says_it_tells(task, scores, y):
+    assert tuple(task.rules.conclude(task.measure(scores, y))) == task.rules.told
+
+
 def test_recalls_are_shares_of_ranks():
     near = torch.eye(4)
     shifted = torch.tensor([[0, 1.0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 0, 1]])

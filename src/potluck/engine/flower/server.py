@@ -33,16 +33,18 @@ from potluck.engine.flower.wire import (
 from potluck.errors import ConfigError, MessageError, RunError
 from potluck.experiment import EngineSettings, Experiment, Sites
 from potluck.message import Shapes
-from potluck.method import find_method
+from potluck.method import Method, find_method
+from potluck.public import Public, check_same_ids
 from potluck.record import RunFolder, read_json, write_json
 from potluck.runs import Run, RunResult, Watcher, check_version, chosen_modes, write_start
 from potluck.task import Task
-from potluck.world import World
+from potluck.world import Ground, World
 
 FILE = "federation.json"
 TRIES = 3  # at a node that does not introduce itself; it may belong to somebody else
 HELLO = 120.0  # seconds a node has to introduce itself
 LOOK = 3.0  # seconds between two looks at who is there
+VECTOR = Task("classification", 2, (1,))  # nothing of images or texts can be read as this
 
 
 class Courier(Protocol):
@@ -93,15 +95,17 @@ class EnrolledWorld(World):
     def __init__(self, experiment: Experiment, enrolled: Mapping[ClientId, Enrolment]) -> None:
         sites = _sites(experiment)
         self.enrolled = {client: enrolled[client] for client in sites.sites}
-        task = _common_task(self.enrolled, sites.classes)
-        kind = torch.long if task.kind == "text-classification" else torch.float32
-        nothing = torch.zeros(0, *task.input, dtype=kind), torch.zeros(0, dtype=torch.long)
-        names = tuple(map(str, range(task.classes)))
         pool = experiment.pool()
         pool.cover(sites.sites)
+        method = find_method(experiment.method.name)(experiment.method, pool)
+        if not takes_any_task(type(method)):
+            _check_common_task(self.enrolled, sites.classes)
+        grounds = [Ground(_no_samples(one.card.task), 1) for one in self.enrolled.values()]
         super().__init__(
-            method=find_method(experiment.method.name)(experiment.method, pool),
-            data=Dataset("data of the sites", task, *nothing, 0, names),
+            method=method,
+            data=grounds[0].data,
+            grounds=grounds if takes_any_task(type(method)) else (),
+            public=experiment.public_samples(method),
             split=_placeholders(self.enrolled),
             pool=pool,
             seeds=experiment.all_seeds(),
@@ -111,8 +115,17 @@ class EnrolledWorld(World):
             device=experiment.engine.torch_device(),
             precision=experiment.engine.precision,
         )
+        public = self.public()
+        if public is not None:
+            check_same_ids(public, self.cards)
         with self.seeds.tree("init").child("check").as_default():
             self.method.check(self)
+
+    def _public_for(self, ground: Ground) -> Public:
+        """The server has no words of the sites: of texts it knows the ids alone."""
+        if ground.data.task.kind not in ("text-classification", "retrieval"):
+            return super()._public_for(ground)
+        return super()._public_for(Ground(_no_samples(VECTOR), 1))
 
     def global_test(self, client: ClientId) -> np.ndarray:
         """The server has no data."""
@@ -177,16 +190,26 @@ def _sites(experiment: Experiment) -> Sites:
     return experiment.partition
 
 
-def _common_task(enrolled: Mapping[ClientId, Enrolment], classes: int) -> Task:
+def takes_any_task(method: type[Method]) -> bool:
+    """Whether sites may bring tasks of their own. What goes by the names of classes may not: cards have none."""
+    return method.tasks == "any" and "classes_held" not in method.card_fields
+
+
+def _no_samples(task: Task) -> Dataset:
+    kind = torch.long if task.kind == "text-classification" else torch.float32
+    nothing = torch.zeros(0, *task.input, dtype=kind), torch.zeros(0, dtype=torch.long)
+    return Dataset("data of the sites", task, *nothing, 0, tuple(map(str, range(task.classes))))
+
+
+def _check_common_task(enrolled: Mapping[ClientId, Enrolment], classes: int | None) -> None:
     tasks = {client: enrolment.card.task for client, enrolment in enrolled.items()}
     first, task = next(iter(tasks.items()))
     for client, other in tasks.items():
-        if other != task or other.classes != classes:
+        if other != task or other.classes != (classes or task.classes):
             raise ConfigError(
-                f"client {client} has another task than client {first} and the experiment's {classes} classes: "
-                f"{other.to_json()}, {task.to_json()}"
+                f"client {client} has another task than client {first} and the experiment's "
+                f"{classes or task.classes} classes: {other.to_json()}, {task.to_json()}"
             )
-    return task
 
 
 class FlowerEngine(Engine):
@@ -300,8 +323,8 @@ class FlowerEngine(Engine):
             counts, task = self.enrolled[order.client].samples, self.enrolled[order.client].card.task
             splits = [split for split in ("validation", "test") if counts[split]]
             names = [f"{mode}/{split}" for mode in order.modes for split in splits]
-            sums = task.rules.sums(task.classes)
-            if set(reply.report.metrics) != {f"{name}/{what}" for name in names for what in sums} or reply.up:
+            wanted = {f"{name}/{what}" for name in names for what in task.rules.told}
+            if set(reply.report.metrics) != wanted or reply.up:
                 return Failure(
                     order.client, f"client {order.client}: it did not answer with the metrics asked for"
                 )
@@ -409,7 +432,7 @@ def play(
             raise RunError(f"the run in {folder.path} is finished; choose another --out")
         run, incarnation = begin(folder)
         register = None if keys is None else key_register(folder, keys)
-        fields = find_method(experiment.method.name).card_fields
+        fields = find_method(experiment.method.name).told()
         told = welcome(experiment, run)
         engine = FlowerEngine(
             courier, _sites(experiment).sites, experiment.engine, fields, told, watcher.notice, register

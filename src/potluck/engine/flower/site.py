@@ -51,9 +51,10 @@ from potluck.method import Method, MethodConfig, find_method
 from potluck.models import Model, ModelPool
 from potluck.models.builders import Entry
 from potluck.pinning import Agreement
+from potluck.public import Public
 from potluck.record import read_json, write_json, write_whole
 from potluck.rng import Rng, new_secret
-from potluck.world import Ground, World
+from potluck.world import Ground, World, check_public
 
 SENT = (
     "name",
@@ -101,6 +102,10 @@ def welcome(experiment: Experiment, run: str) -> dict[str, Any]:
     engine = {"threads": experiment.engine.threads, "precision": experiment.engine.precision}
     partition = experiment.partition.model_dump(mode="json")
     values |= {"data": {"augment": augment}, "engine": engine, "partition": partition}
+    if find_method(experiment.method.name).needs_public_data and experiment.public is not None:
+        assert isinstance(experiment.public.data, DataConfig)
+        name = Path(experiment.public.data.name).name
+        values["public"] = {"data": {"name": name}, "samples": experiment.public.samples}
     return {"potluck": __version__, "run": run, "experiment": values}
 
 
@@ -128,6 +133,10 @@ class SiteWorld(World):
         """What this client works on."""
         return super().ground(self.client)
 
+    def public(self, client: ClientId | None = None) -> Public | None:
+        """The public data as this client sees it."""
+        return super().public()
+
     def architecture(self, client: ClientId) -> str:
         """The key of this client's architecture."""
         return super().architecture(self.client)
@@ -154,17 +163,23 @@ class SiteWorld(World):
         client.secret = self.secret
 
 
-def site_data(value: Any, client: ClientId, classes: int) -> tuple[Dataset, Split]:
+def site_data(value: Any, client: ClientId, classes: int | None) -> tuple[Dataset, Split]:
     """What a site's `load` gave, as a data set and its parts.
 
-    A mapping with `train`, and perhaps `validation`, `test`, `mean` and `std`; or the training part alone. A part
-    is a pair of arrays (x, y), or a map-style data set of such pairs.
+    A mapping with `train`, and perhaps `validation`, `test`, `mean`, `std` and `public`; or the training part
+    alone. A part is a pair of arrays (x, y), or a map-style data set of such pairs. In the place of `train` and
+    `test` may stand `data`, a `Dataset` of any task with both.
     """
-    given = value if isinstance(value, Mapping) else {"train": value}
-    unknown = next((key for key in given if key not in (*SPLIT_KEYS, "mean", "std")), None)
+    given = (
+        value if isinstance(value, Mapping) else {"data" if isinstance(value, Dataset) else "train": value}
+    )
+    if isinstance(given.get("data"), Dataset) and set(given) <= {"data", "public"}:
+        return _whole(given["data"], client)
+    unknown = next((key for key in given if key not in (*SPLIT_KEYS, "mean", "std", "public")), None)
     if unknown is not None or "train" not in given:
         raise DataError(
-            f"client {client}: its data are {list(given)}; give train, validation, test, mean, std"
+            f"client {client}: its data are {list(given)}; give train, validation, test, mean, std and public, or "
+            "data and public"
         )
     parts = {key: _arrays(given[key], client, key) for key in SPLIT_KEYS if given.get(key) is not None}
     x, y = (np.concatenate([part[number] for part in parts.values()]) for number in (0, 1))
@@ -173,6 +188,27 @@ def site_data(value: Any, client: ClientId, classes: int) -> tuple[Dataset, Spli
     ends = np.cumsum([0, *(len(parts[key][1]) if key in parts else 0 for key in PARTS)])
     rows = {key: np.arange(ends[number], ends[number + 1]) for number, key in enumerate(PARTS)}
     return data, Split.of([ClientSplit(client, **rows)])
+
+
+def _whole(data: Dataset, client: ClientId) -> tuple[Dataset, Split]:
+    """A data set as it is: its own test part, and the others to train on."""
+    rows, nothing = np.arange(len(data.y)), np.arange(0)
+    return data, Split.of([ClientSplit(client, rows[: data.train_rows], nothing, rows[data.train_rows :])])
+
+
+def site_public(value: Any, experiment: Experiment, client: ClientId) -> Dataset:
+    """A site's own copy of the public samples: `public` in what its `load` gave, a `Dataset` or an array."""
+    given = value.get("public") if isinstance(value, Mapping) else None
+    if isinstance(given, Dataset):
+        return given
+    assert experiment.public is not None
+    name = getattr(experiment.public.data, "name", "")
+    if given is None:
+        raise ConfigError(
+            f"client {client}: {experiment.method.name} needs public data, those called {name!r}; give them as "
+            "public in what --data loads"
+        )
+    return from_arrays(np.asarray(given), np.zeros(len(given), dtype="int64"), classes=2, name=name)
 
 
 def _arrays(part: Any, client: ClientId, key: str) -> tuple[np.ndarray, np.ndarray]:
@@ -433,23 +469,30 @@ class Site(Orders):
             )
         if self.agreement is not None:
             self.agreement.admit_options(str(method.get("name")), method)
-        experiment = Experiment.make(**{key: values[key] for key in (*SENT, "data", "engine", "partition")})
+        told = (*SENT, "data", "engine", "partition", *(("public",) if "public" in values else ()))
+        experiment = Experiment.make(**{key: values[key] for key in told})
         assert isinstance(experiment.partition, Sites)
         assert isinstance(experiment.data, DataConfig)
         roster = experiment.partition.sites
         if self.client not in roster:
             raise ConfigError(f"the server's experiment is for the clients {', '.join(roster)}")
         torch.set_num_threads(experiment.engine.threads)
-        data, split = site_data(self.load(), self.client, experiment.partition.classes)
+        given = self.load()
+        data, split = site_data(given, self.client, experiment.partition.classes)
+        chosen = find_method(experiment.method.name)(experiment.method, experiment.pool())
+        public = None
+        if chosen.needs_public_data and experiment.public is not None:
+            public = experiment.public_samples(chosen, site_public(given, experiment, self.client))
         overrides = experiment.training.per_client
         seeds, augment = experiment.all_seeds(), experiment.data.augment
         world = SiteWorld(
             self.client,
             roster,
             seeds.secret(self.client) if self.simulated else kept_secret(self.home, run),
-            method=find_method(experiment.method.name)(experiment.method, experiment.pool()),
+            method=chosen,
             data=data,
             split=split,
+            public=public,
             pool=ModelPool(
                 {self.client: self.model}, experiment.models.rep_dim, adapter=experiment.models.adapter
             ),
@@ -462,6 +505,7 @@ class Site(Orders):
             device=self.device,
             precision=experiment.engine.precision,
         )
+        check_public(world)
         with seeds.tree("init").child("check").as_default():
             world.method.check(world)
         return world
