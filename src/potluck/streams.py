@@ -24,6 +24,7 @@ class Source:
     y: Tensor
     prepare: Prepare | None = None
     channels_last: bool = False  # the rows of x are stored as height, width, channels
+    contiguous: bool = False  # … but handed out channel by channel, for a model that cannot read them so
 
     @torch.no_grad()
     def prepared(self, channels_last: bool) -> Source:
@@ -40,6 +41,7 @@ class Source:
         x = self.x.index_select(0, rows)
         if self.channels_last:
             x = x.permute(0, 3, 1, 2)
+            x = x.contiguous() if self.contiguous else x
         if self.prepare is not None:
             x = self.prepare(x, generator)
         return Batch(x, self.y.index_select(0, rows), id=rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -210,11 +210,16 @@ class World:
         model, task = self.build_model(client_id), self.task_of(client_id)
         with self._init(client_id, "state").as_default():
             state = self.method.client_state(task, model, **self.method.client_options(client_id))
-        images = self._channels_last(self.ground(client_id).data)
-        for module in state.values() if images and self._takes_channels_last(client_id, model) else ():
+        source, images = (
+            self._sources[self._places[client_id]],
+            self._channels_last(self.ground(client_id).data),
+        )
+        flexible = images and self._takes_channels_last(client_id, model)
+        for module in state.values() if flexible else ():
             if isinstance(module, nn.Module):
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        source = self._sources[self._places[client_id]]
+        if source.channels_last and not flexible:
+            source = replace(source, contiguous=True)
         client = Client(task, source, self.device, self.precision)
         client.public_data = self.public(client_id)
         client.declare({name: _to(value, self.device) for name, value in state.items()}, self._buffers)

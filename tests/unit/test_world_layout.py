@@ -55,3 +55,13 @@ def test_the_layout_is_one_the_model_runs_on(model: Any, last: bool) -> None:
     assert all(value.is_contiguous(memory_format=torch.channels_last) == last for value in weights)
     cohort = Rounds(place, LocalEngine(place)).play(1, place.ids)
     assert not cohort.failures
+
+
+def test_a_model_that_cannot_read_them_is_handed_images_channel_by_channel() -> None:
+    place = world(viewer)
+    stored = place.source.prepared(channels_last=True)
+    place._sources = [stored]
+    batch = place.build_client("0").source.take(torch.arange(4))
+    assert batch.x.is_contiguous()
+    torch.testing.assert_close(batch.x, stored.take(torch.arange(4)).x)
+    assert not stored.take(torch.arange(4)).x.is_contiguous()
