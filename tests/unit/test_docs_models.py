@@ -43,6 +43,20 @@ def test_a_row_says_what_the_model_is(name):
     ]
 
 
+def test_what_is_said_of_segmentation():
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    with torch.device("meta"):
+        model = build("hf-segformer", PIXELS, check=False)
+    trained = [part for part in model.parameters() if part.requires_grad]
+    for parts, words in (
+        (model.parameters(), "{:,} parameters then"),
+        (trained, "With LoRA {:,} parameters are trained"),
+        (model.head.parameters(), "{:,} of them the head's"),
+    ):
+        assert words.format(sum(part.numel() for part in parts)) in TEXT
+
+
 def test_every_pool_has_its_row():
     shown = {row[0].strip("`"): tuple(re.findall(r"`([^`]+)`", row[1])) for row in ROWS if len(row) == 3}
     assert shown == POOLS

@@ -17,6 +17,7 @@ from potluck.errors import ConfigError, DataError, ModelError
 from potluck.evaluate import measure, score_of
 from potluck.measures import macro_f1, mean_average_precision, mean_iou, measure_of, recalls_at
 from potluck.models import build
+from potluck.models.dense import MapsHead
 from potluck.rng import Rng
 from potluck.streams import Source
 from potluck.tape import collect_from_tape
@@ -119,6 +120,22 @@ def test_the_head_of_pixels_sees_the_representation():
     model = build("conv-dense", PIXELS)
     model(torch.randn(2, 1, 8, 8, generator=Rng(2).generator())).sum().backward()
     assert all(bool(value.grad.any()) for value in (model.conv1.weight, model.fc.weight))
+
+
+def test_a_head_over_maps_by_hand():
+    with Rng(5).as_default():
+        head = MapsHead([2, 3], 4, 5, dropout=0.5)
+        fine, whole = torch.randn(6, 2, 4, 8), torch.randn(6, 3, 1, 1)
+    first, last = (level.weight[:, :, 0, 0] for level in head.levels)
+    levels = torch.einsum("oc,nchw->nohw", first, fine), (whole[:, :, 0, 0] @ last.T)[:, :, None, None]
+    mixed = torch.einsum(
+        "oc,nchw->nohw", head.mix.weight[:, :, 0, 0], torch.cat(torch.broadcast_tensors(*levels), 1)
+    )
+    mean, var = mixed.mean((0, 2, 3), keepdim=True), mixed.var((0, 2, 3), correction=0, keepdim=True)
+    kept = ((mixed - mean) / (var + 1e-5).sqrt()).relu()
+    expected = torch.einsum("oc,nchw->nohw", head.classify.weight[:, :, 0, 0], kept)
+    head.dropout.eval()
+    torch.testing.assert_close(head([fine, whole]), expected + head.classify.bias[:, None, None])
 
 
 def test_attributes_follow_the_class():

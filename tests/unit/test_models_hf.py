@@ -2,19 +2,29 @@
 
 import importlib
 import importlib.util
+import json
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
+from potluck.data import load
 from potluck.errors import ModelError
+from potluck.experiment import Experiment
 from potluck.models import ModelPool, build, hf
+from potluck.representations import representation_model
 from potluck.rng import Rng
+from potluck.runs import run
 from potluck.tape import _Recorder
 from potluck.task import Task
+from potluck.testing import Bench, Played, a_captured_step_is_right
 
 CIFAR10 = Task("classification", 10, (3, 32, 32))
 FASHION = Task("classification", 10, (1, 28, 28))
+SEGMENTS = Task("segmentation", 11, (1, 16, 16))
+STREETS = Task("segmentation", 4, (3, 40, 65))
 NEWS = Task("text-classification", 20, (12,), vocabulary=50)
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -24,12 +34,13 @@ TINY = {
         "hidden_sizes": [4, 8, 12, 16],
         "depths": [1, 1, 1, 1],
         "num_attention_heads": [1, 1, 2, 2],
+        "decoder_hidden_size": 8,
     },
     "hf-bert": SMALL,
     "hf-distilbert": {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32},
 }
 CASES = [(name, task) for name in ("hf-vit", "hf-segformer") for task in (CIFAR10, FASHION)]
-CASES += [("hf-bert", NEWS), ("hf-distilbert", NEWS)]
+CASES += [("hf-segformer", SEGMENTS), ("hf-segformer", STREETS), ("hf-bert", NEWS), ("hf-distilbert", NEWS)]
 
 installed = all(importlib.util.find_spec(name) for name in ("transformers", "peft"))
 needs_extra = pytest.mark.skipif(not installed, reason="the extra [transformers] is not installed")
@@ -44,6 +55,11 @@ def inputs(task, samples=3):
     if task.vocabulary:
         return torch.randint(1, task.vocabulary, (samples, *task.input), generator=Rng(1).generator())
     return torch.randn(samples, *task.input, generator=Rng(1).generator())
+
+
+def few(rows):
+    data = load("digits-segments")
+    return replace(data, x=data.x[:rows], y=data.y[:rows], strata=data.strata[:rows], train_rows=rows)
 
 
 def trained(model):
@@ -67,8 +83,9 @@ def test_contract_and_what_is_trained(name, task, rep_dim):
     model = tiny(name, task, rep_dim)
     x = inputs(task)
     assert model.features(x).shape == (3, rep_dim or 16)
-    assert model(x).shape == (3, task.classes)
-    own = {"head.weight", "head.bias"} | ({"resize.weight", "resize.bias"} if rep_dim else set())
+    assert model(x).shape == (3, *task.scores)
+    own = {name for name, _ in model.named_parameters() if name.startswith(("head.", "resize."))}
+    assert bool({"resize.weight", "resize.bias"} & own) == bool(rep_dim)
     lora = trained(model) - own
     assert own < trained(model)
     assert lora
@@ -110,7 +127,9 @@ def test_a_step_reads_nothing_back(name, task):
 
 
 @needs_extra
-@pytest.mark.parametrize(("name", "task"), [("hf-vit", CIFAR10), ("hf-bert", NEWS)])
+@pytest.mark.parametrize(
+    ("name", "task"), [("hf-vit", CIFAR10), ("hf-segformer", SEGMENTS), ("hf-bert", NEWS)]
+)
 def test_weights_from_a_folder(name, task, tmp_path):
     source = tiny(name, task, lora=0).eval()
     source.network.save_pretrained(tmp_path)
@@ -128,6 +147,87 @@ def test_images_are_brought_to_the_size_of_the_weights(tmp_path):
     model = build({"name": "hf-vit", "weights": str(tmp_path)}, FASHION)
     assert model.size == (32, 32)
     assert model(inputs(FASHION)).shape == (3, 10)
+
+
+@needs_extra
+def test_pixels_are_scored_as_by_the_library(tmp_path):
+    """Its own segmenter on the same weights, where ours does not look at the representation."""
+    from transformers import SegformerConfig, SegformerForSemanticSegmentation
+
+    config = SegformerConfig(**TINY["hf-segformer"], num_labels=4, initializer_range=0.5)
+    with Rng(4).as_default():
+        theirs = SegformerForSemanticSegmentation(config).eval()
+    theirs.save_pretrained(tmp_path)
+    ours = build({"name": "hf-segformer", "weights": str(tmp_path)}, STREETS).eval()
+    head, decoder = ours.head, theirs.decode_head
+    [projections] = [part for part in decoder.children() if isinstance(part, nn.ModuleList)]
+    with torch.no_grad():
+        for level, projection in zip(head.levels, projections, strict=False):
+            level.weight.copy_(projection.proj.weight[:, :, None, None])
+            projection.proj.bias.zero_()  # batch norm takes it away again: ours has none
+        mixed = decoder.linear_fuse.weight.split(8, 1)[::-1]
+        head.mix.weight.copy_(torch.cat([*mixed, torch.zeros_like(mixed[0])], 1))
+        head.classify.load_state_dict(decoder.classifier.state_dict())
+        x = inputs(STREETS)
+        coarse = theirs(pixel_values=nn.functional.interpolate(x, (64, 96), mode="bilinear")).logits
+        expected = nn.functional.interpolate(coarse, (40, 65), mode="bilinear")
+        assert expected.std() > 0.01
+        torch.testing.assert_close(ours(x), expected)
+
+
+@needs_extra
+def test_the_head_of_pixels_reads_the_representation():
+    model = tiny("hf-segformer", SEGMENTS, 6).eval()
+    assert representation_model(model) == ["model/network", "model/resize"]
+    x = inputs(SEGMENTS)
+    before, features = model(x), model.features(x)
+    with torch.no_grad():
+        model.resize.bias += 1
+    torch.testing.assert_close(model.features(x), features + 1)
+    assert (model(x) - before).abs().amax((1, 2, 3)).min() > 1e-3
+
+
+@needs_extra
+def test_steps_on_pixels_can_be_captured():
+    """Stochastic depth, dropout and batch norm; the last client has a single sample."""
+    model = {"name": "hf-segformer", "config": TINY["hf-segformer"]}
+    pool = {"0": model, "1": "conv-dense", "2": model | {"lora": 0}, "3": model}
+    method = {"name": "fedmuscle", "batch": 20, "peers": 2}
+    training = {"batch_size": 4, "optimizer": {"lr": 1e-3}}
+    bench = Bench(method, models={"pool": pool, "rep_dim": 8}, training=training)
+    bench.data = few(60)
+    a_captured_step_is_right(bench)
+
+
+@needs_extra
+@pytest.mark.parametrize("method", ["local", {"name": "fedmuscle", "batch": 8, "peers": 1}])
+def test_a_federation_that_segments(method, tmp_path):
+    experiment = Experiment.make(
+        data=few(40),
+        partition={"kind": "iid", "clients": 2, "test": 0.3},
+        models={
+            "pool": [{"name": "hf-segformer", "config": TINY["hf-segformer"]}, "conv-dense"],
+            "rep_dim": 8,
+        },
+        public={"data": "digits", "samples": 16},
+        method=method,
+        training={"rounds": 2, "batch_size": 8, "optimizer": {"lr": 0.05}},
+        engine={"device": "cpu", "workers": 1},
+    )
+    lines = (run(experiment, out=tmp_path / "run").folder / "metrics.jsonl").read_text().splitlines()
+    scored = {
+        (line["client"], line["test"]["metric"]) for line in map(json.loads, lines) if line["round"] == 2
+    }
+    assert scored == {("0", "mean_iou"), ("1", "mean_iou")}
+    world = experiment.world()
+    model, game = world.build_model("0"), Played(world)
+    assert not game.round(("0", "1")).failures
+    state = game.client("0")
+    moved = {
+        name for name, value in model.named_parameters() if not torch.equal(state[f"model/{name}"], value)
+    }
+    assert moved <= trained(model)
+    assert {name.partition(".")[0] for name in moved} == {"network", "resize", "head"}
 
 
 @needs_extra
@@ -150,6 +250,8 @@ def test_bad_input_is_one_sentence(tmp_path):
         ({"name": "hf-bert", "weights": str(tmp_path / "none")}, NEWS, "there is no folder"),
         ({"name": "hf-bert", "weights": str(tmp_path / "empty")}, NEWS, "has no config.json"),
         ({"name": "hf-bert", "weights": str(weights)}, other, "know 50 token ids, the task has 99"),
+        ({"name": "hf-segformer", "weights": str(tmp_path / "none")}, SEGMENTS, "there is no folder"),
+        ({"name": "hf-segformer", "weights": str(weights)}, SEGMENTS, "those of a bert, expected segformer"),
         ({"name": "hf-distilbert", "weights": str(weights)}, NEWS, "those of a bert, expected distilbert"),
         ({"name": "hf-bert", "weights": str(weights), "config": {}}, NEWS, "weights bring their own"),
         ({"name": "hf-bert", "config": {"hiden_size": 8}}, NEWS, "bert has no setting 'hiden_size'"),

@@ -1,6 +1,8 @@
-"""A small network that gives every pixel a class, for semantic segmentation."""
+"""For semantic segmentation: a small network that gives every pixel a class, and the decoder of larger ones."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -54,6 +56,32 @@ class ConvDense(Model):
 
     def _view(self, coarse: Tensor) -> Tensor:
         return F.relu(self.fc(F.adaptive_avg_pool2d(coarse, GRID).flatten(1)))
+
+
+class MapsHead(nn.Module):
+    """The decoder of SegFormer (Xie et al., NeurIPS 2021): linear layers over maps of several resolutions.
+
+    Every map goes through a linear layer to one width and is enlarged to the first map's size; another linear layer
+    with batch norm mixes them, a last one gives the scores of every position of the first map. Layers before the
+    batch norm have no bias, which it would take away again; those to one width have some in SegFormer.
+    """
+
+    def __init__(self, widths: Sequence[int], inner: int, classes: int, dropout: float) -> None:
+        super().__init__()
+        self.levels = nn.ModuleList(nn.Conv2d(width, inner, 1, bias=False) for width in widths)
+        self.mix = nn.Conv2d(len(widths) * inner, inner, 1, bias=False)
+        self.norm = nn.BatchNorm2d(inner)
+        self.dropout = nn.Dropout(dropout)
+        self.classify = nn.Conv2d(inner, classes, 1)
+
+    def forward(self, maps: Sequence[Tensor]) -> Tensor:
+        """The scores, (batch, classes) at the first map's height and width."""
+        size = maps[0].shape[2:]
+        pairs = zip(self.levels, maps, strict=True)
+        levels = [F.interpolate(level(each), size, mode="bilinear") for level, each in pairs]
+        mixed = F.relu(self.norm(self.mix(torch.cat(levels, 1))))
+        scores: Tensor = self.classify(self.dropout(mixed))
+        return scores
 
 
 @register("conv-dense", takes=("pixels",), smallest=8)

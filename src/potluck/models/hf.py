@@ -10,6 +10,8 @@ scale is 1 (alpha equal to the rank) and the choice of layers are ours.
 Representation: the class token's last state in a vision transformer, the mean over all positions in SegFormer, the
 mean over the tokens that are not padding (id 0) in text. Weights for images expect colours normalised as they were
 trained with: see `data.normalize`. Weights for text expect the ids of their own tokenizer: see `tokenize`.
+
+SegFormer also gives every pixel a class, where the task is to segment: see `PixelTransformer`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from torch import Tensor, nn
 
 from potluck.errors import ModelError
 from potluck.models.base import Backbone
-from potluck.models.registry import register
+from potluck.models.dense import MapsHead
+from potluck.models.registry import InputKind, input_kind, register
 from potluck.models.text import PADDING
 from potluck.models.trial import first_line
 from potluck.task import Task
@@ -87,15 +90,44 @@ class ImageTransformer(Transformer):
             self.size = tuple(math.ceil(side / _step(settings)) * _step(settings) for side in sides)
         if self.family == "vit":
             settings.image_size = self.size
+        else:
+            settings.reshape_last_stage = True
 
     def features(self, x: Tensor) -> Tensor:
         """The representation of a batch of images."""
+        return self.represent(self.network(pixel_values=self.fitted(x)).last_hidden_state)
+
+    def fitted(self, x: Tensor) -> Tensor:
+        """The images with the colours and in the size of the network."""
         x = x.expand(-1, self.colours, -1, -1)
-        if x.shape[2:] != self.size:
-            x = F.interpolate(x, self.size, mode="bilinear")
-        last: Tensor = self.network(pixel_values=x).last_hidden_state
+        return x if x.shape[2:] == self.size else F.interpolate(x, self.size, mode="bilinear")
+
+    def represent(self, last: Tensor) -> Tensor:
+        """The representation in the last states of the network."""
         features: Tensor = self.resize(last[:, 0] if self.family == "vit" else last.mean((2, 3)))
         return features
+
+
+class PixelTransformer(ImageTransformer):
+    """SegFormer with a class for every pixel, at the resolution of the images.
+
+    Its representation is that of the whole image, as without pixels: encoder, mean, projection. The head is the
+    decoder of SegFormer over the maps of all stages and, as in `conv-dense`, the representation, here one more map
+    with a single position: what others align is what the head reads. The decoder always starts from the seed.
+    """
+
+    def finish(self, native: int, task: Task, rep_dim: int | None, adapter: str) -> None:
+        """The adapter, and the decoder in place of a linear head."""
+        super().finish(native, task, rep_dim, adapter)
+        known: Any = self.network.config
+        widths = [*known.hidden_sizes, self.rep_dim]
+        self.head = MapsHead(widths, known.decoder_hidden_size, task.classes, known.classifier_dropout_prob)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The scores of every pixel, (batch, classes, height, width)."""
+        found = self.network(pixel_values=self.fitted(x), output_hidden_states=True)
+        view = self.represent(found.last_hidden_state)[:, :, None, None]
+        return F.interpolate(self.head([*found.hidden_states, view]), x.shape[2:], mode="bilinear")
 
 
 class TextTransformer(Transformer):
@@ -232,8 +264,8 @@ def _pair(size: Any) -> tuple[int, int]:
     return int(height), int(width)
 
 
-def _register(name: str, family: str, kind: type[Transformer]) -> None:
-    @register(name, takes=("image",) if kind is ImageTransformer else ("tokens",))
+def _register(name: str, family: str, kinds: Mapping[InputKind, type[Transformer]]) -> None:
+    @register(name, takes=tuple(kinds))
     def transformer(
         task: Task,
         rep_dim: int | None = None,
@@ -242,10 +274,11 @@ def _register(name: str, family: str, kind: type[Transformer]) -> None:
         config: Mapping[str, Any] | None = None,
         lora: int = RANK,
     ) -> Transformer:
-        return kind(task, family, rep_dim, adapter, weights, config, lora)
+        made = next(made for kind, made in kinds.items() if kind == input_kind(task))
+        return made(task, family, rep_dim, adapter, weights, config, lora)
 
 
-_register("hf-vit", "vit", ImageTransformer)
-_register("hf-segformer", "segformer", ImageTransformer)
-_register("hf-bert", "bert", TextTransformer)
-_register("hf-distilbert", "distilbert", TextTransformer)
+_register("hf-vit", "vit", {"image": ImageTransformer})
+_register("hf-segformer", "segformer", {"image": ImageTransformer, "pixels": PixelTransformer})
+_register("hf-bert", "bert", {"tokens": TextTransformer})
+_register("hf-distilbert", "distilbert", {"tokens": TextTransformer})
