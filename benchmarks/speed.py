@@ -153,9 +153,7 @@ CASES = (
     replace(_TEN, name="FedMRL, CNN-1…5, N=100, 10 %, Dirichlet 0.1", alpha=0.1, aim=None, stretch=None),
     Case("FedProto, ResNet-10…26, N=100, 10 %", FEDPROTO, RESNETS, cohort=10, batch=16),
 )
-ON_CORES = Case(
-    "FedMRL, CNN-1…5, N=20, all, 100 samples", FEDMRL, CNNS, 20, 20, train=100, test=20, aim_ratio=1.3
-)
+ON_CORES = Case("FedMRL, CNN-1…5, N=20, all", FEDMRL, CNNS, 20, 20, aim_ratio=1.3)
 CHECK = replace(_TEN, name="check", clients=32, cohort=32)
 MANY = Case("many clients", LOCAL, ("cnn5",))
 POOL = 120_000  # different samples; clients beyond what they suffice for hold the same ones again
@@ -214,6 +212,11 @@ def one_of_each(world: World) -> tuple[ClientId, ...]:
 # The reference: what most code does, one client after the other.
 
 
+def _plain(module: nn.Module) -> nn.Module:
+    """In the layout a module has unless somebody asks for another."""
+    return module.to(memory_format=torch.contiguous_format)
+
+
 @dataclass
 class Participant:
     """A client of the reference loop: live modules on the device, samples on the host."""
@@ -240,7 +243,7 @@ class Reference:
 
     def _participant(self, client: ClientId, modules: Mapping[str, nn.Module]) -> Participant:
         split = self.world.split[client]
-        own = {name: copy.deepcopy(module).to(self.device) for name, module in modules.items()}
+        own = {name: _plain(copy.deepcopy(module)).to(self.device) for name, module in modules.items()}
         train, test = self._loader(split.train, True), self._loader(split.test, False)
         return Participant(own, train, test, len(split.train))
 
