@@ -114,10 +114,9 @@ class CoFED(OnPublicData):
             float(replies.cards[client].samples) if self.config.weights == "samples" else 1.0
             for client in replies
         ]
-        owners = torch.zeros(len(self.numbers), len(replies))
+        shares = votes.new_zeros(len(self.numbers), len(replies), dtype=torch.float32)
         for place, client in enumerate(replies):
-            owners[self.held_globally(replies.cards[client]), place] = weight[place]
-        shares = owners.to(votes.device)
+            shares[self.held_globally(replies.cards[client]), place] = weight[place]
         total = shares.sum(1, keepdim=True)
         found = [shares[label] @ (votes == label).to(shares.dtype) for label in range(len(self.numbers))]
         threshold: float = self.config.threshold

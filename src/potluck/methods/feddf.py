@@ -129,7 +129,7 @@ class FedDF(FedAvg):
             return divergence(server[name](batch.x), teachers[batch.id], config.temperature)
 
         def watch() -> float:
-            targets = teachers[torch.from_numpy(watched).to(teachers.device)]
+            targets = teachers[server.numbers(watched.tolist())]
             return float(divergence(scores(server, watched, name), targets, config.temperature))
 
         fit_patiently(
