@@ -1,7 +1,6 @@
 """`engine.name: flower-simulation`: the numbers of the serial engine, from processes of Ray's."""
 
 import contextlib
-from importlib.util import find_spec
 
 import pytest
 import sites
@@ -9,12 +8,13 @@ from typer.testing import CliRunner
 
 from potluck import cli
 from potluck.engine.flower import simulation
+from potluck.engine.flower.processes import installed
 from potluck.errors import ConfigError
 from potluck.runs import Interrupted, Watcher, resume, run
 
 ENGINE = {"engine": {"name": "flower-simulation", "device": "cpu", "workers": 1, "patience": 120}}
 METHODS = [{"name": "fedmrl", "d1": 8}, "fedproto"]
-with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra [simulation]")
+with_ray = pytest.mark.skipif(not installed("ray"), reason="needs the extra [simulation]")
 
 
 class InProcess:
@@ -39,7 +39,7 @@ def in_process(monkeypatch):
     def simulating(experiment, clients, home, records):
         yield InProcess(records, clients)
 
-    monkeypatch.setattr(simulation, "find_spec", lambda name: name)
+    monkeypatch.setattr(simulation, "installed", lambda name: True)
     monkeypatch.setattr(simulation, "simulating", simulating)
 
 
@@ -74,7 +74,7 @@ def test_a_stopped_simulation_goes_on_to_the_same_numbers(in_process, tmp_path):
 
 
 def test_without_the_extra_it_is_one_sentence(monkeypatch, tmp_path):
-    monkeypatch.setattr(simulation, "find_spec", lambda name: None if name == "ray" else name)
+    monkeypatch.setattr(simulation, "installed", lambda name: name != "ray")
     file = sites.write_experiment(tmp_path / "three.yaml", sites.simulated("local"))
     words = ["run", str(file), "engine.name=flower-simulation", "--out", str(tmp_path / "run")]
     ended = CliRunner().invoke(cli.app, words)
@@ -83,8 +83,15 @@ def test_without_the_extra_it_is_one_sentence(monkeypatch, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_folder_called_ray_is_not_ray(monkeypatch, tmp_path):
+    (tmp_path / "ray_of_hope").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not installed("ray_of_hope")
+    assert installed("pytest")
+
+
 def test_an_experiment_that_processes_cannot_be_told_is_refused(monkeypatch):
-    monkeypatch.setattr(simulation, "find_spec", lambda name: name)
+    monkeypatch.setattr(simulation, "installed", lambda name: True)
     own = {"models": {"pool": lambda task, rep_dim: None}}
     with pytest.raises(ConfigError, match="needs an experiment that a file can say"):
         simulation.ready(sites.simulated("local", **own, **ENGINE))

@@ -143,9 +143,15 @@ def check_server(address: str, security: Security) -> None:
         raise ConfigError(f"{address} speaks TLS, this site would speak in plain text; give --ca")
 
 
+def installed(package: str) -> bool:
+    """Whether a package is there; a mere folder of its name, such as the one Ray leaves in /tmp, is not it."""
+    spec = find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
 def require_flower() -> None:
     """One sentence where the extra is not installed."""
-    if find_spec("flwr") is None:
+    if not installed("flwr"):
         raise ConfigError("this needs Flower; install it with: pip install 'potluck[flower]'")
 
 

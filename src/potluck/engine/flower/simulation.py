@@ -10,7 +10,6 @@ import contextlib
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from potluck import __version__
 from potluck.data import Split
 from potluck.engine.base import Outcome
 from potluck.engine.flower import frames
-from potluck.engine.flower.processes import START, Process, Relay, environment
+from potluck.engine.flower.processes import START, Process, Relay, environment, installed
 from potluck.engine.flower.server import FederatedRun, FlowerEngine, begin
 from potluck.engine.flower.site import Orders, Resident
 from potluck.engine.flower.wire import Enrolment, Order
@@ -37,7 +36,7 @@ ABOUT = "simulation.json"  # beside them: what the processes that work for clien
 
 def ready(experiment: Experiment) -> Experiment:
     """The experiment as a simulation runs it; one sentence where the extra is missing, or it is none for it."""
-    if find_spec("flwr") is None or find_spec("ray") is None:
+    if not (installed("flwr") and installed("ray")):
         raise ConfigError(
             "engine.name: flower-simulation needs Flower and Ray; install them with: "
             "pip install 'potluck[simulation]'"
