@@ -1,6 +1,7 @@
 """`engine.name: flower-simulation`: the numbers of the serial engine, from processes of Ray's."""
 
 import contextlib
+import os
 
 import pytest
 import sites
@@ -9,7 +10,7 @@ from typer.testing import CliRunner
 from potluck import cli
 from potluck.engine.flower import simulation
 from potluck.engine.flower.processes import installed
-from potluck.errors import ConfigError
+from potluck.errors import ConfigError, RunError
 from potluck.runs import Interrupted, Watcher, resume, run
 
 ENGINE = {"engine": {"name": "flower-simulation", "device": "cpu", "workers": 1, "patience": 120}}
@@ -88,6 +89,15 @@ def test_a_folder_called_ray_is_not_ray(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     assert not installed("ray_of_hope")
     assert installed("pytest")
+
+
+def test_a_simulation_that_dies_is_not_waited_for(monkeypatch, tmp_path):
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "__init__.py").write_text("raise RuntimeError('broken')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(simulation, "installed", lambda name: True)
+    with pytest.raises(RunError, match=r"Flower's simulation has ended: .*simulation\.log"):
+        run(sites.simulated("local", **ENGINE), out=tmp_path / "run")
 
 
 def test_an_experiment_that_processes_cannot_be_told_is_refused(monkeypatch):

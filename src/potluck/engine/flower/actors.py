@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,4 +58,8 @@ def main() -> None:
     backend: dict[str, Any] = {"client_resources": {"num_cpus": int(threads), "num_gpus": 0.0}}
     if workers:
         backend["init_args"] = {"num_cpus": int(threads) * int(workers[0])}
-    run_simulation(server_app(path), client_app(folder), int(clients), backend_config=backend)
+    try:
+        run_simulation(server_app(path), client_app(folder), int(clients), backend_config=backend)
+    except BaseException:  # the relay's thread would keep the process, and whoever waits for it
+        traceback.print_exc()
+        os._exit(1)

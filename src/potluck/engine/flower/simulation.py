@@ -7,6 +7,7 @@ every client, in the run's folder. Any process may work for any client, so a cli
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +31,7 @@ from potluck.runs import RunResult, Watcher
 from potluck.world import World
 
 CLIENTS = "clients"  # folder of the clients' records in a run's folder
+ENDING = 2.0  # seconds a process that has closed its connection may take to end
 PROGRAM = "from potluck.engine.flower.actors import main; main()"  # not with -m: Ray must find it by its name
 ABOUT = "simulation.json"  # beside them: what the processes that work for clients need to know
 
@@ -96,7 +98,14 @@ def simulating(experiment: Experiment, clients: int, home: Path, records: Path) 
         except OSError as error:
             raise RunError(f"Flower's simulation does not start: {process.tail()} ({process.log})") from error
         stack.callback(channel.close)
-        yield Relay(channel)
+        try:
+            yield Relay(channel)
+        except RunError as error:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.popen.wait(ENDING)
+            if process.alive:
+                raise
+            raise RunError(f"Flower's simulation has ended: {process.tail()} ({process.log})") from error
 
 
 # --- a process that works for clients -------------------------------------------------------------------
