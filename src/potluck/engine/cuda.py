@@ -2,8 +2,8 @@
 
 A slot is a live client with a stream. A step is captured once per slot and batch size and replayed n times; the
 rows of each step stand in a table on the device, and a counter inside the graph walks down it. A slot's graphs
-are captured and replayed on the slot's own stream only, and no two share memory, so that all slots can be in
-flight together. The host only waits when replies are read.
+are captured and replayed on the slot's own stream only, one after the other: they share the slot's memory, and no
+two slots share any, so that all slots can be in flight together. The host only waits when replies are read.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ R = TypeVar("R", Request, Examination)
 G = TypeVar("G")
 CAPACITY = 64  # steps a table of rows holds at least; a longer plan fills it again
 STREAMS = 32
+TRIED = 3  # algorithms a search for the fastest convolution tries, the likeliest first
 WARM_UP = 2  # steps before a capture: they make handles, workspaces and the optimiser's buffers
 
 
@@ -44,7 +45,7 @@ class Graph:
     """
 
     def __init__(
-        self, holder: Holder, workspace: Workspace, step: Step, tables: dict[str, np.ndarray]
+        self, holder: Holder, workspace: Workspace, step: Step, tables: dict[str, np.ndarray], pool: Any
     ) -> None:
         self.widths = {name: rows.shape[1] for name, rows in tables.items()}
         self.capacity = max(CAPACITY, len(next(iter(tables.values()))))
@@ -57,7 +58,7 @@ class Graph:
                 self.counter.zero_()
                 self._step(step)
         self.graph = torch.cuda.CUDAGraph()
-        with _capturing(self.graph, workspace.augment if workspace.augments else None):
+        with _capturing(self.graph, pool, workspace.augment if workspace.augments else None):
             self._step(step)
 
     def _step(self, step: Step) -> None:
@@ -83,16 +84,16 @@ class Graph:
 
 
 class Reading:
-    """One batch of a `collect` of one slot, captured for one batch size; its outputs stand still."""
+    """One batch of a `collect` of one slot, captured for one batch size."""
 
-    def __init__(self, function: Callable[[Tensor], Any], rows: Tensor) -> None:
+    def __init__(self, function: Callable[[Tensor], Any], rows: Tensor, pool: Any) -> None:
         self.rows = rows.clone()
         self.graph = torch.cuda.CUDAGraph()
-        with _capturing(self.graph):
+        with _capturing(self.graph, pool):
             self.outputs = function(self.rows)
 
     def replay(self, rows: Tensor) -> Any:
-        """The outputs for other rows, in memory of their own."""
+        """The outputs for other rows, in memory of their own: the slot's next graph may write where they stood."""
         self.rows.copy_(rows)
         self.graph.replay()
         if isinstance(self.outputs, Tensor):
@@ -132,6 +133,7 @@ class GraphRunner:
     def __init__(self, holder: Holder, rows: RowsOnDevice, notice: Callable[[str], None]) -> None:
         self.holder, self.rows, self.notice = holder, rows, notice
         self.readings: dict[Any, Reading | int | None] = {}
+        self.pool = torch.cuda.graph_pool_handle()
 
     def train(self, workspace: Workspace, step: Step, plan: Plan) -> None:
         """Replay what is captured, capture what will come again."""
@@ -153,13 +155,15 @@ class GraphRunner:
 
         Clients of one size all end in the same short batch; where they are ragged hardly two in a row do, and a
         capture would cost more than it saves. A single sample takes another path through batch norm, eagerly.
+        The fastest convolutions are looked for where batches are full, and not for the size of one small client.
         """
         graphs: dict[tuple[int, ...], Graph | None] = workspace.recordings
         if sizes in graphs or min(sizes) == 1:
             return graphs.get(sizes)
         several = len(next(iter(tables.values()))) > 1
         if several or sizes == workspace.alone:
-            with _fastest_convolutions() if several else contextlib.nullcontext():
+            usual = several and sizes[0] >= self.holder.training.batch_size
+            with _fastest_convolutions() if usual else contextlib.nullcontext():
                 graphs[sizes] = self._captured(partial(Graph, self.holder, workspace, step, tables))
         else:
             workspace.alone = sizes
@@ -185,10 +189,11 @@ class GraphRunner:
             found.append(function(rows))
         return found
 
-    def _captured(self, capture: Callable[[], G]) -> G | None:
+    def _captured(self, capture: Callable[..., G]) -> G | None:
         try:
-            return capture()
+            return capture(pool=self.pool)
         except (RuntimeError, PotluckError) as error:
+            self.pool = torch.cuda.graph_pool_handle()  # the old one may have been given back
             if _is_memory(error):
                 raise
             torch.cuda.synchronize(self.holder.device)
@@ -200,12 +205,13 @@ class GraphRunner:
 
 
 @contextlib.contextmanager
-def _capturing(graph: torch.cuda.CUDAGraph, generator: torch.Generator | None = None) -> Iterator[None]:
-    """Capture what is done inside, into memory of its own; a capture that fails leaves no trace.
+def _capturing(
+    graph: torch.cuda.CUDAGraph, pool: Any, generator: torch.Generator | None = None
+) -> Iterator[None]:
+    """Capture what is done inside, into the memory of a pool; a capture that fails leaves no trace.
 
     Nothing is collected as garbage meanwhile: an event or a graph that dies in the middle would spoil it.
     """
-    pool = torch.cuda.graph_pool_handle()
     collects = gc.isenabled()
     gc.disable()
     _begin(graph, pool, generator)
@@ -215,7 +221,10 @@ def _capturing(graph: torch.cuda.CUDAGraph, generator: torch.Generator | None = 
     except BaseException:
         with contextlib.suppress(RuntimeError):
             graph.capture_end()
-        _abandon(pool, generator)
+        if _ended(graph):  # it failed later, for want of memory: the graph gives its pool back itself
+            graph.reset()
+        else:
+            _abandon(pool, generator)
         raise
     finally:
         if collects:
@@ -226,6 +235,15 @@ def _begin(graph: torch.cuda.CUDAGraph, pool: Any, generator: torch.Generator | 
     if generator is not None:
         graph.register_generator_state(generator)
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+
+
+def _ended(graph: torch.cuda.CUDAGraph) -> bool:
+    """Whether the capture itself came to its end, whatever became of the graph."""
+    try:
+        graph.pool()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _abandon(pool: Any, generator: torch.Generator | None) -> None:
@@ -300,6 +318,7 @@ class CudaEngine(LocalEngine):
         self._notice = notice
         self._rows = RowsOnDevice(world.device)
         self._pools: dict[str, list[Slot]] = {}
+        self._homes: dict[ClientId, Slot] = {}  # the slot a client was in last
         self._now: Slot | None = None
         self._loaded = False
         self._main = torch.cuda.current_stream(self.index)
@@ -332,16 +351,26 @@ class CudaEngine(LocalEngine):
                 "client; use a smaller batch or model, or engine.device: cpu"
             ) from error
         self.limit = max(1, slots // 2)
-        self._pools, self._now = {}, None
-        torch.cuda.empty_cache()
+        self._forget_slots()
         self._tell(f"GPU memory ran out with {slots} clients in flight; going on with {self.limit} at once")
+
+    def _forget_slots(self) -> None:
+        """Give the memory of live clients and their graphs back; nothing may be in flight."""
+        self._pools, self._homes, self._now = {}, {}, None
+        gc.collect()  # slots and their graphs know each other
+        torch.cuda.empty_cache()
+
+    def close(self) -> None:
+        """Leave the device to the next run: a comparison plays many in one process."""
+        torch.cuda.synchronize(self.world.device)
+        self._forget_slots()
 
     def _spread(self, work: Callable[[R], Outcome], requests: Sequence[R]) -> list[Outcome]:
         busy: dict[Slot, None] = {}
         outcomes = []
         with self._at_work():
             for request in requests:
-                self._now = slot = self._slot(request.client, busy)
+                self._now = self._homes[request.client] = slot = self._slot(request.client, busy)
                 busy[slot] = None
                 torch.cuda.set_stream(slot.stream)
                 torch.cuda.default_generators[self.index].graphsafe_set_state(slot.generator)
@@ -388,11 +417,14 @@ class CudaEngine(LocalEngine):
             self._notice(sentence)
 
     def _slot(self, client: ClientId, busy: dict[Slot, None]) -> Slot:
-        """A free slot of the client's kind, the oldest first, for it has its graphs; else a new one.
+        """The slot the client was in last, with graphs for its batches; else a free one of its kind, or a new one.
 
-        States move in one stroke and graphs do not move, so it does not matter who held a slot last. Where no
-        more slots are allowed the clients queue at those there are.
+        States move in one stroke, so a client may be in any. Where no more slots are allowed the clients queue at
+        those there are.
         """
+        home = self._homes.get(client)
+        if home is not None and home not in busy:
+            return home
         pool = self._pools.setdefault(self.world.kind(client), [])
         free = next((slot for slot in pool if slot not in busy), None)
         if free is not None:
@@ -439,10 +471,14 @@ class CudaEngine(LocalEngine):
 
 @contextlib.contextmanager
 def _fastest_convolutions() -> Iterator[None]:
-    """Let cuDNN try its algorithms, once per shape: it takes a second, and the graph runs many times."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
+    """Let cuDNN try a few algorithms, once per shape: it takes a while, and the graph runs many times.
+
+    It tries them alone, while ours run side by side: trying more takes longer and gains nothing.
+    """
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.benchmark_limit
+    cudnn.benchmark, cudnn.benchmark_limit = not torch.are_deterministic_algorithms_enabled(), TRIED
     try:
         yield
     finally:
-        torch.backends.cudnn.benchmark = before
+        cudnn.benchmark, cudnn.benchmark_limit = before
