@@ -11,10 +11,11 @@ loop written below, one client after the other; `serial`, `LocalEngine`; `concur
 worker processes on a CPU. SGD with momentum 0.9 and weight decay 1e-3, one epoch, one precision for all three.
 
 Seconds: median over rounds after a warm-up, from a device that has finished to one that has finished. The ratio to
-the reference is the median over the rounds both played. `first` is the concurrent engine's first round, with the
-building of clients and the capture of graphs. Memory is the most that torch reserved. Busy is the share of the
-wall time of one more round, under the profiler, in which the device did something; the two sequential runners are
-profiled over one client of each architecture, and their kernels scaled to the cohort.
+the reference is that of the medians. `first` is the concurrent engine's first round, with the building of clients
+and the capture of graphs. Memory is the most that torch reserved. Busy is the share of the wall time of one more
+round, under the profiler, in which the device did something; the sequential runners are profiled over one client of
+each architecture, and their kernels scaled to the cohort. Each case has a process of its own, and the profiler
+comes after all its timings: it stays with a process, and graphs of short kernels are slower from then on.
 
 The floor is what no version can beat by much, whichever is larger of
     arithmetic  = Σ over clients of 3 · 2 · (multiply-adds of one sample's forward pass) · samples / matrix rate
@@ -33,6 +34,7 @@ import functools
 import gc
 import json
 import math
+import multiprocessing
 import os
 import platform
 import statistics
@@ -41,9 +43,10 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -74,6 +77,7 @@ from potluck.runs import precision, threads
 from potluck.state import Precision
 from potluck.world import World
 
+R = TypeVar("R")
 LR, MOMENTUM, WEIGHT_DECAY = 0.01, 0.9, 1e-3
 CNNS = ("cnn1", "cnn2", "cnn3", "cnn4", "cnn5")
 RESNETS = ("resnet10", "resnet14", "resnet18", "resnet22", "resnet26")
@@ -668,9 +672,8 @@ class Row:
         return statistics.median(self.seconds.values())
 
     def against(self, other: Row) -> float:
-        """How many times faster than another runner, over the rounds both played."""
-        both = self.seconds.keys() & other.seconds.keys()
-        return statistics.median(other.seconds[number] / self.seconds[number] for number in both)
+        """How many times faster than another runner."""
+        return other.median / self.median
 
 
 class Bench:
@@ -699,21 +702,19 @@ class Bench:
 
         return timed(work, self.device)
 
-    def measure(self, name: str, make: Callable[[], Runner]) -> Row:
-        """Make a runner, let it warm up, time its rounds, profile one more, and let it go."""
+    def measure(self, name: str, make: Callable[[], Runner]) -> tuple[Row, Runner]:
+        """Make a runner, let it warm up, and time its rounds."""
         clean_memory(self.device)
-        with precision(self.case.precision), threads(self.options.threads):
-            runner = make()
-            row = Row(self.case.name, name, self.case.precision, {})
-            if name == "concurrent":
-                self._time_concurrent(runner, row)
-            else:
-                self._time_sequential(runner, row)
-            row.memory = peak(self.device)
-            if self.device.type == "cuda" and not self.options.no_busy:
-                row.profile = self._profile(runner, name)
-            runner.close()
-        return row
+        before = peak(self.device)
+        runner = make()
+        row = Row(self.case.name, name, self.case.precision, {})
+        if name == "concurrent":
+            self._time_concurrent(runner, row)
+        else:
+            self._time_sequential(runner, row)
+        most = peak(self.device)
+        row.memory = most - before if most is not None and before is not None else None
+        return row, runner
 
     def _time_concurrent(self, runner: Runner, row: Row) -> None:
         row.first = self.one_round(runner, 1, self.cohort(1))
@@ -746,25 +747,30 @@ class Bench:
         found = profiled(work, self.device)
         return replace(found, kernels=round(found.kernels * scale))
 
-    def rows(self, ceilings: Ceilings) -> Iterator[Row]:
-        """Every runner of the case, the concurrent one first.
+    def rows(self, ceilings: Ceilings) -> list[Row]:
+        """Every runner of the case, the concurrent one played first.
 
         For each shape of a convolution torch keeps the algorithm that was chosen first, and only this runner lets
-        cuDNN search for the fastest. After the others it had to take what they took without a search.
+        cuDNN search. After the others it had to take what they took without a search.
         """
-        case = self.case
-        concurrent = self.measure(
-            "concurrent", lambda: concurrent_runner(make_world(case, self.device), self.options)
-        )
-        concurrent.floor = self.floor(ceilings)
-        concurrent.aim, concurrent.stretch, concurrent.aim_ratio = case.aim, case.stretch, case.aim_ratio
-        reference = self.measure(
-            "reference", lambda: REFERENCES[case.method["name"]](self.host, case, self.device)
-        )
-        serial = self.measure("serial", lambda: serial_runner(make_world(case, self.device)))
-        for row in (reference, serial, concurrent):
-            row.ratio = row.against(reference)
-            yield row
+        case, device = self.case, self.device
+        makers: dict[str, Callable[[], Runner]] = {
+            "concurrent": lambda: concurrent_runner(make_world(case, device), self.options),
+            "reference": lambda: REFERENCES[case.method["name"]](self.host, case, device),
+            "serial": lambda: serial_runner(make_world(case, device)),
+        }
+        with precision(case.precision), threads(self.options.threads):
+            measured = {name: self.measure(name, make) for name, make in makers.items()}
+            for name, (row, runner) in measured.items():
+                if device.type == "cuda" and not self.options.no_busy:
+                    row.profile = self._profile(runner, name)
+                runner.close()
+        rows = [measured[name][0] for name in ("reference", "serial", "concurrent")]
+        for row in rows:
+            row.ratio = row.against(rows[0])
+        rows[-1].floor = self.floor(ceilings)
+        rows[-1].aim, rows[-1].stretch, rows[-1].aim_ratio = case.aim, case.stretch, case.aim_ratio
+        return rows
 
 
 def serial_runner(world: World) -> Runner:
@@ -1094,13 +1100,10 @@ def play(options: argparse.Namespace) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
     settle(options, device)
     cases = chosen(options)
-    with threads(options.threads):
-        results = Results(environment(device), Ceilings(device, options.tiny))
-        results.ceilings.copy_rate()
-        for name in dict.fromkeys(case.precision for case in cases if not options.scale):
-            results.ceilings.matrix_rate(name)
+    precisions = [] if options.scale else [case.precision for case in cases]
+    results = Results(*apart(surroundings, device, precisions, options))
     if not options.no_check:
-        results.difference = check(fitted(CHECK, options), device, options)
+        results.difference = apart(check, fitted(CHECK, options), device, options)
     for sentence in results.about():
         say(sentence)
     say(line(COLUMNS))
@@ -1109,8 +1112,33 @@ def play(options: argparse.Namespace) -> None:
             results.add(row, options)
         return
     for case in cases:
-        for row in Bench(case, device, options).rows(results.ceilings):
+        for row in apart(rows_of, case, device, options, results.ceilings):
             results.add(row, options)
+
+
+def apart(work: Callable[..., R], *arguments: Any) -> R:
+    """Done in a process of its own, which begins with everything imported and nothing chosen."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__"])
+    with ProcessPoolExecutor(1, context) as pool:
+        return pool.submit(work, *arguments).result()
+
+
+def surroundings(
+    device: torch.device, precisions: Sequence[str], options: argparse.Namespace
+) -> tuple[dict[str, Any], Ceilings]:
+    """What is measured on, and its ceilings."""
+    ceilings = Ceilings(device, options.tiny)
+    with threads(options.threads):
+        ceilings.copy_rate()
+        for name in dict.fromkeys(precisions):
+            ceilings.matrix_rate(name)
+    return environment(device), ceilings
+
+
+def rows_of(case: Case, device: torch.device, options: argparse.Namespace, ceilings: Ceilings) -> list[Row]:
+    """The lines of one case."""
+    return Bench(case, device, options).rows(ceilings)
 
 
 if __name__ == "__main__":
