@@ -2,11 +2,12 @@
 
     python benchmarks/muscle.py                          B=32, d=256, M=1 to 5: the CPU, and a GPU if there is one
     python benchmarks/muscle.py --peers 3 --memory 64    M=3 alone, pieces of 64 MiB
+    python benchmarks/muscle.py --devices cuda           the GPU alone
 
 - `forward and backward`: seconds for the loss and its gradient, the median of `--repeats` after one more.
 - `memory`: what it takes beyond its inputs at the highest point. On a GPU what torch has allocated; on a CPU what
   the process has grown by, one that gives freed memory back at once (glibc otherwise keeps blocks under 32 MiB, and
-  a process may grow to twice as much). Speed and memory are measured in a process of their own each.
+  a process may grow to twice as much); there speed and memory are measured in a process of their own each.
 - `plain loop`: the loss of `--anchors` anchors by the formula, one tuple at a time, with inner products of width d
   in every exponent, scaled up to B anchors; up to M=3. `difference` is that of those anchors' losses.
 """
@@ -82,6 +83,8 @@ def weigh(options: argparse.Namespace, peers: int, device: str) -> dict[str, Any
     anchor, others = matrices(options.batch, options.width, peers, device)
     anchor.requires_grad_()
     step(anchor, others[:1], 1)  # in pieces too: libraries take memory of their own at the first call
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     before = highest(device)
     step(anchor, others, options.memory * MIB)
     return {"memory": highest(device) - before}
@@ -104,6 +107,14 @@ def compare(options: argparse.Namespace, peers: int, device: str) -> dict[str, A
     return found
 
 
+def row(options: argparse.Namespace, peers: int, device: str) -> dict[str, Any]:
+    """What is measured of one loss on one device."""
+    if device == "cuda":
+        return compare(options, peers, device) | weigh(options, peers, device)
+    found = in_a_process_of_its_own("speed", peers, device)
+    return found | in_a_process_of_its_own("memory", peers, device)
+
+
 def in_a_process_of_its_own(what: str, peers: int, device: str) -> dict[str, Any]:
     """This one stays small: a process starts with the highest point of the one that made it."""
     arguments = [sys.executable, __file__, *sys.argv[1:], "--row", f"{what},{peers},{device}"]
@@ -124,6 +135,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    found = "cpu,cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--devices", default=found, help=f"where to measure ({found})")
     parser.add_argument("--peers", default="1,2,3,4,5")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--width", type=int, default=256)
@@ -139,17 +152,14 @@ def main() -> None:
         measure = weigh if what == "memory" else compare
         print(json.dumps(measure(options, int(peers), device)))
         return
-    devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
     print(
         f"B={options.batch}, d={options.width}, pieces of {options.memory} MiB, {options.threads} CPU threads"
     )
     print("| device | M | exponents | forward and backward | memory | plain loop | difference |")
     print("|:---|---:|---:|---:|---:|---:|---:|")
-    for device in devices:
+    for device in options.devices.split(","):
         for peers in map(int, options.peers.split(",")):
-            found = in_a_process_of_its_own("speed", peers, device)
-            found |= in_a_process_of_its_own("memory", peers, device)
-            print(line(options, peers, device, found), flush=True)
+            print(line(options, peers, device, row(options, peers, device)), flush=True)
 
 
 if __name__ == "__main__":
