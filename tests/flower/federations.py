@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import pytest
 import sites
 
 from potluck.engine.flower.processes import (
@@ -19,6 +20,8 @@ from potluck.engine.flower.processes import (
     program,
     start_superlink,
 )
+
+pytest.importorskip("cryptography")  # comes with Flower
 from potluck.keys import make_keys
 
 
