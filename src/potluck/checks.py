@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -27,6 +28,13 @@ def require_width(world: World, client: ClientId, option: str, width: int, spare
             f"{world.method.name}: {option} is {width}, but {named(world, client)} has representation width "
             f"{own}; set method.{option} to at most {own - spare}"
         )
+
+
+def require_apart(option: str, widths: Sequence[int], other: str, taken: Mapping[ClientId, int]) -> None:
+    """None of the widths may be one that a client has already under another name."""
+    for client, width in taken.items():
+        if width in widths:
+            raise ConfigError(f"{option} has {width}, which is {other} of client {client} already")
 
 
 def require_one_width(world: World, reason: str) -> None:

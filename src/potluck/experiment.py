@@ -223,7 +223,8 @@ class EngineSettings(Settings):
 class CheckpointSettings(Settings):
     """How often a run can be resumed from."""
 
-    every: float = Field(default=60.0, ge=0)  # seconds between checkpoints; 0: after every round; or never
+    # seconds between checkpoints; 0: after every round; or never
+    every: float = Field(default=60.0, ge=0, allow_inf_nan=True)
 
     @field_validator("every", mode="before")
     @classmethod

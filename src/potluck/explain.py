@@ -40,7 +40,7 @@ def explain_world(world: World, client: ClientId | None = None) -> dict[str, Any
     def sized(contract: Contract) -> list[dict[str, Any]]:
         return [_entry(name, field, symbols, shapes) for name, field in contract.items()]
 
-    repeats = method.repeats(world)
+    repeats, option = method.repeats(world), method.open_option(world)
     steps = [
         {
             "name": name,
@@ -60,6 +60,7 @@ def explain_world(world: World, client: ClientId | None = None) -> dict[str, Any
         "report": [{"name": name, "meaning": meaning} for name, meaning in REPORT.items()],
         "stays": list(method.stays),
         "server_needs": method.server_needs,
+        "open": None if option is None else {"option": option.name, "candidates": list(option.candidates)},
         "up_scalars": _total(steps, "up"),
         "down_scalars": _total(steps, "down"),
     }

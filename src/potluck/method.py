@@ -122,6 +122,9 @@ class Method:
     stays: tuple[str, ...] = ("data", "labels", "model")
     modes: tuple[str, ...] = ("model",)  # ways to predict; the first is the reported one
     down: ClassVar[Declared] = {}
+    remedy: str = (
+        "lower training.optimizer.lr or set training.clip"  # what helps where numbers grow without bound
+    )
 
     class Config(MethodConfig):
         """No options."""

@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 class Settings(BaseModel):
-    """A block of settings. Unknown keys are refused; a block does not change once it is made."""
+    """A block of settings. Unknown keys and infinite numbers are refused; once made it does not change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
 
 
 class OptimizerSettings(Settings):

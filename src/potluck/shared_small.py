@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
+
+import torch
 
 from potluck.checks import require_width
 from potluck.client import Card, Client, ClientId
@@ -10,9 +13,11 @@ from potluck.errors import ConfigError
 from potluck.message import Content, Message, Shapes, state_of
 from potluck.method import Clients, Method, MethodConfig
 from potluck.models import Model, build
+from potluck.models.trial import sample_batch
 from potluck.server import Server
 from potluck.settings import per_client
 from potluck.slicing import Nested
+from potluck.state import Part
 from potluck.task import Task
 from potluck.tuning import OpenOption, TuneSettings, Width, require_validation
 
@@ -48,6 +53,21 @@ class SharedSmall(Method):
         self.slices = Nested(
             widths, lambda d1: self.build_small(world.task, d1), self.config.buffers, "method.small"
         )
+        for client in {d1: client for client, d1 in widths.items() if d1 < self.slices.widest}.values():
+            self._check_slice(world.task, client)
+
+    def _check_slice(self, task: Task, client: ClientId) -> None:
+        """A client's slice of the small model must see what the whole sees in its first columns."""
+        whole, slice_ = self.build_small(task), self.build_small(task, self.slices.widths[client])
+        Part(slice_).load(self.slices.cut(Part(whole, self.config.buffers).wire(), client))
+        x = sample_batch(task, whole)
+        with torch.no_grad():
+            expected, found = whole.eval().features(x), slice_.eval().features(x)
+        if not torch.allclose(found, expected[:, : found.shape[1]], rtol=1e-3, atol=1e-5):
+            raise ConfigError(
+                f"method.small: the representation of width {found.shape[1]} is not the beginning of that of width "
+                f"{expected.shape[1]}; choose a model whose last layer before the head is linear, or one d1 for all"
+            )
 
     def _d1(self, world: World) -> Any:
         """As it is given; for `auto` the largest that will be tried."""
@@ -65,6 +85,8 @@ class SharedSmall(Method):
         """The small model, its representation d1 wide; default: as wide as any client's."""
         width = self.slices.widest if d1 is None else d1
         if self.config.small is not None:
+            if isinstance(self.config.small, Mapping) and "rep_dim" in self.config.small:
+                raise ConfigError("method.small: its width is method.d1; leave rep_dim out")
             return build(self.config.small, task, rep_dim=width, who="method.small")
         if self.pool is None:
             raise ConfigError(

@@ -95,6 +95,11 @@ def explain_view(explained: Mapping[str, Any], experiment: str) -> RenderableTyp
     client, steps = explained["client"], explained["steps"]
     head = Text.assemble((explained["method"], "bold"), f"  {explained['citation']}".rstrip())
     about = Text(f"sizes for client {client['id']} ({client['model']}) of {experiment}", "dim")
+    if explained["open"] is not None:
+        tried = ", ".join(map(str, explained["open"]["candidates"]))
+        about.append(
+            f"\n{explained['open']['option']} is chosen of {tried} before the first round; these are the largest"
+        )
     leaves = _crossing(steps, "up", explained["up_scalars"])
     comes = _crossing(steps, "down", explained["down_scalars"])
     parts: list[RenderableType] = [

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveInt
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt
 
 from potluck.errors import ConfigError, RunError
 from potluck.record import read_json
@@ -44,13 +44,13 @@ Width = Annotated[
 ]  # one for all, one to be chosen, a list dealt out in turn, or one per client
 
 
-def _ascending(value: Any) -> Any:
-    if isinstance(value, list | tuple) and list(value) != sorted(set(value)):
+def _ascending(value: tuple[int, ...]) -> tuple[int, ...]:
+    if list(value) != sorted(set(value)):
         raise ValueError("the widths must grow from each to the next")
     return value
 
 
-Ascending = Annotated[tuple[PositiveInt, ...], BeforeValidator(_ascending)]
+Ascending = Annotated[tuple[PositiveInt, ...], AfterValidator(_ascending)]
 
 
 class TuneSettings(Settings):

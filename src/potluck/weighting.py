@@ -30,10 +30,11 @@ def _is_weight(value: Any) -> bool:
 
 
 Weight = Annotated[float | str | Rule, BeforeValidator(_read)]
-"""A number, or a function (in a file: `module:function`) of the mean of each loss term as last reported.
+"""A number, or a function (in a file: `module:function`) of the mean of each weighted loss term as last reported.
 
 The terms are tensors on the client's device, weights included, and 0 before the first report. The function returns
-a tensor or a number and must not read values back: `lambda report: report["large"] / (report["small"] + 1)`.
+one number (or a tensor with one) and reads nothing back: `lambda report: report["large"] / (report["small"] + 1)`.
+What it gives below 0 counts as 0.
 """
 
 
@@ -47,17 +48,23 @@ def rules(weights: Mapping[str, float | str | Rule]) -> dict[str, Rule]:
 
 def weigh(rules: Mapping[str, Rule], report: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """The weight of every term that has a rule, as a tensor for `fit(scalars=…)`."""
-    return {
-        term: torch.as_tensor(rule(report), dtype=torch.float32).to(device, non_blocking=True)
-        for term, rule in rules.items()
-    }
+    return {term: _weight(rule(report), term).to(device, non_blocking=True) for term, rule in rules.items()}
+
+
+def _weight(value: Any, term: str) -> Tensor:
+    weight = torch.as_tensor(value, dtype=torch.float32)
+    if weight.numel() != 1:
+        shape = "×".join(map(str, weight.shape))
+        raise ConfigError(f"the function that weighs the {term} loss gives {shape} numbers, expected one")
+    return weight.reshape(()).clamp_min(0)
 
 
 def try_rules(rules: Mapping[str, Rule], report: Mapping[str, Tensor], key: str) -> None:
-    """Refuse a function that does not give a weight, before anything runs."""
-    for term, one in rules.items():
+    """Refuse a function that gives no weight, before anything runs: for this report, or for losses of 1."""
+    later = {term: torch.ones_like(value) for term, value in report.items()}
+    for term, one, seen in [(term, one, seen) for term, one in rules.items() for seen in (report, later)]:
         try:
-            value = float(one(report))
+            value = float(one(seen))
         except Exception as error:  # it is the user's, and may raise anything
             raise ConfigError(f"{key}_{term}: the function fails: {type(error).__name__}: {error}") from error
         if not _is_weight(value):

@@ -10,7 +10,7 @@ from torch import nn
 from potluck.averaging import average
 from potluck.client import Client
 from potluck.engine.base import Engine
-from potluck.errors import ConfigError, MessageError
+from potluck.errors import ConfigError, MessageError, RoundFailed
 from potluck.experiment import Experiment
 from potluck.explain import explain_world
 from potluck.message import Message
@@ -23,6 +23,7 @@ from potluck.rng import Rng
 from potluck.state import Part
 from potluck.streams import Source
 from potluck.task import Batch, Task
+from potluck.weighting import weigh
 
 TASK = Task("classification", 10, (5,))
 D1, D2 = 2, 3
@@ -591,12 +592,59 @@ class Bent(Sized):
             "method.weight_small: the function fails: KeyError",
         ),
         ({"weight_large": lambda report: -1}, r"method.weight_large: the function gives -1\.0"),
+        ({"weight_large": lambda report: -report["small"]}, r"method.weight_large: the function gives -1\.0"),
+        ({"d1": 2, "widths": [2, 3]}, "widths has 2, which is d1 of client a already"),
     ],
     ids=lambda value: str(value)[:40],
 )
 def test_bad_input_is_told_before_anything_runs(kit, options, sentence):
     with pytest.raises(ConfigError, match=sentence):
         federation(kit, models=[kit.Shallow, kit.Narrow, kit.Deep], **options)
+
+
+class Pooled(Sized):
+    """As wide as it is told to be by averaging neighbours: a narrower one is no slice of a wider one."""
+
+    def __init__(self, task, rep_dim=6):
+        super().__init__(task, rep_dim)
+        self.fc1 = nn.Linear(task.input[0], 12)
+
+    def features(self, x):
+        return nn.functional.adaptive_avg_pool1d(torch.relu(self.fc1(x)), self.rep_dim)
+
+
+def test_a_small_model_whose_columns_mean_something_else_at_another_width_is_refused(kit):
+    federation(kit, small=Pooled, d1=4)
+    with pytest.raises(
+        ConfigError, match=r"method\.small: the representation of width 3 is not the beginning"
+    ):
+        federation(kit, small=Pooled, d1=[6, 3])
+
+
+def test_a_function_must_give_one_number_and_what_is_below_zero_counts_as_zero(kit):
+    game = federation(kit, rows={"a": range(0, 6)}, weight_small=lambda report: 1.2 - report["large"])
+    game.round("a")
+    before = game.part("a", "small")["head.weight"]
+    assert game.state("a")["report/large"] > 1.2
+    assert not game.round("a").failures
+    assert torch.equal(game.part("a", "small")["head.weight"], before)
+    assert game.state("a")["report/small"] == 0
+    with pytest.raises(ConfigError, match="gives 3 numbers, expected one"):
+        weigh({"small": lambda report: torch.ones(3)}, {}, torch.device("cpu"))
+
+
+def test_a_function_that_gives_no_number_later_is_named(kit):
+    game = federation(kit, weight_small=lambda report: torch.sqrt(1.2 - report["large"]))
+    failures = [reason for _ in range(3) for reason in _failures(game)]
+    assert failures
+    assert "look at what the functions of method.weight_* give" in failures[0]
+
+
+def _failures(game):
+    try:
+        return game.round("a").failures.values()
+    except RoundFailed as error:
+        return [str(error)]
 
 
 def test_tied_headers_must_be_linear(kit):
@@ -620,6 +668,14 @@ def test_a_small_model_without_slices_cannot_have_several_widths(kit):
         ({"d1": "wide"}, r"method\.d1: give a whole number from 1"),
         ({"widths": [8, 4]}, r"method\.widths: the widths must grow"),
         ({"widths": [8, 8]}, r"method\.widths: the widths must grow"),
+        ({"widths": [2, "a"]}, r"method\.widths"),
+        ({"widths": [[1], [2]]}, r"method\.widths"),
+        ({"d1": "auto", "tune": {"candidates": ["a", 2]}}, r"method\.tune\.candidates"),
+        ({"mrl": "local_only", "weight_small": 5}, "no small loss that weight_small could weigh"),
+        ({"projector": "none", "lr": {"projector": 0.1}}, "nothing that lr.projector could train"),
+        ({"weight_small": 0, "weight_large": 0.0}, "both 0: nothing is learned"),
+        ({"weight_widths": math.inf}, r"method\.weight_widths"),
+        ({"lr": {"small": math.inf}}, r"method\.lr\.small"),
         ({"mrl": "full", "tie_headers": True}, "goes with none of"),
         ({"mrl": "local_only", "global_header": False}, "goes with none of"),
         ({"tie_headers": True, "global_header": False}, "choose one"),

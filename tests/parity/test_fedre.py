@@ -73,8 +73,11 @@ class TestMixture:
         torch.testing.assert_close(up["label"], torch.tensor([0.25, 0.0, 0.75]))
         assert up["label"][1] == 0
 
-    @pytest.mark.parametrize("mechanism", MECHANISMS)
-    @pytest.mark.parametrize("weights", ["uniform", "gaussian", "laplace"])
+    @pytest.mark.parametrize(
+        ("mechanism", "weights"),
+        [(mechanism, "uniform") for mechanism in MECHANISMS]
+        + [(mechanism, weights) for mechanism in ("RAR", "RAP") for weights in ("gaussian", "laplace")],
+    )
     def test_weights_are_a_mixture_over_the_classes_held(self, mechanism, weights):
         method = fedre(mechanism=mechanism, weights=weights)
         client = alone(method, X, Y)
@@ -461,6 +464,15 @@ class TestBadInput:
             "bias 4; set models.rep_dim to one width for all"
         )
 
+    def test_heads_of_one_width_and_two_forms(self, kit):
+        class Unbiased(kit.Shallow):
+            def __init__(self, task):
+                super().__init__(task)
+                self.head = nn.Linear(self.rep_dim, task.classes, bias=False)
+
+        with pytest.raises(ConfigError, match="give both a head of one form"):
+            federation(kit, models=[kit.Shallow, Unbiased])
+
     def test_a_head_without_parameters(self, kit):
         class Bald(Model):
             rep_dim = 4
@@ -501,6 +513,9 @@ class TestBadInput:
             ({"mechanism": "RAN"}, "method.mechanism: input should be 'RAP', 'VAP'"),
             ({"weights": "cauchy"}, "method.weights: input should be 'uniform', 'gaussian' or 'laplace'"),
             ({"server_lr": 0}, "method.server_lr: input should be greater than 0"),
+            ({"server_lr": math.inf}, "method.server_lr: input should be a finite number"),
+            ({"mechanism": "VAP", "weights": "laplace"}, "method: weights: laplace is for RAR and RAP"),
+            ({"mechanism": "VAR", "fixed": True}, "method: fixed: true has nothing to keep"),
             ({"server_epoch": 2}, "unknown key 'method.server_epoch'; did you mean 'server_epochs'?"),
         ],
     )

@@ -163,10 +163,10 @@ class Cohort:
         """One sentence about the value that is wrong."""
         name = answer.up.not_finite()
         if name is not None:
-            return f"{who}: tensor {name!r} is not finite; lower training.optimizer.lr or set training.clip"
+            return f"{who}: tensor {name!r} is not finite; {self.method.remedy}"
         symbols = self.method.symbols(self.cards[answer.client])
         for key, field in contract.items():
             beyond = excess(answer.up, {key: field}, symbols)
             if beyond is not None and bool(beyond > 0):
                 return f"{who}: tensor {key!r} has a number outside 0 … {evaluate(field.below, symbols) - 1}"
-        return f"{who}: the loss is not finite; lower training.optimizer.lr or set training.clip"
+        return f"{who}: the loss is not finite; {self.method.remedy}"

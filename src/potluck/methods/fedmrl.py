@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveFloat, model_validator
 from torch import Tensor, nn
 
-from potluck.checks import require_linear_heads, require_one_width, require_width
+from potluck.checks import require_apart, require_linear_heads, require_one_width, require_width
 from potluck.client import Client
 from potluck.message import Content, Contract, state_of
 from potluck.method import client_step
@@ -71,10 +71,16 @@ class FedMRL(SharedSmall):
         def _fits_together(self) -> Self:
             if self.mrl != "nested" and (self.widths or self.tie_headers or not self.global_header):
                 raise ValueError(
-                    f"mrl: {self.mrl} goes with none of widths, tie_headers, global_header: false"
+                    f"mrl: {self.mrl} goes with none of widths, tie_headers and a missing global_header"
                 )
             if self.tie_headers and not self.global_header:
                 raise ValueError("tie_headers sends a header, global_header: false has none; choose one")
+            if self.mrl == "local_only" and self.weight_small != 1.0:
+                raise ValueError("mrl: local_only has no small loss that weight_small could weigh")
+            if self.weight_small == self.weight_large == 0:
+                raise ValueError("weight_small and weight_large are both 0: nothing is learned")
+            if self.projector == "none" and "projector" in self.lr:
+                raise ValueError("projector: none has nothing that lr.projector could train")
             return self
 
     def __init__(self, *args: Any) -> None:
@@ -85,12 +91,15 @@ class FedMRL(SharedSmall):
         if self.config.tie_headers:  # the private header does leave, as far as it is tied
             self.stays = ("data", "labels", "private extractor", "projector", "representations")
         self.rules = rules({"small": self.config.weight_small, "large": self.config.weight_large})
+        if self.rules:
+            self.remedy += ", or look at what the functions of method.weight_* give"
 
     def check(self, world: World) -> None:
         """The options must suit the clients' widths and headers."""
         super().check(world)
         for client in world.ids if self.config.widths else ():
             require_width(world, client, "widths", self.config.widths[-1], spare=1)
+        require_apart("fedmrl: widths", self.config.widths, "d1", self.slices.widths)
         if self.config.mrl == "full":
             require_one_width(world, "mrl: full")
         if self.config.tie_headers:

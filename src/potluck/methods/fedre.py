@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from potluck.client import Client
@@ -66,6 +66,14 @@ class FedRE(SharedHead):
         fixed: bool = False  # keep the first round's weights; as published they are drawn anew each round
         noise: float = Field(default=0.0, ge=0, allow_inf_nan=False)  # on r̃, in its deviations; ours
         levels: int | None = Field(default=None, ge=1)  # ỹ in whole multiples of 1/levels; ours
+
+        @model_validator(mode="after")
+        def _has_random_weights(self) -> Self:
+            if self.weights != "uniform" and not self.mechanism.startswith("RA"):
+                raise ValueError(f"weights: {self.weights} is for RAR and RAP; {self.mechanism} draws none")
+            if self.fixed and self.mechanism.startswith("V"):
+                raise ValueError(f"fixed: true has nothing to keep, {self.mechanism} weighs all alike")
+            return self
 
     def client_state(self, task: Task, model: Model) -> dict[str, Any]:
         """The model, and the weights where they are kept."""

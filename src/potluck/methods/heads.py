@@ -60,7 +60,7 @@ class SharedHead(Method):
                 raise ConfigError(
                     f"{self.name}: the head of client {client} ({world.label(client)}) is "
                     f"{_form(_head(world, client))}, that of client {first} ({world.label(first)}) is "
-                    f"{_form(_head(world, first))}; set models.rep_dim to one width for all"
+                    f"{_form(_head(world, first))}; {_advice(world, first, client)}"
                 )
         for client in world.trainers:
             if not world.samples(client)["train"]:
@@ -143,6 +143,12 @@ def representations(client: Client) -> tuple[Tensor, Tensor]:
 def _head(world: World, client: ClientId) -> Shapes:
     """Names and shapes of a client's head, without building its model."""
     return shapes_below(world.pool.signature(world.architecture(client), world.task), "head")
+
+
+def _advice(world: World, first: ClientId, client: ClientId) -> str:
+    if world.width(first) != world.width(client):
+        return "set models.rep_dim to one width for all"
+    return "give both a head of one form"
 
 
 def _form(shapes: Mapping[str, tuple[int, ...]]) -> str:
