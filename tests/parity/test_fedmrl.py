@@ -534,6 +534,28 @@ def test_a_weight_may_follow_what_the_client_reported_last(kit):
     torch.testing.assert_close(reported["report/large"], expected["large"].detach())
 
 
+@pytest.mark.parametrize(("weights", "share"), [("samples", 0.6), ("uniform", 0.5)])
+def test_the_mean_weighs_clients_by_their_samples_or_alike(kit, weights, share):
+    game = federation(kit, weights=weights)
+    heard = Listener(game.engine)
+    game.round("a", "b", engine=heard)
+    a, b = (up["small/head.weight"] for up in heard.up)
+    torch.testing.assert_close(game.server["small"]["head.weight"], share * a + (1 - share) * b)
+    assert not torch.allclose(a, b)
+
+
+def test_a_deep_projector_has_a_layer_with_a_relu_between():
+    projector = make_projector("deep", 1, 2)
+    first, last = (layer for layer in projector if isinstance(layer, nn.Linear))
+    with torch.no_grad():
+        first.weight.copy_(torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, -1.0]]))
+        last.weight.copy_(torch.tensor([[1.0, 1.0], [0.0, 2.0]]))
+        first.bias.zero_()
+        last.bias.zero_()
+    found = projector(torch.tensor([[2.0, 1.0, 3.0], [-2.0, 3.0, 1.0]]))
+    assert found.tolist() == [[2.0, 0.0], [2.0, 4.0]]
+
+
 def test_tied_headers_are_sent_but_what_comes_back_is_not_used(kit):
     game = federation(kit, tie_headers=True)
     heard = Listener(game.engine)

@@ -140,3 +140,14 @@ def test_what_stops_the_choice_leaves_no_folder(
 def test_bad_input(file: Path, override: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         Experiment.load(file, [override]).world()
+
+
+def test_a_pilot_is_measured_at_its_end_with_the_new_common_model(file: Path) -> None:
+    experiment = Experiment.load(file, ["evaluate.when=[after_training]", "evaluate.who=sampled"])
+    world = experiment.world()
+    option = world.method.open_option(world)
+    assert option is not None
+    pilot = tuning._pilot(experiment, option, 2)
+    assert pilot.method.d1 == 2  # type: ignore[attr-defined]
+    assert (pilot.training.rounds, pilot.evaluate.every) == (1, 1)
+    assert (pilot.evaluate.when, pilot.evaluate.who) == (("after_aggregation",), "all")
