@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
+from pydantic import PositiveInt, field_validator, model_validator
 from torch import Tensor
 
 from potluck.averaging import Weights, average
 from potluck.client import Card, Client, ClientId
 from potluck.errors import ConfigError
 from potluck.message import Content, Contract, Message, Shapes, state_of, tensor
-from potluck.models import Model
-from potluck.projection import SharedSpace
+from potluck.method import MethodConfig
+from potluck.models import Model, names
+from potluck.projection import Kind, SharedSpace, channel_axis
 from potluck.replies import Replies
 from potluck.server import Server
 from potluck.streams import Stream
@@ -34,9 +36,36 @@ def blurred(features: Tensor, level: float, per: Literal["batch", "channel"] = "
     """
     if not level:
         return features
-    axes = [axis for axis in range(features.dim()) if per == "batch" or axis != 1]
+    axes = [axis for axis in range(features.dim()) if per == "batch" or axis != channel_axis(features)]
     deviation = features.detach().float().std(axes, correction=0, keepdim=True)
     return features + level * deviation * torch.randn_like(features)
+
+
+class ProjectOptions(MethodConfig):
+    """Maps to a shared space for features of different shapes; in no paper."""
+
+    project: Kind = "none"  # private is a control
+    project_in: tuple[PositiveInt, PositiveInt, PositiveInt] = (64, 8, 8)  # channels, height, width there
+    project_out: PositiveInt = 512  # width there
+    project_seed: int = 0  # everyone's; averaged maps start from it
+
+    @field_validator("project_in", mode="before")
+    @classmethod
+    def _three_numbers(cls, value: Any) -> Any:
+        if not isinstance(value, list | tuple) or len(value) != 3:
+            raise ValueError("give channels, height and width, such as [64, 8, 8]")
+        return value
+
+    @model_validator(mode="after")
+    def _there_is_a_space(self) -> Self:
+        self.refuse_idle("project_seed", needs="project", among=("fixed", "averaged"))
+        self.refuse_idle("project_in", "project_out", needs="project", among=("fixed", "averaged", "private"))
+        return self
+
+    def space(self) -> SharedSpace:
+        """What features look like on the wire."""
+        shapes = {"s_in": self.project_in, "s_out": (self.project_out, 1, 1)}
+        return SharedSpace(self.project, shapes, self.project_seed)
 
 
 @dataclass(frozen=True)
@@ -54,12 +83,20 @@ class FeatureExchange:
         return self.space.kind == "averaged"
 
     def check(self, world: World) -> None:
-        """Every client needs a stem and samples; features have one shape unless they are projected."""
-        name, first = world.method.name, world.ids[0]
+        """Every client needs a stem, a body that learns, and samples; features have one shape unless projected."""
+        name, first, others = world.method.name, world.ids[0], len(world.trainers) - 1
+        if self.batches > max(others, 1):
+            raise ConfigError(
+                f"{name}: method.batches is {self.batches}, but a client has {others} others; lower it"
+            )
         for client in world.ids:
             who = f"{name}: client {client} ({world.label(client)})"
             if not world.stem(client):
-                raise ConfigError(f"{who} has a model without a stem; name its layers with stem= and body=")
+                raise ConfigError(f"{who} has a model without a stem; {_advice(world.label(client))}")
+            if not world.trains_body(client):
+                raise ConfigError(
+                    f"{who} has a body without parameters to train; choose a model whose body learns"
+                )
             if not world.samples(client)["train"]:
                 raise ConfigError(
                     f"{who} has no training samples to make features of; set partition.min_size"
@@ -78,7 +115,8 @@ class FeatureExchange:
     def received(self) -> Contract:
         """What a client receives: nothing in the first round."""
         most = self.batch * self.batches
-        return self._wire(f"r<={most}" if self.batches > 1 else str(most), "other clients'", optional=True)
+        rows = f"r<={most}" if self.batches > 1 else str(most)
+        return self._wire(rows, "from the second round on, other clients'", optional=True)
 
     def _wire(self, rows: str, whose: str, optional: bool) -> Contract:
         fields = {
@@ -144,11 +182,18 @@ class FeatureExchange:
     def give(self, client: Client, features: Callable[[Tensor], dict[str, Tensor]]) -> Content:
         """The features of a random batch in evaluation mode; a client with fewer samples repeats them."""
         [rows, *_] = client.batches(epochs=1, batch_size=self.batch).order
-        [found] = collect(client, lambda batch: features(batch.x), rows=np.resize(rows, self.batch))
+        rows = np.resize(rows, self.batch)
+        [found] = collect(client, lambda batch: features(batch.x), batch_size=len(rows), rows=rows)
         found = {name: value.float() for name, value in found.items()}
         maps = self.space.maps(client, {name: tuple(value.shape[1:]) for name, value in found.items()})
         own_maps = {"maps": client["maps"].state()} if self.averages_maps else {}
         return {**self.space.there(found, maps), **own_maps}
+
+
+def _advice(label: str) -> str:
+    if label.partition("(")[0] in names():
+        return "choose one with stem and body (docs/models.md lists them)"
+    return "name its layers with stem= and body="
 
 
 def _shapes(card: Card) -> Shapes:

@@ -40,6 +40,18 @@ class MethodConfig(Settings):
     name: str = ""
     buffers: BufferPolicy = "average"  # batch-norm statistics: averaged with the parameters, or kept at home
 
+    def refuse_idle(self, *options: str, needs: str, among: Sequence[str]) -> None:
+        """One sentence about an option that does nothing, as `needs` has none of these values.
+
+        One at its default is let through: a run folder and a site are given every option.
+        """
+        value = getattr(self, needs)
+        for name in options if value not in among else ():
+            if getattr(self, name) != type(self).model_fields[name].default:
+                *others, last = among
+                known = f"{', '.join(others)} or {last}" if others else last
+                raise ValueError(f"{name} does nothing with {needs}: {value}; it is for {known}")
+
 
 @dataclass(frozen=True)
 class StepInfo:

@@ -1,4 +1,8 @@
-"""A shared space for features of different shapes: channels through a matrix, positions onto a common grid."""
+"""A shared space for features of different shapes: channels through a matrix, places onto a common grid.
+
+The channels of a sample are the first axis of (channels, height, width) and of (channels), and the last of
+(tokens, width), where the tokens are places in a row.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from potluck.client import Client
@@ -27,9 +30,10 @@ class SharedSpace:
     """What features look like on the wire, one row a sample; `shapes` is (channels, height, width) by name.
 
     `none`: as they are, flattened. Else a matrix A with a row per shared and a column per own channel takes them
-    there, its transpose takes them back, and positions are averaged, or repeated, onto the other grid. Matrices are
-    drawn semi-orthogonal from a seed that all know (`fixed`, and `averaged`, where they are then trained and
-    averaged among clients with as many channels) or that only the client knows (`private`: no common space).
+    there, its transpose takes them back, and places are averaged, or repeated, onto the other grid (tokens along
+    its rows). A space with fewer channels than the features loses part of each. Matrices are drawn semi-orthogonal
+    from a seed that all know (`fixed`, and `averaged`, where they are then trained and averaged among clients with
+    as many channels) or that only the client knows (`private`: no common space).
     """
 
     kind: Kind
@@ -47,7 +51,7 @@ class SharedSpace:
         """The shape of each matrix; its name is the same for clients with as many channels."""
         if self.kind == "none":
             return {}
-        return {_key(name, shape): (self.shapes[name][0], shape[0]) for name, shape in own.items()}
+        return {_key(name, shape): (self.shapes[name][0], _channels(shape)) for name, shape in own.items()}
 
     def draw(self, own: Shapes, secret: Rng | None = None) -> dict[str, Tensor]:
         """The matrices as they are drawn."""
@@ -91,7 +95,7 @@ class SharedSpace:
         """What trains averaged matrices, and nothing else: the mean of (s − AᵀA·s)², summed over the features."""
         gaps = []
         for name, value in features.items():
-            matrix, constant = maps[_key(name, value.shape[1:])], value.detach()
+            matrix, constant = maps[_key(name, value.shape[1:])], _channels_first(value.detach())
             back = _mapped(matrix.T, _mapped(matrix, constant))
             gaps.append((back - constant).square().mean())
         return torch.stack(gaps).sum()
@@ -108,27 +112,60 @@ def semi_orthogonal(rng: Rng, rows: int, columns: int) -> Tensor:
     return nn.init.orthogonal_(torch.empty(rows, columns), generator=rng.generator())
 
 
+def channel_axis(batch: Tensor) -> int:
+    """Where the channels of a batch of features are."""
+    return 2 if batch.dim() == 3 else 1
+
+
 def to_shared(features: Tensor, matrix: Tensor, grid: Grid) -> Tensor:
-    """Features (n, channels, positions …) as rows of the shared space."""
-    mapped = _mapped(matrix, features)
-    placed = mapped.reshape(*mapped.shape[:2], *_grid(features.shape[1:]))
-    return F.adaptive_avg_pool2d(placed, grid).flatten(1)
+    """A batch of features as rows of the shared space."""
+    mapped = _mapped(matrix, _channels_first(features))
+    own, shared = _grids(features.shape[1:], grid)
+    return _moved(mapped.reshape(*mapped.shape[:2], *own), shared).flatten(1)
 
 
 def from_shared(rows: Tensor, matrix: Tensor, grid: Grid, shape: Shape) -> Tensor:
     """Rows of the shared space as features of a shape."""
-    spread = F.adaptive_avg_pool2d(rows.reshape(len(rows), -1, *grid), _grid(shape))
-    return _mapped(matrix.T, spread).reshape(len(rows), *shape)
+    own, shared = _grids(shape, grid)
+    spread = _mapped(matrix.T, _moved(rows.reshape(len(rows), -1, *shared), own))
+    return (spread.flatten(2).transpose(1, 2) if len(shape) == 2 else spread).reshape(len(rows), *shape)
 
 
 def _mapped(matrix: Tensor, features: Tensor) -> Tensor:
     return torch.einsum("wc,nc...->nw...", matrix, features)
 
 
+def _moved(placed: Tensor, grid: Grid) -> Tensor:
+    """Features (n, channels, height, width) on another grid."""
+    down, across = (_places(old, new, placed) for old, new in zip(placed.shape[2:], grid, strict=True))
+    return torch.einsum("ih,nchw,jw->ncij", down, placed, across)
+
+
+def _places(old: int, new: int, like: Tensor) -> Tensor:
+    """The matrix from a row of places to one of more, each repeated, or of fewer, each a mean of its own ones.
+
+    Over more places and back nothing is lost, over fewer only what differs within a mean.
+    """
+    few, many = sorted((old, new))
+    numbers = torch.arange(many, device=like.device) * few // many
+    repeated = (numbers[:, None] == torch.arange(few, device=like.device)).to(like.dtype)
+    return repeated if new == many else repeated.T / repeated.sum(0)[:, None]
+
+
 def _key(name: str, shape: Shape) -> str:
-    return f"{name}:{shape[0]}"
+    return f"{name}:{_channels(shape)}"
 
 
-def _grid(shape: Shape) -> Grid:
-    """The positions of one sample (channels, positions …) as height and width."""
-    return shape[1] if len(shape) > 1 else 1, math.prod(shape[2:])
+def _channels(shape: Shape) -> int:
+    return shape[1] if len(shape) == 2 else shape[0]
+
+
+def _channels_first(batch: Tensor) -> Tensor:
+    return batch.movedim(channel_axis(batch), 1)
+
+
+def _grids(shape: Shape, grid: Grid) -> tuple[Grid, Grid]:
+    """The places of a sample and those of the shared space, as height and width."""
+    if len(shape) == 2:
+        return (1, shape[0]), (1, math.prod(grid))
+    return (shape[1] if len(shape) > 1 else 1, math.prod(shape[2:])), grid

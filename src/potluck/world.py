@@ -81,6 +81,7 @@ class World:
         self._held: dict[ClientId, tuple[int, ...]] = {}
         self._kinds: dict[ClientId, str] = {}
         self._stems: dict[str, tuple[int, ...]] = {}
+        self._bodies: dict[str, bool] = {}
         self._flexible: dict[str, bool] = {}
         self._global_tests: dict[int, np.ndarray] = {}
         self.cards: Mapping[ClientId, Card] = _Cards(self)
@@ -321,6 +322,13 @@ class World:
             model = self.build_model(client)
             self._stems[key] = model.stem_shape(self.task_of(client)) if model.has_stem else ()
         return self._stems[key]
+
+    def trains_body(self, client: ClientId) -> bool:
+        """Whether the body of a client's model has parameters to train."""
+        key = self._form(client)
+        if key not in self._bodies:
+            self._bodies[key] = self.build_model(client).trains_body(self.task_of(client))
+        return self._bodies[key]
 
     def _described(self, client: ClientId) -> tuple[int, Shapes]:
         key = self._form(client)

@@ -15,6 +15,7 @@ from potluck.features import blurred
 from potluck.message import Message, check
 from potluck.methods.fedin import FedIN, alleviate
 from potluck.models import Model, build
+from potluck.models.transformer import VisionTransformer
 from potluck.projection import SharedSpace
 from potluck.replies import Replies
 from potluck.rng import Rng
@@ -63,6 +64,37 @@ class Narrow(Three):
     """A narrower stem."""
 
     wide = 3
+
+
+class Tokens(Three):
+    """A stem that gives two tokens of width 5, as transformers do."""
+
+    def __init__(self, task):
+        super().__init__(task)
+        self.fc1 = nn.Linear(task.input[0], 2 * self.wide)
+
+    def stem(self, x):
+        return torch.tanh(self.fc1(x)).view(-1, 2, self.wide)
+
+    def body(self, s):
+        return super().body(s.mean(1))
+
+
+class Bodiless(Three):
+    """A body that has nothing to learn."""
+
+    wide = 6
+
+    def body(self, s):
+        return torch.relu(s)
+
+
+class Frozen(Three):
+    """A body that may not learn."""
+
+    def __init__(self, task):
+        super().__init__(task)
+        self.fc.requires_grad_(False)
 
 
 class Normed(Three):
@@ -155,12 +187,6 @@ def gradients(loss, model):
     return {name: value for name, value in zip(named, found, strict=True) if value is not None}
 
 
-def local_gradients(game, model, rows, start, mu):
-    loss = F.cross_entropy(model(torch.tensor(game.x[rows])), torch.tensor(game.y[rows]))
-    pull = sum((value - start[name]).square().sum() for name, value in model.named_parameters())
-    return gradients(loss + mu / 2 * pull, model)
-
-
 def descend(model, step):
     with torch.no_grad():
         for name, value in model.named_parameters():
@@ -168,26 +194,56 @@ def descend(model, step):
                 value -= LR * step[name]
 
 
-def plain_client(game, client, number, start, received, config):
-    """One client's round; gives its weights and the features it sends."""
-    model = game.world.build_model(client)
+def noisy(s, level, per="batch"):
+    """Gaussian noise of `level` standard deviations; there is none to draw at level 0."""
+    return (
+        s + level * s.detach().std(() if per == "batch" else 0, correction=0) * torch.randn(s.shape)
+        if level
+        else s
+    )
+
+
+def noisy_pass(model, x, level, per):
+    s_in = noisy(model.stem(x), level, per)
+    return s_in, noisy(model.body(s_in), level, per)
+
+
+def feature_gradients(model, s_in, s_out):
+    """Of L_IN, with the statistics of these features, which are forgotten again."""
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    found = gradients(F.mse_loss(model.body(s_in), s_out), model)
+    for name, value in model.named_buffers():
+        value.copy_(before[name])
+    return found
+
+
+def plain_client(game, client, number, start, received, level=0.0):
+    """One client's round, on batches of others' features; gives its state and the features it sends."""
+    config, model = game.method.config, game.world.build_model(client)
     model.load_state_dict(start)
+    training = level if config.noise_when == "training" else 0.0
     joint, calls = config.schedule == "joint", 0
-    if received is None or not joint:
+
+    def local(rows, mu):
+        x, y = torch.tensor(game.x[rows]), torch.tensor(game.y[rows])
+        loss = F.cross_entropy(model.head(noisy_pass(model, x, training, config.noise_per)[1]), y)
+        pull = sum((value - start[name]).square().sum() for name, value in model.named_parameters())
+        return gradients(loss + mu / 2 * pull, model)
+
+    if not received or not joint:
         for rows in batches(game, client, number, calls):
-            descend(model, local_gradients(game, model, rows, start, config.mu))
+            descend(model, local(rows, config.mu))
         calls += 1
-    if received is not None:
-        for rows in batches(game, client, number, calls):
-            local = local_gradients(game, model, rows, start, config.mu if joint else 0.0)
-            features = gradients(F.mse_loss(model.body(received[0]), received[1]), model)
-            body = alleviate(local, features, config)
-            descend(model, local | body if joint else body)
+    if received:
+        for step, rows in enumerate(batches(game, client, number, calls)):
+            label = local(rows, config.mu if joint else 0.0)
+            body = alleviate(label, feature_gradients(model, *received[step % len(received)]), config)
+            descend(model, label | body if joint else body)
         calls += 1
     rows = batches(game, client, number, calls, epochs=1, last="keep")[0]
     with torch.no_grad():
-        s_in = model.stem(torch.tensor(game.x[rows]))
-        return model.state_dict(), (s_in, model.body(s_in))
+        model.eval()
+        return model.state_dict(), noisy_pass(model, torch.tensor(game.x[rows]), level, config.noise_per)
 
 
 @pytest.mark.parametrize("schedule", ["joint", "alternate"])
@@ -203,13 +259,13 @@ def plain_client(game, client, number, start, received, config):
 )
 def test_three_rounds_are_those_of_a_plain_loop(kit, schedule, options):
     game, _ = play(kit, rounds=3, schedule=schedule, **options)
-    config, pool = game.method.config, {}
+    pool = {}
     shared = game.initial("b")  # the larger model brings the start
     for number in (1, 2, 3):
         done = {}
         for client, other in (("a", "b"), ("b", "a")):
             start = {name: shared[name].clone() for name in game.initial(client)}
-            done[client] = plain_client(game, client, number, start, pool.get(other), config)
+            done[client] = plain_client(game, client, number, start, [pool[other]] if pool else [])
         pool = {client: features for client, (_, features) in done.items()}
         held = {name: [state[name] for state, _ in done.values() if name in state] for name in shared}
         shared = {name: sum(values) / len(values) for name, values in held.items()}
@@ -218,6 +274,64 @@ def test_three_rounds_are_those_of_a_plain_loop(kit, schedule, options):
             torch.testing.assert_close(value, shared[name], atol=2e-6, rtol=1e-4, msg=f"{client} {name}")
         torch.testing.assert_close(game.server["s_in"][client], pool[client][0], atol=2e-6, rtol=1e-4)
         torch.testing.assert_close(game.server["s_out"][client], pool[client][1], atol=2e-6, rtol=1e-4)
+
+
+UNEQUAL = {"a": range(0, 5), "b": range(5, 12), "c": range(12, 25)}
+
+
+def plain_rounds(game, rounds, level, weighted):
+    """Clients with one architecture whose batch norm stays at home, each sent both batches of the others."""
+    shared, pool = game.initial("a"), {}
+    buffers = {client: dict(game.world.build_model(client).named_buffers()) for client in game.rows}
+    shares = {client: len(rows) if weighted else 1 for client, rows in game.rows.items()}
+    for number in range(1, rounds + 1):
+        done = {}
+        for client in game.rows:
+            others = [one for one in game.rows if one != client]
+            order = game.world.server_rng(number).child("features", client).numpy().permutation(2)
+            received = [pool[others[place]] for place in order] if pool else []
+            start = {name: value.clone() for name, value in (shared | buffers[client]).items()}
+            secret = game.world.seeds.secret(client).child("round", number, "train", "noise", 0)
+            with secret.as_default():
+                done[client] = plain_client(game, client, number, start, received, level)
+        pool = {client: features for client, (_, features) in done.items()}
+        buffers = {
+            client: {name: state[name] for name in buffers[client]} for client, (state, _) in done.items()
+        }
+        shared = {
+            name: sum(shares[client] * state[name] for client, (state, _) in done.items())
+            / sum(shares.values())
+            for name in shared
+        }
+    return shared, pool
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"noise_per": "channel"},
+        {"noise_when": "upload"},
+        {"schedule": "alternate"},
+        {"weights": "samples"},
+    ],
+    ids=lambda options: "".join(options.values()) or "as published",
+)
+def test_noise_batch_norm_and_two_batches_are_those_of_a_plain_loop(kit, options):
+    """Noise of 0.8 is the default; the clients differ in their samples, and in what they are sent."""
+    options = {"name": "fedin", "batch": 4, "batches": 2} | options
+    game = kit.Federation(options, [Normed] * 3, UNEQUAL, training=TRAINING)
+    for _ in range(3):
+        assert not game.round(*UNEQUAL).failures
+    shared, pool = plain_rounds(game, 3, level=0.8, weighted=options.get("weights") == "samples")
+    found = game.method.downlink(game.server, "a")["model"]
+    for name, value in shared.items():
+        torch.testing.assert_close(
+            found[name], value, atol=2e-6, rtol=1e-4, msg=lambda why, name=name: name + why
+        )
+    for client, features in pool.items():
+        for name, value in zip(("s_in", "s_out"), features, strict=True):
+            torch.testing.assert_close(game.server[name][client], value, atol=2e-5, rtol=1e-4)
 
 
 def test_the_schedules_differ(kit):
@@ -366,6 +480,14 @@ def test_noise_has_the_level_of_the_features_deviation():
     assert blurred(features, 0.0) is features
 
 
+def test_the_channels_of_tokens_are_their_last_axis():
+    scale = torch.tensor([1.0, 4.0, 9.0])
+    features = 3 + scale * torch.randn(512, 7, 3, generator=Rng(2).generator())
+    with Rng(3).as_default():
+        noise = blurred(features, 0.8, "channel") - features
+    torch.testing.assert_close(noise.std((0, 1)), 0.8 * scale, rtol=0.05, atol=0)
+
+
 def test_the_deviation_is_a_constant_to_the_gradient():
     features = torch.randn(3, 4, generator=Rng(2).generator(), requires_grad=True)
     blurred(features, 0.8).sum().backward()
@@ -422,7 +544,7 @@ def test_features_of_others_from_the_second_round_on(kit):
 
 
 def test_nobody_gets_its_own_features(kit):
-    game, _ = play(kit, models=[Three] * 4, rows=COHORT, batches=10)
+    game, _ = play(kit, models=[Three] * 4, rows=COHORT, batches=3)
     for client in COHORT:
         lent = game.method.exchange.lend(game.server, client)["s_in"].reshape(3, 4, 5)
         others = [game.server["s_in"][one] for one in COHORT if one != client]
@@ -449,8 +571,9 @@ def test_the_pool_holds_the_last_round_or_everyone(kit, pool, held):
 
 
 def test_fewer_batches_than_asked_for_come_up_again(kit):
-    game, cohorts = play(kit, rounds=2, batches=3)
-    assert sizes(cohorts[1])["a", "down"]["s_in"] == 4 * 5  # the only other client's, once
+    game, _ = play(kit, models=[Three] * 4, rows=COHORT, rounds=0, batches=3)
+    _, cohort = (game.round("a", "b") for _ in range(2))
+    assert sizes(cohort)["a", "down"]["s_in"] == 4 * 5  # the only other client's, once
     received = game.part("a", "received")["s_in"].reshape(3, 4, 5)
     assert torch.equal(received[0], received[1])
     assert torch.equal(received[0], received[2])
@@ -462,6 +585,22 @@ def test_a_client_with_fewer_samples_repeats_them(kit):
     assert rows.shape == (8, 5)
     assert torch.equal(rows[:3], rows[3:6])
     assert len(torch.unique(rows, dim=0)) == 3
+
+
+def test_a_batch_may_be_of_any_size(kit, monkeypatch):
+    """Also of more samples than are evaluated at once elsewhere: here they are, as their deviation is one."""
+    seen, original = [], FedIN.features
+    monkeypatch.setattr(
+        FedIN,
+        "features",
+        lambda self, client, x, noise: seen.append(len(x)) or original(self, client, x, noise),
+    )
+    game, _ = play(kit, batch=600, noise=0.8)
+    assert [size for size in seen if size > 4] == [600] * 4
+    for client in ROWS:
+        assert game.server["s_in"][client].shape == (600, 5)
+        assert game.server["s_out"][client].shape == (600, 6)
+        assert game.part(client, "received")["s_out"].abs().sum() > 0
 
 
 def test_features_of_another_size_are_refused_on_both_sides(kit):
@@ -504,6 +643,8 @@ def test_the_papers_message_sizes(side, channels, s_in):
         found = {entry["name"]: entry["scalars"] for entry in step[direction]}
         assert found["s_in"] == s_in
         assert found["s_out"] == 8_192
+        whence = {entry["name"]: entry["meaning"] for entry in step[direction]}["s_in"]
+        assert ("from the second round on" in whence) == (direction == "down")
     assert [entry["name"] for entry in explained["card"]] == ["samples", "task", "names", "width", "stem"]
 
 
@@ -605,6 +746,48 @@ def test_a_map_takes_channels_and_grid_to_the_shared_space_and_back():
     )
 
 
+@pytest.mark.parametrize(
+    ("model", "channels"),
+    [(lambda: build("resnet10", CIFAR), 64), (lambda: VisionTransformer(CIFAR, patch=16, layers=1), 768)],
+    ids=["resnet", "vit"],
+)
+def test_a_space_with_enough_channels_and_places_loses_nothing(model, channels):
+    """Tokens are places and their width the channels; five of them do not fill 64 places evenly."""
+    made, space = model().eval(), SharedSpace("fixed", {"s_in": (channels, 8, 8)})
+    with torch.no_grad():
+        features = {"s_in": made.stem(torch.randn(4, *CIFAR.input, generator=Rng(1).generator()))}
+    own = {"s_in": made.stem_shape(CIFAR)}
+    maps = space.draw(own)
+    assert space.matrices(own) == {f"s_in:{channels}": (channels, channels)}
+    there = space.there(features, maps)
+    assert there["s_in"].shape == (4, space.sizes(own)["s_in"])
+    gap = space.back(there, maps, own)["s_in"] - features["s_in"]
+    assert gap.norm() < 1e-5 * features["s_in"].norm()
+    assert space.loss(features, maps) < 1e-6
+
+
+@pytest.mark.parametrize("shape", [(3, 7, 5), (9, 3), (3, 1, 4)])
+def test_too_few_places_keep_the_means(shape):
+    """What came back once comes back whole a second time, and with its mean of every channel."""
+    space, own = SharedSpace("fixed", {"s_in": (4, 2, 3)}), {"s_in": shape}
+    maps, value = space.draw(own), torch.randn(2, *shape, generator=Rng(1).generator())
+    once = space.back(space.there({"s_in": value}, maps), maps, own)["s_in"]
+    twice = space.back(space.there({"s_in": once}, maps), maps, own)["s_in"]
+    torch.testing.assert_close(once, twice)
+    places = [axis for axis in range(1, value.dim()) if axis != (2 if len(shape) == 2 else 1)]
+    torch.testing.assert_close(once.mean(places), value.mean(places))
+
+
+@pytest.mark.parametrize("kind", ["fixed", "averaged"])
+def test_tokens_and_vectors_meet_in_a_shared_space(kit, kind):
+    game, (_, second) = play(kit, models=(Three, Tokens), project=kind, project_in=(5, 1, 2), project_out=6)
+    assert not second.failures
+    assert game.part("a", "received")["s_in"].shape == (4, 5)
+    received = game.part("b", "received")["s_in"]
+    assert received.shape == (4, 2, 5)
+    torch.testing.assert_close(received[:, 0], received[:, 1])  # a vector is at all places
+
+
 # --- bad input --------------------------------------------------------------------------------------------
 
 
@@ -612,6 +795,30 @@ def test_a_model_without_a_stem_is_refused(kit):
     with pytest.raises(ConfigError, match=r"client b \(Linear\) has a model without a stem"):
         play(kit, rounds=0, models=(Three, kit.Linear))
     play(kit, rounds=1, models=(kit.Linear, kit.Linear), intermediate=False)
+
+
+def test_a_named_model_without_a_stem_is_told_of_the_others():
+    text = from_arrays(np.arange(32).reshape(8, 4) % 5, np.arange(8) % 2, vocabulary=5)
+    values = {"data": text, "partition": {"kind": "iid", "clients": 2}, "engine": {"device": "cpu"}}
+    sentence = r"\(text-mean\) has a model without a stem; choose one with stem and body \(docs/models.md"
+    with pytest.raises(ConfigError, match=sentence):
+        Experiment.make(**values, models=["text-mean"], method="fedin").world()
+
+
+@pytest.mark.parametrize("model", [Bodiless, Frozen])
+@pytest.mark.parametrize("options", [{}, {"alleviate": "exact", "scope": "whole"}, {"project": "fixed"}])
+def test_a_body_that_cannot_learn_is_refused(kit, model, options):
+    with pytest.raises(
+        ConfigError, match=rf"client b \({model.__name__}\) has a body without parameters to train"
+    ):
+        play(kit, rounds=0, models=(Three, model), **options)
+    play(kit, rounds=1, models=(Three, model), intermediate=False)
+
+
+def test_more_batches_than_other_clients_are_refused(kit):
+    with pytest.raises(ConfigError, match=r"method.batches is 1000000, but a client has 3 others; lower it"):
+        play(kit, rounds=0, models=[Three] * 4, rows=COHORT, batches=1_000_000)
+    play(kit, rounds=0, models=[Three] * 4, rows=COHORT, batches=3)
 
 
 def test_stems_of_different_shape_need_a_projection(kit):
@@ -640,10 +847,37 @@ def test_a_client_without_samples_is_refused(kit):
         ({"combine": "subtract"}, "method.combine"),
         ({"noise_per": "pixel"}, "method.noise_per"),
         ({"project": "public"}, "method.project"),
-        ({"project_in": [64, 8]}, "method.project_in"),
+        ({"project_in": [64, 8]}, "method.project_in: give channels, height and width"),
+        ({"project_in": 64}, "method.project_in: give channels, height and width"),
+        (
+            {"project_in": [64, 8, 0], "project": "fixed"},
+            "method.project_in.2: input should be greater than 0",
+        ),
+        ({"combine": "replace"}, "combine does nothing with alleviate: simplified; it is for exact"),
+        ({"scope": "whole", "alleviate": "none"}, "scope does nothing with alleviate: none"),
+        ({"strength": 2, "alleviate": "exact"}, "strength does nothing with alleviate: exact"),
+        ({"strength": 2, "alleviate": "none"}, "it is for simplified"),
+        (
+            {"project_in": [8, 4, 4]},
+            "project_in does nothing with project: none; it is for fixed, averaged or private",
+        ),
+        ({"project_out": 8}, "project_out does nothing"),
+        ({"project_seed": 1}, "project_seed does nothing"),
+        ({"project_seed": 1, "project": "private"}, "it is for fixed or averaged"),
         ({"lambda": 1}, "unknown key 'method.lambda'"),
     ],
 )
 def test_wrong_options_are_told_in_one_sentence(options, sentence):
     with pytest.raises(ConfigError, match=sentence):
         federation_of(CIFAR, ["resnet10"], {"name": "fedin"} | options)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"alleviate": "exact", "combine": "replace"}, {"project": "private"}]
+)
+def test_an_experiment_written_out_with_every_default_can_be_read_again(tmp_path, options):
+    """A run folder and a site get every option, also those that do nothing there."""
+    values = {"data": "digits", "partition": {"kind": "iid", "clients": 2}, "models": "mlp-small"}
+    asked = Experiment.make(**values, method={"name": "fedin"} | options)
+    (tmp_path / "again.yaml").write_text(asked.to_yaml())
+    assert Experiment.load(tmp_path / "again.yaml").method == asked.method

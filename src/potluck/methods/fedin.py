@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor
 
 from potluck.client import Card, Client, ClientId
-from potluck.features import FeatureExchange, blurred
+from potluck.features import FeatureExchange, ProjectOptions, blurred
 from potluck.message import Content, Contract, Message, Shapes, state_of
 from potluck.method import Clients, client_step
 from potluck.methods.fedavg import FedAvg
 from potluck.models import Model
-from potluck.projection import Kind, SharedSpace
 from potluck.server import Server
 from potluck.state import BufferPolicy
 from potluck.streams import Stream
@@ -66,7 +65,7 @@ class FedIN(FedAvg):
     models = "with stem, body and head; features of one shape, or of any with project"
     card_fields = ("names", "width", "stem")
 
-    class Config(FedAvg.Config):
+    class Config(ProjectOptions, FedAvg.Config):
         """Options of FedIN. The paper trains with Adam, learning rate 0.001, batches of 16, 5 local epochs."""
 
         share: Literal["all", "groups", "layers"] = "layers"  # Eq. 19; groups: Eqs. 20 and 21
@@ -85,13 +84,15 @@ class FedIN(FedAvg):
         batch: int = Field(default=16, ge=2)  # samples in a batch of features; the paper's batch size
         batches: PositiveInt = 1  # sent to a client; our reading of the paper's "sample number"
         pool: Literal["round", "all"] = "round"  # drawn from the last round's, or everyone's newest
-        project: Kind = "none"  # not in the paper: maps to a shared space; private is a control
-        project_in: tuple[PositiveInt, PositiveInt, PositiveInt] = (64, 8, 8)  # channels, height, width there
-        project_out: PositiveInt = 512  # width there
-        project_seed: int = 0  # everyone's; averaged maps start from it
+
+        @model_validator(mode="after")
+        def _of_use(self) -> Self:
+            self.refuse_idle("strength", needs="alleviate", among=("simplified",))
+            self.refuse_idle("scope", "combine", needs="alleviate", among=("exact",))
+            return self
 
     def check(self, world: World) -> None:
-        """Every client needs a stem; features have one shape unless they are projected."""
+        """Every client needs a stem and a body that learns; features have one shape unless they are projected."""
         super().check(world)
         if self.config.intermediate:
             self.exchange.check(world)
@@ -100,9 +101,7 @@ class FedIN(FedAvg):
     def exchange(self) -> FeatureExchange:
         """How features cross."""
         config = self.config
-        shapes = {"s_in": config.project_in, "s_out": (config.project_out, 1, 1)}
-        space = SharedSpace(config.project, shapes, config.project_seed)
-        return FeatureExchange(space, config.batch, config.batches, config.pool)
+        return FeatureExchange(config.space(), config.batch, config.batches, config.pool)
 
     def symbols(self, card: Card) -> dict[str, int]:
         """With p and q, the numbers in one sample before and after the body."""

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from potluck.errors import ModelError, nearest
-from potluck.models.trial import attempt, sample_batch
+from potluck.models.trial import attempt, sample_batch, trial_copy
 from potluck.task import Task
 
 ADAPTERS = ("linear", "pool", "max-pool")
@@ -43,6 +43,12 @@ class Model(nn.Module):
             for part, training in modes.items():
                 part.training = training
         return self._stem_shape
+
+    def trains_body(self, task: Task) -> bool:
+        """Whether a gradient of what the body gives reaches any parameter; a trial on a copy finds out."""
+        trial = trial_copy(self)
+        s = attempt(trial, trial.stem, sample_batch(task, trial))  # without gradients
+        return trial.body(s).requires_grad
 
     def features(self, x: Tensor) -> Tensor:
         """The representation of a batch, (batch, rep_dim)."""

@@ -162,6 +162,10 @@ class EnrolledWorld(World):
         told: tuple[int, ...] | None = self._told(client, "stem", None)
         return told if told is not None else super().stem(client)
 
+    def trains_body(self, client: ClientId) -> bool:
+        """No card tells; the site looks before it joins."""
+        return True
+
     def names(self, client: ClientId) -> Shapes:
         """As the card says, else those of the experiment's model."""
         told: Shapes = self._told(client, "names", None) or super().names(client)
