@@ -273,6 +273,21 @@ def compare(
         ),
     ] = "",
     seeds: Annotated[str, typer.Option(metavar="0,1,2", help="Default: the experiment's own seed.")] = "",
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="0.5,0.9",
+            help="Scores above 0 and up to 1: show the first evaluated round whose mean reached each, and what "
+            "was sent until then.",
+        ),
+    ] = "",
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METHOD",
+            help="The method or variant to take differences to, then client by client too. Default: local.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Where to write. Default: runs/<name>-compare."),
@@ -285,17 +300,27 @@ def compare(
     A file may name variants to compare instead, and a sweep over settings. The same command again skips the runs
     that are finished and goes on with those that were stopped.
     """
-    from potluck.compare import with_baseline
+    from potluck.compare import check_reference, with_baseline
     from potluck.sweep import check_sweep, read_sweep
 
-    listed = [name.strip() for name in methods.split(",") if name.strip()]
+    listed, targets = _words(methods), _targets(target)
     settings = read_sweep(experiment, with_baseline(listed) if listed else (), overrides or ())
+    for experiments in settings.values():
+        check_reference(against, experiments)
     first = next(one for experiments in settings.values() for one in experiments.values())
     folder, screen = out or RUNS / f"{first.name}-compare", Screen(json)
     if len(settings) > 1:
         check_sweep(settings)
     results = {
-        setting: _compared(screen, experiments, _seeds(seeds) or [first.seed], folder / setting, sys.argv[1:])
+        setting: _compared(
+            screen,
+            experiments,
+            _seeds(seeds) or [first.seed],
+            folder / setting,
+            sys.argv[1:],
+            targets,
+            against,
+        )
         for setting, experiments in settings.items()
     }
     if json:
@@ -309,6 +334,19 @@ def _seeds(text: str) -> list[int]:
     if wrong is not None:
         raise ConfigError(f"--seeds: {wrong!r} is no seed; give whole numbers from 0, such as 0,1,2")
     return list(dict.fromkeys(map(int, words)))
+
+
+def _targets(text: str) -> list[float]:
+    from potluck.report.targets import check_targets
+
+    targets: list[float] = []
+    for word in _words(text):
+        try:
+            targets.append(float(word))
+        except ValueError:
+            raise ConfigError(f"--target: {word!r} is no number; give scores such as 0.5,0.9") from None
+    check_targets(targets)
+    return list(dict.fromkeys(targets))
 
 
 def _free(folder: Path) -> Path:
@@ -326,14 +364,18 @@ def _compared(
     seeds: Sequence[int],
     folder: Path,
     again: Sequence[str],
+    targets: Sequence[float] = (),
+    against: str | None = None,
 ) -> ComparisonResult:
-    """Compare under a progress display, then show the table. `again` are the words that go on with it."""
+    """Compare under a progress display, then show the tables. `again` are the words that go on with it."""
     from potluck.compare import compare as compare_methods
     from potluck.progress import showing
 
     try:
         with showing(screen.err, len(seeds) * len(experiments)) as display:
-            result = compare_methods(experiments, seeds, folder, display.watch, display.skip)
+            result = compare_methods(
+                experiments, seeds, folder, display.watch, display.skip, targets=targets, against=against
+            )
     except KeyboardInterrupt as error:
         raise Stopped(["potluck", *again]) from error
     if not screen.json:
@@ -342,13 +384,14 @@ def _compared(
 
 
 def _show_comparison(screen: Screen, result: ComparisonResult) -> None:
-    from potluck.report.table import clients_sheet, comparison_sheet
+    from potluck.report.table import clients_sheet, comparison_sheet, gains_sheet, targets_sheet
 
     screen.sheet(comparison_sheet(result.comparison))
-    by_client = clients_sheet(result.comparison)
-    if by_client is not None:
-        screen.show("")
-        screen.sheet(by_client)
+    for make in (clients_sheet, targets_sheet, gains_sheet):
+        sheet = make(result.comparison)
+        if sheet is not None:
+            screen.show("")
+            screen.sheet(sheet)
     screen.show(
         f"\nreport: {result.folder / 'comparison.html'}",
         f"of each run: {result.folder}/<method>-seed<seed>/report.html",

@@ -7,7 +7,7 @@ Asking for it again skips the runs that are finished and goes on with the broken
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from typing import Any
 import yaml
 
 from potluck.data import Data, Split
-from potluck.errors import ConfigError, RunError
+from potluck.errors import ConfigError, RunError, nearest
 from potluck.experiment import Experiment
 from potluck.method import find_method, method_names
 from potluck.record import RunFolder, read_json, write_json, write_whole
 from potluck.report.page import write_comparison
+from potluck.report.targets import check_targets, with_targets
 from potluck.report.views import compare_runs, read_config
 from potluck.rng import Rng
 from potluck.runs import Watcher, check_version, chosen_modes, resume, run
@@ -90,12 +91,18 @@ def compare(
     folder: Path | str,
     watch: Watch = lambda label: Watcher(),
     skip: Skip = lambda sentence: None,
+    *,
+    targets: Sequence[float] = (),
+    against: str | None = None,
 ) -> ComparisonResult:
     """Run every experiment with every seed into `folder`, or what is left of it, and compare with Local.
 
     `experiments` are named by their methods, or by labels where one method appears with several settings.
-    `watch` gives the watcher of a run, `skip` is told of runs that were finished before.
+    `watch` gives the watcher of a run, `skip` is told of runs that were finished before. `targets` are scores whose
+    cost is wanted; `against` names what to compare with in place of Local, then client by client too.
     """
+    check_targets(targets)
+    check_reference(against, experiments)
     home = RunFolder(Path(folder))
     first = next(iter(experiments.values()))
     data = first.load_data()
@@ -111,10 +118,20 @@ def compare(
                 part = _Part(experiment.variant(seed=seed), home / f"{method}-seed{seed}", label)
                 part.finish(data, splits[seed], watch, skip)
                 folders.setdefault(method, []).append(part.folder)
-        comparison = compare_runs(folders, Rng(first.seed, ("compare",)), baseline=BASELINE)
+        rng, by_client = Rng(first.seed, ("compare",)), against is not None
+        comparison = compare_runs(folders, rng, baseline=against or BASELINE, by_client=by_client)
+        if targets:
+            comparison = with_targets(comparison, folders, targets)
         write_json(home / "comparison.json", comparison)
         write_comparison(home / "comparison.html", comparison)
     return ComparisonResult(home.path, comparison)
+
+
+def check_reference(against: str | None, labels: Iterable[str]) -> None:
+    """Refuse a reference that is not among what is compared; None is Local."""
+    labels = list(labels)
+    if against is not None and against not in labels:
+        raise ConfigError(f"there is no {against!r} here to compare against; {nearest(against, labels)}")
 
 
 def check(experiment: Experiment, data: Data, split: Split) -> None:

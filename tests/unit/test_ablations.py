@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,8 +14,9 @@ import torch
 from potluck.compare import BASELINE
 from potluck.compare import check as check_experiment
 from potluck.data import DataConfig, Dataset, from_arrays, sources
+from potluck.errors import ConfigError
 from potluck.experiment import Experiment, read_yaml
-from potluck.models import ModelPool
+from potluck.models import Model, ModelPool
 from potluck.sweep import check_sweep, read_sweep
 from potluck.task import Task
 
@@ -28,7 +30,9 @@ SHAPES = {  # classes, shape of a sample, training and test rows; all of them ha
     "cifar100": (100, (3, 32, 32), 50_000, 10_000),
     "fashion_mnist": (10, (1, 28, 28), 60_000, 10_000),
 }
-LIGHT = 10_000_000  # parameters of the pool; only models below that are built here
+LIGHT = 10_000_000  # parameters of the pool; models of heavier ones have shapes here, and no numbers
+BUILD = ModelPool._build
+SHAPES_ALONE: dict[tuple[object, ...], Model] = {}  # the models that were built without memory
 
 
 @cache
@@ -48,13 +52,32 @@ def data_of(experiment: Experiment) -> Dataset:
     return stand_in(experiment.data.name)
 
 
+def without_memory(
+    pool: ModelPool, key: str, task: Task, rep_dim: int | None, who: str, check: bool
+) -> Model:
+    """In place of `ModelPool._build`: methods that look at names and shapes see what they always see."""
+    place = (str(pool._entries[key]), pool.rep_dim, pool.adapter, task, rep_dim)
+    if place not in SHAPES_ALONE:
+        with torch.device("meta"):
+            SHAPES_ALONE[place] = BUILD(pool, key, task, rep_dim, who, check=False)
+    return SHAPES_ALONE[place]
+
+
 def is_light(experiment: Experiment, task: Task) -> bool:
-    pool = ModelPool(experiment.models.pool, experiment.models.rep_dim)
-    return sum(pool.parameters(key, task) for key in pool.keys) < LIGHT
+    models = experiment.models
+    pool = ModelPool(models.pool, models.rep_dim, adapter=models.adapter)
+    built = [without_memory(pool, key, task, None, "", check=False) for key in pool.keys]
+    return sum(parameter.numel() for model in built for parameter in model.parameters()) < LIGHT
 
 
 def test_there_are_ablations() -> None:
     assert FILES
+
+
+def test_the_docs_list_every_ablation() -> None:
+    listed = (EXAMPLES.parent / "docs" / "ablations.md").read_text(encoding="utf-8").partition("\n## ")[0]
+    named = set(re.findall(r"`(fed[a-z]+_\w+)`", listed))
+    assert named == {file.stem for file in EXAMPLES.glob("ablations/*.yaml")}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
@@ -70,18 +93,58 @@ def test_an_ablation_says_what_it_is(file: Path) -> None:
     [file for file in FILES if file not in FEDERATIONS],
     ids=lambda file: f"{file.parent.name}/{file.stem}",
 )
-def test_every_variant_can_begin(file: Path) -> None:
-    """Every setting has a split, and every variant suits it; in all settings but the first one variant is asked."""
-    for number, experiments in enumerate(read_sweep(file).values()):
+def test_every_variant_can_begin(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every setting has a split, and every variant is taken by its method."""
+    ask_every_variant(file, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "sentence"),
+    [
+        (
+            "fedin_project",
+            "fixed: {method.project: fixed}",
+            "fixed: {method.project: none}",
+            "set method.project",
+        ),
+        (
+            "fedin_table4a",
+            "models: resnet18",
+            "models: [resnet18, resnet10]",
+            "has another model than client 0",
+        ),
+        ("fedin_table5", "iid-N200: {", "iid-N200: {models: [resnet10, fedavg-cnn], ", "features of shape"),
+        ("fedre_weights", "rep_dim: 512", "rep_dim: null", "set models.rep_dim to one width"),
+        (
+            "fedre_table1",
+            "classes_per_client: 2, clients: 10",
+            "classes_per_client: 2, clients: 4",
+            "holds class",
+        ),
+    ],
+)
+def test_a_variant_that_cannot_begin_is_found(
+    name: str, old: str, new: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (EXAMPLES / "ablations" / f"{name}.yaml").read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    (tmp_path / "broken.yaml").write_text(text.replace(old, new))
+    with pytest.raises(ConfigError, match=sentence):
+        ask_every_variant(tmp_path / "broken.yaml", monkeypatch)
+
+
+def ask_every_variant(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for experiments in read_sweep(file).values():
         assert len(experiments) > 1
         assert BASELINE in experiments
         first, *others = experiments.values()
         data = data_of(first)
         split = first.make_split(data)
-        for experiment in others if number == 0 else others[:1]:
-            if is_light(experiment, data.task):
-                engine = experiment.engine.model_copy(update={"device": "cpu"})
-                check_experiment(experiment.variant(engine=engine), data, split)
+        if not is_light(first, data.task):
+            monkeypatch.setattr(ModelPool, "_build", without_memory)
+        for experiment in others:
+            engine = experiment.engine.model_copy(update={"device": "cpu"})
+            check_experiment(experiment.variant(engine=engine), data, split)
 
 
 def pictures(name: str) -> sources.Loader:

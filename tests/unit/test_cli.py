@@ -156,6 +156,18 @@ def test_compare_lists_local_unasked(place: Path) -> None:
     assert [entry["method"] for entry in json.loads(again.stdout)["methods"]] == ["local", "fedavg"]
 
 
+def test_compare_shows_what_a_target_costs_and_who_gains(place: Path) -> None:
+    asked = ("--target", "0.001,1", "--against", "fedavg")
+    result = potluck("compare", "small.yaml", "--methods", "fedavg", "training.rounds=1", *asked)
+    assert result.exit_code == 0, result.output
+    for part in ("against fedavg", "What a target costs", "not reached", "Clients against fedavg"):
+        assert part in result.stdout, part
+    again = potluck("compare", "small.yaml", "--methods", "fedavg", "training.rounds=1", "--json", *asked)
+    shown = json.loads(again.stdout)
+    assert shown["targets"] == [0.001, 1.0]
+    assert [entry["targets"][0]["reached"] for entry in shown["methods"]] == [1, 1]
+
+
 # --- looking without running ----------------------------------------------------------------------------
 
 
@@ -348,6 +360,21 @@ def test_wrong_lists_of_a_comparison(place: Path) -> None:
     assert "'fedmrl'" in refused("compare", "small.yaml", "--methods", "local,fedmlr")
     assert "'x'" in refused("compare", "small.yaml", "--methods", "fedavg", "--seeds", "0,x")
     assert "fedproto" in refused("compare", "small.yaml", "--methods", "fedavg", "fedproto.weight=2")
+
+
+@pytest.mark.parametrize("target", ["0", "90", "-0.1", "nan", "0.5,1.1"])
+def test_a_target_that_is_no_score(place: Path, target: str) -> None:
+    sentence = refused("compare", "small.yaml", "--methods", "fedavg", f"--target={target}")
+    assert f"target {target.split(',')[-1]} is no score" in sentence
+    assert not Path("runs").exists()
+
+
+def test_views_of_a_comparison_that_cannot_be(place: Path) -> None:
+    assert "'high'" in refused("compare", "small.yaml", "--methods", "fedavg", "--target", "high")
+    sentence = refused("compare", "small.yaml", "--methods", "fedavg", "--against", "fedagv")
+    assert "'fedagv'" in sentence
+    assert "'fedavg'" in sentence
+    assert not Path("runs").exists()
 
 
 def test_unknown_names_of_the_other_commands(place: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -80,6 +81,42 @@ def test_methods_meet_on_equal_terms(file: Path, tmp_path: Path) -> None:
     assert against["tie"] == (against["low"] <= 0 <= against["high"])
     assert result["methods"][0]["difference"] is None
     assert "fedmrl" in (tmp_path / "all" / "comparison.html").read_text()
+
+
+def test_a_target_and_another_reference_are_views_of_the_same_runs(file: Path, tmp_path: Path) -> None:
+    made = experiments_by_method(file, ["local", "fedavg", "fedmrl"], ["evaluate.every=1"])
+    plain = compare(made, [0], tmp_path / "all").comparison
+    before = logs(tmp_path / "all")
+    asked = compare(made, [0], tmp_path / "all", targets=[0.001, 1.0], against="fedavg").comparison
+    assert logs(tmp_path / "all") == before
+    assert asked == json.loads((tmp_path / "all" / "comparison.json").read_text())
+    local, fedavg, fedmrl = asked["methods"]
+    assert asked["baseline"] == "fedavg"
+    assert fedavg["difference"] is None
+    assert local["difference"]["mean"] == -plain["methods"][1]["difference"]["mean"]
+    assert len(fedmrl["by_client"]["differences"]["0"]) == 3
+    low, high = fedmrl["targets"]
+    crossed = [line for line in _ledger(tmp_path / "all" / "fedmrl-seed0") if line["round"] == 1]
+    for direction in ("up", "down"):
+        sent = [line for line in crossed if line["direction"] == direction and line["purpose"] == "train"]
+        assert low["runs"]["0"][direction]["scalars"] == sum(line["scalars"] for line in sent) > 0
+        assert low["runs"]["0"][direction]["bytes"] == sum(line["bytes"] for line in sent)
+    assert low["runs"]["0"]["round"] == 1
+    assert high["runs"] == {"0": None}
+    assert compare(made, [0], tmp_path / "all").comparison == plain
+
+
+def _ledger(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+
+
+def test_views_that_cannot_be_are_refused_before_anything_trains(file: Path, tmp_path: Path) -> None:
+    made = experiments_by_method(file, ["local", "fedavg"])
+    with pytest.raises(ConfigError, match=r"'fedavgg'.*did you mean 'fedavg'"):
+        compare(made, [0], tmp_path / "all", against="fedavgg")
+    with pytest.raises(ConfigError, match="target 90 is no score"):
+        compare(made, [0], tmp_path / "all", targets=[90])
+    assert not (tmp_path / "all").exists()
 
 
 def _cohorts(folder: Path) -> tuple[tuple[int, str], ...]:

@@ -28,12 +28,15 @@ from potluck.report.table import (
     comparison_sheet,
     count,
     data_name,
+    differences_sheet,
     duration,
+    gains_sheet,
     measured,
     moment,
     percent,
     run_sheet,
     size,
+    targets_sheet,
 )
 from potluck.report.views import (
     Curve,
@@ -462,11 +465,14 @@ def write_comparison(path: Path, comparison: Mapping[str, Any]) -> Path:
     path = Path(path)
     sheet = comparison_sheet(comparison)
     baseline = str(comparison.get("baseline", "local"))
-    notes = "".join(f"<p class='note'>{escape(note)}</p>" for note in sheet.notes)
-    sections = [section("Methods", table(sheet) + notes)]
+    sections = [section("Methods", _noted(sheet))]
     by_client = clients_sheet(comparison)
     if by_client is not None:
         sections.append(section(by_client.title, table(by_client)))
+    targets = targets_sheet(comparison)
+    if targets is not None:
+        sections.append(section(targets.title, _noted(targets)))
+    sections.append(_gains(comparison))
     if any(entry.get("difference") for entry in comparison["methods"]):
         picture = figure(plots.interval_picture(comparison), "Differences with their intervals")
         sections.append(
@@ -485,6 +491,18 @@ def write_comparison(path: Path, comparison: Mapping[str, Any]) -> Path:
     view = VIEW_NAMES.get(comparison.get("view", "last"), "")
     write_whole(path, page(sheet.title, f"{seeds} · {view}", sections).encode())
     return path
+
+
+def _noted(sheet: Sheet) -> str:
+    return table(sheet) + "".join(f"<p class='note'>{escape(note)}</p>" for note in sheet.notes)
+
+
+def _gains(comparison: Mapping[str, Any]) -> str:
+    gains, clients = gains_sheet(comparison), differences_sheet(comparison)
+    if gains is None:
+        return ""
+    listing = f"<details><summary>{clients.title}</summary>{table(clients)}</details>" if clients else ""
+    return section(gains.title, _noted(gains) + listing)
 
 
 def _curve(entry: Mapping[str, Any]) -> Curve:

@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Literal
 
 from rich import box
@@ -261,6 +262,103 @@ def clients_sheet(comparison: Mapping[str, Any]) -> Sheet | None:
         (Column("client", "left"), Column("measured by", "left"), *heads),
         tuple((*name, *map(_hundredths, row)) for name, row in zip(names, values, strict=True)),
         keys=tuple((*name, *row) for name, row in zip(names, values, strict=True)),
+    )
+
+
+def targets_sheet(comparison: Mapping[str, Any]) -> Sheet | None:
+    """A row per target and method, with the round that reached it and the cost; None without targets."""
+    wanted = comparison.get("targets")
+    if not wanted:
+        return None
+    names = ("round", "scalars up", "scalars down", "bytes up", "bytes down")
+    entries = [
+        (entry["method"], entry["targets"][place])
+        for place in range(len(wanted))
+        for entry in ranked(comparison["methods"])
+    ]
+    several = len(comparison.get("seeds") or ()) > 1
+    notes = (
+        f"Round: the first evaluated one whose mean {measured(comparison.get('metrics'))} reached the target. "
+        "Scalars and bytes: sent for training until then, all clients and rounds together.",
+        *(["± the sample standard deviation over the seeds that reached it."] if several else []),
+    )
+    return Sheet(
+        "What a target costs",
+        (Column("target %"), Column("method", "left"), *map(Column, names)),
+        tuple(_target_row(method, cost) for method, cost in entries),
+        notes,
+        tuple(
+            (cost["target"], method, *(value["mean"] for value in _spreads(cost))) for method, cost in entries
+        ),
+    )
+
+
+def _target_row(method: str, cost: Mapping[str, Any]) -> tuple[str, ...]:
+    round_, *amounts = _spreads(cost)
+    reached, seeds = cost["reached"], len(cost["runs"])
+    some = f" ({reached} of {seeds} seeds)" if 0 < reached < seeds else ""
+    return (
+        f"{100 * cost['target']:g}",
+        METHOD_NAMES.get(method, method),
+        f"{_with_spread(round_, count)}{some}" if reached else "not reached",
+        *(_with_spread(value, count) for value in amounts[:2]),
+        *(_with_spread(value, size) for value in amounts[2:]),
+    )
+
+
+def _spreads(cost: Mapping[str, Any]) -> list[Mapping[str, float | None]]:
+    units, directions = ("scalars", "bytes"), ("up", "down")
+    return [cost["round"], *(cost[direction][unit] for unit in units for direction in directions)]
+
+
+def _with_spread(value: Mapping[str, float | None], show: Callable[[float | None], str]) -> str:
+    spread = value["std_over_seeds"]
+    return show(value["mean"]) if spread is None else f"{show(value['mean'])} ± {show(spread)}"
+
+
+def gains_sheet(comparison: Mapping[str, Any]) -> Sheet | None:
+    """How many clients gain and lose against the reference; None where clients were not asked for."""
+    entries = [entry for entry in ranked(comparison["methods"]) if "by_client" in entry]
+    if not entries:
+        return None
+    baseline = str(comparison["baseline"])
+    reference = METHOD_NAMES.get(baseline, baseline)
+    several = len(comparison.get("seeds") or ()) > 1
+    names = ("clients", "better", "equal", "worse", "lowest", "median", "highest")
+    return Sheet(
+        f"Clients against {reference}",
+        (Column("method", "left"), *map(Column, names)),
+        tuple(_gains_row(entry["method"], entry["by_client"]) for entry in entries),
+        (
+            f"Better: clients whose {measured(comparison.get('metrics'))} is higher than under {reference}, "
+            f"{VIEW_NAMES[comparison.get('view', 'last')]}. Lowest to highest: differences in points."
+            + (" A client counts once per seed." if several else ""),
+        ),
+    )
+
+
+def _gains_row(method: str, gains: Mapping[str, Any]) -> tuple[str, ...]:
+    values = sorted(value for clients in gains["differences"].values() for value in clients.values())
+    counts = [gains[name] for name in ("better", "equal", "worse")]
+    ends = (values[0], median(values), values[-1]) if values else (None, None, None)
+    shares = (f"{number:,} ({100 * number / max(len(values), 1):.0f} %)" for number in counts)
+    return (METHOD_NAMES.get(method, method), count(len(values)), *shares, *map(points, ends))
+
+
+def differences_sheet(comparison: Mapping[str, Any]) -> Sheet | None:
+    """A row per client and seed with its difference under every method; None where clients were not asked for."""
+    entries = [entry for entry in ranked(comparison["methods"]) if "by_client" in entry]
+    found = [entry["by_client"]["differences"] for entry in entries]
+    pairs = dict.fromkeys((seed, client) for seeds in found for seed in seeds for client in seeds[seed])
+    if not pairs:
+        return None
+    values = [[seeds.get(seed, {}).get(client) for seeds in found] for seed, client in pairs]
+    heads = [Column(METHOD_NAMES.get(entry["method"], entry["method"])) for entry in entries]
+    return Sheet(
+        "All clients, in points",
+        (Column("seed", "left"), Column("client", "left"), *heads),
+        tuple((*pair, *map(points, row)) for pair, row in zip(pairs, values, strict=True)),
+        keys=tuple((*pair, *row) for pair, row in zip(pairs, values, strict=True)),
     )
 
 

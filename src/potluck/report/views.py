@@ -356,7 +356,7 @@ def messages_block(path: Path) -> dict[str, Any]:
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(f"{path}, line {number} is not an entry of the ledger: {error!r}") from None
     count = len(np.unique(np.array(pairs, np.int64)))
-    shares = {direction: _whole(amount / max(count, 1)) for direction, amount in sorted(published.items())}
+    shares = {direction: whole(amount / max(count, 1)) for direction, amount in sorted(published.items())}
     counted = {"as_published": shares} if shares else {}
     return _per_pair(totals, count) | {"total": _by_purpose(totals)} | counted
 
@@ -365,7 +365,7 @@ def _per_pair(totals: Mapping[tuple[str, str], Mapping[str, int]], count: int) -
     nothing = {"scalars": 0, "bytes": 0}
     return {
         direction: {
-            unit: _whole(amount / max(count, 1))
+            unit: whole(amount / max(count, 1))
             for unit, amount in totals.get(("train", direction), nothing).items()
         }
         for direction in ("up", "down")
@@ -396,7 +396,8 @@ def rounded(value: float | None) -> float | None:
     return round(float(value), 6) if value is not None and math.isfinite(value) else None
 
 
-def _whole(value: float) -> float | int:
+def whole(value: float) -> float | int:
+    """A mean of counts: an integer where it is one."""
     return int(value) if value == int(value) else round(value, 6)
 
 
@@ -517,12 +518,14 @@ def compare_runs(
     when: str | None = None,
     draws: int = 2000,
     level: float = 0.95,
+    by_client: bool = False,
 ) -> dict[str, Any]:
     """Several finished runs side by side, each method paired with `baseline` by seed and client.
 
     `runs` are folders, or folders by label where one method appears under several settings. Runs of one seed
-    must share their split. A method's interval does not depend on which others are compared. The result is
-    plain data: `table.comparison_sheet` and `page.write_comparison` take it.
+    must share their split. A method's interval does not depend on which others are compared. `by_client` adds the
+    difference of every client. The result is plain data: `table.comparison_sheet` and `page.write_comparison`
+    take it.
     """
     if view not in VIEWS:
         raise ConfigError(f"there is no view {view!r}; {nearest(view, VIEWS)}")
@@ -539,6 +542,8 @@ def compare_runs(
         stream = rng.child("bootstrap", method).numpy()
         against = None if method == baseline else difference(own, reference, stream, draws, level)
         methods.append(_method_entry(method, list(group.values()), against))
+        if by_client and method != baseline:
+            methods[-1]["by_client"] = client_gains(own, reference)
         if names:
             methods[-1] |= {"gain": rounded(relative_gain(own, reference)), "per_client": _over_seeds(own)}
     seeds = sorted({run.seed for run in results}, key=natural)
@@ -553,6 +558,20 @@ def compare_runs(
         compared = {client for entry in methods for client in entry["per_client"]}  # held-out clients are not
         measure["metrics"] = {client: name for client, name in names.items() if client in compared}
     return results[0].about | measure | {"methods": methods}
+
+
+def client_gains(
+    method: Mapping[str, Mapping[str, float]], baseline: Mapping[str, Mapping[str, float]]
+) -> dict[str, Any]:
+    """The difference of every client in every seed, and how many are better, equal or worse."""
+    seeds = sorted(method.keys() & baseline.keys(), key=natural)
+    differences = {
+        seed: {client: rounded(value) for client, value in paired(method[seed], baseline[seed]).items()}
+        for seed in seeds
+    }
+    values = [value for clients in differences.values() for value in clients.values() if value is not None]
+    signs = {"better": sum(value > 0 for value in values), "worse": sum(value < 0 for value in values)}
+    return {**signs, "equal": len(values) - sum(signs.values()), "differences": differences}
 
 
 def relative_gain(
@@ -653,7 +672,7 @@ def _method_entry(method: str, runs: Sequence[_Result], against: Difference | No
 def _mean_messages(runs: Sequence[_Result]) -> dict[str, Any]:
     return {
         direction: {
-            unit: _whole(float(np.mean([run.messages[direction][unit] for run in runs])))
+            unit: whole(float(np.mean([run.messages[direction][unit] for run in runs])))
             for unit in ("scalars", "bytes")
         }
         for direction in ("up", "down")
