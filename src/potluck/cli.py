@@ -384,10 +384,16 @@ def _compared(
 
 
 def _show_comparison(screen: Screen, result: ComparisonResult) -> None:
-    from potluck.report.table import clients_sheet, comparison_sheet, gains_sheet, targets_sheet
+    from potluck.report.table import (
+        clients_sheet,
+        comparison_sheet,
+        further_sheet,
+        gains_sheet,
+        targets_sheet,
+    )
 
     screen.sheet(comparison_sheet(result.comparison))
-    for make in (clients_sheet, targets_sheet, gains_sheet):
+    for make in (clients_sheet, further_sheet, targets_sheet, gains_sheet):
         sheet = make(result.comparison)
         if sheet is not None:
             screen.show("")

@@ -191,3 +191,37 @@ def test_a_comparison_says_what_it_compares(file: Path, tmp_path: Path) -> None:
     compare(experiments_by_method(file, ["local"], ["training.rounds=1"]), [0], tmp_path / "all")
     written = yaml.safe_load((tmp_path / "all" / "experiment.yaml").read_text())
     assert written["training"]["rounds"] == 1
+
+
+MIXED = """\
+name: mixed
+federation:
+  - {data: {name: digits, samples: 80}, partition: {kind: iid, clients: 1}, models: mlp-small}
+  - {data: {name: digits-attributes, samples: 80}, partition: {kind: iid, clients: 1}, models: conv-small}
+models: {rep_dim: 16}
+method: local
+training: {rounds: 2, batch_size: 16}
+"""
+
+
+def test_further_measures_are_those_of_the_last_logged_lines(tmp_path: Path) -> None:
+    (tmp_path / "mixed.yaml").write_text(MIXED)
+    made = experiments_by_method(tmp_path / "mixed.yaml", ["local"])
+    (entry,) = compare(made, [0], tmp_path / "all").comparison["methods"]
+    run = tmp_path / "all" / "local-seed0"
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (last["round"], last["client"], last["when"]) == (2, "1", "after_aggregation")
+    assert entry["further"] == {"f1": {"mean": last["test"]["f1"], "std_over_seeds": None}}
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["accuracy"]["further"] == {"f1": {"mean": last["test"]["f1"], "clients": 1}}
+    assert "Further measures" in (run / "report.html").read_text()
+    assert "Further measures" in (tmp_path / "all" / "comparison.html").read_text()
+
+
+def test_two_data_sets_measured_alike_are_shown_client_by_client(tmp_path: Path) -> None:
+    (tmp_path / "alike.yaml").write_text(MIXED.replace("digits-attributes", "digits"))
+    made = experiments_by_method(tmp_path / "alike.yaml", ["local"], ["training.rounds=1"])
+    comparison = compare(made, [0], tmp_path / "all").comparison
+    assert comparison["metrics"] == {"0": "accuracy", "1": "accuracy"}
+    assert comparison["methods"][0]["gain"] == 0
+    assert "Client by client" in (tmp_path / "all" / "comparison.html").read_text()

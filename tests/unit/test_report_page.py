@@ -257,3 +257,27 @@ def test_a_comparison_shows_table_intervals_and_curves(tmp_path):
     ):
         assert part in text, part
     assert "<script>alert" not in path.read_text(encoding="utf-8")
+
+
+def test_further_measures_have_a_table_where_there_are_any(folder):
+    assert "Further measures" not in " ".join(check(page.write_report(folder)).text)
+    test = {"score": 0.5, "metric": "mean_ap", "mean_ap": 0.5, "f1": 0.4321, "loss": 1.0, "samples": 20}
+    with (folder / "metrics.jsonl").open("a") as log:
+        log.write(lines(measured(3, "0", 0.1, test=test)))
+    text = " ".join(check(page.write_report(folder)).text)
+    for part in ("Further measures", "F1", "43.21 %"):
+        assert part in text, part
+
+
+def test_a_comparison_shows_clients_and_further_measures_of_mixed_tasks(tmp_path):
+    nothing = {"scalars": 0, "bytes": 0}
+    entry = {
+        "method": "local", "when": "before", "accuracy": {"mean": 0.5, "std_over_seeds": None}, "gain": 0.0,
+        "difference": None, "messages": {"up": nothing, "down": nothing}, "per_client": {"0": 0.5},
+        "further": {"t2i_r10": {"mean": 0.4321, "std_over_seeds": None}},
+    }  # fmt: skip
+    metrics = {"0": "accuracy", "1": "mean_recall"}
+    path = page.write_comparison(tmp_path / "comparison.html", {"metrics": metrics, "methods": [entry]})
+    text = " ".join(check(path).text)
+    for part in ("Δ %", "Client by client", "undefined", "Further measures", "R@10 text to image", "43.21"):
+        assert part in text, part

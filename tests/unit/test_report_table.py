@@ -6,6 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
+from potluck.measures import MEASURES
 from potluck.report import table
 
 
@@ -152,3 +153,69 @@ def test_json_refuses_what_json_cannot_say():
     assert json.loads(table.as_json(COMPARISON))["baseline"] == "local"
     with pytest.raises(ValueError):
         table.as_json({"x": float("nan")})
+
+
+def of_groups(name, mean, values, further=None):
+    entry = method(name, mean) | {"gain": 0.0 if name == "local" else 12.5, "per_client": values}
+    return entry if further is None else entry | {"further": further}
+
+
+GROUPS = {
+    **COMPARISON,
+    "metrics": {"0": "accuracy", "1": "accuracy"},
+    "data_sets": {"0": "digits", "1": "sst2"},
+    "methods": [of_groups("local", 0.8, {"0": 0.9, "1": 0.7}), of_groups("muscle", 0.9, {"0": 0.95})],
+}
+
+
+def test_groups_measured_by_accuracy_have_a_relative_gain():
+    sheet = table.comparison_sheet(GROUPS)
+    assert [column.name for column in sheet.columns][1:4] == ["accuracy %", "against Local", "Δ %"]
+    assert [row[3] for row in sheet.rows] == ["+12.50", "–"]
+    (note,) = [note for note in sheet.notes if note.startswith("Δ %")]
+    assert "clients for which Local's is 0 are left out" in note
+
+
+def test_the_client_table_names_data_and_shows_a_dash_where_there_is_no_value():
+    sheet = table.clients_sheet(GROUPS)
+    assert [column.name for column in sheet.columns] == ["client", "measured by", "data", "muscle", "Local"]
+    assert sheet.rows == (
+        ("0", "accuracy", "digits", "95.00", "90.00"),
+        ("1", "accuracy", "sst2", "–", "70.00"),
+    )
+    assert any("undefined" in note for note in sheet.notes)
+    whole = of_groups("muscle", 0.9, {"0": 0.95, "1": 0.85})
+    assert table.clients_sheet({**GROUPS, "methods": [whole]}).notes == ()
+
+
+def test_further_measures_have_a_row_each_and_a_column_per_method():
+    recall = {"mean": 0.25, "std_over_seeds": 0.01}
+    local = of_groups("local", 0.8, {}, {"f1": {"mean": 0.5, "std_over_seeds": None}, "i2t_r5": recall})
+    other = of_groups("muscle", 0.9, {}, {"f1": {"mean": 0.75, "std_over_seeds": None}})
+    sheet = table.further_sheet({**GROUPS, "methods": [local, other]})
+    assert [column.name for column in sheet.columns] == ["measure", "muscle", "Local"]
+    assert sheet.rows == (("F1", "75.00", "50.00"), ("R@5 image to text", "–", "25.00 ± 1.00"))
+    assert table.further_sheet(GROUPS) is None
+
+
+def test_a_comparison_of_an_earlier_version_is_shown_as_it_was():
+    old = {name: value for name, value in GROUPS.items() if name != "data_sets"}
+    assert [column.name for column in table.clients_sheet(old).columns][:3] == [
+        "client",
+        "measured by",
+        "muscle",
+    ]
+    assert table.clients_sheet(COMPARISON) is table.further_sheet(COMPARISON) is None
+    assert "Δ %" not in table.plain(table.comparison_sheet(COMPARISON))
+
+
+def test_a_run_tells_its_further_measures():
+    further = {"f1": {"mean": 0.5, "clients": 2}, "pixel_accuracy": {"mean": 0.9, "clients": 1}}
+    notes = table.headline({**SUMMARY, "accuracy": SUMMARY["accuracy"] | {"further": further}})
+    assert "further measures: F1 50.00 %, pixel accuracy 90.00 %" in notes
+    assert not any("further" in note for note in table.headline(SUMMARY))
+
+
+def test_every_measure_a_task_tells_has_a_name_in_words():
+    told = {name for measure in MEASURES.values() for name in measure.told} - {"correct", "loss"}
+    assert {name for name in told if "_" in table.metric_name(name)} == set()

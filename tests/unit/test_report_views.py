@@ -407,3 +407,114 @@ def test_comparisons_refuse_what_is_not_there(folders, tmp_path):
         views.compare_runs([], Rng(0))
     with pytest.raises(RunError, match=r"no config\.yaml"):
         views.compare_runs([tmp_path], Rng(0))
+
+
+# --- several tasks --------------------------------------------------------------------------------------
+
+
+def tagged(round_, client, score, f1, **more):
+    """A line of a client with several labels per sample."""
+    test = {"score": score, "metric": "mean_ap", "mean_ap": score, "f1": f1, "loss": 1.0, "samples": 10}
+    return line(round_, client, **more) | {"test": test}
+
+
+def group_run(folder: Path, method: str, records, seed: int = 0, sizes=(("digits", 2), ("sst2", 1))) -> Path:
+    """A run of a federation, with as many clients per data set as `sizes` says."""
+    folder.mkdir(parents=True)
+    config = {
+        "method": {"name": method},
+        "seed": seed,
+        "federation": [{"data": {"name": n}} for n, _ in sizes],
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    clients = [{"id": str(number)} for number in range(sum(size for _, size in sizes))]
+    groups = [{"data": name, "clients": size} for name, size in sizes]
+    (folder / "split.json").write_text(json.dumps({"hash": f"s{seed}", "groups": groups, "clients": clients}))
+    write_log(folder / "metrics.jsonl", records)
+    return folder
+
+
+def test_groups_with_accuracies_alone_have_a_relative_gain_and_a_value_per_client(tmp_path):
+    local = [line(1, "0", 0.5), line(1, "1", 0.4), line(1, "2", 0.0), line(1, "3", 0.9, held=True)]
+    other = [line(1, "0", 0.6), line(1, "1", 0.5), line(1, "2", 0.5), line(1, "3", 0.9, held=True)]
+    sizes = (("digits", 2), ("sst2", 2))
+    runs = [
+        group_run(tmp_path / "l", "local", local, 0, sizes),
+        group_run(tmp_path / "o", "o", other, 0, sizes),
+    ]
+    comparison = views.compare_runs(runs, Rng(0), draws=20)
+    assert comparison["metrics"] == {"0": "accuracy", "1": "accuracy", "2": "accuracy"}
+    assert comparison["data_sets"] == {"0": "digits", "1": "digits", "2": "sst2"}
+    assert comparison["methods"][1]["gain"] == pytest.approx((20 + 25) / 2)
+    assert comparison["methods"][1]["per_client"] == {"0": 0.6, "1": 0.5, "2": 0.5}
+    assert "further" not in comparison["methods"][1]
+
+
+def test_one_group_alone_is_compared_as_before(folders, tmp_path):
+    alone = group_run(tmp_path / "l", "local", [line(1, "0", 0.5)], 0, (("digits", 1),))
+    for comparison in (views.compare_runs(folders, Rng(0), draws=20), views.compare_runs([alone], Rng(0))):
+        assert {"metrics", "data_sets"}.isdisjoint(comparison)
+        assert {"gain", "per_client", "further"}.isdisjoint(comparison["methods"][0])
+
+
+def test_a_client_whose_measure_is_undefined_is_still_named(tmp_path):
+    records = [line(1, "0", 0.5), line(1, "1", 0.4), tagged(1, "2", None, 0.25)]
+    run = group_run(tmp_path / "l", "local", records)
+    comparison = views.compare_runs([run], Rng(0))
+    assert comparison["metrics"] == {"0": "accuracy", "1": "accuracy", "2": "mean_ap"}
+    assert comparison["methods"][0]["per_client"] == {"0": 0.5, "1": 0.4}
+    block = views.summarise(run)
+    assert block["metrics"] == comparison["metrics"]
+    assert (block["last"], block["coverage"]) == (0.45, 2)
+
+
+def test_a_client_without_test_rows_is_left_out_of_mixed_tasks_too(tmp_path):
+    records = [line(1, "0", validation=0.5), line(1, "1"), tagged(1, "2", 0.5, 0.25)]
+    run = group_run(tmp_path / "l", "local", records)
+    assert views.summarise(run)["metrics"] == views.compare_runs([run], Rng(0))["metrics"] == {"2": "mean_ap"}
+
+
+def test_clients_that_are_all_undefined_are_named_too(tmp_path):
+    run = group_run(tmp_path / "l", "local", [tagged(1, "0", None, 0.5), tagged(2, "0", None, 0.25)])
+    comparison = views.compare_runs([run], Rng(0))
+    assert comparison["metrics"] == {"0": "mean_ap"}
+    assert comparison["methods"][0]["further"]["f1"]["mean"] == 0.25
+
+
+def test_further_measures_are_means_over_the_clients_that_have_them_in_the_reported_series(tmp_path):
+    records = [
+        tagged(1, "1", 0.9, 0.9),
+        line(2, "0", 0.5),
+        tagged(2, "1", 0.5, 0.2),
+        tagged(2, "2", 0.5, 0.6),
+        tagged(2, "3", None, None),
+        tagged(2, "4", 0.5, 1.0, held=True),
+        tagged(2, "1", 0.5, 0.99, when="after_training"),
+        tagged(2, "1", 0.5, 0.98, mode="other"),
+        tagged(2, "2", 0.5, 0.4),
+    ]
+    metrics = metrics_of(tmp_path, records)
+    assert views.summarise(metrics)["further"] == {"f1": {"mean": pytest.approx(0.3), "clients": 2}}
+    assert views.summarise(metrics, "after_training")["further"]["f1"] == {"mean": 0.99, "clients": 1}
+
+
+def test_classification_has_no_further_measures(three_rounds):
+    assert "further" not in views.summarise(three_rounds)
+
+
+def test_a_comparison_has_further_measures_over_the_seeds(tmp_path):
+    runs = [
+        group_run(tmp_path / f"l{seed}", "local", [line(1, "0", 0.5), tagged(1, "2", 0.4, f1)], seed)
+        for seed, f1 in enumerate((0.2, 0.4))
+    ]
+    further = views.compare_runs(runs, Rng(0))["methods"][0]["further"]
+    assert further == {"f1": {"mean": pytest.approx(0.3), "std_over_seeds": pytest.approx(0.141421)}}
+
+
+def test_further_measures_follow_the_view(tmp_path):
+    records = [tagged(1, "0", 0.9, 0.8), tagged(2, "0", 0.1, 0.3)]
+    run = group_run(tmp_path / "l", "local", records)
+    best = views.compare_runs([run], Rng(0), view="best_by_test")["methods"][0]
+    assert best["further"]["f1"]["mean"] == 0.8
+    undefined = views.compare_runs([run], Rng(0), view="best_by_validation")["methods"][0]
+    assert "further" not in undefined

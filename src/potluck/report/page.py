@@ -30,10 +30,12 @@ from potluck.report.table import (
     data_name,
     differences_sheet,
     duration,
+    further_sheet,
     gains_sheet,
     measured,
     moment,
     percent,
+    run_further_sheet,
     run_sheet,
     size,
     targets_sheet,
@@ -96,6 +98,7 @@ def write_report(folder: Path) -> Path:
         _protocols(run),
         _tuning(run.tuning),
         _clients(run),
+        _further(run),
         _split(run),
         _contract(run.contract),
         _settings(run),
@@ -326,6 +329,13 @@ def _clients(run: _Run) -> str:
     return section("Clients", picture + listing, _evaluated(len(values), len(rows)))
 
 
+def _further(run: _Run) -> str:
+    """What the clients' tasks measure besides what they are judged by."""
+    sheet = run_further_sheet(run.summary)
+    text = "In the last evaluated round, each the mean over the clients that have the measure."
+    return section(sheet.title, table(sheet), text) if sheet else ""
+
+
 def _models(run: _Run) -> dict[str, str]:
     """The name of each client's model, where the run's files say it client by client."""
     settings = run.config.get("models")
@@ -466,12 +476,10 @@ def write_comparison(path: Path, comparison: Mapping[str, Any]) -> Path:
     sheet = comparison_sheet(comparison)
     baseline = str(comparison.get("baseline", "local"))
     sections = [section("Methods", _noted(sheet))]
-    by_client = clients_sheet(comparison)
-    if by_client is not None:
-        sections.append(section(by_client.title, table(by_client)))
-    targets = targets_sheet(comparison)
-    if targets is not None:
-        sections.append(section(targets.title, _noted(targets)))
+    for make in (clients_sheet, further_sheet, targets_sheet):
+        extra = make(comparison)
+        if extra is not None:
+            sections.append(section(extra.title, _noted(extra)))
     sections.append(_gains(comparison))
     if any(entry.get("difference") for entry in comparison["methods"]):
         picture = figure(plots.interval_picture(comparison), "Differences with their intervals")

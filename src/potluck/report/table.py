@@ -28,7 +28,15 @@ VIEW_NAMES = {
     "best_by_test": "best round by test",
 }
 METHOD_NAMES = {"local": "Local"}
-METRIC_NAMES = {"mean_ap": "mean AP", "mean_iou": "mean IoU", "mean_recall": "mean recall"}
+METRIC_NAMES = {
+    "mean_ap": "mean AP",
+    "f1": "F1",
+    "mean_iou": "mean IoU",
+    "pixel_accuracy": "pixel accuracy",
+    "mean_recall": "mean recall",
+    **{f"i2t_r{k}": f"R@{k} image to text" for k in (1, 5, 10)},
+    **{f"t2i_r{k}": f"R@{k} text to image" for k in (1, 5, 10)},
+}
 
 # --- numbers for people ---------------------------------------------------------------------------------
 
@@ -176,6 +184,10 @@ def headline(summary: Mapping[str, Any]) -> tuple[str, ...]:
             2,
             f"as the paper counts: {count(published.get('up'))} scalars up, {count(published.get('down'))} down",
         )
+    further = accuracy.get("further")
+    if further:
+        told = (f"{metric_name(name)} {percent(value['mean'])}" for name, value in further.items())
+        lines.insert(1, f"further measures: {', '.join(told)}")
     held_out = accuracy.get("held_out")
     if held_out:
         lines.insert(1, f"held-out clients: {percent(held_out['last'])} over {count(held_out['clients'])}")
@@ -249,19 +261,74 @@ def _gain(entry: Mapping[str, Any], baseline: str) -> str:
 
 
 def clients_sheet(comparison: Mapping[str, Any]) -> Sheet | None:
-    """A row per client, with what it is measured by, and a column per method; None where all have an accuracy."""
+    """A row per client, with what it is measured by, and a column per method; None where all have one task."""
     metrics = comparison.get("metrics")
     if not metrics:
         return None
     entries = ranked(comparison["methods"])
     heads = [Column(METHOD_NAMES.get(entry["method"], entry["method"])) for entry in entries]
     values = [[entry["per_client"].get(client) for entry in entries] for client in metrics]
-    names = [(client, metric_name(metric)) for client, metric in metrics.items()]
+    data = comparison.get("data_sets")
+    names = [
+        (client, metric_name(metric), *([data.get(client, NOTHING)] if data else []))
+        for client, metric in metrics.items()
+    ]
+    absent = "–: undefined for this client, or not evaluated; left out of the means and of Δ %."
     return Sheet(
         "Client by client, in percent",
-        (Column("client", "left"), Column("measured by", "left"), *heads),
+        (
+            Column("client", "left"),
+            Column("measured by", "left"),
+            *([Column("data", "left")] if data else []),
+            *heads,
+        ),
         tuple((*name, *map(_hundredths, row)) for name, row in zip(names, values, strict=True)),
-        keys=tuple((*name, *row) for name, row in zip(names, values, strict=True)),
+        (absent,) if any(None in row for row in values) else (),
+        tuple((*name, *row) for name, row in zip(names, values, strict=True)),
+    )
+
+
+def further_sheet(comparison: Mapping[str, Any]) -> Sheet | None:
+    """A row per further measure and a column per method; None where no task has any."""
+    entries = ranked(comparison["methods"])
+    found = [entry.get("further") or {} for entry in entries]
+    names = list(dict.fromkeys(name for own in found for name in own))
+    if not names:
+        return None
+    heads = [Column(METHOD_NAMES.get(entry["method"], entry["method"])) for entry in entries]
+    values = [[own.get(name) or _ABSENT for own in found] for name in names]
+    view = comparison.get("view", "last")
+    spread = ", ± the sample standard deviation over seeds" if len(comparison.get("seeds") or ()) > 1 else ""
+    return Sheet(
+        "Further measures, in percent",
+        (Column("measure", "left"), *heads),
+        tuple(
+            (metric_name(name), *(_with_spread(value, _hundredths) for value in row))
+            for name, row in zip(names, values, strict=True)
+        ),
+        (f"Mean over the clients that have the measure, {VIEW_NAMES.get(view, view)}{spread}.",),
+        tuple(
+            (metric_name(name), *(value["mean"] for value in row))
+            for name, row in zip(names, values, strict=True)
+        ),
+    )
+
+
+_ABSENT: Mapping[str, float | None] = {"mean": None, "std_over_seeds": None}
+
+
+def run_further_sheet(summary: Mapping[str, Any]) -> Sheet | None:
+    """The further measures of one run, a row each; None where no task has any."""
+    further = (summary.get("accuracy") or {}).get("further")
+    if not further:
+        return None
+    return Sheet(
+        "Further measures",
+        (Column("measure", "left"), Column("clients"), Column("mean")),
+        tuple(
+            (metric_name(name), count(value["clients"]), percent(value["mean"]))
+            for name, value in further.items()
+        ),
     )
 
 
@@ -410,6 +477,7 @@ def _comparison_notes(comparison: Mapping[str, Any], reference: str) -> tuple[st
         notes.insert(
             2,
             f"Δ %: the mean over clients of 100·(value − {reference}'s)/{reference}'s, each by its own measure; "
+            f"clients for which {reference}'s is 0 are left out; "
             "this definition is inferred, not published.",
         )
     moments = {entry.get("when") for entry in comparison["methods"]} - {None}

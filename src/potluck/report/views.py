@@ -34,6 +34,7 @@ Integers = npt.NDArray[np.int64]
 View = Literal["last", "best_by_validation", "best_by_test"]
 VIEWS: tuple[View, ...] = get_args(View)
 ACCURACY = "accuracy"
+USUAL = {ACCURACY, "score", "metric", "loss", "samples"}  # what else a task logs are further measures
 MOMENTS = ("after_aggregation", "after_training", "before")  # the headline is the first one logged
 
 
@@ -102,6 +103,7 @@ class Series:
     accuracy: Floats
     samples: Floats
     validation: Floats
+    further: dict[str, Floats] = field(default_factory=dict)  # measures besides the one a client is judged by
 
     def at(self, row: int) -> Scores:
         """The test scores of the `row`-th evaluated round."""
@@ -129,6 +131,29 @@ class Series:
         """The test scores under a view; nobody's where the view is not defined."""
         row = self.row(view)
         return NOBODY if row is None else self.at(row)
+
+    def evaluated(self, view: View) -> tuple[str, ...]:
+        """The clients with test data in the round of a view, those whose score is undefined too."""
+        row = self._row_or_last(view)
+        if row is None:
+            return ()
+        part = self._part(row)
+        tested = np.isfinite(self.samples[part]) | np.isfinite(self.accuracy[part])
+        return tuple(self.names[index] for index in self.client[part][tested])
+
+    def further_means(self, view: View) -> dict[str, dict[str, Any]]:
+        """Each further measure in the round of a view: the mean over the clients that have it, and their number."""
+        row = self._row_or_last(view)
+        if row is None:
+            return {}
+        parts = {name: values[self._part(row)] for name, values in self.further.items()}
+        found = {name: part[np.isfinite(part)] for name, part in parts.items() if np.isfinite(part).any()}
+        return {name: {"mean": rounded(_mean(part)), "clients": len(part)} for name, part in found.items()}
+
+    def _row_or_last(self, view: View) -> int | None:
+        """The round of a view; the last view has one even where no score is defined in any."""
+        row = self.row(view)
+        return len(self.rounds) - 1 if row is None and view == "last" and len(self.rounds) else row
 
     def grid(self, values: Floats) -> Floats:
         """`accuracy`, `samples` or `validation` as rounds × clients, NaN where absent."""
@@ -246,6 +271,7 @@ class _Columns:
     accuracy: array[float] = field(default_factory=lambda: array("d"))
     samples: array[float] = field(default_factory=lambda: array("d"))
     validation: array[float] = field(default_factory=lambda: array("d"))
+    further: dict[str, _Sparse] = field(default_factory=lambda: defaultdict(_Sparse))
 
     def add(self, client: int, record: Mapping[str, Any]) -> None:
         test, validation = record.get("test") or {}, record.get("validation") or {}
@@ -254,6 +280,9 @@ class _Columns:
         self.client.append(client)
         for column, value in zip((self.accuracy, self.samples, self.validation), values, strict=True):
             column.append(value)
+        for name, value in test.items():
+            if name not in USUAL and name != test.get("metric") and isinstance(value, (int, float)):
+                self.further[name].add(len(self.round) - 1, float(value))
 
     def series(self, names: tuple[str, ...], order: Integers) -> Series:
         rounds = np.array(self.round, np.int64)
@@ -262,8 +291,29 @@ class _Columns:
         newest = _last_of_equals(rounds[sorting], client[sorting])
         sorting = sorting[newest]
         unique, starts = np.unique(rounds[sorting], return_index=True)
-        floats = [np.array(column)[sorting] for column in (self.accuracy, self.samples, self.validation)]
-        return Series(names, unique, np.append(starts, len(sorting)), client[sorting], *floats)
+        columns = (self.accuracy, self.samples, self.validation)
+        accuracy, samples, validation = (np.array(column)[sorting] for column in columns)
+        further = {name: self.further[name].column(len(rounds))[sorting] for name in self.further}
+        starts = np.append(starts, len(sorting))
+        return Series(names, unique, starts, client[sorting], accuracy, samples, validation, further)
+
+
+@dataclass
+class _Sparse:
+    """A column that few lines of a log have."""
+
+    place: array[int] = field(default_factory=lambda: array("q"))
+    value: array[float] = field(default_factory=lambda: array("d"))
+
+    def add(self, place: int, value: float) -> None:
+        self.place.append(place)
+        self.value.append(value)
+
+    def column(self, length: int) -> Floats:
+        """With a value per line, NaN where there is none."""
+        column = np.full(length, np.nan)
+        column[np.array(self.place, np.int64)] = np.array(self.value)
+        return column
 
 
 def _last_of_equals(rounds: Integers, client: Integers) -> npt.NDArray[np.bool_]:
@@ -297,15 +347,18 @@ def summarise(source: Path | Metrics, when: str | None = None, mode: str | None 
     `last` is the mean over the clients evaluated in the last evaluated round, and `coverage` says how many
     they are. `best_by_validation` is the test accuracy of the round with the best mean validation accuracy.
     Values are fractions rounded to six digits, None where undefined. Where clients have tasks without an accuracy
-    their task's score is in its place, and `metrics` says by client which one that is.
+    their task's score is in its place, and `metrics` says by client which one that is, also of those whose score is
+    undefined; `further` has what else their tasks measure, each the mean over the clients that have it.
     """
     metrics = source if isinstance(source, Metrics) else read_metrics(source)
     key = metrics.headline(when, mode)
     series = metrics.series.get(key) if key else None
     block: dict[str, Any] = {"when": key[0] if key else None, "mode": key[1] if key else None}
     block |= _views(series)
-    if metrics.names:
-        block["metrics"] = {client: metrics.names[client] for client in block["per_client"]}
+    if series and metrics.names:
+        block["metrics"] = {client: metrics.names[client] for client in series.evaluated("last")}
+    if series and (further := series.further_means("last")):
+        block["further"] = further
     if key and key in metrics.held_out:
         held_out = metrics.held_out[key].scores("last")
         block["held_out"] = {"clients": len(held_out.clients), "last": rounded(held_out.mean())}
@@ -507,7 +560,9 @@ class _Result:
     messages: dict[str, Any]
     seconds: float | None
     about: dict[str, Any]
-    names: dict[str, str]
+    names: dict[str, str]  # client → what it is measured by, where tasks or data sets differ
+    data_sets: dict[str, str]
+    further: dict[str, dict[str, Any]]
 
 
 def compare_runs(
@@ -535,7 +590,7 @@ def compare_runs(
         raise RunError("there is nothing to compare: give the folders of at least two runs")
     groups = _group(results)
     reference = {seed: run.scores.per_client() for seed, run in groups.get(baseline, {}).items()}
-    names = next((run.names for run in results if run.names), {})
+    names = {client: name for run in results for client, name in run.names.items()}
     methods = []
     for method, group in groups.items():
         own = {seed: run.scores.per_client() for seed, run in group.items()}
@@ -555,8 +610,10 @@ def compare_runs(
         "seeds": seeds,
     }
     if names:
-        compared = {client for entry in methods for client in entry["per_client"]}  # held-out clients are not
-        measure["metrics"] = {client: name for client, name in names.items() if client in compared}
+        measure["metrics"] = {client: names[client] for client in sorted(names, key=natural)}
+        known = results[0].data_sets
+        data_sets = {client: known[client] for client in measure["metrics"] if client in known}
+        measure |= {"data_sets": data_sets} if data_sets else {}
     return results[0].about | measure | {"methods": methods}
 
 
@@ -618,8 +675,25 @@ def _read_result(folder: Path, label: str | None, view: View, when: str | None) 
         messages=messages_block(folder / "ledger.jsonl"),
         seconds=seconds_per_round(folder / "timing.jsonl"),
         about={name: config.get(name) for name in ("data", "partition")} | _federation(config),
-        names=metrics.names,
+        names=_names(config, metrics, series.evaluated(view) if series else ()),
+        data_sets=_data_sets(split),
+        further=series.further_means(view) if series else {},
     )
+
+
+def _names(config: Mapping[str, Any], metrics: Metrics, clients: Sequence[str]) -> dict[str, str]:
+    """What each client is measured by; empty where one data set and its accuracy are all there is."""
+    groups = config.get("federation") or ()
+    if not metrics.names and len(groups) < 2:
+        return {}
+    return {client: metrics.names.get(client, ACCURACY) for client in clients}
+
+
+def _data_sets(split: Mapping[str, Any]) -> dict[str, str]:
+    """The data set of each client, where groups have their own: `split.json` lists clients group by group."""
+    groups, clients = split.get("groups") or (), split.get("clients") or ()
+    names = [str(group["data"]) for group in groups for _ in range(group["clients"])]
+    return {str(part["id"]): name for part, name in zip(clients, names, strict=False)}
 
 
 def _federation(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -651,7 +725,7 @@ def _method_entry(method: str, runs: Sequence[_Result], against: Difference | No
     means = [mean for run in runs if (mean := run.scores.mean()) is not None]
     spread = float(np.std(means, ddof=1)) if len(means) > 1 else None
     seconds = [run.seconds for run in runs if run.seconds is not None]
-    key = runs[0].key
+    key, further = runs[0].key, _further_over_seeds(runs)
     return {
         "method": method,
         "when": key[0] if key else None,
@@ -666,6 +740,20 @@ def _method_entry(method: str, runs: Sequence[_Result], against: Difference | No
         "messages": _mean_messages(runs),
         "seconds_per_round": rounded(float(np.mean(seconds))) if seconds else None,
         "curve": _curve_over_seeds(runs),
+        **({"further": further} if further else {}),
+    }
+
+
+def _further_over_seeds(runs: Sequence[_Result]) -> dict[str, dict[str, float | None]]:
+    """The mean and the sample deviation over seeds of every further measure."""
+    names = dict.fromkeys(name for run in runs for name in run.further)
+    rows = {name: [run.further[name]["mean"] for run in runs if name in run.further] for name in names}
+    return {
+        name: {
+            "mean": rounded(float(np.mean(row))),
+            "std_over_seeds": rounded(float(np.std(row, ddof=1))) if len(row) > 1 else None,
+        }
+        for name, row in rows.items()
     }
 
 
