@@ -391,13 +391,14 @@ def _show_comparison(screen: Screen, result: ComparisonResult) -> None:
         gains_sheet,
         targets_sheet,
     )
+    from potluck.terminal import MOST_ROWS
 
     screen.sheet(comparison_sheet(result.comparison))
     for make in (clients_sheet, further_sheet, targets_sheet, gains_sheet):
         sheet = make(result.comparison)
         if sheet is not None:
             screen.show("")
-            screen.sheet(sheet)
+            screen.sheet(sheet.first(MOST_ROWS, "comparison.html"))
     screen.show(
         f"\nreport: {result.folder / 'comparison.html'}",
         f"of each run: {result.folder}/<method>-seed<seed>/report.html",

@@ -219,3 +219,12 @@ def test_a_run_tells_its_further_measures():
 def test_every_measure_a_task_tells_has_a_name_in_words():
     told = {name for measure in MEASURES.values() for name in measure.told} - {"correct", "loss"}
     assert {name for name in told if "_" in table.metric_name(name)} == set()
+
+
+def test_a_long_sheet_is_cut_and_says_where_the_rest_is():
+    sheet = table.clients_sheet(GROUPS)
+    assert sheet.first(len(sheet.rows), "there") is sheet
+    cut = sheet.first(1, "comparison.html")
+    assert cut.rows == sheet.rows[:1]
+    assert cut.notes[0] == f"The first 1 of {len(sheet.rows)} rows; comparison.html has them all."
+    assert cut.notes[1:] == sheet.notes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Literal
 
@@ -127,6 +127,13 @@ class Sheet:
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
     keys: tuple[tuple[SortKey, ...], ...] = ()
+
+    def first(self, rows: int, where: str) -> Sheet:
+        """The same sheet with so many rows at most, and a note that says where they all are."""
+        if len(self.rows) <= rows:
+            return self
+        note = f"The first {rows} of {len(self.rows)} rows; {where} has them all."
+        return replace(self, rows=self.rows[:rows], keys=self.keys[:rows], notes=(note, *self.notes))
 
     def without_empty_columns(self) -> Sheet:
         """The same sheet without the columns that have no value at all; without rows nothing is left out."""
