@@ -110,6 +110,15 @@ class PublicSettings(Settings):
     data: DataConfig | Dataset
     samples: int | None = Field(default=None, ge=1)  # drawn from the split seed; none: all to train on
 
+    @field_validator("data")
+    @classmethod
+    def _prepared_by_clients(cls, data: DataConfig | Dataset) -> DataConfig | Dataset:
+        plain = {key: field.default for key, field in DataConfig.model_fields.items()}
+        for key in ("normalize", "augment", "tokenizer"):
+            if isinstance(data, DataConfig) and getattr(data, key) != plain[key]:
+                raise ValueError(f"leave out {key}, as clients prepare public samples like their own")
+        return data
+
 
 class TrainingSettings(ClientTraining):
     """How long and how the clients train."""
@@ -387,6 +396,8 @@ class Experiment(Settings):
         block = data.model_dump(mode="json", exclude_defaults=True) | {"name": data.name}
         if data.dir is not None:
             block["dir"] = str((self._folder / data.dir.expanduser()).resolve())
+        if data.tokenizer is not None:
+            block["tokenizer"] = data.tokenizer_from(self._folder)
         return block
 
     def all_seeds(self) -> Seeds:

@@ -24,7 +24,7 @@ CARD = {
     "stem": "shape of a sample after the first part of the model",
     "classes_held": "which classes the client has samples of",
     "names": "names and shapes of the model's tensors",
-    "public": "which public samples the client means, as a hash of their ids",
+    "public": "which public samples the client means, as hashes of their ids, images and texts",
 }
 
 

@@ -19,7 +19,7 @@ from potluck.errors import ConfigError
 from potluck.message import Message, Shapes
 from potluck.method import Method
 from potluck.models import Model, ModelPool
-from potluck.public import Public, check_same_ids, public_for
+from potluck.public import Public, check_same_samples, public_for
 from potluck.rng import Rng, Seeds
 from potluck.server import Server
 from potluck.settings import ClientOverrides, ClientTraining
@@ -302,7 +302,7 @@ class World:
             extra["stem"] = self.stem(client)
         if "names" in fields:
             extra["names"] = self.names(client)
-        public = self.public(client)
+        public = self.public()
         if public is not None:
             extra["public"] = public.fingerprint
         return Card(client, len(self._splits[client].train), self.task_of(client), extra)
@@ -361,7 +361,7 @@ def check_public(world: World) -> None:
                 "not in its modality; choose a data set with pairs, such as cifar10-captions"
             )
     if own is not None:
-        check_same_ids(own, {client: world.card(client) for client in world.first_clients})
+        check_same_samples(own, {client: world.card(client) for client in world.first_clients})
 
 
 def _global_test(data: Dataset, clients: Sequence[ClientSplit]) -> np.ndarray:

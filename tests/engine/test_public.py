@@ -17,13 +17,15 @@ from potluck.experiment import Experiment
 from potluck.message import tensor
 from potluck.method import Method, client_step
 from potluck.method import _registry as registry
-from potluck.public import check_same_ids
+from potluck.public import Public, check_same_samples
+from potluck.rng import Rng
 from potluck.runs import resume, run
 from potluck.task import Task
 from potluck.testing import Played, Taped, check_method
 from potluck.training import collect, fit
 
 PARTITION = {"kind": "iid", "clients": 1, "test": 0.3}
+TASK = Task("classification", 10, (1, 8, 8))
 WORDS = {"zero": 2, "one": 3, "two": 4, "the": 5, "digit": 6}
 
 
@@ -206,6 +208,18 @@ NO_WORDS = [{"data": texts(words=None), "partition": PARTITION, "models": "text-
         ),
         ({"public": {"data": "digits", "sample": 3}}, "unknown key 'public.sample'; did you mean 'samples'"),
         ({"public": {"samples": 3}}, "the key 'public.data' is missing"),
+        (
+            {"public": {"data": {"name": "digits", "normalize": False}}},
+            "public.data: leave out normalize, as clients prepare public samples like their own",
+        ),
+        (
+            {"public": {"data": {"name": "digits", "augment": ["flip"]}}},
+            "public.data: leave out augment, as clients prepare public samples like their own",
+        ),
+        (
+            {"public": {"data": {"name": "digits-captions", "tokenizer": "bert"}}},
+            "public.data: leave out tokenizer, as clients prepare public samples like their own",
+        ),
         ({"federation": NO_WORDS}, "data set 'texts' does not say which word has which number"),
     ],
 )
@@ -226,15 +240,106 @@ def test_a_batch_larger_than_the_public_data_is_refused():
         view.stream(1, 32)
 
 
+def viewed(public: Dataset | str, ids: Any = None) -> Public:
+    """The public data as a server sees them; `ids` instead of those drawn."""
+    group = {"data": few("digits"), "partition": PARTITION, "models": "mlp-small"}
+    view = mixed(federation=[group], public={"data": public, "samples": 20}).world().public()
+    assert view is not None
+    return view if ids is None else replace(view, ids=ids)
+
+
+def refused(own: Public, *others: Public) -> str:
+    """Why a server refuses clients with such copies; empty where it does not."""
+    cards = {
+        str(place): Card(str(place), 9, TASK, {"public": one.fingerprint}) for place, one in enumerate(others)
+    }
+    try:
+        check_same_samples(own, cards)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def without_texts(data: Dataset) -> Dataset:
+    return from_arrays(data.images, np.zeros(len(data), dtype=int), classes=2, name=data.name)
+
+
+def without_images(data: Dataset) -> Dataset:
+    return replace(data, images=None, x=torch.zeros(len(data), 1, dtype=torch.long))
+
+
 def test_other_ids_on_one_side_are_refused():
+    own = viewed("digits")
+    assert not refused(own, viewed("digits"), viewed(load("digits")))
+    assert refused(own, viewed("digits"), viewed("digits", own.ids + 1)).startswith(
+        "client 1 has public samples with other ids than the server"
+    )
     world = mixed().world()
-    own = world.public()
-    assert own is not None
-    check_same_ids(own, world.cards)
-    theirs = replace(own, ids=own.ids + 1)
-    card = Card("3", 9, world.task, {"public": theirs.fingerprint})
-    with pytest.raises(ConfigError, match="client 3 has public samples with other ids than the server"):
-        check_same_ids(own, {"3": card})
+    assert len({str(card.extra["public"]) for card in world.cards.values()}) == 1
+    check_same_samples(world.public(), world.cards)
+
+
+def test_other_content_under_the_same_ids_is_refused():
+    digits = load("digits")
+    nothing = from_arrays(torch.zeros(1797, 1, 8, 8), digits.y, name="digits")
+    turned = replace(digits, x=digits.x.flip(0))
+    one, chosen = digits.x.clone(), viewed("digits").ids
+    one[chosen[7], 0, 3, 3] += 1 / 16
+    for other in (nothing, turned, replace(digits, x=one)):
+        assert refused(viewed(digits), viewed(other)).startswith(
+            "client 0 has public samples with other images than the server"
+        )
+    elsewhere = torch.zeros_like(digits.x)
+    elsewhere[chosen] = digits.x[chosen]
+    assert not refused(viewed(digits), viewed(replace(digits, x=elsewhere)))
+    vectors = [
+        from_arrays(torch.full((40, 3), float(value)), np.zeros(40, int), name="v") for value in (0, 1)
+    ]
+    assert "other vectors" in refused(viewed_vectors(vectors[0]), viewed_vectors(vectors[1]))
+
+
+def viewed_vectors(public: Dataset) -> Public:
+    group = {"data": public, "partition": PARTITION, "models": "mlp-small"}
+    view = mixed(federation=[group], public={"data": public, "samples": 20}).world().public()
+    assert view is not None
+    return view
+
+
+def test_sides_are_compared_in_what_both_have():
+    pairs, swapped = load("digits-captions"), load("digits-captions", shuffled=True)
+    images, texts_ = viewed(without_texts(pairs)), fingerprinted(without_images(pairs))
+    assert not refused(viewed(pairs), images, texts_)
+    assert not refused(images, texts_, texts_)  # the same name has to do
+    assert "client 0 has public samples with other texts than the server" in refused(
+        viewed(pairs), fingerprinted(without_images(swapped))
+    )
+    assert "client 1 has public samples with other texts than client 0" in refused(
+        images, texts_, fingerprinted(without_images(swapped))
+    )
+    other = replace(without_images(pairs), name="other-captions")
+    assert "client 0 has public samples of another name than the server" in refused(
+        images, fingerprinted(other)
+    )
+    assert not refused(viewed(replace(pairs, name="my copy")), viewed(pairs))
+
+
+def fingerprinted(data: Dataset) -> Public:
+    return replace(viewed("digits"), data=data)
+
+
+def test_a_copy_that_lacks_some_captions_is_compared_in_the_others():
+    pairs, gaps = load("digits-captions"), paired()
+    assert not refused(viewed(pairs), viewed(gaps))
+    assert not refused(viewed(gaps), viewed(gaps), viewed(without_texts(pairs)))
+    assert "other texts than the server" in refused(viewed(gaps), viewed(pairs))  # it cannot know them
+    wrong = replace(gaps, texts=tuple(text.upper() for text in gaps.texts or ()))
+    assert "other texts than the server" in refused(viewed(pairs), viewed(wrong))
+
+
+def test_colours_as_whole_numbers_or_as_fractions_are_the_same():
+    colours = torch.randint(256, (1797, 3, 8, 8), generator=Rng(3).generator(), dtype=torch.uint8)
+    y = np.zeros(1797, dtype=int)
+    assert not refused(viewed(from_arrays(colours, y)), viewed(from_arrays(colours.numpy() / 255, y)))
 
 
 def test_a_holder_without_public_data_says_so():

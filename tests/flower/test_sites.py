@@ -116,6 +116,10 @@ def test_a_site_without_public_data_or_with_others_is_refused(tmp_path):
     courier.sites[1].load = lambda: own() | {"public": torch.zeros(80, 1, 8, 8)}
     with pytest.raises(ConfigError, match="client 1 has public samples with other ids than the server"):
         play(experiment, courier, open_folder(tmp_path / "run2"))
+    courier = Courier(tmp_path / "turned")
+    courier.sites[1].load = lambda: own() | {"public": own()["public"].x.flip(0)}
+    with pytest.raises(ConfigError, match="client 1 has public samples with other images than the server"):
+        play(experiment, courier, open_folder(tmp_path / "run3"))
 
 
 def test_a_client_whose_reply_is_lost_is_out_for_the_round_and_its_work_is_undone(tmp_path):

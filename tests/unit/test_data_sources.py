@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -139,7 +140,7 @@ def test_cifar100_has_fine_and_coarse_labels(tmp_path: Path) -> None:
     fine, coarse = load("cifar100", tmp_path), load("cifar100", tmp_path, labels="coarse")
     assert (fine.task.classes, fine.y.tolist(), fine.class_names[99]) == (100, [99, 99], "f99")
     assert (coarse.task.classes, coarse.y.tolist(), coarse.class_names[3]) == (20, [3, 3], "c3")
-    with pytest.raises(DataError, match="choose fine or coarse"):
+    with pytest.raises(DataError, match="expected 'fine' or 'coarse'"):
         load("cifar100", tmp_path, labels="superfine")
 
 
@@ -182,10 +183,13 @@ def test_a_missing_data_set_says_where_it_was_sought(tmp_path: Path, monkeypatch
     with pytest.raises(DataError) as error:
         load("cifar10")
     one_sentence(error, "POTLUCK_DATA is not set", "uoft-cs/cifar10", "give `dir`")
+    with pytest.raises(DataError) as error:
+        load("newsgroups20")
+    one_sentence(error, "is not here: POTLUCK_DATA is not set and the hub has no copy; give `dir`")
     monkeypatch.setenv("POTLUCK_DATA", str(tmp_path))
     with pytest.raises(DataError) as error:
         load("newsgroups20")
-    one_sentence(error, str(tmp_path / "newsgroups20"), "the hub has no copy")
+    one_sentence(error, f"it is not in {tmp_path / 'newsgroups20'} and the hub has no copy")
 
 
 def test_the_hub_is_asked_for_parquet_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,8 +309,64 @@ def test_names_and_options_are_checked() -> None:
         load("cifar11")
     with pytest.raises(DataError, match="'digits' has no option 'length': it takes none"):
         DataConfig(length=4).load()
-    with pytest.raises(DataError, match=r"it takes vocabulary, length$"):
+    with pytest.raises(DataError, match=r"it takes vocabulary, length, tokenizer$"):
         load("sst2", lenght=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("digits-captions", {"shuffled": "no"}, "option 'shuffled' is 'no', expected true or false"),
+        ("digits-captions", {"shuffled": 1}, "option 'shuffled' is 1, expected true or false"),
+        ("noise", {"samples": "abc"}, "option 'samples' is 'abc', expected a whole number"),
+        ("noise", {"side": 2.5}, "option 'side' is 2.5, expected a whole number"),
+        ("noise", {"channels": True}, "option 'channels' is True, expected a whole number"),
+        ("cifar10-captions", {"samples": "abc"}, "option 'samples' is 'abc', expected a whole number"),
+        ("cifar100", {"labels": "broad"}, "option 'labels' is 'broad', expected 'fine' or 'coarse'"),
+        ("sst2", {"tokenizer": 3}, "option 'tokenizer' is 3, expected a text or nothing"),
+    ],
+)
+def test_values_of_options_are_checked(name: str, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(DataError) as error:
+        load(name, **options)
+    assert str(error.value) == f"data set {name!r}: {sentence}"
+
+
+def test_options_of_ones_own_are_checked_where_they_say_what_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sources, "_LOADERS", dict(sources._LOADERS))
+
+    @register("own")
+    def own(dir: Path | None, *, shape: tuple[int, int] = (1, 1), at: Path | None = None, any=None) -> Any:  # type: ignore[no-untyped-def]
+        return from_arrays(np.zeros((4, *shape), np.float32)[:, None], [0, 1, 0, 1])
+
+    assert load("own", shape=[2, 3], at="somewhere", any=object()).task.input == (1, 2, 3)
+    assert load("own", shape=(2, 3), at=Path("somewhere")).task.input == (1, 2, 3)
+    with pytest.raises(DataError, match=r"option 'shape' is \[2\], expected tuple\[int, int\]"):
+        load("own", shape=[2])
+
+    @register("unsaid")
+    def unsaid(dir, *, of: "Nowhere" = 3):  # type: ignore[no-untyped-def]  # noqa: F821, UP037
+        return from_arrays(np.zeros((4, 2), np.float32), [0, 1, 0, 1])
+
+    assert len(load("unsaid", of="anything")) == 4
+    assert len(load("noise", samples=np.int64(6), side=2)) == 6
+
+
+def test_pairs_are_normalised_when_they_are_made() -> None:
+    for given in (False, {"mean": 0.5, "std": 0.5}):
+        with pytest.raises(DataError, match=r"'digits-captions' .*: leave out normalize"):
+            DataConfig(name="digits-captions", normalize=given).load()  # type: ignore[arg-type]
+    assert DataConfig(name="digits-captions").load().mean == load("digits").mean
+
+
+def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(
+        DataError, match=r"'digits-captions', tokenizer: .*need the package transformers: pip"
+    ):
+        load("digits-captions", tokenizer=str(tmp_path))
 
 
 def test_anyone_can_register_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from potluck.data import load
-from potluck.errors import ModelError
+from potluck.data import DataConfig, from_arrays, load
+from potluck.errors import DataError, ModelError
 from potluck.experiment import Experiment
 from potluck.models import ModelPool, build, hf
 from potluck.representations import representation_model
@@ -231,12 +231,165 @@ def test_a_federation_that_segments(method, tmp_path):
 
 
 @needs_extra
+def test_a_folder_that_is_missing_may_be_a_repository_which_is_asked_once(monkeypatch):
+    import huggingface_hub
+
+    asked = []
+
+    def info(self, repository, **options):
+        asked.append(repository)
+        raise OSError("nobody answers\nmore of it")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", info)
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("it waits to ask again"))
+    told = "there is no folder nowhere/nothing here, and as a hub repository: nobody answers$"
+    with pytest.raises(ModelError, match=told):
+        build({"name": "hf-vit", "weights": "nowhere/nothing"}, CIFAR10)
+    assert asked == ["nowhere/nothing"]
+    with pytest.raises(DataError, match="data set 'digits-captions', tokenizer: " + told):
+        load("digits-captions", tokenizer="nowhere/nothing")
+
+
+VOCABULARY = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "the",
+    "digit",
+    "num",
+    "##ber",
+    "a",
+    "zero",
+    "one",
+    "film",
+]
+
+
+@pytest.fixture
+def pretrained(tmp_path):
+    """The folder of a tiny BERT with its tokenizer."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    numbers = {word: number for number, word in enumerate(VOCABULARY)}
+    made = Tokenizer(models.WordPiece(numbers, unk_token="[UNK]"))
+    made.normalizer, made.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    folder = tmp_path / "folders" / "bert"
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    PreTrainedTokenizerFast(tokenizer_object=made, **special).save_pretrained(folder)
+    task = Task("text-classification", 2, (12,), vocabulary=len(VOCABULARY))
+    tiny("hf-bert", task, lora=0).network.save_pretrained(folder)
+    return folder
+
+
+def news(folder, tmp_path):
+    """A few labelled texts in the layout of SST-2."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    texts = ["a film", "The number ONE film", "", "zero " * 30] * 10
+    (tmp_path / "shelf" / "sst2").mkdir(parents=True)
+    table = pa.table({"sentence": texts, "label": [0, 1] * 20})
+    for split in ("train", "validation"):
+        pq.write_table(table, tmp_path / "shelf" / "sst2" / f"{split}-00000-of-00001.parquet")
+    return {"name": "sst2", "dir": "shelf", "length": 12, "tokenizer": folder}
+
+
+@needs_extra
+def test_texts_and_captions_through_a_tokenizer(pretrained, tmp_path):
+    data = DataConfig(**news("folders/bert", tmp_path)).load(tmp_path)
+    assert data.task == Task("text-classification", 2, (12,), vocabulary=len(VOCABULARY))
+    assert data.x[:3].tolist() == [
+        [2, 9, 12, 3] + [0] * 8,
+        [2, 5, 7, 8, 11, 12, 3] + [0] * 5,
+        [2, 3] + [0] * 10,
+    ]
+    assert data.x[3].tolist() == [2] + [10] * 10 + [3]
+    pairs = load("digits-captions", tokenizer=str(pretrained))
+    row = pairs.texts.index("the digit zero")
+    assert pairs.task.vocabulary == len(VOCABULARY)
+    assert pairs.x[row, 64:].tolist() == [2, 5, 6, 10, 3] + [0] * 11
+    short = load("digits-captions", tokenizer=str(pretrained), length=5)
+    assert short.x.shape[1] == 64 + 5
+    with pytest.raises(DataError, match="a length of 2 leaves no room beside the 2 special tokens"):
+        load("digits-captions", tokenizer=str(pretrained), length=2)
+    with pytest.raises(DataError, match="the tokenizer has a vocabulary of its own: leave out vocabulary"):
+        DataConfig(**news(str(pretrained), tmp_path / "third") | {"vocabulary": 9}).load(tmp_path / "third")
+    with pytest.raises(DataError, match="data set 'sst2', tokenizer: there is no folder"):
+        DataConfig(**news("./folders/none", tmp_path / "fourth")).load(tmp_path / "fourth")
+
+
+@needs_extra
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_pretrained_text_model_meets_images_on_captions(workers, pretrained, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("POTLUCK_DATA", "")
+    cut = {"kind": "iid", "clients": 1, "test": 0.3}
+    values = {
+        "federation": [
+            {
+                "data": news("folders/bert", tmp_path),
+                "partition": cut,
+                "models": {"name": "hf-bert", "weights": str(pretrained)},
+            },
+            {"data": {"name": "digits", "samples": 60}, "partition": cut, "models": "conv-small"},
+            {
+                "data": {"name": "digits-captions", "samples": 60, "tokenizer": "folders/bert"},
+                "partition": cut,
+                "models": "dual-small",
+            },
+        ],
+        "models": {"rep_dim": 8},
+        "public": {"data": "digits-captions", "samples": 16},
+        "method": {"name": "fedmuscle", "peers": 2, "batch": 8},
+        "training": {"rounds": 1, "batch_size": 8},
+        "engine": {"device": "cpu", "workers": workers},
+    }
+    (tmp_path / "mixed.yaml").write_text(json.dumps(values))
+    experiment = Experiment.load(tmp_path / "mixed.yaml")
+    world = experiment.world()
+    view, pairs = world.public("0"), world.public("2")
+    captions = [load("digits-captions").texts[row] for row in view.ids]
+    ids, _ = hf.tokenize(str(pretrained), captions, 12)
+    assert view.mask.all()
+    assert torch.equal(view.source.x, ids)
+    assert torch.equal(pairs.source.x[:, 64:76].long(), hf.tokenize(str(pretrained), captions, 16)[0][:, :12])
+    result = run(experiment, out=tmp_path / "run")
+    written = Experiment.load(result.folder / "config.yaml")
+    assert written.federation[0].data.tokenizer == str(pretrained)
+    assert "fork" not in capfd.readouterr().err
+
+
+@needs_extra
+def test_token_ids_from_python_can_join(pretrained):
+    ids, tokenizer = hf.tokenize(str(pretrained), ["a film", "the number one"] * 20, 6)
+    data = from_arrays(ids, [0, 1] * 20, vocabulary=tokenizer, name="films")
+    cut = {"kind": "iid", "clients": 1}
+    world = Experiment.make(
+        federation=[
+            {"data": data, "partition": cut, "models": {"name": "hf-bert", "weights": str(pretrained)}},
+            {"data": few(40), "partition": cut, "models": "conv-dense"},
+        ],
+        models={"rep_dim": 8},
+        public={"data": "digits-captions", "samples": 16},
+        method={"name": "fedmuscle", "peers": 1, "batch": 8},
+        engine={"device": "cpu", "workers": 1},
+    ).world()
+    assert not Played(world).round(("0", "1")).failures
+    assert world.public("0").source.x[:, 0].tolist() == [2] * 16
+
+
+@needs_extra
 def test_the_tokenizer_of_a_folder(tmp_path):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     ids, vocabulary = hf.tokenize(str(tmp_path), ["good film", "unheard of bad film film film"], 5)
-    assert vocabulary == 8
+    assert vocabulary.vocabulary == 8
     assert ids.tolist() == [[2, 5, 7, 3, 0], [2, 1, 1, 6, 3]]
 
 
@@ -256,6 +409,19 @@ def test_bad_input_is_one_sentence(tmp_path):
         ({"name": "hf-bert", "weights": str(weights), "config": {}}, NEWS, "weights bring their own"),
         ({"name": "hf-bert", "config": {"hiden_size": 8}}, NEWS, "bert has no setting 'hiden_size'"),
         ({"name": "hf-bert", "config": SMALL, "lora": -1}, NEWS, "lora is -1"),
+        (
+            {"name": "hf-bert", "config": SMALL, "lora": True},
+            NEWS,
+            "lora is True, expected a rank: a whole number",
+        ),
+        (
+            {"name": "hf-bert", "config": SMALL, "lora": "all"},
+            NEWS,
+            "lora is 'all', expected a rank: a whole number",
+        ),
+        ({"name": "hf-bert", "config": 3}, NEWS, "config is 3, expected settings of the network"),
+        ({"name": "hf-bert", "config": {"hidden_size": "wide"}}, NEWS, "config: .*hidden_size"),
+        ({"name": "hf-bert", "config": SMALL | {"num_attention_heads": 3}}, NEWS, "config: .*heads"),
         (
             {"name": "hf-bert", "config": SMALL | {"max_position_embeddings": 8}},
             NEWS,

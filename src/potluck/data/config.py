@@ -39,6 +39,9 @@ class DataConfig(BaseModel):
     vocabulary: int | None = Field(default=None, ge=1)  # text: words that get a number of their own
     length: int | None = Field(default=None, ge=1)  # text: words of a sample that are read
     strip_headers: bool | None = None  # newsgroups20; none: true
+    tokenizer: str | None = (
+        None  # text: a folder, relative to the experiment file, or hub repository; none: words
+    )
     options: dict[str, Any] = {}  # what a registered data set takes besides
 
     def load(self, base_dir: Path | str | None = None, *, labels_only: bool = False) -> Dataset:
@@ -47,12 +50,20 @@ class DataConfig(BaseModel):
         if folder is not None and base_dir is not None:
             folder = Path(base_dir) / folder
         named = {key: getattr(self, key) for key in ("labels", "vocabulary", "length", "strip_headers")}
+        named["tokenizer"] = self.tokenizer_from(base_dir)
         options = {key: value for key, value in named.items() if value is not None} | self.options
         dataset = sources.load(self.name, folder, labels_only=labels_only, **options)
         if self.samples is not None:
             dataset = sources.fewer(dataset, self.samples)
         mean, std = self._normalisation(dataset)
         return replace(dataset, mean=mean, std=std)
+
+    def tokenizer_from(self, base_dir: Path | str | None) -> str | None:
+        """The tokenizer's folder where there is one, found from `base_dir`; else its name as it is given."""
+        if self.tokenizer is None:
+            return None
+        folder = Path(base_dir or ".") / Path(self.tokenizer).expanduser()
+        return str(folder.resolve()) if folder.is_dir() else self.tokenizer
 
     def preparation(self, dataset: Dataset) -> Preparation:
         """What prepares the batches of a data set that `load` gave."""
@@ -66,6 +77,10 @@ class DataConfig(BaseModel):
 
     def _normalisation(self, dataset: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
         if self.normalize is False:
+            if dataset.task.kind == "retrieval":
+                raise DataError(
+                    f"data set {dataset.name!r} is made of normalised images: leave out normalize"
+                )
             return (), ()
         mean, std = dataset.mean, dataset.std
         if isinstance(self.normalize, Normalisation):

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from potluck.data import tokenizer
 from potluck.data.augment import Preparation
-from potluck.data.sources import Dataset, from_arrays, load, register
+from potluck.data.sources import Dataset, encode_pieces, from_arrays, load, register
+from potluck.data.tokenizer import RESERVED, Encoder, count_vocabulary, encode, words
 from potluck.errors import DataError
 from potluck.rng import Rng
 from potluck.task import Task
@@ -47,6 +47,7 @@ SIDE = 16  # of the pictures digits are put into
 INK = 0.25  # a pixel darker than that belongs to the digit
 EMBEDDING = 64  # width of an image's or a caption's embedding
 LENGTH = 8  # words of a caption that are read
+PIECES = 16  # the same with a tokenizer, whose special tokens and pieces of words need room
 
 
 def with_attributes(base: Dataset, attributes: Mapping[str, Sequence[int]], name: str) -> Dataset:
@@ -110,12 +111,20 @@ def _textures(count: int, draw: np.random.Generator) -> np.ndarray:
 
 
 def with_captions(
-    base: Dataset, names: Sequence[str], templates: Sequence[str], name: str, shuffled: bool = False
+    base: Dataset,
+    names: Sequence[str],
+    templates: Sequence[str],
+    name: str,
+    shuffled: bool = False,
+    length: int | None = None,
+    tokenizer: str | None = None,
 ) -> Dataset:
     """A retrieval set: every image with a sentence that names its class, in one of several wordings.
 
-    `shuffled` is the control: the same captions, dealt to other images.
+    `shuffled` is the control: the same captions, dealt to other images. `tokenizer` is the folder or hub repository
+    of one; without it the words are numbered. `length` tokens of a caption are read.
     """
+    length = length or (LENGTH if tokenizer is None else PIECES)
     draw = Rng(0).child(name).numpy()
     wording = draw.integers(len(templates), size=len(base))
     texts = [
@@ -123,16 +132,17 @@ def with_captions(
     ]
     if shuffled:
         texts = [texts[row] for row in draw.permutation(len(texts))]
-    split = [tokenizer.words(text) for text in texts]
-    numbers = tokenizer.count_vocabulary(split, 1_000)
-    tokens = torch.from_numpy(tokenizer.encode(split, numbers, LENGTH))
-    task = Task(
-        "retrieval",
-        2 * EMBEDDING,
-        (int(np.prod(base.task.input)) + LENGTH,),
-        len(numbers) + tokenizer.RESERVED,
-        base.task.input,
-    )
+    numbers: Mapping[str, int] | None = None
+    encoder: Encoder | None = None
+    if tokenizer is not None:
+        tokens, encoder = encode_pieces(name, tokenizer, tuple(texts), length)
+        vocabulary = encoder.vocabulary
+    else:
+        split = [words(text) for text in texts]
+        numbers = count_vocabulary(split, 1_000)
+        tokens, vocabulary = torch.from_numpy(encode(split, numbers, length)), len(numbers) + RESERVED
+    inputs = (int(np.prod(base.task.input)) + length,)
+    task = Task("retrieval", 2 * EMBEDDING, inputs, vocabulary, base.task.input)
     return replace(
         base,
         name=name,
@@ -141,6 +151,7 @@ def with_captions(
         class_names=(),
         strata=base.y,
         words=numbers,
+        encoder=encoder,
         images=base.x,
         texts=tuple(texts),
     )
@@ -163,14 +174,23 @@ def _noise(dir: Path | None, *, samples: int = 5_000, side: int = 32, channels: 
 
 
 @register("digits-captions")
-def _digits_captions(dir: Path | None, *, shuffled: bool = False) -> Dataset:
+def _digits_captions(
+    dir: Path | None, *, shuffled: bool = False, length: int | None = None, tokenizer: str | None = None
+) -> Dataset:
     """The embedded digits with captions; `shuffled`: with those of others."""
-    return with_captions(load("digits"), DIGIT_NAMES, DIGIT_CAPTIONS, "digits-captions", shuffled)
+    base, name = load("digits"), "digits-captions"
+    return with_captions(base, DIGIT_NAMES, DIGIT_CAPTIONS, name, shuffled, length, tokenizer)
 
 
 @register("cifar10-captions")
 def _cifar10_captions(
-    dir: Path | None, *, samples: int = 5_000, shuffled: bool = False, labels_only: bool = False
+    dir: Path | None,
+    *,
+    samples: int = 5_000,
+    shuffled: bool = False,
+    length: int | None = None,
+    tokenizer: str | None = None,
+    labels_only: bool = False,
 ) -> Dataset:
     """The first images of CIFAR-10's two parts with captions: `samples` to train on, a fifth of that to test."""
     base = load("cifar10", dir, labels_only=labels_only)
@@ -178,4 +198,5 @@ def _cifar10_captions(
         raise DataError(f"data set 'cifar10-captions' has 5 to {base.train_rows} samples, not {samples}")
     rows = torch.cat([torch.arange(samples), base.train_rows + torch.arange(samples // 5)])
     few = replace(base, x=base.x[rows], y=base.y[rows], train_rows=samples)
-    return with_captions(few, base.class_names, PHOTO_CAPTIONS, "cifar10-captions", shuffled)
+    name = "cifar10-captions"
+    return with_captions(few, base.class_names, PHOTO_CAPTIONS, name, shuffled, length, tokenizer)

@@ -125,10 +125,10 @@ def _check_complete(paths: Sequence[Path], split: str) -> None:
 
 
 def _download(location: Location, shelf: str | None) -> tuple[Files, Files]:
-    looked = f"not in {Path(shelf) / location.name}" if shelf else f"{FOLDER_VARIABLE} is not set"
+    looked = f"it is not in {Path(shelf) / location.name}" if shelf else f"{FOLDER_VARIABLE} is not set"
     advice = f"give `dir`, or set {FOLDER_VARIABLE} to a folder that holds {location.name}/"
     if location.repository is None:
-        raise DataError(f"data set {location.name!r} is {looked} and the hub has no copy of it: {advice}")
+        raise DataError(f"data set {location.name!r} is not here: {looked} and the hub has no copy; {advice}")
     import huggingface_hub
 
     patterns = [

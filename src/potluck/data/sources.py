@@ -9,19 +9,27 @@ A new data set is one function:
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 import torch
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from torch import Tensor
 
-from potluck.data import parquet, tokenizer
-from potluck.errors import DataError, nearest
+from potluck.data import parquet
+from potluck.data.tokenizer import RESERVED, Encoder, count_vocabulary, encode
+from potluck.data.tokenizer import strip_headers as without_headers
+from potluck.data.tokenizer import words as split_words
+from potluck.errors import DataError, ModelError, nearest
+from potluck.pieces import Pieces
 from potluck.rng import Rng
 from potluck.task import Task
 
@@ -29,6 +37,7 @@ IMAGE_COLUMNS = ("img", "image")
 TEXT_COLUMNS = ("text", "sentence")
 LABEL_COLUMNS = ("label", "labels", "fine_label")
 TEST_SPLITS = ("test", "validation", "valid")
+VOCABULARY = 8_000  # words that get a number of their own
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,7 @@ class Dataset:
     std: tuple[float, ...] = ()
     strata: Tensor | None = None  # the class of a row by which partitions deal it, where y is something else
     words: Mapping[str, int] | None = None  # text: the number of every word that has one
+    encoder: Encoder | None = None  # text: what makes token ids where it is not `words`
     images: Tensor | None = None  # of pairs: the images as they were; x holds them prepared
     texts: tuple[str, ...] | None = None  # of pairs: the captions; empty where a row has none
 
@@ -107,7 +117,7 @@ def load(name: str, dir: Path | str | None = None, *, labels_only: bool = False,
     if name not in _LOADERS:
         raise DataError(f"there is no data set {name!r}: {nearest(name, _LOADERS)}")
     loader = _LOADERS[name]
-    accepted = inspect.signature(loader).parameters
+    accepted = _parameters(loader)
     _check_options(name, accepted, options)
     if labels_only and "labels_only" in accepted:
         options["labels_only"] = True
@@ -124,6 +134,53 @@ def _check_options(name: str, accepted: Mapping[str, inspect.Parameter], options
         if option not in known:
             takes = f"it takes {', '.join(known)}" if known else "it takes none"
             raise DataError(f"data set {name!r} has no option {option!r}: {takes}")
+        kind = accepted[option].annotation
+        if not _fits(options[option], kind):
+            raise DataError(
+                f"data set {name!r}: option {option!r} is {options[option]!r}, expected {_in_words(kind)}"
+            )
+
+
+def _parameters(loader: Loader) -> Mapping[str, inspect.Parameter]:
+    """What a loader takes, with types where they can be found."""
+    try:
+        return inspect.signature(loader, eval_str=True).parameters
+    except (NameError, AttributeError, TypeError):  # a type that is there for a type checker alone
+        return inspect.signature(loader).parameters
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value, from a file or from Python, is of a type; a type that cannot be checked takes any."""
+    if kind is inspect.Parameter.empty or isinstance(kind, str):
+        return True
+    try:
+        check = TypeAdapter(kind)
+    except PydanticUserError:
+        return True
+    value = value.item() if isinstance(value, np.generic) else value
+    for form in (
+        check.validate_python,
+        lambda value, strict: check.validate_json(json.dumps(value), strict=strict),
+    ):
+        with contextlib.suppress(ValidationError, TypeError, ValueError):
+            form(value, strict=True)
+            return True
+    return False
+
+
+def _in_words(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(map(repr, get_args(kind)))
+    if isinstance(kind, UnionType) or get_origin(kind) is Union:
+        return " or ".join(map(_in_words, get_args(kind)))
+    words = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+        NoneType: "nothing",
+    }
+    return words.get(kind) or (kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind))
 
 
 def fewer(data: Dataset, samples: int) -> Dataset:
@@ -244,8 +301,6 @@ def _cifar100(
     dir: Path | None, *, labels: Literal["fine", "coarse"] = "fine", labels_only: bool = False
 ) -> Dataset:
     """CIFAR-100 with its 100 fine classes or its 20 coarse ones."""
-    if labels not in ("fine", "coarse"):
-        raise DataError(f"data set 'cifar100' has no labels {labels!r}: choose fine or coarse")
     images = _ImageSet(
         parquet.Location("cifar100", "uoft-cs/cifar100", "cifar100"),
         classes=100 if labels == "fine" else 20,
@@ -259,7 +314,12 @@ def _cifar100(
 
 @register("sst2")
 def _sst2(
-    dir: Path | None, *, vocabulary: int = 8_000, length: int = 64, labels_only: bool = False
+    dir: Path | None,
+    *,
+    vocabulary: int | None = None,
+    length: int = 64,
+    tokenizer: str | None = None,
+    labels_only: bool = False,
 ) -> Dataset:
     """SST-2. The validation split is the test part: the hub's copy hides the labels of the test split."""
     location = parquet.Location("sst2", "stanfordnlp/sst2", splits=("train", "validation"))
@@ -267,16 +327,17 @@ def _sst2(
     y, train_rows = _labels(train, test, LABEL_COLUMNS, 2)
     texts = () if labels_only else parquet.read_texts(train + test, TEXT_COLUMNS)
     class_names = parquet.read_class_names(train, LABEL_COLUMNS, 2)
-    return _text_dataset("sst2", texts, y, train_rows, class_names, vocabulary, length)
+    return _text_dataset("sst2", texts, y, train_rows, class_names, vocabulary, length, tokenizer)
 
 
 @register("newsgroups20")
 def _newsgroups20(
     dir: Path | None,
     *,
-    vocabulary: int = 8_000,
+    vocabulary: int | None = None,
     length: int = 256,
     strip_headers: bool = True,
+    tokenizer: str | None = None,
     labels_only: bool = False,
 ) -> Dataset:
     """The 20 newsgroups, split by date. From a folder only: the hub's copies have other texts."""
@@ -286,9 +347,9 @@ def _newsgroups20(
     # A header names the sender, his institution and sometimes the newsgroup itself: a model that sees it
     # learns who writes where, not what the text is about.
     if strip_headers:
-        texts = tuple(tokenizer.strip_headers(posting) for posting in texts)
+        texts = tuple(without_headers(posting) for posting in texts)
     class_names = parquet.read_class_names(train, LABEL_COLUMNS, 20)
-    return _text_dataset("newsgroups20", texts, y, train_rows, class_names, vocabulary, length)
+    return _text_dataset("newsgroups20", texts, y, train_rows, class_names, vocabulary, length, tokenizer)
 
 
 def _text_dataset(
@@ -297,30 +358,51 @@ def _text_dataset(
     y: Tensor,
     train_rows: int,
     class_names: tuple[str, ...],
-    vocabulary: int,
+    vocabulary: int | None,
     length: int,
+    tokenizer: str | None,
 ) -> Dataset:
-    if vocabulary < 1 or length < 1:
+    if length < 1 or (vocabulary is not None and vocabulary < 1):
         raise DataError(
             f"data set {name!r} needs vocabulary and length of at least 1, not {vocabulary}, {length}"
         )
-    if texts:
-        x, words = _encode(texts, train_rows, vocabulary, length)
-        tokens = len(words) + tokenizer.RESERVED
+    if tokenizer is not None and vocabulary is not None:
+        raise DataError(f"data set {name!r}: the tokenizer has a vocabulary of its own: leave out vocabulary")
+    words: Mapping[str, int] | None
+    x, words, encoder = torch.zeros(1, length, dtype=torch.long).expand(len(y), length), {}, None
+    if tokenizer is not None:
+        pieces, encoder = encode_pieces(name, tokenizer, texts, length)
+        x, words, tokens = pieces if texts else x, None, encoder.vocabulary
+    elif texts:
+        x, words = _encode(texts, train_rows, vocabulary or VOCABULARY, length)
+        tokens = len(words) + RESERVED
     else:
-        x, words = torch.zeros(1, length, dtype=torch.long).expand(len(y), length), {}
-        tokens = vocabulary + tokenizer.RESERVED
+        tokens = (vocabulary or VOCABULARY) + RESERVED
     task = Task("text-classification", len(class_names), (length,), tokens)
-    return Dataset(name, task, x, y, train_rows, class_names, words=words)
+    return Dataset(name, task, x, y, train_rows, class_names, words=words, encoder=encoder)
+
+
+def encode_pieces(name: str, source: str, texts: tuple[str, ...], length: int) -> tuple[Tensor, Pieces]:
+    """The token ids of a data set's texts from the tokenizer of a folder or hub repository, and that tokenizer."""
+    try:
+        pieces = Pieces.of(source)
+        return _encode_pieces(pieces, texts, length), pieces
+    except ModelError as error:
+        raise DataError(f"data set {name!r}, tokenizer: {error}") from error
+
+
+@lru_cache(maxsize=4)
+def _encode_pieces(pieces: Pieces, texts: tuple[str, ...], length: int) -> Tensor:
+    return torch.from_numpy(pieces.encode(texts, length))
 
 
 @lru_cache(maxsize=4)
 def _encode(
     texts: tuple[str, ...], train_rows: int, vocabulary: int, length: int
 ) -> tuple[Tensor, dict[str, int]]:
-    split = [tokenizer.words(text) for text in texts]
-    numbers = tokenizer.count_vocabulary(split[:train_rows], vocabulary)
-    return torch.from_numpy(tokenizer.encode(split, numbers, length)), numbers
+    split = [split_words(text) for text in texts]
+    numbers = count_vocabulary(split[:train_rows], vocabulary)
+    return torch.from_numpy(encode(split, numbers, length)), numbers
 
 
 Array = np.ndarray | Tensor | Sequence[Any]
@@ -335,14 +417,17 @@ def from_arrays(
     class_names: Sequence[str] | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    vocabulary: int | None = None,
+    vocabulary: int | Encoder | None = None,
     name: str = "arrays",
 ) -> Dataset:
     """A data set from arrays or tensors.
 
     Images are (N, channels, height, width), uint8 from 0 to 255 or float as they are; vectors are
-    (N, features); with `vocabulary`, `x` holds token ids (N, length). `test` is an official test part.
+    (N, features); with `vocabulary`, `x` holds token ids (N, length): it says how many there are, or is the
+    tokenizer they come from, with which clients can read public texts, too. `test` is an official test part.
     """
+    encoder = vocabulary if isinstance(vocabulary, Encoder) else None
+    vocabulary = vocabulary.vocabulary if isinstance(vocabulary, Encoder) else vocabulary
     parts = [_part(name, x, y, vocabulary)]
     if test is not None:
         parts.append(_part(f"{name}, test part", *test, vocabulary))
@@ -364,6 +449,7 @@ def from_arrays(
         class_names=tuple(class_names or map(str, range(classes))),
         mean=mean,
         std=std,
+        encoder=encoder,
     )
 
 
@@ -450,14 +536,16 @@ def from_datasets(
     image: str | None = None,
     text: str | None = None,
     label: str | None = None,
-    vocabulary: int = 8_000,
+    vocabulary: int | None = None,
     length: int = 64,
+    tokenizer: str | None = None,
     name: str = "datasets",
 ) -> Dataset:
     """A data set from a Hugging Face `datasets.Dataset`, or `DatasetDict` with `train` and perhaps `test`.
 
     Any object will do that has `column_names` and yields one mapping per row. `image` names a column of
-    Pillow images or channels-first arrays, `text` one of texts; else the usual column names are tried.
+    Pillow images or channels-first arrays, `text` one of texts; else the usual column names are tried. `tokenizer`
+    is the folder or hub repository of one for texts; without it the words are numbered, `vocabulary` of them.
     """
     train, test = _parts_of(source, name)
     columns = list(train.column_names)
@@ -473,7 +561,7 @@ def from_datasets(
     class_names = class_names or tuple(map(str, range(_count_classes(name, y, None, None))))
     _count_classes(name, y, None, class_names)
     texts = tuple(str(row[text]) for row in rows)
-    return _text_dataset(name, texts, y, len(train), class_names, vocabulary, length)
+    return _text_dataset(name, texts, y, len(train), class_names, vocabulary, length, tokenizer)
 
 
 def _parts_of(source: Any, name: str) -> tuple[Any, Any | None]:

@@ -5,12 +5,25 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 PAD, UNKNOWN = 0, 1
 RESERVED = 2
 _WORD = re.compile(r"\w+(?:'\w+)*")
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """Another way from texts to token ids; 0 is padding."""
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids there are."""
+
+    def encode(self, texts: Sequence[str], length: int) -> np.ndarray:
+        """Token ids (N, length), int64."""
 
 
 def words(text: str) -> list[str]:

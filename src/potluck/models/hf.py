@@ -9,17 +9,16 @@ scale is 1 (alpha equal to the rank) and the choice of layers are ours.
 
 Representation: the class token's last state in a vision transformer, the mean over all positions in SegFormer, the
 mean over the tokens that are not padding (id 0) in text. Weights for images expect colours normalised as they were
-trained with: see `data.normalize`. Weights for text expect the ids of their own tokenizer: see `tokenize`.
+trained with: see `data.normalize`. Weights for text expect the ids of their own tokenizer: see
+`data.tokenizer` and `tokenize`.
 
 SegFormer also gives every pixel a class, where the task is to segment: see `PixelTransformer`.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,17 +26,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from potluck.errors import ModelError
+from potluck.hub import folder_of, library, loaded
 from potluck.models.base import Backbone
 from potluck.models.dense import MapsHead
 from potluck.models.registry import InputKind, input_kind, register
 from potluck.models.text import PADDING
 from potluck.models.trial import first_line
+from potluck.pieces import Pieces
 from potluck.task import Task
 
 RANK = 16  # FedMuscle
 # What the families, in several versions of the library, call the layers for queries and values.
 TARGETS = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin")
-TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
 MASKED = -1e9  # finite in bfloat16 too: a text of padding alone must not become NaN
 
 
@@ -57,6 +57,7 @@ class Transformer(Backbone):
         lora: int = RANK,
     ) -> None:
         super().__init__()
+        _check_options(config, lora)
         settings = _settings(family, weights, config)
         self.prepare(settings, task, fixed=weights is not None)
         self.network = _network(settings, weights)
@@ -142,7 +143,7 @@ class TextTransformer(Transformer):
         elif settings.vocab_size != task.vocabulary:
             raise ModelError(
                 f"the weights know {settings.vocab_size} token ids, the task has {task.vocabulary}: "
-                "make the ids with the tokenizer of the weights (potluck.models.hf.tokenize)"
+                "make the ids with the tokenizer of the weights (data.tokenizer, or potluck.models.hf.tokenize)"
             )
         if task.input[0] > settings.max_position_embeddings:
             longest = settings.max_position_embeddings
@@ -160,45 +161,41 @@ class TextTransformer(Transformer):
         return features
 
 
-def tokenize(source: str, texts: Sequence[str], length: int) -> tuple[Tensor, int]:
-    """Token ids (texts × length) from the tokenizer of a folder or hub repository, and how many ids it has."""
-    transformers = _library("transformers")
-    folder = _folder(source)
-    if folder is not None and not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise ModelError(f"the folder {folder} has no tokenizer ({' or '.join(TOKENIZER_FILES)})")
-    tokenizer = _loaded(transformers.AutoTokenizer.from_pretrained, source)
-    if tokenizer.pad_token_id != PADDING:
-        raise ModelError(
-            f"the tokenizer of {source} pads with id {tokenizer.pad_token_id}, expected {PADDING}"
-        )
-    encoded = tokenizer(list(texts), padding="max_length", truncation=True, max_length=length)
-    return torch.tensor(encoded["input_ids"]), len(tokenizer)
+def tokenize(source: str, texts: Sequence[str], length: int) -> tuple[Tensor, Pieces]:
+    """Token ids (texts × length) from the tokenizer of a folder or hub repository, and that tokenizer.
+
+    `from_arrays(ids, y, vocabulary=tokenizer)` is a data set whose clients can read public texts, too.
+    """
+    pieces = Pieces.of(source)
+    return torch.from_numpy(pieces.encode(texts, length)), pieces
 
 
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ModelError(
-            f"models through transformers need the package {name}: pip install 'potluck[transformers]'"
-        ) from error
+def _check_options(config: object, lora: object) -> None:
+    if config is not None and not isinstance(config, Mapping):
+        raise ModelError(f"config is {config!r}, expected settings of the network and their values")
+    if not isinstance(lora, int) or isinstance(lora, bool) or lora < 0:
+        raise ModelError(f"lora is {lora!r}, expected a rank: a whole number, or 0 for none")
 
 
 def _settings(family: str, weights: str | None, config: Mapping[str, Any] | None) -> Any:
     """The library's description of a network: that of the weights, or the family's with some settings changed."""
-    transformers = _library("transformers")
+    transformers = library("transformers")
     if weights is None:
         known = transformers.AutoConfig.for_model(family)
         unknown = [name for name in config or {} if not hasattr(known, name)]
         if unknown:
             raise ModelError(f"config: {family} has no setting {unknown[0]!r}")
+        for name, value in (config or {}).items():
+            usual = getattr(known, name)
+            if isinstance(value, str) and isinstance(usual, int | float):
+                raise ModelError(f"config: {name} is {value!r}, expected a number such as {usual}")
         return transformers.AutoConfig.for_model(family, **(config or {}))
     if config is not None:
         raise ModelError("config is for networks without weights; weights bring their own")
-    folder = _folder(weights)
+    folder = folder_of(weights)
     if folder is not None and not (folder / "config.json").is_file():
         raise ModelError(f"the folder {folder} has no config.json")
-    settings = _loaded(transformers.AutoConfig.from_pretrained, weights)
+    settings = loaded(transformers.AutoConfig.from_pretrained, weights)
     if settings.model_type != family:
         raise ModelError(f"the weights {weights} are those of a {settings.model_type}, expected {family}")
     return settings
@@ -206,11 +203,14 @@ def _settings(family: str, weights: str | None, config: Mapping[str, Any] | None
 
 def _network(settings: Any, weights: str | None) -> nn.Module:
     """The network, without a layer of its own on top."""
-    auto = _library("transformers").AutoModel
+    auto = library("transformers").AutoModel
     if weights is None:
-        network: nn.Module = auto.from_config(settings)
+        try:
+            network: nn.Module = auto.from_config(settings)
+        except ValueError as error:
+            raise ModelError(f"config: {first_line(error)}") from error
     else:
-        network = _loaded(auto.from_pretrained, weights, config=settings, use_safetensors=True)
+        network = loaded(auto.from_pretrained, weights, config=settings, use_safetensors=True)
     if getattr(network, "pooler", None) is not None:
         network.pooler = None  # type: ignore[assignment]
     return network.float()
@@ -218,9 +218,7 @@ def _network(settings: Any, weights: str | None) -> nn.Module:
 
 def _add_lora(network: nn.Module, rank: int) -> None:
     """LoRA beside queries and values; everything else is frozen."""
-    peft = _library("peft")
-    if not isinstance(rank, int) or rank < 0:
-        raise ModelError(f"lora is {rank!r}, expected a rank: a whole number, or 0 for none")
+    peft = library("peft")
     names = {name.rpartition(".")[2] for name, part in network.named_modules() if isinstance(part, nn.Linear)}
     targets = sorted(names & set(TARGETS))
     peft.inject_adapter_in_model(peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=targets), network)
@@ -232,24 +230,6 @@ def _width(settings: Any) -> int:
     """How wide the last states are; SegFormer widens from stage to stage."""
     widths = getattr(settings, "hidden_sizes", None)
     return int(widths[-1] if widths else settings.hidden_size)
-
-
-def _folder(source: str) -> Path | None:
-    """The folder meant, None where it is a repository of the hub."""
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return path
-    if path.is_absolute() or source.startswith((".", "~")) or source.count("/") != 1:
-        raise ModelError(f"there is no folder {path}")
-    return None
-
-
-def _loaded(load: Any, source: str, **options: Any) -> Any:
-    folder = _folder(source)
-    try:
-        return load(str(folder or source), **options)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{source} could not be loaded: {first_line(error)}") from error
 
 
 def _step(settings: Any) -> int:

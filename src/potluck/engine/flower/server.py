@@ -34,7 +34,7 @@ from potluck.errors import ConfigError, MessageError, RunError
 from potluck.experiment import EngineSettings, Experiment, Sites
 from potluck.message import Shapes
 from potluck.method import Method, find_method
-from potluck.public import Public, check_same_ids
+from potluck.public import Public, check_same_samples
 from potluck.record import RunFolder, read_json, write_json
 from potluck.runs import Run, RunResult, Watcher, check_version, chosen_modes, write_start
 from potluck.task import Task
@@ -117,7 +117,7 @@ class EnrolledWorld(World):
         )
         public = self.public()
         if public is not None:
-            check_same_ids(public, self.cards)
+            check_same_samples(public, self.cards)
         with self.seeds.tree("init").child("check").as_default():
             self.method.check(self)
 

@@ -151,7 +151,7 @@ def _told(name: str, value: Any, task: Task) -> Any:
             raise ValueError(f"a class that is none of {task.classes}")
         return held
     if name == "public":
-        return str(value)
+        return {str(key): str(told) for key, told in value.items()}
     if name == "names":
         return {str(key): _sizes(shape) for key, shape in value.items()}
     raise ValueError(f"a card has no field {name!r}")
