@@ -48,6 +48,21 @@ def require_one_width(world: World, reason: str) -> None:
             )
 
 
+def require_peers(world: World, peers: int) -> None:
+    """Every client of a round must find so many others in it."""
+    clients, cohort = len(world.trainers), world.cohort_size
+    if peers > clients - 1:
+        raise ConfigError(
+            f"{world.method.name}: method.peers is {peers}, but a client has {clients - 1} others; lower it"
+        )
+    if peers > cohort - 1:
+        raise ConfigError(
+            f"{world.method.name}: method.peers is {peers}, but with training.participation "
+            f"{world.participation:g} a round has {cohort} of {clients} clients, {cohort - 1} others for each; "
+            "lower the first or raise the second"
+        )
+
+
 def require_representation(world: World) -> None:
     """Every model must have parameters before its head: a representation that can be trained."""
     for client in _one_per_architecture(world):

@@ -139,10 +139,6 @@ class TrainingSettings(ClientTraining):
         """The part a client sees."""
         return ClientTraining(**{name: getattr(self, name) for name in ClientTraining.model_fields})
 
-    def cohort_size(self, clients: int) -> int:
-        """How many clients a round has."""
-        return max(1, round(self.participation * clients))
-
 
 class EngineSettings(Settings):
     """Where the clients run."""
@@ -459,6 +455,7 @@ class Experiment(Settings):
             seeds=self.all_seeds(),
             training=self.training.for_clients(),
             overrides=self.training.per_client,
+            participation=self.training.participation,
             grounds=grounds,
             public=self.public_samples(method),
             independent_init=self.models.init == "per_client",

@@ -23,12 +23,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from potluck.errors import ConfigError
@@ -434,23 +435,136 @@ def _spread(values: Tensor, count: int, *peers: int) -> Tensor:
     return values.reshape(len(values), *shape)
 
 
-def _gram_by_tuple(batch: _Batch, tau: float, room: int) -> Tensor:
-    """Gramian of every anchor, all tuples of the peers its candidates, a few anchors at a time."""
-    products, among = batch.products(), batch.among()
-    count, tuples = len(products), len(batch.weight) ** len(products)
-    spread = [
-        [_spread(x[None], count, m, k) for k, x in enumerate(row, m + 1)] for m, row in enumerate(among)
-    ]
+@dataclass(frozen=True)
+class _Span:
+    """Anchors and peers as far as they stand at right angles to the peers that are held at one row.
 
-    def piece(*few: Tensor) -> Tensor:
-        exponents = _volume([_spread(x, count, m) for m, x in enumerate(few[:count])], spread) / -tau
-        for m, barrier in enumerate(few[count:]):
+    `held` is the squared volume of those; `lengths` and `anchors` are squared too.
+    """
+
+    cosines: list[Tensor]  # with the anchors, per peer (anchors, B)
+    barriers: list[Tensor]  # per peer (anchors, B), or none at all
+    anchors: Tensor  # (anchors,)
+    lengths: list[Tensor]  # per peer (B,)
+    among: list[list[Tensor]]  # per pair of peers (B, B)
+    held: Tensor  # a scalar
+
+    def own(self) -> list[Tensor]:
+        """What each anchor has for itself."""
+        return [self.anchors, *self.cosines, *self.barriers]
+
+    def of(self, anchors: Tensor, *rows: Tensor) -> _Span:
+        """The same peers with what other anchors have."""
+        count = len(self.cosines)
+        return replace(self, anchors=anchors, cosines=[*rows[:count]], barriers=[*rows[count:]])
+
+    def leaves(self) -> tuple[list[Tensor], _Span]:
+        """Anchors and cosines to differentiate by, and the same span made of them."""
+        found = [x.detach().requires_grad_() for x in (self.anchors, *self.cosines)]
+        return found, self.of(*found, *self.barriers)
+
+    def hold(self, row: int) -> _Span:
+        """The first peer held at a row: one step of the elimination in `_volume`."""
+        length, towards = self.lengths[0][row].clamp_min(_SMALLEST), self.cosines[0][:, row]
+        ties = [tie[row] for tie in self.among[0]]
+        return _Span(
+            [x - towards[:, None] * tie / length for x, tie in zip(self.cosines[1:], ties, strict=True)],
+            self.barriers[1:],
+            self.anchors - towards.square() / length,
+            [x - tie.square() / length for x, tie in zip(self.lengths[1:], ties, strict=True)],
+            [
+                [x - ties[m][:, None] * ties[k] / length for k, x in enumerate(pairs, m + 1)]
+                for m, pairs in enumerate(self.among[1:])
+            ],
+            self.held * length,
+        )
+
+    def log_sum(self, tau: float) -> Tensor:
+        """log Σ exp(−V/τ) over all tuples at once, for every anchor."""
+        count = len(self.cosines)
+        lengths = [_spread(x[None], count, m) for m, x in enumerate(self.lengths)]
+        volumes = _volume(
+            [_spread(x, count, m) for m, x in enumerate(self.cosines)],
+            [
+                [_spread(x[None], count, m, k) for k, x in enumerate(pairs, m + 1)]
+                for m, pairs in enumerate(self.among)
+            ],
+            [*lengths, _spread(self.anchors, count)],
+        )
+        exponents = volumes * self.held.sqrt() / -tau
+        for m, barrier in enumerate(self.barriers):
             exponents = exponents + _spread(barrier, count, m)
         return exponents.flatten(1).logsumexp(1)
 
+
+def _gram_by_tuple(batch: _Batch, tau: float, room: int) -> Tensor:
+    """Gramian of every anchor, all tuples of the peers its candidates, `room` tuples at a time."""
+    products, among, ones = batch.products(), batch.among(), torch.ones_like(batch.weight)
     barriers = [own.log() for own in batch.candidates()]
+    span = _Span(products, barriers, ones, [ones] * len(products), among, ones.new_ones(()))
     positive = _volume(_diagonals(products), [_diagonals(row) for row in among]) / -tau
-    return _in_pieces(piece, [*products, *barriers], room // tuples) - positive
+    return _log_volumes(span, tau, room) - positive
+
+
+def _log_volumes(span: _Span, tau: float, room: int) -> Tensor:
+    """log Σ exp(−V/τ) for every anchor: at once, or in pieces of which nothing is kept."""
+    if span.cosines[0].shape[1] ** len(span.cosines) * len(span.anchors) <= room:
+        return span.log_sum(tau)
+    value: Tensor = _InPieces.apply(span, tau, room, *span.own())  # type: ignore[no-untyped-call]
+    return value
+
+
+class _InPieces(torch.autograd.Function):
+    """A value per anchor that depends on what this anchor has alone, and its gradient computed along with it."""
+
+    @staticmethod
+    def forward(ctx: Any, span: _Span, tau: float, room: int, *own: Tensor) -> Tensor:
+        value, gradients = _differentiated(span.of(*own), tau, room)
+        ctx.save_for_backward(*gradients)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
+        missing = len(ctx.needs_input_grad) - 3 - len(ctx.saved_tensors)  # barriers are constants
+        return None, None, None, *(_times(x, above) for x in ctx.saved_tensors), *[None] * missing
+
+
+def _differentiated(span: _Span, tau: float, room: int) -> tuple[Tensor, list[Tensor]]:
+    """log Σ exp(−V/τ) and its gradient by anchors and cosines, `room` tuples at a time.
+
+    Where a single anchor has too many tuples the first peer is held at one row after the other.
+    """
+    samples, count = span.cosines[0].shape[1], len(span.cosines)
+    if samples**count <= room or count == 1:
+        parts = zip(*(torch.split(x, max(room // samples**count, 1)) for x in span.own()), strict=True)
+        values, gradients = zip(*(_piece(span.of(*part), tau) for part in parts), strict=True)
+        return torch.cat(values), [torch.cat(one) for one in zip(*gradients, strict=True)]
+    total = torch.full_like(span.anchors, -math.inf)
+    sums = [torch.zeros_like(x) for x in (span.anchors, *span.cosines)]
+    for row in range(samples):
+        leaves, some = span.leaves()
+        with torch.enable_grad():
+            held = some.hold(row)
+        value, above = _differentiated(held, tau, room)
+        own = torch.autograd.grad([held.anchors, *held.cosines], leaves, above)
+        value = value + span.barriers[0][:, row] if span.barriers else value
+        before, total = total, torch.logaddexp(total, value)
+        kept, new = ((x - total).exp().nan_to_num(0.0) for x in (before, value))  # −∞ − −∞: nothing yet
+        sums = [_times(one, kept) + _times(other, new) for one, other in zip(sums, own, strict=True)]
+    return total, sums
+
+
+def _piece(span: _Span, tau: float) -> tuple[Tensor, tuple[Tensor, ...]]:
+    leaves, some = span.leaves()
+    with torch.enable_grad():
+        value = some.log_sum(tau)
+    return value.detach(), torch.autograd.grad(value, leaves, torch.ones_like(value))
+
+
+def _times(values: Tensor, factor: Tensor) -> Tensor:
+    """Every anchor's values times its factor."""
+    return values * factor.reshape(-1, *[1] * (values.ndim - 1))
 
 
 def _gram_by_sample(batch: _Batch, tau: float) -> Tensor:
@@ -475,8 +589,12 @@ def _diagonals(matrices: Sequence[Tensor]) -> list[Tensor]:
     return [matrix.diagonal() for matrix in matrices]
 
 
-def _volume(cosines: Sequence[Tensor], among: Sequence[Sequence[Tensor]]) -> Tensor:
-    """The volume of unit vectors, from the inner products of the peers with the anchor and among themselves.
+def _volume(
+    cosines: Sequence[Tensor], among: Sequence[Sequence[Tensor]], lengths: Sequence[Tensor] | None = None
+) -> Tensor:
+    """The volume of vectors, from the inner products of the peers with the anchor and among themselves.
+
+    `lengths` are their squared lengths, the anchor's last; 1 by default.
 
     Symmetric elimination with the anchor last: `added[m]` is the square of what vector m adds to the span of
     those before it. Entries are broadcast, so that most of the work is done before the large ones meet. A row
@@ -485,7 +603,7 @@ def _volume(cosines: Sequence[Tensor], among: Sequence[Sequence[Tensor]]) -> Ten
     """
     last = len(cosines)
     gram = {(m, k): x for m, row in enumerate(among) for k, x in enumerate([*row, cosines[m]], m + 1)}
-    added = [cosines[0].new_ones([1] * cosines[0].ndim)] * (last + 1)
+    added = [*(lengths or [cosines[0].new_ones([1] * cosines[0].ndim)] * (last + 1))]
     for p in range(last + 1):
         added[p] = added[p].clamp_min(_SMALLEST)
         for a in range(p + 1, last + 1):

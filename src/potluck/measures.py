@@ -38,6 +38,10 @@ class Measure:
         each = self.per_sample(scores, y)
         return each if reduction == "none" else each.mean() if reduction == "mean" else each.sum()
 
+    def weighted(self, scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """The mean loss of a batch whose samples count by their weight; 0 leaves one out."""
+        return (self.per_sample(scores, y) * weight).sum() / weight.sum().clamp_min(1e-12)
+
     def per_sample(self, scores: Tensor, y: Tensor) -> Tensor:
         """The loss of every sample."""
         raise NotImplementedError
@@ -145,13 +149,23 @@ class Retrieval(Measure):
 
     def per_sample(self, scores: Tensor, y: Tensor) -> Tensor:
         """Contrastive: of all captions of the batch the image's own, and the other way round."""
+        return self._contrast(scores, torch.ones(len(scores), dtype=torch.bool, device=scores.device))
+
+    def weighted(self, scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """As for other tasks; a pair that is left out is no negative of the others either."""
+        return (self._contrast(scores, weight > 0) * weight).sum() / weight.sum().clamp_min(1e-12)
+
+    def _contrast(self, scores: Tensor, there: Tensor) -> Tensor:
         images, texts = embeddings(scores)
         with torch.autocast(
             scores.device.type, enabled=False
         ):  # half precision is too coarse at this temperature
             similarity = images @ texts.T / TEMPERATURE
         own = torch.arange(len(scores), device=scores.device)
-        both = [F.cross_entropy(one, own, reduction="none") for one in (similarity, similarity.T)]
+        # Each pair keeps its own place, for a finite loss where it is not there itself.
+        hidden = ~(there | (own[:, None] == own))
+        similarity, mirrored = (one.masked_fill(hidden, -torch.inf) for one in (similarity, similarity.T))
+        both = [F.cross_entropy(one, own, reduction="none") for one in (similarity, mirrored)]
         return (both[0] + both[1]) / 2
 
     def gather(self, scores: Tensor, y: Tensor) -> Numbers:

@@ -215,8 +215,7 @@ class Run:
         return undo
 
     def _cohort(self, round_: int) -> tuple[ClientId, ...]:
-        size = self.experiment.training.cohort_size(len(self.world.trainers))
-        return self.world.cohort(round_, size)
+        return self.world.cohort(round_, self.world.cohort_size)
 
     def _attempts(self, round_: int, before: State) -> tuple[Ledger, list[dict[str, Any]], dict[str, float]]:
         attempts = self.experiment.training.attempts
@@ -382,7 +381,7 @@ def engine_on_one(
 
         streams = settings.streams if settings.streams != "auto" else STREAMS
         return CudaEngine(world, store, streams=streams, notice=notice)
-    cohort = experiment.training.cohort_size(len(world.trainers))
+    cohort = world.cohort_size
     workers = settings.workers
     if workers == "auto":
         workers = worker_count(world, cohort, settings.threads)

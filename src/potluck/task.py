@@ -47,10 +47,7 @@ class Task:
 
     def loss(self, scores: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """The mean loss of a batch; `weight` counts samples (0 leaves one out)."""
-        if weight is None:
-            return self.rules.loss(scores, y)
-        per_sample = self.rules.loss(scores, y, "none")
-        return (per_sample * weight).sum() / weight.sum().clamp_min(1e-12)
+        return self.rules.loss(scores, y) if weight is None else self.rules.weighted(scores, y, weight)
 
     def measure(self, scores: Tensor, y: Tensor) -> dict[str, Tensor]:
         """What evaluation gathers of a batch, on the device; `correct` and `loss` where there is one label."""

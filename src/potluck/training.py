@@ -484,6 +484,16 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = True
 
 
+@contextlib.contextmanager
+def on_the_batch(module: nn.Module) -> Iterator[None]:
+    """As `evaluating`, but trained batch norm uses the statistics of its batch, and does not remember them."""
+    norms = [norm for norm in module.modules() if isinstance(norm, _BatchNorm) and norm.training]
+    with evaluating(module), still_statistics(module):
+        for norm in norms:
+            norm.train()
+        yield
+
+
 def _workspace(holder: Holder, request: _Request) -> Workspace:
     """The workspace of this call: the n-th `fit` of this step, as it was in earlier rounds."""
     key = (holder.step, holder.fits)

@@ -55,6 +55,7 @@ class World:
         seeds: Seeds,
         training: ClientTraining,
         overrides: Mapping[ClientId, ClientOverrides] | None = None,
+        participation: float = 1.0,
         prepare: Prepare | None = None,
         augmented: bool = True,
         grounds: Sequence[Ground] = (),
@@ -65,6 +66,7 @@ class World:
     ) -> None:
         self.method, self.data, self.split, self.pool, self.seeds = method, data, split, pool, seeds
         self.training, self.overrides = training, dict(overrides or {})
+        self.participation = participation
         self.independent_init = independent_init
         self.precision = precision
         if isinstance(data, Dataset):
@@ -138,6 +140,11 @@ class World:
         """The clients that take part in training: all but the held-out ones."""
         held_out = set(self.split.held_out)
         return tuple(client for client in self._splits if client not in held_out)
+
+    @property
+    def cohort_size(self) -> int:
+        """How many clients a round has."""
+        return max(1, round(self.participation * len(self.trainers)))
 
     def cohort(self, round_: int, size: int) -> tuple[ClientId, ...]:
         """The clients of a round, in client order; the draw depends on the cohort seed and the round alone."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -28,7 +30,18 @@ class Federation:
     """A method, a client per model and list of rows, and a server; played with explicit cohorts."""
 
     def __init__(
-        self, method, models, rows, *, x=None, y=None, training=None, per_client=False, test=(), public=None
+        self,
+        method,
+        models,
+        rows,
+        *,
+        x=None,
+        y=None,
+        training=None,
+        per_client=False,
+        test=(),
+        public=None,
+        lacking=None,
     ):
         draw = Rng(5).numpy()
         total = 1 + max(int(max(part)) for part in rows.values() if len(part))
@@ -55,6 +68,8 @@ class Federation:
             independent_init=per_client,
             public=None if public is None else (unlabelled(public), np.arange(len(public))),
         )
+        if lacking is not None:
+            blind(self.world, lacking)
         self.method.check(self.world)
         self.engine = LocalEngine(self.world)
         self.server = self.world.server()
@@ -122,6 +137,16 @@ class Federation:
 def unlabelled(x):
     """Public samples."""
     return from_arrays(x, np.zeros(len(x), dtype=np.int64), classes=2, name="public")
+
+
+def blind(world, lacking):
+    """Let clients (None: the server) lack some public rows, as texts do that have no captions of them."""
+    whole, views = world.public(), {}
+    for side, rows in lacking.items():
+        mask = whole.mask.clone()
+        mask[list(rows)] = False
+        views[side] = replace(whole, mask=mask)
+    world.public = lambda client=None: views.get(client, whole)
 
 
 class Linear(Model):

@@ -1,6 +1,7 @@
 """CreamFL: both contrasts and the weights of the mean by hand; rounds against a plain loop."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from potluck import losses
+from potluck.data import load
 from potluck.errors import ConfigError
+from potluck.experiment import Experiment
 from potluck.methods import creamfl
 from potluck.task import Batch, Task
 
@@ -19,9 +22,10 @@ E = torch.eye(2)
 HERE = torch.tensor([True, True])
 
 
-def federation(kit, models=None, **options):
+def federation(kit, models=None, lacking=None, **options):
     method = {"name": "creamfl", "batch": 4, **options}
-    return kit.Federation(method, models or [kit.Shallow, kit.Deep], ROWS, training=TRAINING, public=PUBLIC)
+    models = models or [kit.Shallow, kit.Deep]
+    return kit.Federation(method, models, ROWS, training=TRAINING, public=PUBLIC, lacking=lacking)
 
 
 def test_the_contrast_within_a_modality_by_hand():
@@ -124,6 +128,94 @@ def test_rounds_are_a_plain_loop(kit, regularizer, aggregation):
             torch.testing.assert_close(
                 game.part(client, "model")[name], value.detach(), msg=f"{client} {name}"
             )
+
+
+def cross_entropy_among(scores, own, candidates):
+    """−log softmax of a sample's own score among those of the candidates, one sample after the other."""
+    each = [scores[i, candidates].logsumexp(0) - scores[i, row] for i, row in enumerate(own)]
+    return torch.stack(each)
+
+
+@pytest.mark.parametrize("regularizer", ["creamfl", "muscle"])
+@pytest.mark.parametrize("aggregation", ["creamfl", "muscle"])
+def test_with_missing_samples_it_is_a_plain_loop_over_those_there_are(kit, regularizer, aggregation):
+    """Client a lacks three samples, one of which b lacks too: G is zero there, no positive and no negative."""
+    lacking = {"a": (1, 4, 7), "b": (4,)}
+    has = {client: [row for row in range(10) if row not in lacking[client]] for client in lacking}
+    game = federation(kit, regularizer=regularizer, aggregation=aggregation, lacking=lacking)
+    models, table = {client: game.world.build_model(client) for client in ROWS}, None
+    known = has["b"]
+
+    def pull(z, rows, previous):
+        if regularizer == "muscle":
+            there = [row for row in batch if row in known]
+            return 0.5 * cross_entropy_among(z @ F.normalize(table).T / 0.2, rows, there)
+        pair = torch.stack([(z * table[rows]).sum(1), (z * previous[rows]).sum(1)], 1) / 0.5
+        intra = F.cross_entropy(pair, torch.zeros(len(rows), dtype=torch.long))
+        return 0.5 * (cross_entropy_among(z @ table.T / 0.5, rows, known).mean() + intra)
+
+    def scores(z, client):
+        if table is None:
+            return torch.zeros(10)
+        target = table if aggregation == "creamfl" else F.normalize(table) / 0.2
+        found = torch.zeros(10)
+        for piece in (range(10),) if aggregation == "creamfl" else (range(5), range(5, 10)):
+            rows, there = [row for row in piece if row in has[client]], [row for row in piece if row in known]
+            found[rows] = -cross_entropy_among(z[rows] @ target.T, rows, there)
+        return found
+
+    for number in (1, 2, 3):
+        game.round("a", "b")
+        sent = {}
+        for client, model in models.items():
+            with torch.no_grad():
+                previous = unit(model)
+            steps = game.steps(client, number)
+            kit.plain_training(
+                model, [(torch.tensor(game.x[r]), torch.tensor(game.y[r])) for r in steps], lr=0.2
+            )
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+            for batch in game.world.public().order(number, 4) if table is not None else ():
+                rows = [row for row in batch.tolist() if row in has[client]]
+                optimizer.zero_grad()
+                pull(unit(model, rows), rows, previous).mean().backward()
+                optimizer.step()
+            with torch.no_grad():
+                sent[client] = unit(model)
+        agreed = torch.stack([scores(z, client) for client, z in sent.items()])
+        for place, client in enumerate(sent):
+            agreed[place, list(lacking[client])] = -torch.inf
+        weights = agreed.softmax(0).nan_to_num(0)
+        table = sum(weight[:, None] * z for weight, z in zip(weights, sent.values(), strict=True))
+        torch.testing.assert_close(game.server["tables"]["vector"], table)
+        assert not table[4].any()
+    for client, model in models.items():
+        for name, value in model.named_parameters():
+            torch.testing.assert_close(
+                game.part(client, "model")[name], value.detach(), msg=f"{client} {name}"
+            )
+
+
+def test_the_servers_model_learns_from_pairs_that_are_there():
+    """Every fourth caption is missing: its pair is no negative of the others."""
+    data = load("digits-captions")
+    few = replace(data, x=data.x[:40], y=data.y[:40], strata=data.strata[:40], train_rows=40)
+    told = tuple("" if row % 4 == 0 else text for row, text in enumerate(data.texts))
+    world = Experiment.make(
+        data=few,
+        partition={"kind": "iid", "clients": 2, "test": 0.3},
+        models={"pool": "dual-small", "rep_dim": 16},
+        method={"name": "creamfl", "batch": 8, "server_model": "dual-small"},
+        public={"data": replace(data, texts=told), "samples": 24},
+        engine={"device": "cpu", "workers": 1},
+    ).world()
+    server = world.server()
+    rows = torch.from_numpy(world.public().order(1, 8)[0])
+    there = world.public().mask[rows]
+    assert 1 < int(there.sum()) < 8
+    batch, whole = world.public().source.take(rows), world.public().source.take(rows[there])
+    found = world.method.pair_loss(server, batch)
+    torch.testing.assert_close(found, server.task.loss(server["model"](whole.x), whole.y))
 
 
 def test_what_crosses(kit):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from potluck.errors import ConfigError
+from potluck.errors import ConfigError, RoundFailed
 from potluck.methods.feddf import divergence
 from potluck.patience import fit_patiently
 from potluck.settings import OptimizerSettings
@@ -19,9 +19,10 @@ PUBLIC = np.random.Generator(np.random.PCG64(8)).standard_normal((10, 3)).astype
 CHOSEN = {"name": "feddf", "steps": 5, "every": 2, "batch": 4, "lr": 0.05, "validation": 0.0}
 
 
-def federation(kit, public=PUBLIC, **options):
+def federation(kit, public=PUBLIC, lacking=None, **options):
     models = [kit.Shallow, kit.Shallow, kit.Deep]  # a and b are one architecture
-    return kit.Federation({**CHOSEN, **options}, models, ROWS, training=TRAINING, public=public)
+    chosen = {**CHOSEN, **options}
+    return kit.Federation(chosen, models, ROWS, training=TRAINING, public=public, lacking=lacking)
 
 
 def test_the_divergence_by_hand():
@@ -52,11 +53,11 @@ def averaged(game, models, clients):
     return student
 
 
-def distilled(game, student, name, teachers, lr, steps=5, every=2):
+def distilled(game, student, name, teachers, lr, there, steps=5, every=2):
     """Adam, its rate on a cosine in stairs."""
     optimizer = torch.optim.Adam(student.parameters(), lr=lr)
     rng = game.world.server_rng(1).child("distil", name)
-    for step, rows in enumerate(shuffled_batches(np.arange(10), 4, 9, "keep", rng)[:steps]):
+    for step, rows in enumerate(shuffled_batches(there, 4, 9, "keep", rng)[:steps]):
         for group in optimizer.param_groups:
             group["lr"] = lr * (1 + math.cos(math.pi * (step - step % every) / steps)) / 2
         optimizer.zero_grad()
@@ -65,15 +66,19 @@ def distilled(game, student, name, teachers, lr, steps=5, every=2):
     return student
 
 
-def test_a_round_is_a_plain_loop(kit):
-    """Averages weigh samples within an architecture; teachers are all clients, each counted once."""
-    game = federation(kit)
+@pytest.mark.parametrize("lacking", [(), (1, 4, 7)])
+def test_a_round_is_a_plain_loop(kit, lacking):
+    """Averages weigh samples within an architecture; teachers are all clients, each counted once.
+
+    Samples that the server lacks are not learned from.
+    """
+    game, there = federation(kit, lacking={None: lacking}), np.setdiff1d(np.arange(10), lacking)
     models = trained(kit, game)
     game.round("a", "b", "c")
     with torch.no_grad():
         teachers = sum(model(torch.tensor(PUBLIC)) for model in models.values()) / 3
     for name, clients in (("model0", ["a", "b"]), ("model1", ["c"])):
-        student = distilled(game, averaged(game, models, clients), name, teachers, 0.05)
+        student = distilled(game, averaged(game, models, clients), name, teachers, 0.05, there)
         sent = game.method.downlink(game.server, clients[0])["model"]
         for key, value in student.named_parameters():
             torch.testing.assert_close(sent[key], value.detach(), msg=f"{name} {key}")
@@ -158,6 +163,20 @@ def test_a_share_of_the_public_data_is_held_back_and_watched(kit, monkeypatch):
     assert set(watched.tolist()) == held
     assert set(rows.tolist()) == set(range(10)) - held
     assert all(after != before for _, before, after in seen)
+
+
+def test_samples_that_are_missing_are_neither_watched_nor_learned_from(kit):
+    game = federation(kit, validation=0.3, lacking={None: (1, 4, 7)})
+    watched, rows = game.method.shares(game.server)
+    assert len(watched) == 2
+    assert {*watched, *rows} == set(range(10)) - {1, 4, 7}
+
+
+def test_what_diverges_is_told_with_both_rates(kit):
+    game = federation(kit, lr=1e38)
+    game.round("a", "b", "c")
+    with pytest.raises(RoundFailed, match=r"lower training.optimizer.lr or method.lr, or set training.clip"):
+        game.round("a", "b", "c")
 
 
 def test_the_released_codes_values_are_the_defaults(kit):

@@ -16,9 +16,10 @@ TRAINING = {"epochs": 1, "batch_size": 3, "optimizer": {"lr": 0.2}}
 PUBLIC = np.random.Generator(np.random.PCG64(8)).standard_normal((10, 3)).astype(np.float32)
 
 
-def federation(kit, models=None, public=PUBLIC, **options):
+def federation(kit, models=None, public=PUBLIC, lacking=None, **options):
     method = {"name": "fedhenn", "weight": 0.5, "samples": 5, **options}
-    return kit.Federation(method, models or [kit.Shallow, kit.Narrow], ROWS, training=TRAINING, public=public)
+    models = models or [kit.Shallow, kit.Narrow]
+    return kit.Federation(method, models, ROWS, training=TRAINING, public=public, lacking=lacking)
 
 
 def plain_cka(one, other):
@@ -77,25 +78,29 @@ def test_kernels_are_averaged_over_those_who_have_both_samples():
     torch.testing.assert_close(mean_kernel([one, 3 * one]), 2 * one)
 
 
-def plain_round(game, client, model, number, kernel, eta):
-    """Local steps, each with the whole R beside it; the kernel of the next R."""
+def plain_round(game, client, model, number, kernel, eta, lacking=()):
+    """Local steps, each with R beside it, as far as the client and the kernel have it; the kernel of the next R."""
     public = game.world.public()
     rows = public.order(number, 5)[0]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     [order] = shuffled_batches(rows, 5, 1, "keep", game.rng(client, number).child("align"))
+    known = rows if kernel is None else rows[kernel.diagonal().numpy() > 0]
+    order = np.array([row for row in order if row not in lacking and row in known])
     places = [rows.tolist().index(row) for row in order]
     for batch in game.steps(client, number):
         optimizer.zero_grad()
         loss = F.cross_entropy(model(torch.tensor(game.x[batch])), torch.tensor(game.y[batch]))
         if kernel is not None:
             z = model.features(torch.tensor(PUBLIC[order]))
-            h = torch.eye(5) - 1 / 5
+            h = torch.eye(len(order)) - 1 / len(order)
             one, other = h @ kernel[places][:, places] @ h, h @ z @ z.T @ h
             loss = loss + eta * (1 - (one * other).sum() / (one.norm() * other.norm()))
         loss.backward()
         optimizer.step()
     with torch.no_grad():
-        z = model.features(torch.tensor(PUBLIC[public.order(number + 1, 5)[0]]))
+        following = public.order(number + 1, 5)[0]
+        z = model.features(torch.tensor(PUBLIC[following]))
+        z[np.isin(following, lacking)] = 0
         return z @ z.T
 
 
@@ -106,6 +111,27 @@ def test_rounds_are_a_plain_loop_whose_weight_grows_with_the_root_of_the_round(k
         game.round("a", "b")
         kernels = [plain_round(game, one, model, number, kernel, eta) for one, model in models.items()]
         kernel = sum(kernels) / 2
+        torch.testing.assert_close(game.server["kernel"]["kernel"], kernel)
+    for client, model in models.items():
+        for name, value in model.named_parameters():
+            torch.testing.assert_close(
+                game.part(client, "model")[name], value.detach(), msg=f"{client} {name}"
+            )
+
+
+def test_rounds_with_missing_samples_are_a_plain_loop_over_those_there_are(kit):
+    """Client a lacks some that b has; after a round without b, K̄ has nothing to say of them."""
+    lacking = {"a": (0, 2, 4, 9), "b": (0,)}
+    game = federation(kit, lacking=lacking)
+    models, kernel = {client: game.world.build_model(client) for client in ROWS}, None
+    seen = [set(game.world.public().order(number, 5)[0]) for number in (2, 3)]
+    assert all(rows & {2, 4, 9} for rows in seen)
+    for number, cohort, eta in ((1, "ab", 0.0), (2, "a", 0.5), (3, "ab", 0.5 * math.sqrt(2))):
+        game.round(*cohort)
+        kernels = [plain_round(game, one, models[one], number, kernel, eta, lacking[one]) for one in cohort]
+        there = [(one.diagonal() > 0).float() for one in kernels]
+        counts = sum(has[:, None] * has for has in there).clamp_min(1)
+        kernel = sum(kernels) / counts
         torch.testing.assert_close(game.server["kernel"]["kernel"], kernel)
     for client, model in models.items():
         for name, value in model.named_parameters():

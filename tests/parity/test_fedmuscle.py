@@ -1,9 +1,11 @@
 """FedMuscle: the loss through the method, who steps on what, what crosses, by hand."""
 
+import itertools
 import json
 import math
 from dataclasses import replace
 from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,10 +14,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from potluck.data import ClientSplit, Split, from_arrays, load
-from potluck.errors import ConfigError
+from potluck.errors import ConfigError, RoundFailed
 from potluck.experiment import Experiment
 from potluck.explain import explain_world
-from potluck.losses import info_nce, muscle
+from potluck.losses import gramian, info_nce, muscle
 from potluck.models import Model
 from potluck.report.table import headline
 from potluck.report.views import messages_block
@@ -60,6 +62,14 @@ class Net(Model):
         return self.fc2(torch.tanh(self.norm(self.fc1(x))))
 
 
+class Dropped(Net):
+    """Batch norm, and dropout that leaves little."""
+
+    def __init__(self, task):
+        super().__init__(task, norm=True)
+        self.fc2.append(nn.Dropout(0.8))
+
+
 class Wide(Net):
     rep_dim = 6
 
@@ -92,6 +102,9 @@ class Listening(Wrapped):
             {one.client: (one.down, reply) for one, reply in zip(requests, outcomes, strict=True)}
         )
         return outcomes
+
+
+STILL = {"optimizer": {"lr": 1e-12}, "training": {"optimizer": {"lr": 0.3}}}  # no alignment to speak of
 
 
 def vectors(rows, inputs, seed):
@@ -130,7 +143,9 @@ def aligned(tables, **options):
     models = [partial(Table, rows=rows) for rows in tables]
     options = {"batch": 2, "peers": len(tables) - 1, "first": "alignment"} | options
     _, spy = played(asked(models, inputs=2, public=pair, **options))
-    return {client: answer.report.losses for client, (_, answer) in spy.heard[1].items()}
+    return {
+        client: answer.report.losses | answer.report.metrics for client, (_, answer) in spy.heard[1].items()
+    }
 
 
 class TestLoss:
@@ -164,7 +179,7 @@ class TestLoss:
     def test_the_bounds_are_those_of_the_peers(self):
         found = aligned([E, E, SWAPPED])["0"]
         bounds = [math.log(2) - math.log1p(math.exp(-5)), math.log(2) - math.log1p(math.exp(5))]
-        assert [float(found["bound 0"]), float(found["bound 1"])] == pytest.approx(bounds, abs=1e-6)
+        assert [float(found["bound 0 0"]), float(found["bound 0 1"])] == pytest.approx(bounds, abs=1e-6)
 
     @pytest.mark.parametrize("negatives", ["tuples", "anchor"])
     def test_the_gramian_is_there_too(self, negatives):
@@ -172,18 +187,26 @@ class TestLoss:
         # Two equal vectors span nothing with any third: all candidates are alike, up to what keeps a root finite.
         assert 0 < float(found["gramian"]) < 2 * math.log(2) + 0.1
 
+    @pytest.mark.parametrize("negatives", ["tuples", "anchor"])
+    def test_the_gramian_has_the_negatives_it_is_told(self, negatives):
+        found = aligned([E, TURNED, SWAPPED], loss="gramian", negatives=negatives)["0"]["gramian"]
+        anchor, *others = (torch.tensor(rows) for rows in (E, TURNED, SWAPPED))
+        each = {kind: float(gramian(anchor, others, negatives=kind)) for kind in ("tuples", "anchor")}
+        assert abs(each["tuples"] - each["anchor"]) > 0.1
+        assert float(found) == pytest.approx(each[negatives], abs=1e-6)
 
-def by_hand(experiment, rounds, bundle=1, first="task"):
+
+def by_hand(experiment, rounds, bundle=1, first="task", decay=1.0, clip=math.inf):
     """The whole protocol in a plain loop: all others are peers, everyone's Z is of before the step."""
     world, config = experiment.world(), experiment.method
     models = {client: world.build_model(client) for client in world.ids}
     for number in range(1, rounds + 1):
         for client, model in models.items() if first == "task" else ():
-            privately(world, client, model)
+            privately(world, client, model, 0.1 * decay ** (number - 1), clip)
         optimizers = {
             client: torch.optim.AdamW(
                 [value for name, value in model.named_parameters() if not name.startswith("head.")],
-                lr=config.optimizer.lr,
+                lr=config.optimizer.lr * decay ** (number - 1),
                 weight_decay=config.optimizer.weight_decay,
             )
             for client, model in models.items()
@@ -204,19 +227,24 @@ def by_hand(experiment, rounds, bundle=1, first="task"):
                     others = [sent[other][place] for other in models if other != client]
                     optimizers[client].zero_grad()
                     muscle(model.features(x[client][rows]), others).backward()
+                    trained = [
+                        value for group in optimizers[client].param_groups for value in group["params"]
+                    ]
+                    nn.utils.clip_grad_norm_(trained, clip)
                     optimizers[client].step()
         for client, model in models.items() if first == "alignment" else ():
-            privately(world, client, model)
+            privately(world, client, model, 0.1 * decay ** (number - 1), clip)
     return models
 
 
-def privately(world, client, model):
+def privately(world, client, model, lr, clip):
     """A step on the private batch: the clients here have no more."""
     rows, data = world.split[client].train, world.grounds[0].data
     model.train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     optimizer.zero_grad()
     F.cross_entropy(model(data.x[rows]), data.y[rows]).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), clip)
     optimizer.step()
 
 
@@ -241,6 +269,24 @@ class TestProtocol:
         )
         game, _ = played(experiment, rounds=2)
         same_models(game, by_hand(experiment, 2, bundle, first))
+
+    def test_clipping_and_the_schedule_of_the_rate_are_for_both_phases(self):
+        """SGD, as AdamW takes no notice of a gradient's length."""
+        optimizer = {"name": "sgd", "lr": 0.5, "weight_decay": 0.0}
+        experiment = asked(
+            NETS, batch=5, peers=2, optimizer=optimizer, training={"lr_decay": 0.5, "clip": 0.02}
+        )
+        game, _ = played(experiment, rounds=2)
+        with mock.patch("torch.optim.AdamW", torch.optim.SGD):
+            same_models(game, by_hand(experiment, 2, decay=0.5, clip=0.02))
+
+    def test_a_bundle_is_no_larger_than_a_round(self):
+        make = partial(asked, NETS, public=vectors(15, 3, 6), batch=5, peers=2)
+        all_at_once, more = (played(make(bundle=bundle))[0] for bundle in (3, 100))
+        assert more.client("0")["peers/z"].shape == (15, 2, 4)
+        assert explain_world(more.world)["steps"] == explain_world(all_at_once.world)["steps"]
+        for name, value in all_at_once.client("0").items():
+            assert torch.equal(more.client("0")[name], value)
 
     def test_a_bundle_is_not_the_same_as_single_batches(self):
         make = partial(asked, NETS, batch=5, peers=2, optimizer={"lr": 0.01})
@@ -289,6 +335,22 @@ class TestProtocol:
             found = float(spy.heard[1]["0"][1].report.losses["muscle"])
             assert (abs(found - float(info_nce(own, other))) < 1e-5) == equal
 
+    def test_dropout_rests_whatever_batch_norm_uses(self):
+        experiment = asked([Dropped] * 2, batch=5, peers=1, statistics="public", first="alignment")
+        game, spy = played(experiment)
+        model, public = game.world.build_model("0"), game.world.public("0")
+        model.eval()
+        model.norm.train()
+        own = model.features(public.source.x[public.order(1, 5)[0]])
+        other = spy.heard[0]["1"][1].up["representations"]
+        found = float(spy.heard[1]["0"][1].report.losses["muscle"])
+        assert found == pytest.approx(float(info_nce(own.detach(), other)), abs=1e-5)
+
+    def test_what_diverges_while_aligning_is_told_with_both_rates(self):
+        game = Played(asked(NETS, batch=5, peers=2, optimizer={"lr": 3e38}).world())
+        with pytest.raises(RoundFailed, match=r"lower training.optimizer.lr or method.optimizer.lr, or set"):
+            game.round(game.world.ids)
+
     def test_learned_temperatures_are_trained_and_keep_their_order(self):
         game, _ = played(asked(NETS, batch=5, peers=2, learned=True, optimizer={"lr": 0.05}), 2)
         state = game.client("0")
@@ -303,14 +365,43 @@ class TestProtocol:
         game, spy = played(asked(NETS, batch=5, peers=2))
         noted = game.rounds.server.report.metrics
         for client in game.world.ids:
-            losses = [exchange[client][1].report.losses for exchange in spy.heard[1:]]
+            reports = [exchange[client][1].report for exchange in spy.heard[1:]]
+            losses = [report.losses | report.metrics for report in reports]
             means = {name: np.mean([float(one[name]) for one in losses]) for name in losses[0]}
             assert float(noted[f"{client}/theorem1_value"]) == pytest.approx(
                 means["theorem1_value"], abs=1e-5
             )
             assert float(noted[f"{client}/muscle"]) == pytest.approx(means["muscle"], abs=1e-5)
-            bound = max(means["bound 0"], means["bound 1"])
+            bound = max(means["bound 0 0"], means["bound 0 1"])
             assert float(noted[f"{client}/information_bound"]) == pytest.approx(bound, abs=1e-5)
+
+    @pytest.mark.parametrize("bundle", [1, 2])
+    def test_the_bound_is_the_largest_of_those_of_the_peers_not_of_their_places(self, bundle):
+        """Alignment moves nothing, so that what was sent is what is compared."""
+        experiment = asked([Net] * 5, batch=3, peers=2, bundle=bundle, **STILL)
+        game, spy = played(experiment)
+        for client in game.world.ids:
+            by_peer = {}
+            for before, now in itertools.pairwise(spy.heard):
+                sent = {one: answer.up["representations"].split(3) for one, (_, answer) in before.items()}
+                for place, dealt in enumerate(now[client][0]["peers"].split(3)):
+                    for rows in dealt.unbind(1):
+                        [peer] = [one for one in sent if torch.equal(sent[one][place], rows)]
+                        bound = math.log(3) - float(info_nce(sent[client][place], rows))
+                        by_peer.setdefault(peer, []).append(bound)
+            assert len(by_peer) > 2
+            found = float(game.rounds.server.report.metrics[f"{client}/information_bound"])
+            assert found == pytest.approx(max(map(np.mean, by_peer.values())), abs=1e-5)
+
+    def test_what_is_observed_does_not_depend_on_bundles_where_nothing_moves(self):
+        """Three batches: with two in a bundle the last one is on its own, and counts as one."""
+        make = partial(asked, [Net] * 4, public=vectors(15, 3, 6), batch=5, peers=2, **STILL)
+        one, *others = (played(make(bundle=bundle))[0].rounds.server.report.metrics for bundle in (1, 2, 3))
+        assert len(one) == 4 * 3
+        for other in others:
+            assert other.keys() == one.keys()
+            for name, value in one.items():
+                assert float(other[name]) == pytest.approx(float(value), abs=1e-5), name
 
     def test_rows_may_keep_their_length(self):
         _, spy = played(asked(NETS, batch=5, peers=2, normalize=False))
@@ -374,7 +465,8 @@ class TestPeers:
         sent = spies[0].heard[1]["0"][1].up["representations"]
         expected = info_nce(sent, down["peers"][:, 0])
         assert float(answer.report.losses["muscle"]) == pytest.approx(float(expected), abs=1e-5)
-        assert float(answer.report.losses["bound 1"]) == 0
+        assert set(answer.report.metrics) == {"bound 0 0"}
+        assert float(game.rounds.server.report.metrics["0/information_bound"]) <= math.log(5)
 
     def test_a_client_alone_is_not_aligned(self):
         experiment = asked(NETS, batch=5, peers=2)
@@ -423,8 +515,8 @@ class TestWire:
 WORDS = {"zero": 2, "one": 3, "two": 4, "the": 5, "digit": 6}
 
 
-def mixed(**changes):
-    """Attributes, segments, text and pairs; every fourth public sample has no caption."""
+def mixed(only=None, **changes):
+    """Attributes, segments, text and pairs; every fourth public sample has no caption, or `only` one has."""
 
     def few(name):
         data = load(name)
@@ -433,7 +525,9 @@ def mixed(**changes):
     y = np.arange(40) % 3
     texts = replace(from_arrays(np.stack([y + 2, y + 5], 1), y, vocabulary=8, name="texts"), words=WORDS)
     pairs = load("digits-captions")
-    told = tuple("" if row % 4 == 0 else text for row, text in enumerate(pairs.texts))
+    told = tuple(
+        text if (row % 4 if only is None else row == only) else "" for row, text in enumerate(pairs.texts)
+    )
     sets = [(few("digits-attributes"), "conv-large"), (few("digits-segments"), "conv-dense")]
     sets += [(texts, "text-mean"), (few("digits-captions"), "dual-small")]
     partition = {"kind": "iid", "clients": 1, "test": 0.3}
@@ -469,6 +563,25 @@ class TestModalities:
             found = spy.heard[1][client][1].report.losses["muscle"]
             assert float(found) == pytest.approx(float(expected), abs=1e-4), client
 
+    @pytest.mark.parametrize("bundle", [1, 2])
+    def test_a_batch_a_client_has_nothing_of_makes_no_step(self, bundle):
+        """One caption in all: clients 2, with texts, and 3, with pairs, step once; decay alone would move w."""
+        world = mixed().world()
+        row = int(world.public().ids[world.public().order(1, 8)[1][0]])
+        experiment = mixed(
+            row, method={"name": "fedmuscle", "batch": 8, "peers": 3, "bundle": bundle, "first": "alignment"}
+        )
+        for wrap in (Listening, lambda engine: Listening(Taped(engine))):
+            game, spy = played(experiment, wrap=wrap)
+            for client, steps in (("0", 3), ("1", 3), ("2", 1), ("3", 1)):
+                counts = {int(v) for name, v in game.client(client).items() if name.endswith(":step")}
+                assert counts == {steps}, client
+            bounds = {name for one in spy.heard for name in one["2"][1].report.metrics}
+            assert bounds == {f"bound {1 % bundle} {m}" for m in range(3)}
+            [told] = [one["2"][1].report.losses for one in spy.heard if "muscle" in one["2"][1].report.losses]
+            noted = game.rounds.server.report.metrics
+            assert float(noted["2/muscle"]) == pytest.approx(float(told["muscle"]), abs=1e-6)
+
     def test_runs_do_not_depend_on_the_engine(self, tmp_path):
         one = run(mixed(), out=tmp_path / "one")
         two = run(mixed(engine={"device": "cpu", "workers": 2}), out=tmp_path / "two")
@@ -495,7 +608,36 @@ class TestModalities:
         ),
         ({"peers": 3}, "fedmuscle: method.peers is 3, but a client has 2 others; lower it"),
         ({"batch": 12}, "method.batch of 12 samples is larger than the public data, which has 11"),
-        ({"tau_prev": 0.3}, "method: tau_prev is 0.3, which must be below tau, 0.2"),
+        ({"tau_prev": 0.3}, "method: tau_prev is 0.3, which must not be above tau, 0.2"),
+        (
+            {"tau_prev": 0.2, "learned": True},
+            "method: tau_prev is 0.2, which must be below tau where both are",
+        ),
+        (
+            {"negatives": "anchor"},
+            "method: negatives is anchor, but loss: muscle has no use for it; leave it out",
+        ),
+        (
+            {"negatives": "anchor", "loss": "pairwise"},
+            "method: negatives is anchor, but loss: pairwise has no use",
+        ),
+        (
+            {"tau_prev": 0.1, "loss": "pairwise"},
+            "method: tau_prev is 0.1, but loss: pairwise has no use for it",
+        ),
+        (
+            {"tau_prev": 0.1, "loss": "gramian"},
+            "method: tau_prev is 0.1, but loss: gramian has no use for it",
+        ),
+        ({"memory": 9, "loss": "pairwise"}, "method: memory is 9, but loss: pairwise has no use for it"),
+        (
+            {"memory": 9, "loss": "gramian", "negatives": "anchor"},
+            "method: memory is 9, but negatives: anchor has no use for it",
+        ),
+        (
+            {"models": [Net] * 5, "training": {"participation": 0.4}},
+            "fedmuscle: method.peers is 2, but with training.participation 0.4 a round has 2 of 5 clients",
+        ),
         ({"learned": True, "loss": "gramian"}, "method: learned temperatures are for muscle and pairwise"),
         ({"batch": 1}, "method.batch"),
         ({"loss": "cosine"}, "method.loss"),
@@ -506,6 +648,22 @@ def test_what_cannot_work_is_said_in_a_sentence(changes, sentence):
     with pytest.raises(ConfigError) as error:
         asked(**values).world()
     assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize("loss", ["muscle", "pairwise", "gramian"])
+def test_what_a_run_writes_down_can_be_read_again(loss):
+    config = asked(NETS, peers=2, batch=5, loss=loss).method
+    assert type(config)(**config.model_dump()) == config
+
+
+def test_a_round_with_just_enough_clients_is_taken():
+    assert asked([Net] * 5, peers=2, batch=5, training={"participation": 0.6}).world().cohort_size == 3
+
+
+def test_what_pairwise_has_no_use_for_limits_nothing():
+    """tau below the default of tau_prev, also where it is learned."""
+    game, _ = played(asked(NETS, peers=2, batch=5, loss="pairwise", tau=0.1, learned=True))
+    assert float(game.client("0")["temperatures/log_tau"].exp()) == pytest.approx(0.1, abs=0.01)
 
 
 def test_without_public_data_or_anything_to_read_there_is_no_run():

@@ -194,12 +194,15 @@ def test_gradients_are_right_and_reach_the_anchor_alone(memory, masked):
     assert [peer.grad for peer in peers] == [None] * 3
 
 
-def test_pieces_give_what_the_whole_gives():
-    anchor, peers = batch(5, 4, dtype=torch.float32)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("loss", [muscle, gramian])
+def test_pieces_give_what_the_whole_gives(loss, masked):
+    anchor, peers = batch(5, 4)
+    masks = [torch.tensor([row != place for row in range(5)]) for place in range(4)] if masked else None
     found = []
-    for memory in (2**30, 2 * 5**4 * TUPLE, 5**4 * TUPLE - 1, SMALL, 1):
+    for memory in (2**30, 20 * 5**4 * TUPLE, 4 * 5**4 * TUPLE, 5**4 * TUPLE - 1, SMALL, 1):
         own = anchor.clone().requires_grad_()
-        value = muscle(own, peers, memory=memory)
+        value = loss(own, peers, memory=memory, present=masks)
         value.backward()
         found.append((value.detach(), own.grad))
     for value, gradient in found[1:]:
@@ -219,13 +222,15 @@ class Peak(_Recorder):
         return result
 
 
-@pytest.mark.parametrize("memory", [6**4 * TUPLE, 6**3 * TUPLE])
-def test_no_tensor_is_larger_than_the_memory_allows(memory):
+@pytest.mark.parametrize(("loss", "vectors"), [(muscle, 1), (gramian, 5)])
+@pytest.mark.parametrize("tuples", [6**4, 6**3])
+def test_no_tensor_is_larger_than_the_memory_allows(loss, vectors, tuples):
+    """The Gramian has as many numbers for a tuple as there are vectors."""
     anchor, peers = batch(6, 4, dtype=torch.float32)
     anchor.requires_grad_()
     with Peak() as recorder:  # which also refuses what cannot be captured
-        muscle(anchor, peers, memory=memory).backward()
-    assert recorder.largest <= memory // TUPLE
+        loss(anchor, peers, memory=tuples * vectors * TUPLE).backward()
+    assert recorder.largest <= tuples
 
 
 @pytest.mark.cuda

@@ -51,6 +51,7 @@ class FedDF(FedAvg):
     models = "any; those of one architecture are averaged"
     needs_public_data = True
     server_needs = "architecture"
+    remedy = "lower training.optimizer.lr or method.lr, or set training.clip"
     down = {
         "model": state_of(
             "model", "the distilled weights of the client's architecture", optional=True, partial=True

@@ -11,9 +11,8 @@ import torch
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
-from potluck.checks import require_one_width
+from potluck.checks import require_one_width, require_peers
 from potluck.client import Client, ClientId
-from potluck.errors import ConfigError
 from potluck.losses import (
     MEMORY,
     TAU,
@@ -28,17 +27,17 @@ from potluck.losses import (
 )
 from potluck.message import Content, Contract, Message, tensor
 from potluck.method import Clients, MethodConfig, client_step
-from potluck.methods.public_knowledge import OnPublicData, public_of, representations
-from potluck.models import Model
+from potluck.methods.public_knowledge import OnPublicData, public_of, readable, representations, rows_of
+from potluck.models import Model, ModelPool
+from potluck.observed import Observed
 from potluck.public import Public
 from potluck.replies import Replies
 from potluck.representations import representation_model
 from potluck.server import Server
-from potluck.settings import OptimizerSettings
-from potluck.state import Report
+from potluck.settings import OptimizerSettings, refuse_unused
 from potluck.streams import Source, Stream
 from potluck.task import Batch, Task
-from potluck.training import evaluating, fit, fresh_moments, still_statistics
+from potluck.training import evaluating, fit, fresh_moments, on_the_batch
 
 if TYPE_CHECKING:
     from potluck.world import World
@@ -47,13 +46,13 @@ Bundle = list[np.ndarray]  # public batches whose representations cross together
 
 
 def _sent(method: FedMuscle, optional: bool = False) -> Contract:
-    rows = f"r<={method.config.bundle * method.config.batch}"
+    rows = f"r<={method.bundle * method.config.batch}"
     meaning = "the client's representations of public samples; zeros where it lacks one"
     return {"representations": tensor(f"{rows}, d", meaning, optional=optional)}
 
 
 def _received(method: FedMuscle) -> Contract:
-    rows, others = f"r<={method.config.bundle * method.config.batch}", f"m<={method.config.peers}"
+    rows, others = f"r<={method.bundle * method.config.batch}", f"m<={method.config.peers}"
     meaning = "what m other clients make of the same samples"
     return {"peers": tensor(f"{rows}, {others}, d", meaning, optional=True)}
 
@@ -83,15 +82,16 @@ class FedMuscle(OnPublicData):
     Aligning on a batch and representing the next are one exchange. `bundle: k` exchanges k batches at once: within
     a bundle the others' matrices are up to k − 1 of their steps old; the client's own anchors never are.
 
-    A client that lacks a sample in its modality sends zeros for it; such a row is no positive and no negative.
+    A client that lacks a sample in its modality sends zeros for it; such a row is no positive and no negative. A
+    batch of which it has nothing makes no step: decay and momentum would move w without a gradient.
 
     Inferred, not published: rows have length 1; a batch counts by the mean of its anchors; the order of public
     batches is shared, a short last one left out; one optimiser step a batch; the others are drawn anew for every
     batch (`redraw`); each phase has its own optimiser. Ours: AdamW and its values, new in every round; aligning in
     evaluation mode, so that batch norm keeps and uses the statistics of the private data, dropout rests and anchors
-    are the very rows that were sent (`statistics: public` takes the public batch's and forgets them); learned
-    temperatures; `first: alignment`, which ends a round with the task, so that heads have followed their
-    representations when they are measured.
+    are the very rows that were sent (`statistics: public` takes the public batch's and forgets them);
+    `training.clip` and `training.lr_decay` for both phases; learned temperatures; `first: alignment`, which ends a
+    round with the task, so that heads have followed their representations when they are measured.
     """
 
     name = "fedmuscle"
@@ -100,6 +100,7 @@ class FedMuscle(OnPublicData):
     tasks = "any"
     card_fields = ("width",)
     stays = ("data", "labels", "model", "head", "representations of private data")
+    remedy = "lower training.optimizer.lr or method.optimizer.lr, or set training.clip"
 
     class Config(MethodConfig):
         """Options of FedMuscle. E, T and the number of rounds are not known either; E is `training.epochs`."""
@@ -117,43 +118,56 @@ class FedMuscle(OnPublicData):
         normalize: bool = True  # rows of length 1; the Gramian always takes them so
         optimizer: AligningOptimizer = AligningOptimizer()
         first: Literal["task", "alignment"] = "task"  # which phase begins a round
-        statistics: Literal["private", "public"] = (
-            "private"  # batch norm aligns with the client's, or the batch's
-        )
+        # batch norm aligns with the client's, or the batch's
+        statistics: Literal["private", "public"] = "private"
         memory: int = Field(default=MEMORY, ge=1)  # bytes for the B^M tuples; more are computed in pieces
         accounting: Literal["exact", "paper"] = "exact"  # paper: its count of scalars beside what crosses
 
         @model_validator(mode="after")
-        def _temperatures_fit(self) -> FedMuscle.Config:
-            if self.tau_prev > self.tau or (self.learned and self.tau_prev == self.tau):
-                raise ValueError(f"tau_prev is {self.tau_prev}, which must be below tau, {self.tau}")
+        def _options_fit(self) -> FedMuscle.Config:
+            if self.loss == "muscle" and self.tau_prev > self.tau:
+                raise ValueError(f"tau_prev is {self.tau_prev}, which must not be above tau, {self.tau}")
+            if self.loss == "muscle" and self.learned and self.tau_prev == self.tau:
+                raise ValueError(
+                    f"tau_prev is {self.tau_prev}, which must be below tau where both are learned"
+                )
             if self.learned and self.loss == "gramian":
                 raise ValueError(
                     "learned temperatures are for muscle and pairwise; the gramian has a fixed one"
                 )
+            used = {"negatives": self.loss == "gramian", "tau_prev": self.loss == "muscle"}
+            refuse_unused(self, used | {"memory": self.loss != "pairwise"}, f"loss: {self.loss}")
+            refuse_unused(self, {"memory": self.negatives == "tuples"}, "negatives: anchor")
             return self
+
+    def __init__(self, config: MethodConfig | None = None, pool: ModelPool | None = None) -> None:
+        super().__init__(config, pool)
+        self.bundle: int = self.config.bundle
 
     def check(self, world: World) -> None:
         """One width, enough peers, and public data that fills a batch."""
         super().check(world)
-        public_of(world).check_batch(self.config.batch, "method.batch")
-        others = len(world.trainers) - 1
-        if self.config.peers > others:
-            raise ConfigError(
-                f"{self.name}: method.peers is {self.config.peers}, but a client has {others} others; lower it"
-            )
+        public, config = public_of(world), self.config
+        public.check_batch(config.batch, "method.batch")
+        require_peers(world, config.peers)
         require_one_width(world, "a representation space for all")
+        self.bundle = min(config.bundle, len(public.order(1, config.batch, config.passes)))
+        self.has = readable(world)
 
     def client_state(self, task: Task, model: Model) -> dict[str, Any]:
         """The model, room for what others make of a bundle, the aligning optimiser, learned temperatures."""
-        config, rows = self.config, self.config.bundle * self.config.batch
+        config, rows = self.config, self.bundle * self.config.batch
         peers = {
             "z": torch.zeros(rows, config.peers, model.rep_dim),
             "present": torch.zeros(rows, config.peers),
+            "bounds": torch.zeros(self.bundle, config.peers),
         }
         modules: dict[str, nn.Module] = {"model": model}
         if config.learned:
-            modules["temperatures"] = Temperatures(None, config.tau, config.tau_prev)
+            unused = config.loss == "pairwise"
+            modules["temperatures"] = Temperatures(
+                None, config.tau, config.tau / 2 if unused else config.tau_prev
+            )
         moments = fresh_moments(config.optimizer, modules, self.aligned(model), lifetime="round")
         return {**modules, "peers": peers, "moments": moments}
 
@@ -163,18 +177,19 @@ class FedMuscle(OnPublicData):
 
     def bundles(self, public: Public, round_: int) -> list[Bundle]:
         """The public batches of a round, k at a time, the same on every side."""
-        order, size = public.order(round_, self.config.batch, self.config.passes), self.config.bundle
+        order, size = public.order(round_, self.config.batch, self.config.passes), self.bundle
         return [order[start : start + size] for start in range(0, len(order), size)]
 
     def round(self, server: Server, clients: Clients) -> None:
         """Train; then, bundle after bundle, deal out what the others sent and align."""
-        replies, reports = clients.ask(self.train), []
-        for number in range(len(self.bundles(server.public, server.round))):
+        replies, told = clients.ask(self.train), Observed(self.config.loss, "theorem1_value")
+        for number, bundle in enumerate(self.bundles(server.public, server.round)):
+            there = replies.clients
             replies = clients.ask(self.align, functools.partial(self.deal, server, replies, number))
-            reports.append(replies.reports)
+            for client, report in replies.reports.items():
+                told.note(client, report, self.drawn(server, client, there, number, len(bundle)))
         for client in replies:
-            seen = self.observed([exchange[client] for exchange in reports])
-            server.report.metrics |= {f"{client}/{name}": value for name, value in seen.items()}
+            server.report.metrics |= told.of(client)
 
     @client_step(up=_sent)
     def train(self, client: Client) -> Content:
@@ -203,13 +218,16 @@ class FedMuscle(OnPublicData):
         """The matrices of M others for each batch of a bundle, or of as many as answered."""
         batch = self.config.batch
         sent = {other: torch.split(reply["representations"], batch) for other, reply in replies.items()}
-        first = number * self.config.bundle
-        dealt = [
-            torch.stack([sent[other][place] for other in others], 1)
-            for place in range(len(sent[client]))
-            if (others := self.draw(server, client, [*sent], first + place))
-        ]
-        return {"peers": torch.cat(dealt)} if dealt else {}
+        drawn = self.drawn(server, client, replies.clients, number, len(sent[client]))
+        dealt = [[sent[other][place] for other in others] for place, others in enumerate(drawn) if others]
+        return {"peers": torch.cat([torch.stack(rows, 1) for rows in dealt])} if dealt else {}
+
+    def drawn(
+        self, server: Server, client: ClientId, there: Sequence[ClientId], number: int, batches: int
+    ) -> list[list[ClientId]]:
+        """A client's peers for each batch of a bundle."""
+        first = number * self.bundle
+        return [self.draw(server, client, there, first + place) for place in range(batches)]
 
     def draw(self, server: Server, client: ClientId, there: Sequence[ClientId], batch: int) -> list[ClientId]:
         """M of the others without replacement, independently for each client and batch (or round)."""
@@ -224,50 +242,45 @@ class FedMuscle(OnPublicData):
         z, present = peers["z"], peers["present"]
         z.zero_()[:rows, :others].copy_(received)
         present.copy_(z.ne(0).any(2))
-        batch = self.config.batch
-        places = [np.arange(place * batch, (place + 1) * batch) for place in range(len(bundle))]
+        places = [place for place, samples in enumerate(bundle) if self.has[client.id][samples].any()]
+        if not places:
+            return
+        rows_at = np.arange(len(z)).reshape(-1, self.config.batch)
         fit(
             client,
             self.alignment,
             train=self.aligned(client["model"].content),
             streams={
-                "public": Stream(client.public.source, bundle),
-                "peers": Stream(Source(z, present), places),
+                "public": Stream(client.public.source, [bundle[place] for place in places]),
+                "peers": Stream(Source(z, present), [*rows_at[places]]),
             },
             optimizer=self.config.optimizer,
             moments=client["moments"].content,
         )
+        bounds = peers["bounds"].clone()
+        client.report.metrics |= {
+            f"bound {place} {m}": bounds[place, m] for place in places for m in range(others)
+        }
 
     def alignment(self, client: Client, batch: Batch, peers: Batch) -> dict[str, Tensor]:
         """L^n, with gradients through the anchors alone; beside it what is observed of the batch."""
         config, model = self.config, client["model"]
-        alone = evaluating if config.statistics == "private" else still_statistics
+        alone = evaluating if config.statistics == "private" else on_the_batch
         with alone(model.content):
             anchor = model.features(batch.x)
         others = peers.x.unbind(1)
         masks: dict[str, Any] = {"weight": client.public.mask[batch.id].float(), "present": peers.y.unbind(1)}
         tau, tau_prev = client["temperatures"]() if config.learned else (config.tau, config.tau_prev)
         bounds = information_bounds(anchor, others, tau, normalize=config.normalize, **masks)
-        seen = {f"bound {place}": bound for place, bound in enumerate(bounds.unbind())}
+        client["peers"]["bounds"].index_copy_(0, rows_of(peers)[:1] // config.batch, bounds[None])
         if config.loss == "gramian":
             own = {"negatives": config.negatives, "memory": config.memory}
-            return seen | {"gramian": gramian(anchor, others, config.tau, **own, **masks)}
+            return {"gramian": gramian(anchor, others, config.tau, **own, **masks)}
         if config.loss == "pairwise":
-            return seen | {"pairwise": pairwise(anchor, others, tau, normalize=config.normalize, **masks)}
+            return {"pairwise": pairwise(anchor, others, tau, normalize=config.normalize, **masks)}
         own = {"memory": config.memory, "normalize": config.normalize}
         loss = muscle(anchor, others, tau, tau_prev, **own, **masks)
-        return seen | {"muscle": loss, "theorem1_value": theorem1_value(loss, anchor, others, **masks)}
-
-    def observed(self, reports: Sequence[Report]) -> dict[str, Tensor]:
-        """Of a client's round: the means over its exchanges, and only then the largest of the bounds."""
-        terms: dict[str, list[Tensor]] = {}
-        for report in reports:
-            for name, value in report.losses.items():
-                terms.setdefault(name, []).append(value)
-        means = {name: torch.stack(values).mean() for name, values in terms.items()}
-        bounds = [value for name, value in means.items() if name.startswith("bound ")]
-        largest = {"information_bound": torch.stack(bounds).max()} if bounds else {}
-        return {name: means[name] for name in (self.config.loss, "theorem1_value") if name in means} | largest
+        return {"muscle": loss, "theorem1_value": theorem1_value(loss, anchor, others, **masks)}
 
     def repeats(self, world: World) -> dict[str, tuple[int, int]]:
         """Every bundle but the first is represented, and every bundle aligned on, in a step of its own."""

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from potluck.client import Card, Client
+from potluck.client import Card, Client, ClientId
 from potluck.errors import ConfigError
 from potluck.method import Method
 from potluck.public import Public
@@ -52,6 +52,12 @@ def public_of(world: World) -> Public:
     if public is None:
         raise ConfigError(f"{world.method.name} needs public data, and there is none here")
     return public
+
+
+def readable(world: World) -> dict[ClientId, np.ndarray]:
+    """Which public samples each client has, on the host: what a step may ask without waiting for the device."""
+    masks = {id(view): view.mask.cpu().numpy() for view in map(world.public, world.first_clients) if view}
+    return {client: masks[id(world.public(client))] for client in world.ids}
 
 
 def within(world: World, option: str, value: int | None, usual: int) -> int:

@@ -111,6 +111,7 @@ class EnrolledWorld(World):
             seeds=experiment.all_seeds(),
             training=experiment.training.for_clients(),
             overrides=experiment.training.per_client,
+            participation=experiment.training.participation,
             independent_init=experiment.models.init == "per_client",
             device=experiment.engine.torch_device(),
             precision=experiment.engine.precision,

@@ -23,7 +23,7 @@ from potluck.task import Task
 KEY = "potluck"  # of the envelope's only entry
 LONGEST_REASON = 1000  # characters of a client's sentence that are taken
 MOST_SAMPLES = 10**8  # of a client, in each part
-LARGEST_ENVELOPE = 1 << 16  # bytes of all that goes beside the tensors of a message
+LARGEST_ENVELOPE = 1 << 18  # bytes of all that goes beside the tensors of a message
 LARGEST_INTRODUCTION = 1 << 22  # bytes of a welcome, or of a card with the names of a model's tensors
 LARGEST_OPEN = 1 << 31  # bytes of a message whose size the wire contract leaves open
 LOSS_TYPES = {"float32": torch.float32, "float64": torch.float64}
