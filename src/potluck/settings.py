@@ -35,14 +35,6 @@ class OptimizerSettings(Settings):
         return self
 
 
-def refuse_unused(settings: Settings, options: Mapping[str, bool], where: str) -> None:
-    """Refuse an option that has another value than its default where it is of no use; a default says nothing."""
-    for name, used in options.items():
-        value = getattr(settings, name)
-        if not used and value != type(settings).model_fields[name].default:
-            raise ValueError(f"{name} is {value}, but {where} has no use for it; leave it out")
-
-
 LastBatch = Literal["keep", "drop", "wrap"]
 
 

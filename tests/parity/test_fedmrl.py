@@ -693,7 +693,7 @@ def test_a_small_model_without_slices_cannot_have_several_widths(kit):
         ({"widths": [2, "a"]}, r"method\.widths"),
         ({"widths": [[1], [2]]}, r"method\.widths"),
         ({"d1": "auto", "tune": {"candidates": ["a", 2]}}, r"method\.tune\.candidates"),
-        ({"mrl": "local_only", "weight_small": 5}, "no small loss that weight_small could weigh"),
+        ({"mrl": "local_only", "weight_small": 5}, "weight_small does nothing with mrl: local_only"),
         ({"projector": "none", "lr": {"projector": 0.1}}, "nothing that lr.projector could train"),
         ({"weight_small": 0, "weight_large": 0.0}, "both 0: nothing is learned"),
         ({"weight_widths": math.inf}, r"method\.weight_widths"),

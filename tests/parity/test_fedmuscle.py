@@ -615,24 +615,24 @@ class TestModalities:
         ),
         (
             {"negatives": "anchor"},
-            "method: negatives is anchor, but loss: muscle has no use for it; leave it out",
+            "method: negatives does nothing with loss: muscle; it is for gramian",
         ),
         (
             {"negatives": "anchor", "loss": "pairwise"},
-            "method: negatives is anchor, but loss: pairwise has no use",
+            "method: negatives does nothing with loss: pairwise",
         ),
         (
             {"tau_prev": 0.1, "loss": "pairwise"},
-            "method: tau_prev is 0.1, but loss: pairwise has no use for it",
+            "method: tau_prev does nothing with loss: pairwise; it is for muscle",
         ),
         (
             {"tau_prev": 0.1, "loss": "gramian"},
-            "method: tau_prev is 0.1, but loss: gramian has no use for it",
+            "method: tau_prev does nothing with loss: gramian; it is for muscle",
         ),
-        ({"memory": 9, "loss": "pairwise"}, "method: memory is 9, but loss: pairwise has no use for it"),
+        ({"memory": 9, "loss": "pairwise"}, "method: memory does nothing with loss: pairwise"),
         (
             {"memory": 9, "loss": "gramian", "negatives": "anchor"},
-            "method: memory is 9, but negatives: anchor has no use for it",
+            "method: memory does nothing with negatives: anchor",
         ),
         (
             {"models": [Net] * 5, "training": {"participation": 0.4}},

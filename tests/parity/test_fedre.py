@@ -514,8 +514,11 @@ class TestBadInput:
             ({"weights": "cauchy"}, "method.weights: input should be 'uniform', 'gaussian' or 'laplace'"),
             ({"server_lr": 0}, "method.server_lr: input should be greater than 0"),
             ({"server_lr": math.inf}, "method.server_lr: input should be a finite number"),
-            ({"mechanism": "VAP", "weights": "laplace"}, "method: weights: laplace is for RAR and RAP"),
-            ({"mechanism": "VAR", "fixed": True}, "method: fixed: true has nothing to keep"),
+            (
+                {"mechanism": "VAP", "weights": "laplace"},
+                "method: weights does nothing with mechanism: VAP; it is for RAP or RAR",
+            ),
+            ({"mechanism": "VAR", "fixed": True}, "method: fixed does nothing with mechanism: VAR"),
             ({"server_epoch": 2}, "unknown key 'method.server_epoch'; did you mean 'server_epochs'?"),
         ],
     )

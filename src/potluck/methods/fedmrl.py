@@ -75,8 +75,7 @@ class FedMRL(SharedSmall):
                 )
             if self.tie_headers and not self.global_header:
                 raise ValueError("tie_headers sends a header, global_header: false has none; choose one")
-            if self.mrl == "local_only" and self.weight_small != 1.0:
-                raise ValueError("mrl: local_only has no small loss that weight_small could weigh")
+            self.refuse_idle("weight_small", needs="mrl", among=("nested", "full"))
             if self.weight_small == self.weight_large == 0:
                 raise ValueError("weight_small and weight_large are both 0: nothing is learned")
             if self.projector == "none" and "projector" in self.lr:

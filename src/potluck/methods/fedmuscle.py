@@ -34,7 +34,7 @@ from potluck.public import Public
 from potluck.replies import Replies
 from potluck.representations import representation_model
 from potluck.server import Server
-from potluck.settings import OptimizerSettings, refuse_unused
+from potluck.settings import OptimizerSettings
 from potluck.streams import Source, Stream
 from potluck.task import Batch, Task
 from potluck.training import evaluating, fit, fresh_moments, on_the_batch
@@ -135,9 +135,10 @@ class FedMuscle(OnPublicData):
                 raise ValueError(
                     "learned temperatures are for muscle and pairwise; the gramian has a fixed one"
                 )
-            used = {"negatives": self.loss == "gramian", "tau_prev": self.loss == "muscle"}
-            refuse_unused(self, used | {"memory": self.loss != "pairwise"}, f"loss: {self.loss}")
-            refuse_unused(self, {"memory": self.negatives == "tuples"}, "negatives: anchor")
+            self.refuse_idle("negatives", needs="loss", among=("gramian",))
+            self.refuse_idle("tau_prev", needs="loss", among=("muscle",))
+            self.refuse_idle("memory", needs="loss", among=("muscle", "gramian"))
+            self.refuse_idle("memory", needs="negatives", among=("tuples",))
             return self
 
     def __init__(self, config: MethodConfig | None = None, pool: ModelPool | None = None) -> None:

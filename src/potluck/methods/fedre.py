@@ -69,10 +69,8 @@ class FedRE(SharedHead):
 
         @model_validator(mode="after")
         def _has_random_weights(self) -> Self:
-            if self.weights != "uniform" and not self.mechanism.startswith("RA"):
-                raise ValueError(f"weights: {self.weights} is for RAR and RAP; {self.mechanism} draws none")
-            if self.fixed and self.mechanism.startswith("V"):
-                raise ValueError(f"fixed: true has nothing to keep, {self.mechanism} weighs all alike")
+            self.refuse_idle("weights", needs="mechanism", among=("RAP", "RAR"))
+            self.refuse_idle("fixed", needs="mechanism", among=("RAP", "RSP", "RAR", "RSR"))
             return self
 
     def client_state(self, task: Task, model: Model) -> dict[str, Any]:
