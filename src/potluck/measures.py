@@ -40,7 +40,7 @@ class Measure:
 
     def weighted(self, scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """The mean loss of a batch whose samples count by their weight; 0 leaves one out."""
-        return (self.per_sample(scores, y) * weight).sum() / weight.sum().clamp_min(1e-12)
+        return (self.loss(scores, y, "none") * weight).sum() / weight.sum().clamp_min(1e-12)
 
     def per_sample(self, scores: Tensor, y: Tensor) -> Tensor:
         """The loss of every sample."""
