@@ -27,8 +27,8 @@ check: $(STAMP)  ## lint, formatting, types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-test: check  ## all checks and tests
-	@$(BIN)/python -m pytest
+test: check  ## all checks and tests, a process per core
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 test-faults: $(STAMP)  ## federations of real processes on Flower, with kills and refusals (about twenty minutes)
 	@$(BIN)/python -m pytest tests/flower -m faults
