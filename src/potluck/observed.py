@@ -33,9 +33,8 @@ class Observed:
                 if name in report.losses:
                     self.values[client][name].append(report.losses[name])
             for m, other in enumerate(others):
-                if (
-                    bound := report.metrics.get(f"bound {batch} {m}")
-                ) is not None:  # a site may send anything
+                bound = report.metrics.get(f"bound {batch} {m}")
+                if bound is not None:  # a site may leave some out
                     self.bounds[client][other].append(bound)
 
     def of(self, client: ClientId) -> dict[str, Tensor]:
