@@ -47,3 +47,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, in one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

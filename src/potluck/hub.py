@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from potluck.errors import ModelError
+from potluck.errors import ModelError, first_line
 
 PATIENCE = 10  # seconds the hub has to answer
 
@@ -44,7 +44,7 @@ def loaded(load: Any, source: str, **options: Any) -> Any:
             _reach(source)
         return load(source, **options)
     except (OSError, ValueError) as error:
-        raise ModelError(f"{source} could not be loaded: {_first_line(error)}") from error
+        raise ModelError(f"{source} could not be loaded: {first_line(error)}") from error
 
 
 def _reach(repository: str) -> None:
@@ -56,9 +56,5 @@ def _reach(repository: str) -> None:
     # The hub's client raises whatever its HTTP library raises, which is not the same one in all versions.
     except Exception as error:
         raise ModelError(
-            f"there is no folder {repository} here, and as a hub repository: {_first_line(error)}"
+            f"there is no folder {repository} here, and as a hub repository: {first_line(error)}"
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

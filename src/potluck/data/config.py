@@ -39,9 +39,7 @@ class DataConfig(BaseModel):
     vocabulary: int | None = Field(default=None, ge=1)  # text: words that get a number of their own
     length: int | None = Field(default=None, ge=1)  # text: words of a sample that are read
     strip_headers: bool | None = None  # newsgroups20; none: true
-    tokenizer: str | None = (
-        None  # text: a folder, relative to the experiment file, or hub repository; none: words
-    )
+    tokenizer: str | None = None  # text: a folder (from the experiment file), or hub repository; none: words
     options: dict[str, Any] = {}  # what a registered data set takes besides
 
     def load(self, base_dir: Path | str | None = None, *, labels_only: bool = False) -> Dataset:

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import nn
 
-from potluck.errors import ModelError, nearest
+from potluck.errors import ModelError, first_line, nearest
 from potluck.models.adapt import adapt, probe
 from potluck.models.base import Model, check_complete, check_rep_dim
 from potluck.models.registry import lookup
-from potluck.models.trial import blame, duplicate, first_line, kind
+from potluck.models.trial import blame, duplicate, kind
 from potluck.task import Task
 
 Source = str | Callable[..., nn.Module] | nn.Module

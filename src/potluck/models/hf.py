@@ -25,13 +25,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from potluck.errors import ModelError
+from potluck.errors import ModelError, first_line
 from potluck.hub import folder_of, library, loaded
 from potluck.models.base import Backbone
 from potluck.models.dense import MapsHead
 from potluck.models.registry import InputKind, input_kind, register
 from potluck.models.text import PADDING
-from potluck.models.trial import first_line
 from potluck.pieces import Pieces
 from potluck.task import Task
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from potluck.errors import ModelError
+from potluck.errors import ModelError, first_line
 from potluck.task import Task
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -80,11 +80,6 @@ def agree(left: Tensor, right: Tensor) -> bool:
 def kind(value: object) -> str:
     """What a message calls a module: its class."""
     return type(value).__name__
-
-
-def first_line(error: BaseException) -> str:
-    """What an exception says, in one line."""
-    return (str(error).strip() or kind(error)).splitlines()[0]
 
 
 def _cuda_devices(module: nn.Module) -> list[int]:
