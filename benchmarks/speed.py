@@ -748,16 +748,12 @@ class Bench:
         return replace(found, kernels=round(found.kernels * scale))
 
     def rows(self, ceilings: Ceilings) -> list[Row]:
-        """Every runner of the case, the concurrent one played first.
-
-        For each shape of a convolution torch keeps the algorithm that was chosen first, and only this runner lets
-        cuDNN search. After the others it had to take what they took without a search.
-        """
+        """Every runner of the case; the profiler, which stays once it has run, comes after all timings."""
         case, device = self.case, self.device
         makers: dict[str, Callable[[], Runner]] = {
-            "concurrent": lambda: concurrent_runner(make_world(case, device), self.options),
             "reference": lambda: REFERENCES[case.method["name"]](self.host, case, device),
             "serial": lambda: serial_runner(make_world(case, device)),
+            "concurrent": lambda: concurrent_runner(make_world(case, device), self.options),
         }
         with precision(case.precision), threads(self.options.threads):
             measured = {name: self.measure(name, make) for name, make in makers.items()}
@@ -765,7 +761,7 @@ class Bench:
                 if device.type == "cuda" and not self.options.no_busy:
                     row.profile = self._profile(runner, name)
                 runner.close()
-        rows = [measured[name][0] for name in ("reference", "serial", "concurrent")]
+        rows = [row for row, _ in measured.values()]
         for row in rows:
             row.ratio = row.against(rows[0])
         rows[-1].floor = self.floor(ceilings)

@@ -412,6 +412,8 @@ def test_when_memory_runs_out_the_round_is_repeated_with_fewer_slots() -> None:
 
 
 def test_a_run_leaves_no_memory_behind(tmp_path: Path) -> None:
+    """All but a few of the allocator's smallest pieces (2 MiB): where they lie differs from run to run."""
+
     def held_after(name: str) -> int:
         run(
             data="digits",
@@ -425,5 +427,8 @@ def test_a_run_leaves_no_memory_behind(tmp_path: Path) -> None:
         torch.cuda.empty_cache()
         return torch.cuda.memory_reserved()
 
-    first = held_after("a")
-    assert [held_after("b"), held_after("c")] == [first, first]
+    before = held_after("a")  # with what CUDA's libraries keep
+    torch.cuda.reset_peak_memory_stats()
+    after = [held_after(name) for name in "bcdef"]
+    taken = torch.cuda.max_memory_reserved() - before
+    assert max(after) - before < taken / 4, (before, after, taken)

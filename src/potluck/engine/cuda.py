@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,6 @@ R = TypeVar("R", Request, Examination)
 G = TypeVar("G")
 CAPACITY = 64  # steps a table of rows holds at least; a longer plan fills it again
 STREAMS = 32
-TRIED = 3  # algorithms a search for the fastest convolution tries, the likeliest first
 WARM_UP = 2  # steps before a capture: they make handles, workspaces and the optimiser's buffers
 
 
@@ -155,16 +155,13 @@ class GraphRunner:
 
         Clients of one size all end in the same short batch; where they are ragged hardly two in a row do, and a
         capture would cost more than it saves. A single sample takes another path through batch norm, eagerly.
-        The fastest convolutions are looked for where batches are full, and not for the size of one small client.
         """
         graphs: dict[tuple[int, ...], Graph | None] = workspace.recordings
         if sizes in graphs or min(sizes) == 1:
             return graphs.get(sizes)
         several = len(next(iter(tables.values()))) > 1
         if several or sizes == workspace.alone:
-            usual = several and sizes[0] >= self.holder.training.batch_size
-            with _fastest_convolutions() if usual else contextlib.nullcontext():
-                graphs[sizes] = self._captured(partial(Graph, self.holder, workspace, step, tables))
+            graphs[sizes] = self._captured(partial(Graph, self.holder, workspace, step, tables))
         else:
             workspace.alone = sizes
         return graphs.get(sizes)
@@ -219,7 +216,8 @@ def _capturing(
         yield
         graph.capture_end()
     except BaseException:
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(RuntimeError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the graph is empty, say
             graph.capture_end()
         if _ended(graph):  # it failed later, for want of memory: the graph gives its pool back itself
             graph.reset()
@@ -467,18 +465,3 @@ class CudaEngine(LocalEngine):
             slot.client.restore(wanted)
         slot.holds, self._loaded = None, True
         return slot.client
-
-
-@contextlib.contextmanager
-def _fastest_convolutions() -> Iterator[None]:
-    """Let cuDNN try a few algorithms, once per shape: it takes a while, and the graph runs many times.
-
-    It tries them alone, while ours run side by side: trying more takes longer and gains nothing.
-    """
-    cudnn = torch.backends.cudnn
-    before = cudnn.benchmark, cudnn.benchmark_limit
-    cudnn.benchmark, cudnn.benchmark_limit = not torch.are_deterministic_algorithms_enabled(), TRIED
-    try:
-        yield
-    finally:
-        cudnn.benchmark, cudnn.benchmark_limit = before
