@@ -392,7 +392,7 @@ def test_a_short_last_batch_is_captured_when_it_comes_again() -> None:
 
 
 def test_when_memory_runs_out_the_round_is_repeated_with_fewer_slots() -> None:
-    place = world([48] * 6, FEDMRL, CNNS)
+    place = world([48] * 6, FEDMRL, CNNS[:2])
     expected = states(play(place, engine(place)))
     told: list[str] = []
     short = engine(place, notice=told.append)
@@ -406,9 +406,17 @@ def test_when_memory_runs_out_the_round_is_repeated_with_fewer_slots() -> None:
 
     short._serve = serve
     assert worst(expected, states(play(place, short))) < 1e-5
-    assert len(told) == 1
-    assert "GPU memory ran out with" in told[0]
-    assert short.limit < 6
+    assert told == ["GPU memory ran out with 4 clients in flight; going on with 2 at once"]
+    assert short.limit == 2
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_more_kinds_of_clients_than_slots(slots: int) -> None:
+    place = world([48] * 6, FEDMRL, CNNS)
+    expected = states(play(place, engine(place)))
+    few = engine(place, slots=slots)
+    assert worst(expected, states(play(place, few))) < 1e-5
+    assert sum(map(len, few._pools.values())) == slots
 
 
 def test_a_run_leaves_no_memory_behind(tmp_path: Path) -> None:

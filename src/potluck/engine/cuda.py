@@ -331,25 +331,33 @@ class CudaEngine(LocalEngine):
 
     def _in_memory(self, work: Callable[[R], Outcome], requests: Sequence[R]) -> list[Outcome]:
         """Try again with fewer slots when memory runs out: a client that was done answers from its record."""
+        kinds, cleared = self._kinds(requests), False
         while True:
             try:
                 return self._spread(work, requests)
             except RuntimeError as error:
                 if not _is_memory(error):
                     raise
-                self._shrink(error)
+                slots = sum(map(len, self._pools.values()))
+                if cleared or slots > kinds:
+                    self._shrink(slots, kinds, error)
+                else:
+                    cleared = True  # slots gather graphs over time: it may be enough to begin anew
+                    self._tell(
+                        f"GPU memory ran out with {slots} clients in flight; their graphs are made anew"
+                    )
+                torch.cuda.synchronize(self.world.device)
+                self._forget_slots()
 
-    def _shrink(self, error: RuntimeError) -> None:
-        slots = sum(map(len, self._pools.values()))
-        torch.cuda.synchronize(self.world.device)
+    def _shrink(self, slots: int, kinds: int, error: RuntimeError) -> None:
+        """Half as many slots, though at first one of each kind, as a slot cannot change its kind."""
         if slots <= 1:
             free, total = torch.cuda.mem_get_info(self.world.device)
             raise ConfigError(
                 f"{self.world.device} has {free / 2**30:.1f} of {total / 2**30:.1f} GiB free, too little for one "
                 "client; use a smaller batch or model, or engine.device: cpu"
             ) from error
-        self.limit = max(1, slots // 2)
-        self._forget_slots()
+        self.limit = max(slots // 2, kinds) if slots > kinds else slots // 2
         self._tell(f"GPU memory ran out with {slots} clients in flight; going on with {self.limit} at once")
 
     def _forget_slots(self) -> None:
@@ -365,16 +373,28 @@ class CudaEngine(LocalEngine):
 
     def _spread(self, work: Callable[[R], Outcome], requests: Sequence[R]) -> list[Outcome]:
         busy: dict[Slot, None] = {}
-        outcomes = []
+        outcomes = {}
         with self._at_work():
-            for request in requests:
-                self._now = self._homes[request.client] = slot = self._slot(request.client, busy)
-                busy[slot] = None
-                torch.cuda.set_stream(slot.stream)
-                torch.cuda.default_generators[self.index].graphsafe_set_state(slot.generator)
-                outcomes.append(self._guarded(work, request))
+            for request in self._in_turn(requests):
+                self._enter(self._slot(request.client, busy), request.client, busy)
+                outcomes[id(request)] = self._guarded(work, request)
                 torch.cuda.set_stream(self._main)
-        return outcomes
+        return [outcomes[id(request)] for request in requests]
+
+    def _enter(self, slot: Slot, client: ClientId, busy: dict[Slot, None]) -> None:
+        self._now = self._homes[client] = slot
+        busy[slot] = None
+        torch.cuda.set_stream(slot.stream)
+        torch.cuda.default_generators[self.index].graphsafe_set_state(slot.generator)
+
+    def _in_turn(self, requests: Sequence[R]) -> Sequence[R]:
+        """As they come; kind by kind where there are more kinds than slots, so that few slots are replaced."""
+        if self._kinds(requests) <= self.limit:
+            return requests
+        return sorted(requests, key=lambda request: self.world.kind(request.client))
+
+    def _kinds(self, requests: Sequence[R]) -> int:
+        return len({self.world.kind(request.client) for request in requests})
 
     @contextlib.contextmanager
     def _at_work(self) -> Iterator[None]:
@@ -418,7 +438,7 @@ class CudaEngine(LocalEngine):
         """The slot the client was in last, with graphs for its batches; else a free one of its kind, or a new one.
 
         States move in one stroke, so a client may be in any. Where no more slots are allowed the clients queue at
-        those there are.
+        those there are of their kind, or one of another kind makes room.
         """
         home = self._homes.get(client)
         if home is not None and home not in busy:
@@ -428,10 +448,33 @@ class CudaEngine(LocalEngine):
         if free is not None:
             return free
         count = sum(map(len, self._pools.values()))
-        if count < self.limit or not pool:
-            pool.append(self._new_slot(client, self.streams[count % len(self.streams)]))
-            return pool[-1]
-        return pool[len(busy) % len(pool)]
+        if count >= self.limit and pool:
+            return pool[len(busy) % len(pool)]
+        stream = self._give_up(busy) if count >= self.limit else self.streams[count % len(self.streams)]
+        pool.append(self._new_slot(client, stream))
+        return pool[-1]
+
+    def _give_up(self, busy: dict[Slot, None]) -> torch.cuda.Stream:
+        """Make room for another kind; the stream is free again."""
+        stream = self._part_with(self._dispensable(busy), busy)
+        gc.collect()  # by now nobody knows the slot but its own graphs
+        torch.cuda.empty_cache()
+        return stream
+
+    def _dispensable(self, busy: dict[Slot, None]) -> Slot:
+        """An idle slot if there is one, else the one longest at work."""
+        idle = [slot for pool in self._pools.values() for slot in pool if slot not in busy]
+        return idle[0] if idle else next(iter(busy))
+
+    def _part_with(self, slot: Slot, busy: dict[Slot, None]) -> torch.cuda.Stream:
+        slot.stream.synchronize()
+        busy.pop(slot, None)
+        for pool in self._pools.values():
+            if slot in pool:
+                pool.remove(slot)
+        self._homes = {client: home for client, home in self._homes.items() if home is not slot}
+        self._now = None
+        return slot.stream
 
     def _new_slot(self, client: ClientId, stream: torch.cuda.Stream) -> Slot:
         """A live client built on the main stream, which the slot's own waits for."""
