@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from potluck import __version__, tuning
+from potluck.advice import advice
 from potluck.client import ClientId
 from potluck.data import Data, Split
 from potluck.engine.base import Answer, Engine, Examination, Failure
@@ -153,6 +154,9 @@ class Run:
         """Play the remaining rounds; on Ctrl-C keep everything up to the last whole round."""
         rounds = self.experiment.training.rounds
         self.watcher.begin(self.experiment.name, self.method.name, rounds, self.progress.round)
+        if self.progress.round == 0:
+            for sentence in advice(self.world):
+                self.watcher.notice(sentence)
         try:
             with threads(self.experiment.engine.threads), precision(self.world.precision):
                 while self.progress.round < rounds:

@@ -1,0 +1,75 @@
+"""What is worth a word before a run begins: nothing is wrong, but it may not do what one hopes for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from potluck.client import ClientId
+from potluck.models.trial import attempt, sample_batch, trial_copy
+from potluck.task import Task
+from potluck.world import World
+
+ENOUGH = 8  # values per channel whose mean and variance say something of the others'
+
+
+def advice(world: World) -> Iterator[str]:
+    """A sentence for everything one should know about this run before it begins."""
+    short = _too_small_for_batch_norm(world)
+    if short:
+        smallest = min(short, key=lambda client: short[client])
+        yield (
+            f"{len(short)} of {len(world.trainers)} clients end every epoch with a batch too small for batch norm "
+            f"(client {smallest}, {world.label(smallest)}: {_samples(short[smallest])}), which can undo what "
+            "they learned; training.last_batch: drop leaves such a batch out, wrap fills it up"
+        )
+
+
+def _too_small_for_batch_norm(world: World) -> dict[ClientId, int]:
+    """Whose last batch gives batch norm too few values, and how many samples it has."""
+    left = {
+        client: samples for client in world.trainers if 0 < (samples := _left_over(world, client)) < ENOUGH
+    }
+    positions = {
+        form: _positions(world, *form) for form in dict.fromkeys(_form(world, client) for client in left)
+    }
+    return {
+        client: samples
+        for client, samples in left.items()
+        if (each := positions[_form(world, client)]) is not None and (samples == 1 or samples * each < ENOUGH)
+    }
+
+
+def _left_over(world: World, client: ClientId) -> int:
+    """The samples of a client's short last batch, 0 where there is none."""
+    training, samples = world.client_training(client), world.samples(client)["train"]
+    keeps = training.last_batch == "keep" and samples > training.batch_size
+    return samples % training.batch_size if keeps else 0
+
+
+def _form(world: World, client: ClientId) -> tuple[str, Task]:
+    return world.architecture(client), world.task_of(client)
+
+
+def _positions(world: World, architecture: str, task: Task) -> int | None:
+    """Over how many positions of a sample the coarsest batch norm of a model averages, if it has any."""
+    if not any(name.endswith("running_var") for name in world.pool.signature(architecture, task)):
+        return None
+    with torch.random.fork_rng(devices=[]):
+        return _coarsest(world.pool.build(architecture, task), task)
+
+
+def _coarsest(model: nn.Module, task: Task) -> int | None:
+    tried, seen = trial_copy(model), list[int]()
+    for norm in tried.modules():
+        if isinstance(norm, _BatchNorm):
+            norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0, 0].numel()))
+    attempt(tried, tried, sample_batch(task, tried))
+    return min(seen, default=None)
+
+
+def _samples(number: int) -> str:
+    return "1 sample" if number == 1 else f"{number} samples"
