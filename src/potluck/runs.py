@@ -155,8 +155,7 @@ class Run:
         rounds = self.experiment.training.rounds
         self.watcher.begin(self.experiment.name, self.method.name, rounds, self.progress.round)
         if self.progress.round == 0:
-            for sentence in advice(self.world):
-                self.watcher.notice(sentence)
+            self._advise()
         try:
             with threads(self.experiment.engine.threads), precision(self.world.precision):
                 while self.progress.round < rounds:
@@ -177,6 +176,10 @@ class Run:
             raise Interrupted(self.folder.path) from error
         self.watcher.end(self.folder.path)
         return result
+
+    def _advise(self) -> None:
+        for sentence in advice(self.world):
+            self.watcher.notice(sentence)
 
     def _play_round(self, round_: int) -> None:
         """One whole round: nothing of it stays if it does not end."""

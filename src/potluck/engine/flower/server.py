@@ -400,6 +400,9 @@ class FederatedRun(Run):
             going.restore(going.checkpoints.load())
         return going
 
+    def _advise(self) -> None:
+        """The server knows too little of the sites' models and samples."""
+
     def _checkpoint(self) -> None:
         super()._checkpoint()
         self.checkpoints.wait()
