@@ -23,7 +23,7 @@ def advice(world: World) -> Iterator[str]:
         smallest = min(short, key=lambda client: short[client])
         yield (
             f"{len(short)} of {len(world.trainers)} clients end every epoch with a batch too small for batch norm "
-            f"(client {smallest}, {world.label(smallest)}: {_samples(short[smallest])}), which can undo what "
+            f"(client {smallest}, {world.label(smallest)}: {short[smallest]} samples), which can undo what "
             "they learned; training.last_batch: drop leaves such a batch out, wrap fills it up"
         )
 
@@ -31,7 +31,7 @@ def advice(world: World) -> Iterator[str]:
 def _too_small_for_batch_norm(world: World) -> dict[ClientId, int]:
     """Whose last batch gives batch norm too few values, and how many samples it has."""
     left = {
-        client: samples for client in world.trainers if 0 < (samples := _left_over(world, client)) < ENOUGH
+        client: samples for client in world.trainers if 1 < (samples := _left_over(world, client)) < ENOUGH
     }
     positions = {
         form: _positions(world, *form) for form in dict.fromkeys(_form(world, client) for client in left)
@@ -39,12 +39,12 @@ def _too_small_for_batch_norm(world: World) -> dict[ClientId, int]:
     return {
         client: samples
         for client, samples in left.items()
-        if (each := positions[_form(world, client)]) is not None and (samples == 1 or samples * each < ENOUGH)
+        if (each := positions[_form(world, client)]) is not None and samples * each < ENOUGH
     }
 
 
 def _left_over(world: World, client: ClientId) -> int:
-    """The samples of a client's short last batch, 0 where there is none."""
+    """The samples of a client's short last batch, 0 where there is none; a single one is left out anyway."""
     training, samples = world.client_training(client), world.samples(client)["train"]
     keeps = training.last_batch == "keep" and samples > training.batch_size
     return samples % training.batch_size if keeps else 0
@@ -69,7 +69,3 @@ def _coarsest(model: nn.Module, task: Task) -> int | None:
             norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0, 0].numel()))
     attempt(tried, tried, sample_batch(task, tried))
     return min(seen, default=None)
-
-
-def _samples(number: int) -> str:
-    return "1 sample" if number == 1 else f"{number} samples"

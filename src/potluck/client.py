@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from potluck.rng import Rng
 from potluck.state import Holder, Precision
@@ -79,16 +80,24 @@ class Client(Holder):
     def batches(
         self, split: SplitName = "train", epochs: int | None = None, batch_size: int | None = None
     ) -> Stream:
-        """The client's own samples, shuffled anew each epoch in an order that no method influences."""
-        training = self.training
+        """The client's own samples, shuffled anew each epoch in an order that no method influences.
+
+        A single sample left over makes no batch where a model has batch norm: it has no variance to go by.
+        """
+        training, rows, size = self.training, self.rows[split], batch_size or self.training.batch_size
+        alone = 1 < size < len(rows) and len(rows) % size == 1 and training.last_batch == "keep"
         order = shuffled_batches(
-            self.rows[split],
-            batch_size or training.batch_size,
+            rows,
+            size,
             epochs or training.epochs,
-            training.last_batch,
+            "drop" if alone and self._has_batch_norm() else training.last_batch,
             self.rng.child("batches", split, self.count(f"batches:{split}")),
         )
         return Stream(self.source, order, augment=split == "train")
+
+    def _has_batch_norm(self) -> bool:
+        parts = (part for module in self.modules().values() for part in module.modules())
+        return any(isinstance(part, _BatchNorm) for part in parts)
 
     def draw_private(self, purpose: str) -> torch.Generator:
         """As `draw`, from the client's own secret: the server cannot draw the same numbers again."""

@@ -443,7 +443,11 @@ class Plan(Sequence[Rows]):
 
 @contextlib.contextmanager
 def _single_sample(holder: Holder, samples: int) -> Iterator[None]:
-    """One sample has no variance: it goes through batch norm in evaluation mode."""
+    """One sample has no variance: it goes through batch norm in evaluation mode.
+
+    Such a step can do harm, as a network's statistics lag behind it. Of a client's own data only those with a
+    single one, or in batches of one, come to it: a single sample left over makes no batch.
+    """
     norms = [
         norm
         for module in (holder.modules().values() if samples == 1 else ())

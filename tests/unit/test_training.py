@@ -560,17 +560,38 @@ class TestStreams:
 
 
 class TestBatchNorm:
-    def test_a_single_sample_goes_through_in_evaluation_mode(self):
-        """Five samples in batches of four: the last batch moves no statistic, but trains."""
-        client = make_client(rows=5, parts={"model": network(norm=True)}, epochs=1, optimizer={"lr": 0.1})
-        fit(client, ce)
+    def test_a_single_sample_left_over_makes_no_batch(self):
+        """Five samples in batches of four: the fifth has no variance."""
+        client = make_client(rows=5, parts={"model": network(norm=True)}, epochs=3, optimizer={"lr": 0.1})
+        assert fit(client, ce).steps == 3
         model = network(norm=True)
-        first, last = order(rows=5, epochs=1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        plain(model.train(), optimizer, [first])
+        plain(model.train(), optimizer, order(rows=5, epochs=3)[::2])
+        assert torch.equal(client["model"]["1.running_mean"], model[1].running_mean)
+        torch.testing.assert_close(weights(client["model"].module), weights(model), atol=1e-6, rtol=0)
+
+    @pytest.mark.parametrize(
+        ("norm", "rows", "last", "steps"),
+        [(False, 5, "keep", 2), (True, 6, "keep", 2), (True, 5, "wrap", 2), (True, 5, "drop", 1)],
+    )
+    def test_other_batches_stay(self, norm, rows, last, steps):
+        client = make_client(rows=rows, parts={"model": network(norm=norm)}, epochs=1, last_batch=last)
+        assert fit(client, ce).steps == steps
+
+    def test_batches_of_one_are_wanted(self):
+        client = make_client(rows=3, parts={"model": network(norm=True)}, epochs=1, batch_size=1)
+        assert fit(client, ce).steps == 3
+
+    def test_a_single_sample_goes_through_in_evaluation_mode(self):
+        """Of a stream of the method's own: the last batch moves no statistic, but trains."""
+        client = make_client(parts={"model": network(norm=True)}, optimizer={"lr": 0.1})
+        fit(client, ce, streams={"own": Stream.of(X[:5], Y[:5], 4)})
+        model = network(norm=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        plain(model.train(), optimizer, [np.arange(4)])
         statistics = model[1].running_mean.clone()
         model[1].eval()
-        plain(model, optimizer, [last])
+        plain(model, optimizer, [np.arange(4, 5)])
         assert torch.equal(client["model"]["1.running_mean"], statistics)
         assert client["model"]["1.num_batches_tracked"] == 1
         torch.testing.assert_close(weights(client["model"].module), weights(model), atol=1e-6, rtol=0)
