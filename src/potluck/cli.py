@@ -281,6 +281,13 @@ def compare(
             "was sent until then.",
         ),
     ] = "",
+    rounds: Annotated[
+        str,
+        typer.Option(
+            metavar="10,50,100",
+            help="Rounds that are evaluated: show the scores at each, for all moments and modes measured.",
+        ),
+    ] = "",
     against: Annotated[
         str | None,
         typer.Option(
@@ -301,12 +308,15 @@ def compare(
     that are finished and goes on with those that were stopped.
     """
     from potluck.compare import check_reference, with_baseline
+    from potluck.report.rounds import check_rounds
     from potluck.sweep import check_sweep, read_sweep
 
-    listed, targets = _words(methods), _targets(target)
+    listed, targets, at = _words(methods), _targets(target), _numbers("--rounds", rounds, "10,50,100")
     settings = read_sweep(experiment, with_baseline(listed) if listed else (), overrides or ())
     for experiments in settings.values():
         check_reference(against, experiments)
+        for one in experiments.values():
+            check_rounds(at, one.training.rounds, one.evaluate.every)
     first = next(one for experiments in settings.values() for one in experiments.values())
     folder, screen = out or RUNS / f"{first.name}-compare", Screen(json)
     if len(settings) > 1:
@@ -319,6 +329,7 @@ def compare(
             folder / setting,
             sys.argv[1:],
             targets,
+            at,
             against,
         )
         for setting, experiments in settings.items()
@@ -329,10 +340,15 @@ def compare(
 
 
 def _seeds(text: str) -> list[int]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
+    return _numbers("--seeds", text, "0,1,2")
+
+
+def _numbers(option: str, text: str, such: str) -> list[int]:
+    """Whole numbers between commas, each once."""
+    words = _words(text)
     wrong = next((word for word in words if not word.isdecimal()), None)
     if wrong is not None:
-        raise ConfigError(f"--seeds: {wrong!r} is no seed; give whole numbers from 0, such as 0,1,2")
+        raise ConfigError(f"{option}: {wrong!r} is no whole number from 0; give some such as {such}")
     return list(dict.fromkeys(map(int, words)))
 
 
@@ -365,6 +381,7 @@ def _compared(
     folder: Path,
     again: Sequence[str],
     targets: Sequence[float] = (),
+    rounds: Sequence[int] = (),
     against: str | None = None,
 ) -> ComparisonResult:
     """Compare under a progress display, then show the tables. `again` are the words that go on with it."""
@@ -374,7 +391,14 @@ def _compared(
     try:
         with showing(screen.err, len(seeds) * len(experiments)) as display:
             result = compare_methods(
-                experiments, seeds, folder, display.watch, display.skip, targets=targets, against=against
+                experiments,
+                seeds,
+                folder,
+                display.watch,
+                display.skip,
+                targets=targets,
+                rounds=rounds,
+                against=against,
             )
     except KeyboardInterrupt as error:
         raise Stopped(["potluck", *again]) from error
@@ -389,12 +413,13 @@ def _show_comparison(screen: Screen, result: ComparisonResult) -> None:
         comparison_sheet,
         further_sheet,
         gains_sheet,
+        rounds_sheet,
         targets_sheet,
     )
     from potluck.terminal import MOST_ROWS
 
     screen.sheet(comparison_sheet(result.comparison))
-    for make in (clients_sheet, further_sheet, targets_sheet, gains_sheet):
+    for make in (clients_sheet, further_sheet, rounds_sheet, targets_sheet, gains_sheet):
         sheet = make(result.comparison)
         if sheet is not None:
             screen.show("")

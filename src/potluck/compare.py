@@ -20,6 +20,7 @@ from potluck.experiment import Experiment
 from potluck.method import find_method, method_names
 from potluck.record import RunFolder, read_json, write_json, write_whole
 from potluck.report.page import write_comparison
+from potluck.report.rounds import check_rounds, with_rounds
 from potluck.report.targets import check_targets, with_targets
 from potluck.report.views import compare_runs, read_config
 from potluck.rng import Rng
@@ -93,15 +94,19 @@ def compare(
     skip: Skip = lambda sentence: None,
     *,
     targets: Sequence[float] = (),
+    rounds: Sequence[int] = (),
     against: str | None = None,
 ) -> ComparisonResult:
     """Run every experiment with every seed into `folder`, or what is left of it, and compare with Local.
 
     `experiments` are named by their methods, or by labels where one method appears with several settings.
     `watch` gives the watcher of a run, `skip` is told of runs that were finished before. `targets` are scores whose
-    cost is wanted; `against` names what to compare with in place of Local, then client by client too.
+    cost is wanted, `rounds` those whose scores are; `against` names what to compare with in place of Local, then
+    client by client too.
     """
     check_targets(targets)
+    for experiment in experiments.values():
+        check_rounds(rounds, experiment.training.rounds, experiment.evaluate.every)
     check_reference(against, experiments)
     home = RunFolder(Path(folder))
     first = next(iter(experiments.values()))
@@ -122,6 +127,8 @@ def compare(
         comparison = compare_runs(folders, rng, baseline=against or BASELINE, by_client=by_client)
         if targets:
             comparison = with_targets(comparison, folders, targets)
+        if rounds:
+            comparison = with_rounds(comparison, folders, rounds)
         write_json(home / "comparison.json", comparison)
         write_comparison(home / "comparison.html", comparison)
     return ComparisonResult(home.path, comparison)

@@ -168,6 +168,20 @@ def test_compare_shows_what_a_target_costs_and_who_gains(place: Path) -> None:
     assert [entry["targets"][0]["reached"] for entry in shown["methods"]] == [1, 1]
 
 
+def test_compare_shows_scores_round_by_round(place: Path) -> None:
+    asked = ("--rounds", "1,2", "--seeds", "0,1", "evaluate.every=1")
+    result = potluck("compare", "small.yaml", "--methods", "fedavg", "training.rounds=2", *asked)
+    assert result.exit_code == 0, result.output
+    for part in ("Round by round", "round 1", "round 2", "after aggregation", " ± "):
+        assert part in result.stdout, part
+    again = potluck("compare", "small.yaml", "--methods", "fedavg", "training.rounds=2", "--json", *asked)
+    shown = json.loads(again.stdout)
+    assert shown["rounds"] == [1, 2]
+    for entry in shown["methods"]:
+        (row,) = (row for row in entry["rounds"] if row["when"] == "after_aggregation")
+        assert row["scores"][-1]["mean"] == pytest.approx(entry["accuracy"]["mean"], abs=1e-5)
+
+
 # --- looking without running ----------------------------------------------------------------------------
 
 
@@ -366,6 +380,23 @@ def test_wrong_lists_of_a_comparison(place: Path) -> None:
 def test_a_target_that_is_no_score(place: Path, target: str) -> None:
     sentence = refused("compare", "small.yaml", "--methods", "fedavg", f"--target={target}")
     assert f"target {target.split(',')[-1]} is no score" in sentence
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("rounds", "said"),
+    [
+        ("0", "no round 0"),
+        ("9", "no round 9: the rounds are 1 to 4"),
+        ("3", "round 3 is not evaluated"),
+        ("x", "'x'"),
+    ],
+)
+def test_rounds_that_are_not_measured(place: Path, rounds: str, said: str) -> None:
+    settings = ("training.rounds=4", "evaluate.every=2")
+    assert said in refused(
+        "compare", "small.yaml", "--methods", "fedavg", "--rounds", f"2,{rounds}", *settings
+    )
     assert not Path("runs").exists()
 
 

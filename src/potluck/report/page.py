@@ -35,6 +35,7 @@ from potluck.report.table import (
     measured,
     moment,
     percent,
+    rounds_sheet,
     run_further_sheet,
     run_sheet,
     size,
@@ -476,7 +477,7 @@ def write_comparison(path: Path, comparison: Mapping[str, Any]) -> Path:
     sheet = comparison_sheet(comparison)
     baseline = str(comparison.get("baseline", "local"))
     sections = [section("Methods", _noted(sheet))]
-    for make in (clients_sheet, further_sheet, targets_sheet):
+    for make in (clients_sheet, further_sheet, rounds_sheet, targets_sheet):
         extra = make(comparison)
         if extra is not None:
             sections.append(section(extra.title, _noted(extra)))

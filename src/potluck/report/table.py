@@ -390,6 +390,42 @@ def _with_spread(value: Mapping[str, float | None], show: Callable[[float | None
     return show(value["mean"]) if spread is None else f"{show(value['mean'])} ± {show(spread)}"
 
 
+def rounds_sheet(comparison: Mapping[str, Any]) -> Sheet | None:
+    """A row per method, moment and mode, a column per round that was asked for; None where none was."""
+    wanted = comparison.get("rounds")
+    if not wanted:
+        return None
+    entries = [(entry["method"], row) for entry in ranked(comparison["methods"]) for row in entry["rounds"]]
+    several = len(comparison.get("seeds") or ()) > 1
+    notes = (
+        f"Mean {measured(comparison.get('metrics'))} of the clients measured, in percent.",
+        *(["± the sample standard deviation over seeds."] if several else []),
+    )
+    names = (f"round {number}" for number in wanted)
+    return Sheet(
+        "Round by round",
+        (Column("method", "left"), Column("measured", "left"), Column("mode", "left"), *map(Column, names)),
+        tuple(
+            (
+                METHOD_NAMES.get(method, method),
+                MOMENT_NAMES.get(row["when"], row["when"]),
+                row["mode"],
+                *(_with_spread(score, _bare_percent) for score in row["scores"]),
+            )
+            for method, row in entries
+        ),
+        notes,
+        tuple(
+            (method, row["when"], row["mode"], *(score["mean"] for score in row["scores"]))
+            for method, row in entries
+        ),
+    )
+
+
+def _bare_percent(value: float | None) -> str:
+    return percent(value).removesuffix(" %")
+
+
 def gains_sheet(comparison: Mapping[str, Any]) -> Sheet | None:
     """How many clients gain and lose against the reference; None where clients were not asked for."""
     entries = [entry for entry in ranked(comparison["methods"]) if "by_client" in entry]
