@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -17,12 +18,15 @@ from potluck.errors import ConfigError
 def engine(monkeypatch: pytest.MonkeyPatch) -> CudaEngine:
     """The engine's slots alone: clients "a…" are of one kind, clients "b…" of another; at most three slots."""
     made: Any = object.__new__(CudaEngine)
-    made.world = SimpleNamespace(kind=lambda client: client[0], device="cuda")
-    made.limit, made.streams = 3, [SimpleNamespace(synchronize=lambda: None)]
-    made._pools, made._homes, made._now, made._told = {}, {}, None, set()
+    made.world = SimpleNamespace(kind=lambda client: client[0], label=lambda client: client, device="cuda")
+    made.waited = []
+    made.limit, made.streams = 3, [SimpleNamespace(synchronize=lambda: made.waited.append(1))]
+    made._pools, made._homes, made._now, made._told, made._used = {}, {}, None, set(), 0
     made.heard = []
     made._notice = made.heard.append
     made._new_slot = lambda client, stream: SlotOf(client, stream)
+    made._at_work, made._enter, made._main = contextlib.nullcontext, lambda slot: None, None
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30, 2**34))
     return made  # type: ignore[no-any-return]
@@ -31,15 +35,17 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> CudaEngine:
 class SlotOf:
     def __init__(self, client: str, stream: Any) -> None:
         self.kind, self.stream = client[0], stream
+        self.itself = self  # as graphs know their slot
 
 
 def place(engine: CudaEngine, *clients: str) -> list[Any]:
     """Where the clients of one exchange go."""
     busy: dict[Any, None] = {}
+    slots = []
     for client in clients:
-        slot = engine._homes[client] = engine._slot(client, busy)
-        busy[slot] = None
-    return [engine._homes[client] for client in clients]
+        engine._take(engine._slot(client, busy), client, busy)
+        slots.append(engine._homes[client])
+    return slots
 
 
 def test_a_client_comes_back_to_its_slot(engine: CudaEngine) -> None:
@@ -64,31 +70,47 @@ def test_kinds_do_not_mix_and_clients_queue_where_there_is_no_room(engine: CudaE
     assert place(engine, "b1", "b2") == [alone, alone]
 
 
-def test_where_there_is_no_room_for_another_kind_an_idle_slot_goes(engine: CudaEngine) -> None:
+def test_where_there_is_no_room_clients_queue_evenly(engine: CudaEngine) -> None:
+    engine.limit = 2
+    clients = [f"a{number}" for number in range(20)]
+    for _ in range(3):
+        slots = place(engine, *clients)
+        assert sorted(slots.count(slot) for slot in {*slots}) == [10, 10]
+
+
+def test_where_there_is_no_room_for_another_kind_an_idle_slot_goes(engine: Any) -> None:
     one, other, alone = place(engine, "a1", "a2", "b1")
     gone = weakref.ref(one)
     del one
     (new,) = place(engine, "c1")
     assert new.kind == "c"
     assert gone() is None, "its memory is still taken"
+    assert engine.waited, "it was given up while it may have been at work"
     assert "a1" not in engine._homes
     assert place(engine, "a2", "b1", "c1") == [other, alone, new]
 
 
-def test_with_one_slot_every_kind_is_served_one_after_the_other(engine: CudaEngine) -> None:
-    engine.limit = 1
-    busy: dict[Any, None] = {}
-    kinds = []
-    for client in ("a1", "b1", "c1", "c2"):
-        slot = engine._homes[client] = engine._slot(client, busy)
-        busy[slot] = None
-        kinds.append(slot.kind)
-        assert sum(map(len, engine._pools.values())) == 1
-    assert kinds == ["a", "b", "c", "c"]
+def test_with_one_slot_every_kind_is_served_one_after_the_other(engine: Any) -> None:
+    engine.limit, made = 1, []
+    engine._new_slot = lambda client, stream: made.append(weakref.ref(slot := SlotOf(client, stream))) or slot
+    seen = []
+
+    def work(request: Any) -> str:
+        seen.append((request.client, sum(slot() is not None for slot in made)))
+        return str(request.client)
+
+    clients = ["b1", "a1", "c1", "c2", "a2"]
+    assert engine._spread(work, requests(*clients)) == clients
+    assert seen == [("a1", 1), ("a2", 1), ("b1", 1), ("c1", 1), ("c2", 1)]
+    assert len(made) == 3
 
 
 def requests(*clients: str) -> list[Any]:
     return [SimpleNamespace(client=client) for client in clients]
+
+
+def named(request: Any) -> Any:
+    return request.client
 
 
 def test_more_kinds_than_slots_are_served_kind_by_kind(engine: CudaEngine) -> None:
@@ -98,42 +120,83 @@ def test_more_kinds_than_slots_are_served_kind_by_kind(engine: CudaEngine) -> No
     assert [request.client for request in engine._in_turn(mixed)] == ["a1", "a2", "b1", "b2"]
 
 
-def room_for(engine: Any, slots: int, attempts: list[int]) -> None:
-    """Let memory run out as soon as there are more slots than that."""
+def room_for(engine: Any, slots: int, while_built: bool) -> list[int]:
+    """Let memory run out when there is a slot too many: as it is made, or as it works. Gives the limits tried."""
+    inner, tried, alive = engine._spread, [], []
 
-    def spread(work: Any, asked: list[Any]) -> list[str]:
-        attempts.append(engine.limit)
-        busy: dict[Any, None] = {}
-        for request in engine._in_turn(asked):
-            slot = engine._homes[request.client] = engine._slot(request.client, busy)
-            busy[slot] = None
-            if sum(map(len, engine._pools.values())) > slots:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-        return [request.client for request in asked]
+    def new_slot(client: str, stream: Any) -> SlotOf:
+        if while_built and sum(slot() is not None for slot in alive) >= slots:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        alive.append(weakref.ref(slot := SlotOf(client, stream)))
+        return slot
 
-    engine._spread = spread
+    def serve(request: Any) -> Any:
+        if sum(slot() is not None for slot in alive) > slots:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return request.client
+
+    def spread(work: Any, asked: list[Any]) -> Any:
+        assert all(slot() is None for slot in alive), "slots of an attempt that failed take memory"
+        tried.append(engine.limit)
+        return inner(serve, asked)
+
+    engine._new_slot, engine._spread, engine.limit = new_slot, spread, 128
+    return tried
 
 
-def test_slots_become_fewer_until_they_fit(engine: Any) -> None:
-    engine.limit, attempts = 128, []
-    room_for(engine, 1, attempts)
-    asked = requests("a1", "b1", "a2", "b2", "a3")
-    assert engine._in_memory(None, asked) == [request.client for request in asked]
-    assert attempts == [128, 128, 1]  # two of two kinds: once more from scratch, then one after the other
+@pytest.mark.parametrize("while_built", [False, True])
+@pytest.mark.parametrize(
+    ("clients", "slots", "limits"),
+    [
+        ("a1 b1 a2 b2 a3", 1, [128, 128, 1]),  # two of two kinds: from scratch, then one after the other
+        ("a1 a2 a3 b1 c1", 3, [128, 3]),  # one of each kind is tried before fewer
+        ("a1 a2", 1, [128, 1]),
+        ("a1 b1 c1 d1 e1", 2, [128, 128, 1]),
+        ("a1 a2 a3 a4 a5 a6 a7 a8 a9", 2, [128, 1]),
+    ],
+)
+def test_slots_become_fewer_until_they_fit(
+    engine: Any, clients: str, slots: int, limits: list[int], while_built: bool
+) -> None:
+    tried = room_for(engine, slots, while_built)
+    asked = clients.split()
+    assert engine._in_memory(None, requests(*asked)) == asked
+    assert tried == limits
+
+
+def test_what_is_said_of_it(engine: Any) -> None:
+    room_for(engine, 1, while_built=False)
+    engine._in_memory(None, requests("a1", "b1"))
     assert engine.heard == [
-        "GPU memory ran out with 2 clients in flight; their graphs are made anew",
+        "GPU memory ran out with 2 clients in flight; graphs are made anew",
         "GPU memory ran out with 2 clients in flight; going on with 1 at once",
     ]
 
 
-def test_one_slot_of_each_kind_is_tried_before_fewer(engine: Any) -> None:
-    engine.limit, attempts = 128, []
-    room_for(engine, 3, attempts)
-    engine._in_memory(None, requests("a1", "a2", "a3", "b1", "c1"))
-    assert attempts == [128, 3]
+def test_idle_slots_make_room_first(engine: Any) -> None:
+    engine.limit, failures = 128, [1]
+    engine._in_memory(named, requests(*"abcdefgh"))
+
+    def work(request: Any) -> Any:
+        if failures and failures.pop():
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return request.client
+
+    assert engine._in_memory(work, requests("a")) == ["a"]
+    assert engine.limit == 128
+    assert engine.heard == ["GPU memory ran out with 1 client in flight; graphs are made anew"]
 
 
-def test_too_little_for_one_client_is_said(engine: Any) -> None:
-    room_for(engine, 0, [])
+@pytest.mark.parametrize("while_built", [False, True])
+def test_too_little_for_one_client_is_said(engine: Any, while_built: bool) -> None:
+    room_for(engine, 0, while_built)
     with pytest.raises(ConfigError, match=r"1\.0 of 16\.0 GiB free, too little for one client"):
         engine._in_memory(None, requests("a1", "b1"))
+
+
+def test_other_errors_are_not_about_memory(engine: Any) -> None:
+    def work(request: Any) -> Any:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        engine._in_memory(work, requests("a1"))

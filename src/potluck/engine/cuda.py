@@ -282,6 +282,10 @@ def _is_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
 
 
+def _clients(number: int) -> str:
+    return f"{number} client" if number == 1 else f"{number} clients"
+
+
 def _index(device: torch.device) -> int:
     return device.index if device.index is not None else torch.cuda.current_device()
 
@@ -318,6 +322,7 @@ class CudaEngine(LocalEngine):
         self._pools: dict[str, list[Slot]] = {}
         self._homes: dict[ClientId, Slot] = {}  # the slot a client was in last
         self._now: Slot | None = None
+        self._used = 0  # slots the exchange at hand has taken, with the one it is making
         self._loaded = False
         self._main = torch.cuda.current_stream(self.index)
 
@@ -333,32 +338,32 @@ class CudaEngine(LocalEngine):
         """Try again with fewer slots when memory runs out: a client that was done answers from its record."""
         kinds, cleared = self._kinds(requests), False
         while True:
+            self._used = 0
             try:
                 return self._spread(work, requests)
             except RuntimeError as error:
                 if not _is_memory(error):
                     raise
-                slots = sum(map(len, self._pools.values()))
-                if cleared or slots > kinds:
-                    self._shrink(slots, kinds, error)
-                else:
-                    cleared = True  # slots gather graphs over time: it may be enough to begin anew
-                    self._tell(
-                        f"GPU memory ran out with {slots} clients in flight; their graphs are made anew"
-                    )
-                torch.cuda.synchronize(self.world.device)
-                self._forget_slots()
+            # Only here, as the frames of an error at hand still hold the slots.
+            idle = sum(map(len, self._pools.values())) > self._used
+            torch.cuda.synchronize(self.world.device)
+            self._forget_slots()
+            if cleared or not (idle or self._used <= kinds):
+                self._shrink(self._used, kinds)
+            else:
+                cleared = True  # slots gather graphs over time: it may be enough to begin anew
+                self._tell(f"GPU memory ran out with {_clients(self._used)} in flight; graphs are made anew")
 
-    def _shrink(self, slots: int, kinds: int, error: RuntimeError) -> None:
+    def _shrink(self, used: int, kinds: int) -> None:
         """Half as many slots, though at first one of each kind, as a slot cannot change its kind."""
-        if slots <= 1:
+        if used <= 1:
             free, total = torch.cuda.mem_get_info(self.world.device)
             raise ConfigError(
                 f"{self.world.device} has {free / 2**30:.1f} of {total / 2**30:.1f} GiB free, too little for one "
                 "client; use a smaller batch or model, or engine.device: cpu"
-            ) from error
-        self.limit = max(slots // 2, kinds) if slots > kinds else slots // 2
-        self._tell(f"GPU memory ran out with {slots} clients in flight; going on with {self.limit} at once")
+            )
+        self.limit = max(used // 2, kinds) if used > kinds else used // 2
+        self._tell(f"GPU memory ran out with {_clients(used)} in flight; going on with {self.limit} at once")
 
     def _forget_slots(self) -> None:
         """Give the memory of live clients and their graphs back; nothing may be in flight."""
@@ -376,14 +381,20 @@ class CudaEngine(LocalEngine):
         outcomes = {}
         with self._at_work():
             for request in self._in_turn(requests):
-                self._enter(self._slot(request.client, busy), request.client, busy)
+                self._take(self._slot(request.client, busy), request.client, busy)
                 outcomes[id(request)] = self._guarded(work, request)
                 torch.cuda.set_stream(self._main)
         return [outcomes[id(request)] for request in requests]
 
-    def _enter(self, slot: Slot, client: ClientId, busy: dict[Slot, None]) -> None:
+    def _take(self, slot: Slot, client: ClientId, busy: dict[Slot, None]) -> None:
+        """Let a client work in a slot; the one taken longest ago is the first of the busy ones."""
         self._now = self._homes[client] = slot
+        busy.pop(slot, None)
         busy[slot] = None
+        self._used = len(busy)
+        self._enter(slot)
+
+    def _enter(self, slot: Slot) -> None:
         torch.cuda.set_stream(slot.stream)
         torch.cuda.default_generators[self.index].graphsafe_set_state(slot.generator)
 
@@ -438,7 +449,7 @@ class CudaEngine(LocalEngine):
         """The slot the client was in last, with graphs for its batches; else a free one of its kind, or a new one.
 
         States move in one stroke, so a client may be in any. Where no more slots are allowed the clients queue at
-        those there are of their kind, or one of another kind makes room.
+        those there are of their kind, one after the other, or a slot of another kind makes room.
         """
         home = self._homes.get(client)
         if home is not None and home not in busy:
@@ -449,8 +460,9 @@ class CudaEngine(LocalEngine):
             return free
         count = sum(map(len, self._pools.values()))
         if count >= self.limit and pool:
-            return pool[len(busy) % len(pool)]
+            return next(slot for slot in busy if slot in pool)
         stream = self._give_up(busy) if count >= self.limit else self.streams[count % len(self.streams)]
+        self._used = len(busy) + 1
         pool.append(self._new_slot(client, stream))
         return pool[-1]
 
