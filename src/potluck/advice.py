@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from potluck.client import ClientId
+from potluck.errors import ModelError
 from potluck.models.trial import attempt, sample_batch, trial_copy
 from potluck.task import Task
 from potluck.world import World
@@ -29,7 +30,7 @@ def advice(world: World) -> Iterator[str]:
 
 
 def _too_small_for_batch_norm(world: World) -> dict[ClientId, int]:
-    """Whose last batch gives batch norm too few values, and how many samples it has."""
+    """Whose last batch gives batch norm too few values, where whole ones give enough, and its number of samples."""
     left = {
         client: samples for client in world.trainers if 1 < (samples := _left_over(world, client)) < ENOUGH
     }
@@ -39,7 +40,8 @@ def _too_small_for_batch_norm(world: World) -> dict[ClientId, int]:
     return {
         client: samples
         for client, samples in left.items()
-        if (each := positions[_form(world, client)]) is not None and samples * each < ENOUGH
+        if (each := positions[_form(world, client)]) is not None
+        and samples * each < ENOUGH <= world.client_training(client).batch_size * each
     }
 
 
@@ -55,7 +57,7 @@ def _form(world: World, client: ClientId) -> tuple[str, Task]:
 
 
 def _positions(world: World, architecture: str, task: Task) -> int | None:
-    """Over how many positions of a sample the coarsest batch norm of a model averages, if it has any."""
+    """Over how many values per sample the coarsest batch norm of a model averages; None if none learns."""
     if not any(name.endswith("running_var") for name in world.pool.signature(architecture, task)):
         return None
     with torch.random.fork_rng(devices=[]):
@@ -64,8 +66,18 @@ def _positions(world: World, architecture: str, task: Task) -> int | None:
 
 def _coarsest(model: nn.Module, task: Task) -> int | None:
     tried, seen = trial_copy(model), list[int]()
-    for norm in tried.modules():
-        if isinstance(norm, _BatchNorm):
-            norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0, 0].numel()))
-    attempt(tried, tried, sample_batch(task, tried))
+    batch = sample_batch(task, tried)
+
+    def look(_: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        (x,) = (*inputs, *named.values())
+        seen.append(x.numel() // (x.shape[1] * len(batch)))
+
+    copies = dict(tried.named_modules())
+    for name, norm in model.train().named_modules():
+        if isinstance(norm, _BatchNorm) and norm.training:
+            copies[name].register_forward_pre_hook(look, with_kwargs=True)
+    try:
+        attempt(tried, tried, batch)
+    except ModelError:
+        return None  # advice is no reason to stop
     return min(seen, default=None)

@@ -313,10 +313,11 @@ def compare(
 
     listed, targets, at = _words(methods), _targets(target), _numbers("--rounds", rounds, "10,50,100")
     settings = read_sweep(experiment, with_baseline(listed) if listed else (), overrides or ())
-    for experiments in settings.values():
+    for setting, experiments in settings.items():
         check_reference(against, experiments)
-        for one in experiments.values():
-            check_rounds(at, one.training.rounds, one.evaluate.every)
+        for label, one in experiments.items():
+            who = f"{setting}, {label}" if setting else label
+            check_rounds(at, one.training.rounds, one.evaluate.every, who)
     first = next(one for experiments in settings.values() for one in experiments.values())
     folder, screen = out or RUNS / f"{first.name}-compare", Screen(json)
     if len(settings) > 1:

@@ -82,7 +82,7 @@ class Client(Holder):
     ) -> Stream:
         """The client's own samples, shuffled anew each epoch in an order that no method influences.
 
-        A single sample left over makes no batch where a model has batch norm: it has no variance to go by.
+        A single sample left over makes no batch where the private model has batch norm: it has no variance.
         """
         training, rows, size = self.training, self.rows[split], batch_size or self.training.batch_size
         alone = 1 < size < len(rows) and len(rows) % size == 1 and training.last_batch == "keep"
@@ -96,8 +96,9 @@ class Client(Holder):
         return Stream(self.source, order, augment=split == "train")
 
     def _has_batch_norm(self) -> bool:
-        parts = (part for module in self.modules().values() for part in module.modules())
-        return any(isinstance(part, _BatchNorm) for part in parts)
+        """Of the private model alone: what else a method declares must not change the order."""
+        model = self.modules().get("model")
+        return model is not None and any(isinstance(part, _BatchNorm) for part in model.modules())
 
     def draw_private(self, purpose: str) -> torch.Generator:
         """As `draw`, from the client's own secret: the server cannot draw the same numbers again."""

@@ -105,8 +105,8 @@ def compare(
     client by client too.
     """
     check_targets(targets)
-    for experiment in experiments.values():
-        check_rounds(rounds, experiment.training.rounds, experiment.evaluate.every)
+    for label, experiment in experiments.items():
+        check_rounds(rounds, experiment.training.rounds, experiment.evaluate.every, label)
     check_reference(against, experiments)
     home = RunFolder(Path(folder))
     first = next(iter(experiments.values()))

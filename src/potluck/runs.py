@@ -154,9 +154,9 @@ class Run:
         """Play the remaining rounds; on Ctrl-C keep everything up to the last whole round."""
         rounds = self.experiment.training.rounds
         self.watcher.begin(self.experiment.name, self.method.name, rounds, self.progress.round)
-        if self.progress.round == 0:
-            self._advise()
         try:
+            if self.progress.round == 0:
+                self._advise()
             with threads(self.experiment.engine.threads), precision(self.world.precision):
                 while self.progress.round < rounds:
                     self._play_round(self.progress.round + 1)

@@ -43,7 +43,7 @@ class ClientTraining(Settings):
 
     epochs: int = Field(default=1, ge=1)
     batch_size: int = Field(default=32, ge=1)
-    last_batch: LastBatch = "keep"  # a single sample is left out where a model has batch norm
+    last_batch: LastBatch = "keep"  # a single sample is left out where the model has batch norm
     optimizer: OptimizerSettings = OptimizerSettings()
     lr_decay: float = Field(default=1.0, gt=0)  # the learning rate is multiplied by this after every round
     clip: float | None = Field(default=None, gt=0)  # largest norm of the gradient, per parameter group

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 from potluck import Experiment, from_arrays
 from potluck.advice import advice
@@ -49,6 +50,40 @@ def test_only_batch_norm_minds() -> None:
 def test_positions_of_a_sample_count_as_values() -> None:
     assert said(34, "conv-large") == []  # two samples, four positions each
     assert len(said(34)) == 1
+
+
+class Own(nn.Module):
+    """A user's model with batch norm, called as asked."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.conv = nn.Conv2d(3, 4, 8)
+        self.norm = nn.BatchNorm1d(4) if how == "rows" else nn.BatchNorm2d(4)
+        self.fc = nn.Linear(4, 2)
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        if self.how == "frozen":
+            self.norm.eval()
+        return self
+
+    def forward(self, x: Any) -> Any:
+        z = self.conv(x)
+        if self.how == "rows":  # 64 rows of a sample go through batch norm together
+            rows = self.norm(x[:, :1].expand(-1, 4, -1, -1).permute(0, 2, 3, 1).reshape(-1, 4))
+            return self.fc(z.flatten(1)) + 0 * rows.sum()
+        z = self.norm(input=z) if self.how == "by name" else self.norm(z)
+        return self.fc(z.flatten(1))
+
+
+@pytest.mark.parametrize(("how", "sentences"), [("plain", 1), ("by name", 1), ("rows", 0), ("frozen", 0)])
+def test_models_of_ones_own(how: str, sentences: int) -> None:
+    assert len(said(34, {"model": lambda: Own(how)})) == sentences
+
+
+def test_where_whole_batches_are_as_small_nothing_is_said() -> None:
+    assert said(7, batch_size=4) == []
 
 
 @pytest.mark.parametrize("last", ["drop", "wrap"])

@@ -388,7 +388,7 @@ def test_a_target_that_is_no_score(place: Path, target: str) -> None:
     [
         ("0", "no round 0"),
         ("9", "no round 9: the rounds are 1 to 4"),
-        ("3", "round 3 is not evaluated"),
+        ("3", "does not evaluate round 3"),
         ("x", "'x'"),
     ],
 )

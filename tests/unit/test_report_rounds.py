@@ -78,8 +78,8 @@ def test_the_table_has_a_row_per_method_moment_and_mode(comparison):
     rows = {row[:3]: row[3:] for row in sheet.rows}
     assert rows == {
         ("Local", "after aggregation", "model"): ("–", "50.00 ± 0.00"),
-        ("a", "after aggregation", "large"): ("40.00 ± 14.14", "60.00"),
-        ("a", "after training", "small"): ("–", "90.00"),
+        ("a", "after aggregation", "large"): ("40.00 ± 14.14", "60.00 (1 of 2 seeds)"),
+        ("a", "after training", "small"): ("–", "90.00 (1 of 2 seeds)"),
     }
     assert len(sheet.rows) == len(sheet.keys)
     json.dumps(comparison, allow_nan=False)

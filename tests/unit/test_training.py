@@ -578,6 +578,10 @@ class TestBatchNorm:
         client = make_client(rows=rows, parts={"model": network(norm=norm)}, epochs=1, last_batch=last)
         assert fit(client, ce).steps == steps
 
+    def test_what_a_method_adds_does_not_change_the_order(self):
+        parts = {"model": network(norm=False), "small": network(norm=True)}
+        assert fit(make_client(rows=5, parts=parts, epochs=1), ce).steps == 2
+
     def test_batches_of_one_are_wanted(self):
         client = make_client(rows=3, parts={"model": network(norm=True)}, epochs=1, batch_size=1)
         assert fit(client, ce).steps == 3

@@ -13,14 +13,14 @@ from potluck.errors import ConfigError
 from potluck.report.views import Key, read_metrics, rounded
 
 
-def check_rounds(rounds: Sequence[int], last: int, every: int) -> None:
+def check_rounds(rounds: Sequence[int], last: int, every: int, who: str) -> None:
     """Refuse rounds that an experiment of `last` rounds, evaluated after `every` so many, does not measure."""
     for number in rounds:
         if not 1 <= number <= last:
-            raise ConfigError(f"there is no round {number}: the rounds are 1 to {last}")
+            raise ConfigError(f"{who} has no round {number}: the rounds are 1 to {last}")
         if number % every and number != last:
             raise ConfigError(
-                f"round {number} is not evaluated; evaluate.every is {every}, so give multiples of it, or {last}"
+                f"{who} does not evaluate round {number}; give multiples of evaluate.every, {every}, or {last}"
             )
 
 

@@ -410,7 +410,7 @@ def rounds_sheet(comparison: Mapping[str, Any]) -> Sheet | None:
                 METHOD_NAMES.get(method, method),
                 MOMENT_NAMES.get(row["when"], row["when"]),
                 row["mode"],
-                *(_with_spread(score, _bare_percent) for score in row["scores"]),
+                *map(_score_cell, row["scores"]),
             )
             for method, row in entries
         ),
@@ -422,8 +422,10 @@ def rounds_sheet(comparison: Mapping[str, Any]) -> Sheet | None:
     )
 
 
-def _bare_percent(value: float | None) -> str:
-    return percent(value).removesuffix(" %")
+def _score_cell(score: Mapping[str, Any]) -> str:
+    known, seeds = sum(value is not None for value in score["runs"]), len(score["runs"])
+    some = f" ({known} of {seeds} seeds)" if 0 < known < seeds else ""
+    return _with_spread(score, lambda value: percent(value).removesuffix(" %")) + some
 
 
 def gains_sheet(comparison: Mapping[str, Any]) -> Sheet | None:
