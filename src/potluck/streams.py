@@ -83,3 +83,8 @@ def shuffled_batches(rows: np.ndarray, size: int, epochs: int, last: LastBatch, 
         elif short and last == "wrap":
             order[-1] = np.concatenate([order[-1], shuffled[:short]])
     return order
+
+
+def several_each(order: list[np.ndarray]) -> list[np.ndarray]:
+    """The batches of at least two samples, as batch norm learns nothing good from one; all if no other is there."""
+    return [rows for rows in order if len(rows) > 1] or order

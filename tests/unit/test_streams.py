@@ -9,10 +9,19 @@ from hypothesis import strategies as st
 from potluck.client import Client
 from potluck.rng import Rng
 from potluck.settings import ClientTraining
-from potluck.streams import Source, Stream, shuffled_batches
+from potluck.streams import Source, Stream, several_each, shuffled_batches
 from potluck.task import Task
 
 sizes = st.tuples(st.integers(1, 25), st.integers(1, 30), st.integers(1, 3))
+
+
+@pytest.mark.parametrize(
+    ("count", "batch", "lengths"),
+    [(7, 3, [3, 3]), (8, 3, [3, 3, 2]), (6, 3, [3, 3]), (1, 3, [1]), (2, 1, [1, 1])],
+)
+def test_a_single_sample_left_over_can_be_left_out(count, batch, lengths):
+    order = shuffled_batches(np.arange(count), batch, 2, "keep", Rng(3))
+    assert [len(rows) for rows in several_each(order)] == lengths * 2
 
 
 @settings(deadline=None, max_examples=60)

@@ -20,7 +20,7 @@ from potluck.patience import fit_patiently
 from potluck.replies import Replies
 from potluck.server import Server
 from potluck.settings import OptimizerSettings
-from potluck.streams import Stream, shuffled_batches
+from potluck.streams import Stream, several_each, shuffled_batches
 from potluck.task import Batch, Task
 
 if TYPE_CHECKING:
@@ -123,8 +123,10 @@ class FedDF(FedAvg):
         """Bring one model towards the teachers."""
         config, public = self.config, server.public
         watched, rows = self.shares(server)
-        epochs = -(-config.steps * self.batch // len(rows)) + 1
-        order = shuffled_batches(rows, self.batch, epochs, "keep", server.rng.child("distil", name))
+        epochs = -(-config.steps // max(1, len(rows) // self.batch))
+        order = several_each(
+            shuffled_batches(rows, self.batch, epochs, "keep", server.rng.child("distil", name))
+        )
 
         def loss(server: Server, batch: Batch, teachers: Tensor) -> Tensor:
             return divergence(server[name](batch.x), teachers[batch.id], config.temperature)

@@ -23,7 +23,7 @@ from potluck.public import Public
 from potluck.replies import Replies
 from potluck.settings import LastBatch
 from potluck.state import Holder
-from potluck.streams import Stream, shuffled_batches
+from potluck.streams import Stream, several_each, shuffled_batches
 from potluck.task import Batch
 from potluck.training import collect, rows_on, still_statistics
 
@@ -77,9 +77,9 @@ def drawn_rows(public: Public, round_: int, samples: int) -> np.ndarray:
 def public_stream(
     holder: Holder, rows: np.ndarray, batch_size: int, epochs: int, purpose: str, last: LastBatch = "keep"
 ) -> Stream:
-    """Some public rows in batches, in an order of the holder's own."""
+    """Some public rows in batches, in an order of the holder's own; a single one left over is left out."""
     order = shuffled_batches(rows, batch_size, epochs, last, holder.rng.child(purpose))
-    return Stream(holder.public.source, order)
+    return Stream(holder.public.source, several_each(order))
 
 
 def read_public(holder: Holder, function: Callable[[Batch], Tensor], rows: np.ndarray) -> Tensor:
