@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from potluck.rng import Rng
 from potluck.state import Holder, Precision
-from potluck.streams import Source, Stream, shuffled_batches
+from potluck.streams import Source, Stream, several_each, shuffled_batches
 from potluck.task import Task
 
 ClientId = str
@@ -84,15 +84,16 @@ class Client(Holder):
 
         A single sample left over makes no batch where the private model has batch norm: it has no variance.
         """
-        training, rows, size = self.training, self.rows[split], batch_size or self.training.batch_size
-        alone = 1 < size < len(rows) and len(rows) % size == 1 and training.last_batch == "keep"
+        training = self.training
         order = shuffled_batches(
-            rows,
-            size,
+            self.rows[split],
+            batch_size or training.batch_size,
             epochs or training.epochs,
-            "drop" if alone and self._has_batch_norm() else training.last_batch,
+            training.last_batch,
             self.rng.child("batches", split, self.count(f"batches:{split}")),
         )
+        if order and len(order[-1]) == 1 and self._has_batch_norm():
+            order = several_each(order)
         return Stream(self.source, order, augment=split == "train")
 
     def _has_batch_norm(self) -> bool:

@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from potluck.errors import ConfigError
-from potluck.report.views import Key, read_metrics, rounded
+from potluck.report.views import Key, over_seeds, read_metrics, rounded
 
 
 def check_rounds(rounds: Sequence[int], last: int, every: int, who: str) -> None:
@@ -66,10 +64,4 @@ def _by_round(folder: Path) -> dict[Key, dict[int, float]]:
 
 def _over_runs(values: Sequence[float | None]) -> dict[str, Any]:
     known = [value for value in values if value is not None]
-    spread = float(np.std(known, ddof=1)) if len(known) > 1 else None
-    mean = math.fsum(known) / len(known) if known else None
-    return {
-        "mean": rounded(mean),
-        "std_over_seeds": rounded(spread),
-        "runs": [rounded(value) for value in values],
-    }
+    return {**over_seeds(known), "runs": [rounded(value) for value in values]}

@@ -425,7 +425,7 @@ def rounds_sheet(comparison: Mapping[str, Any]) -> Sheet | None:
 def _score_cell(score: Mapping[str, Any]) -> str:
     known, seeds = sum(value is not None for value in score["runs"]), len(score["runs"])
     some = f" ({known} of {seeds} seeds)" if 0 < known < seeds else ""
-    return _with_spread(score, lambda value: percent(value).removesuffix(" %")) + some
+    return _with_spread(score, _hundredths) + some
 
 
 def gains_sheet(comparison: Mapping[str, Any]) -> Sheet | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from potluck.errors import ConfigError, RunError
-from potluck.report.views import read_config, read_lines, read_metrics, rounded, whole
+from potluck.report.views import over_seeds, read_config, read_lines, read_metrics, whole
 
 Amounts = dict[str, dict[str, int]]  # direction → scalars and bytes
 
@@ -107,6 +106,5 @@ def _over_runs(runs: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
 
 
 def _spread(values: Sequence[float]) -> dict[str, float | None]:
-    mean = whole(math.fsum(values) / len(values)) if values else None
-    spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return {"mean": mean, "std_over_seeds": rounded(spread)}
+    spread = over_seeds(values)
+    return spread | {"mean": None if spread["mean"] is None else whole(spread["mean"])}

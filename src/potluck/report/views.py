@@ -449,6 +449,14 @@ def rounded(value: float | None) -> float | None:
     return round(float(value), 6) if value is not None and math.isfinite(value) else None
 
 
+def over_seeds(values: Sequence[float]) -> dict[str, float | None]:
+    """The mean and the sample deviation of one value per seed; None where there are too few."""
+    return {
+        "mean": rounded(float(np.mean(values))) if len(values) else None,
+        "std_over_seeds": rounded(float(np.std(values, ddof=1))) if len(values) > 1 else None,
+    }
+
+
 def whole(value: float) -> float | int:
     """A mean of counts: an integer where it is one."""
     return int(value) if value == int(value) else round(value, 6)
@@ -723,7 +731,6 @@ def _group(results: Sequence[_Result]) -> dict[str, dict[str, _Result]]:
 
 def _method_entry(method: str, runs: Sequence[_Result], against: Difference | None) -> dict[str, Any]:
     means = [mean for run in runs if (mean := run.scores.mean()) is not None]
-    spread = float(np.std(means, ddof=1)) if len(means) > 1 else None
     seconds = [run.seconds for run in runs if run.seconds is not None]
     key, further = runs[0].key, _further_over_seeds(runs)
     return {
@@ -732,10 +739,7 @@ def _method_entry(method: str, runs: Sequence[_Result], against: Difference | No
         "mode": key[1] if key else None,
         "seeds": len(runs),
         "clients": max(len(run.scores.clients) for run in runs),
-        "accuracy": {
-            "mean": rounded(float(np.mean(means))) if means else None,
-            "std_over_seeds": rounded(spread),
-        },
+        "accuracy": over_seeds(means),
         "difference": against.to_json() if against else None,
         "messages": _mean_messages(runs),
         "seconds_per_round": rounded(float(np.mean(seconds))) if seconds else None,
@@ -748,13 +752,7 @@ def _further_over_seeds(runs: Sequence[_Result]) -> dict[str, dict[str, float | 
     """The mean and the sample deviation over seeds of every further measure."""
     names = dict.fromkeys(name for run in runs for name in run.further)
     rows = {name: [run.further[name]["mean"] for run in runs if name in run.further] for name in names}
-    return {
-        name: {
-            "mean": rounded(float(np.mean(row))),
-            "std_over_seeds": rounded(float(np.std(row, ddof=1))) if len(row) > 1 else None,
-        }
-        for name, row in rows.items()
-    }
+    return {name: over_seeds(row) for name, row in rows.items()}
 
 
 def _mean_messages(runs: Sequence[_Result]) -> dict[str, Any]:
