@@ -357,10 +357,12 @@ class CudaEngine(LocalEngine):
     def _shrink(self, used: int, kinds: int) -> None:
         """Half as many slots, though at first one of each kind, as a slot cannot change its kind."""
         if used <= 1:
-            free, total = torch.cuda.mem_get_info(self.world.device)
+            free, total = (number / 2**30 for number in torch.cuda.mem_get_info(self.world.device))
+            held = torch.cuda.memory_allocated(self.world.device) / 2**30
             raise ConfigError(
-                f"{self.world.device} has {free / 2**30:.1f} of {total / 2**30:.1f} GiB free, too little for one "
-                "client; use a smaller batch or model, or engine.device: cpu"
+                f"{self.world.device} has {free:.1f} of {total:.1f} GiB free, beside {held:.1f} GiB of data, "
+                "states and messages of this run: too little for one client; have fewer clients in a round, a "
+                "smaller batch or model, or engine.device: cpu"
             )
         self.limit = max(used // 2, kinds) if used > kinds else used // 2
         self._tell(f"GPU memory ran out with {_clients(used)} in flight; going on with {self.limit} at once")
