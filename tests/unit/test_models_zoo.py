@@ -83,6 +83,15 @@ def test_cifar_stem_keeps_the_resolution():
     assert model.conv1.kernel_size == (3, 3)
 
 
+def test_a_narrow_resnet_is_narrow_throughout():
+    model = build({"name": "resnet10", "width": 16}, CIFAR10).eval()
+    stages = [14_528, 57_728, 230_144]  # 9ab + 9b² + ab + 6b from a to b = 2a channels, by hand
+    assert sum(p.numel() for p in model.parameters()) == 2352 + 32 + 4672 + sum(stages) + 1290
+    assert model.stem(inputs(CIFAR10)).shape == (3, 16, 8, 8)
+    assert model.rep_dim == 128
+    assert build({"name": "resnet50", "width": 8}, CIFAR10).features(inputs(CIFAR10)).shape == (3, 256)
+
+
 def test_resnet_names_and_shapes_agree_across_depths():
     pool = ModelPool(RESNETS)
     signatures = [pool.signature(key, CIFAR10) for key in pool.keys]
@@ -211,6 +220,7 @@ def test_names_are_registered():
         ("conv-small", VECTORS, "models that fit: mlp-large, mlp-small$"),
         ("text-mean", Task("text-classification", 2, (5,)), "client 7: .*needs a task with a vocabulary"),
         ({"name": "resnet10", "stem": "cifer"}, DIGITS, "unknown stem 'cifer'.*did you mean 'cifar'"),
+        ({"name": "resnet10", "width": 0}, DIGITS, "client 7: width of a resnet is 0, expected a whole"),
         ({"name": "resnet10", "stemm": "cifar"}, DIGITS, "resnet10 has no option 'stemm'; did you mean 'stem'"),
         ({"name": "resnet10", "adapter": "poll"}, DIGITS, "unknown adapter 'poll'; did you mean 'pool'"),
         ({"name": "cnn1", "adapter": "pool"}, CIFAR10, "cnn1 has no option 'adapter'"),

@@ -1,10 +1,11 @@
 """Residual networks (He et al., CVPR 2016): ResNet10 to 26, FedIN's family, and ResNet18 to 152 of FedRE's pool.
 
 Up to 34 layers the blocks are basic and the features 512 wide; from 50 on they are bottlenecks, with the stride in
-the 3×3 convolution, and the features 2048 wide. Layers have the same names at every depth
-(`layer1.0.conv1.weight`, `head.weight`), so averaging by name meets each layer with its counterparts. The stem is
-conv1 to max-pool; the body is everything up to the features and, with another `rep_dim`, an adapter that
-`model.adapter` names. Convolutions start as `scale_convolutions` says, batch norm at 1 and 0.
+the 3×3 convolution, and the features 2048 wide. Another `width` than 64 makes every layer wider or narrower. Layers
+have the same names at every depth (`layer1.0.conv1.weight`, `head.weight`), so averaging by name meets each layer
+with its counterparts. The stem is conv1 to max-pool; the body is everything up to the features and, with another
+`rep_dim`, an adapter that `model.adapter` names. Convolutions start as `scale_convolutions` says, batch norm at 1
+and 0.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from potluck.models.base import Backbone, scale_convolutions
 from potluck.models.registry import register
 from potluck.task import Task
 
-WIDTHS = (64, 128, 256, 512)
 STEMS = ("imagenet", "cifar")
 
 
@@ -66,7 +66,10 @@ Block = type[BasicBlock] | type[Bottleneck]
 
 
 class ResNet(Backbone):
-    """A residual network; `stem` is "imagenet" (7×7 stride 2, max-pool) or "cifar" (3×3, no pooling)."""
+    """A residual network; `stem` is "imagenet" (7×7 stride 2, max-pool) or "cifar" (3×3, no pooling).
+
+    `width` is that of the stem and the first stage; every further stage has twice as many channels.
+    """
 
     def __init__(
         self,
@@ -76,21 +79,24 @@ class ResNet(Backbone):
         rep_dim: int | None = None,
         stem: str = "imagenet",
         adapter: str = "linear",
+        width: int = 64,
     ) -> None:
         super().__init__()
         if stem not in STEMS:
             raise ModelError(f"unknown stem {stem!r} for a resnet; {nearest(stem, STEMS)}")
+        if not isinstance(width, int) or width < 1:
+            raise ModelError(f"width of a resnet is {width!r}, expected a whole number from 1 on")
         large = stem == "imagenet"
         self.stem_pools = large
         size, stride, padding = (7, 2, 3) if large else (3, 1, 1)
-        self.conv1 = nn.Conv2d(task.input[0], WIDTHS[0], size, stride, padding, bias=False)
-        self.bn1 = nn.BatchNorm2d(WIDTHS[0])
-        outputs = [width * block.expansion for width in WIDTHS]
-        self.layer1 = _stage(block, WIDTHS[0], WIDTHS[0], blocks[0], stride=1)
-        self.layer2 = _stage(block, outputs[0], WIDTHS[1], blocks[1], stride=2)
-        self.layer3 = _stage(block, outputs[1], WIDTHS[2], blocks[2], stride=2)
-        self.layer4 = _stage(block, outputs[2], WIDTHS[3], blocks[3], stride=2)
-        self.finish(outputs[3], task, rep_dim, adapter)
+        self.conv1 = nn.Conv2d(task.input[0], width, size, stride, padding, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        expanded = width * block.expansion
+        self.layer1 = _stage(block, width, width, blocks[0], stride=1)
+        self.layer2 = _stage(block, expanded, 2 * width, blocks[1], stride=2)
+        self.layer3 = _stage(block, 2 * expanded, 4 * width, blocks[2], stride=2)
+        self.layer4 = _stage(block, 4 * expanded, 8 * width, blocks[3], stride=2)
+        self.finish(8 * expanded, task, rep_dim, adapter)
         scale_convolutions(self)
 
     def stem(self, x: Tensor) -> Tensor:
@@ -120,9 +126,13 @@ def _stage(block: Block, inputs: int, width: int, blocks: int, stride: int) -> n
 def _register(name: str, block: Block, blocks: tuple[int, int, int, int]) -> None:
     @register(name, takes=("image",))
     def resnet(
-        task: Task, rep_dim: int | None = None, stem: str = "imagenet", adapter: str = "linear"
+        task: Task,
+        rep_dim: int | None = None,
+        stem: str = "imagenet",
+        adapter: str = "linear",
+        width: int = 64,
     ) -> ResNet:
-        return ResNet(task, block, blocks, rep_dim, stem, adapter)
+        return ResNet(task, block, blocks, rep_dim, stem, adapter, width)
 
 
 _register("resnet10", BasicBlock, (1, 1, 1, 1))
