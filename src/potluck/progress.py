@@ -49,6 +49,7 @@ class Display:
     def __init__(self, console: Console) -> None:
         self.console = console
         self.notices: float = NOTICES  # how many of a run are shown
+        self.advised: set[str] = set()  # what no other run need say again
 
     def watch(self, label: str) -> Watcher:
         """The watcher of one run, shown under this label."""
@@ -80,6 +81,12 @@ class _Reporter(Watcher):
         self.pace = Pace(rounds)
         if 0 < done < rounds:
             self.display.say(f"{self.label}: going on after round {done}")
+
+    def advise(self, sentence: str) -> None:
+        """Show what no run has said before."""
+        if sentence not in self.display.advised:
+            self.display.advised.add(sentence)
+            self.display.say(f"{self.label}: {sentence}")
 
     def notice(self, sentence: str) -> None:
         """Show the first few notices."""

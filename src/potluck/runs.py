@@ -74,6 +74,10 @@ class Watcher:
     def round(self, end: RoundEnd) -> None:
         """A round is over."""
 
+    def advise(self, sentence: str) -> None:
+        """Something the user should know before the run begins; others of a comparison may say the same."""
+        self.notice(sentence)
+
     def notice(self, sentence: str) -> None:
         """Something the user should know."""
 
@@ -179,7 +183,7 @@ class Run:
 
     def _advise(self) -> None:
         for sentence in advice(self.world):
-            self.watcher.notice(sentence)
+            self.watcher.advise(sentence)
 
     def _play_round(self, round_: int) -> None:
         """One whole round: nothing of it stays if it does not end."""

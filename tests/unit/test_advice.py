@@ -59,7 +59,8 @@ class Own(nn.Module):
         super().__init__()
         self.how = how
         self.conv = nn.Conv2d(3, 4, 8)
-        self.norm = nn.BatchNorm1d(4) if how == "rows" else nn.BatchNorm2d(4)
+        kept = how != "batch alone"  # without running statistics
+        self.norm = nn.BatchNorm1d(4) if how == "rows" else nn.BatchNorm2d(4, track_running_stats=kept)
         self.fc = nn.Linear(4, 2)
 
     def train(self, mode: bool = True) -> Any:
@@ -77,7 +78,9 @@ class Own(nn.Module):
         return self.fc(z.flatten(1))
 
 
-@pytest.mark.parametrize(("how", "sentences"), [("plain", 1), ("by name", 1), ("rows", 0), ("frozen", 0)])
+@pytest.mark.parametrize(
+    ("how", "sentences"), [("plain", 1), ("by name", 1), ("batch alone", 1), ("rows", 0), ("frozen", 0)]
+)
 def test_models_of_ones_own(how: str, sentences: int) -> None:
     assert len(said(34, {"model": lambda: Own(how)})) == sentences
 

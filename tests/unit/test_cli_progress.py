@@ -61,6 +61,14 @@ def test_notices_do_not_drown_the_rest() -> None:
     assert lines[0] == "run 0: client 0 is [bold]away"
 
 
+def test_the_same_advice_is_given_once_to_all_runs() -> None:
+    console = plain()
+    with showing(console, 3) as display:
+        for number, sentence in enumerate(["drop them", "drop them", "drop others"]):
+            display.watch(f"run {number}").advise(sentence)
+    assert shown(console).splitlines() == ["run 0: drop them", "run 2: drop others"]
+
+
 def test_a_terminal_gets_bars_with_round_accuracy_and_time() -> None:
     console = Console(file=io.StringIO(), width=100, force_terminal=True)
     play(console, 3, runs=2, notices=1)
