@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from potluck.client import Card
-from potluck.data import Dataset, from_arrays, load
+from potluck.data import Dataset, from_arrays, from_datasets, load
 from potluck.errors import ConfigError
 from potluck.experiment import Experiment
 from potluck.message import tensor
@@ -189,6 +189,33 @@ def test_images_are_brought_to_a_clients_size_and_colours():
     seen = world.public("0").source.x
     assert seen.shape == (9, 1, 8, 8)
     assert float(seen.mean()) == pytest.approx(float(colours[world.public("0").ids].mean()), abs=0.02)
+
+
+class Notes(list[dict[str, Any]]):
+    """Rows of texts, as `from_datasets` takes them."""
+
+    column_names = ["text", "label"]
+
+
+def notes(*lines: str, **options: Any) -> Dataset:
+    return from_datasets(Notes({"text": line, "label": row % 2} for row, line in enumerate(lines)), **options)
+
+
+def test_texts_of_their_own_are_read_in_every_clients_numbers(tmp_path):
+    first, second = notes(*["good film"] * 9, "bad"), notes(*["bad good"] * 9, "bad", length=3)
+    public = notes("Bad, good film!", "", "a film", "good")
+    groups = [{"data": data, "partition": PARTITION, "models": "text-mean"} for data in (first, second)]
+    method = {"name": "fedmuscle", "peers": 1, "batch": 2}
+    experiment = mixed(federation=groups, public={"data": public}, method=method)
+    world = experiment.world()
+    views = [world.public(client) for client in world.ids]
+    for view, words in zip(views, ({"film": 2, "good": 3, "bad": 4}, {"bad": 2, "good": 3}), strict=True):
+        read = [[token for token in row.tolist() if token] for row in view.source.x]
+        assert read == [[words.get(word, 1) for word in text] for text in
+                        (["bad", "good", "film"], [], ["a", "film"], ["good"])]  # fmt: skip
+        assert view.mask.tolist() == [True, False, True, True]
+    result = run(experiment, out=tmp_path / "run")
+    assert result.summary["failures"] == {}
 
 
 NO_WORDS = [{"data": texts(words=None), "partition": PARTITION, "models": "text-mean"}]

@@ -61,7 +61,9 @@ class Dataset:
     words: Mapping[str, int] | None = None  # text: the number of every word that has one
     encoder: Encoder | None = None  # text: what makes token ids where it is not `words`
     images: Tensor | None = None  # of pairs: the images as they were; x holds them prepared
-    texts: tuple[str, ...] | None = None  # of pairs: the captions; empty where a row has none
+    texts: tuple[str, ...] | None = (
+        None  # as they were written, or captions of images; empty where a row has none
+    )
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
@@ -379,7 +381,9 @@ def _text_dataset(
     else:
         tokens = (vocabulary or VOCABULARY) + RESERVED
     task = Task("text-classification", len(class_names), (length,), tokens)
-    return Dataset(name, task, x, y, train_rows, class_names, words=words, encoder=encoder)
+    return Dataset(
+        name, task, x, y, train_rows, class_names, words=words, encoder=encoder, texts=texts or None
+    )
 
 
 def encode_pieces(name: str, source: str, texts: tuple[str, ...], length: int) -> tuple[Tensor, Pieces]:
