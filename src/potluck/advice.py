@@ -58,16 +58,13 @@ def _form(world: World, client: ClientId) -> tuple[str, Task]:
 
 def _positions(world: World, architecture: str, task: Task) -> int | None:
     """Over how many values per sample the coarsest batch norm of a model averages; None if none learns."""
+    if not world.pool.has_batch_norm(architecture, task):
+        return None
     with torch.random.fork_rng(devices=[]):
         return _coarsest(world.pool.build(architecture, task), task)
 
 
 def _coarsest(model: nn.Module, task: Task) -> int | None:
-    learning = [
-        name for name, norm in model.train().named_modules() if isinstance(norm, _BatchNorm) and norm.training
-    ]
-    if not learning:
-        return None
     tried, seen = trial_copy(model), list[int]()
     batch = sample_batch(task, tried)
 
@@ -75,8 +72,9 @@ def _coarsest(model: nn.Module, task: Task) -> int | None:
         (x,) = (*inputs, *named.values())
         seen.append(x.numel() // (x.shape[1] * len(batch)))
 
-    for name in learning:
-        tried.get_submodule(name).register_forward_pre_hook(look, with_kwargs=True)
+    for name, norm in model.train().named_modules():
+        if isinstance(norm, _BatchNorm) and norm.training:
+            tried.get_submodule(name).register_forward_pre_hook(look, with_kwargs=True)
     try:
         attempt(tried, tried, batch)
     except ModelError:

@@ -220,7 +220,7 @@ def test_names_are_registered():
         ("conv-small", VECTORS, "models that fit: mlp-large, mlp-small$"),
         ("text-mean", Task("text-classification", 2, (5,)), "client 7: .*needs a task with a vocabulary"),
         ({"name": "resnet10", "stem": "cifer"}, DIGITS, "unknown stem 'cifer'.*did you mean 'cifar'"),
-        ({"name": "resnet10", "width": 0}, DIGITS, "client 7: width of a resnet is 0, expected a whole"),
+        ({"name": "resnet10", "width": 0}, DIGITS, "client 7: width is 0, expected a positive whole"),
         ({"name": "resnet10", "stemm": "cifar"}, DIGITS, "resnet10 has no option 'stemm'; did you mean 'stem'"),
         ({"name": "resnet10", "adapter": "poll"}, DIGITS, "unknown adapter 'poll'; did you mean 'pool'"),
         ({"name": "cnn1", "adapter": "pool"}, CIFAR10, "cnn1 has no option 'adapter'"),

@@ -61,9 +61,7 @@ class Dataset:
     words: Mapping[str, int] | None = None  # text: the number of every word that has one
     encoder: Encoder | None = None  # text: what makes token ids where it is not `words`
     images: Tensor | None = None  # of pairs: the images as they were; x holds them prepared
-    texts: tuple[str, ...] | None = (
-        None  # as they were written, or captions of images; empty where a row has none
-    )
+    texts: tuple[str, ...] | None = None  # as written, or the captions of pairs; empty where a row has none
 
     def __len__(self) -> int:
         return int(self.y.shape[0])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from potluck.errors import ModelError, nearest
-from potluck.models.base import Model, check_complete, check_rep_dim, make_adapter
+from potluck.models.base import Model, check_complete, check_width, make_adapter
 from potluck.models.trial import agree, attempt, blame, duplicate, kind, sample_batch, trial_copy
 from potluck.task import Task
 
@@ -136,7 +136,7 @@ def _adapted(
 ) -> Model:
     if task is not None and classes not in (None, task.classes):
         raise ModelError(f"classes={classes} was asked for, the task has {task.classes} classes")
-    check_rep_dim(rep_dim)
+    check_width(rep_dim)
     if isinstance(net, Model):
         check_complete(net)
     path = _head_path(net, head, task)

@@ -114,10 +114,10 @@ def scale_convolutions(net: nn.Module) -> None:
             nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
 
 
-def check_rep_dim(rep_dim: int | None) -> None:
+def check_width(width: int | None, option: str = "rep_dim") -> None:
     """One sentence unless the width is absent or a positive whole number."""
-    if rep_dim is not None and (not isinstance(rep_dim, int) or isinstance(rep_dim, bool) or rep_dim < 1):
-        raise ModelError(f"rep_dim is {rep_dim!r}, expected a positive whole number")
+    if width is not None and (not isinstance(width, int) or isinstance(width, bool) or width < 1):
+        raise ModelError(f"{option} is {width!r}, expected a positive whole number")
 
 
 def check_complete(model: Model) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from potluck.errors import ModelError, first_line, nearest
 from potluck.models.adapt import adapt, probe
-from potluck.models.base import Model, check_complete, check_rep_dim
+from potluck.models.base import Model, check_complete, check_width
 from potluck.models.registry import lookup
 from potluck.models.trial import blame, duplicate, kind
 from potluck.task import Task
@@ -50,7 +50,7 @@ def build(
         options = entry_options | options
         entry_rep_dim = options.pop("rep_dim", None)
         rep_dim = entry_rep_dim if rep_dim is None else rep_dim
-        check_rep_dim(rep_dim)
+        check_width(rep_dim)
         made, rest = _make(source, _offers(task, rep_dim, default_adapter), task, options)
         if isinstance(made, Model):
             check_complete(made)

@@ -8,9 +8,10 @@ from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from potluck.errors import ConfigError, ModelError, nearest
-from potluck.models.base import Model, check_rep_dim
+from potluck.models.base import Model, check_width
 from potluck.models.builders import Entry, Source, build, source_name, unpack
 from potluck.models.registry import POOLS, names
 from potluck.models.trial import blame
@@ -26,6 +27,7 @@ class Outline:
 
     signature: Mapping[str, tuple[int, ...]]
     parameters: int
+    batch_norm: bool
 
 
 class ModelPool:
@@ -53,7 +55,7 @@ class ModelPool:
         adapter: str | None = None,
     ) -> None:
         with blame("the model pool"):
-            check_rep_dim(rep_dim)
+            check_width(rep_dim)
         if order not in get_args(Order):
             raise ConfigError(f"unknown order {order!r} of models; {nearest(order, get_args(Order))}")
         self.rep_dim = rep_dim
@@ -139,6 +141,10 @@ class ModelPool:
         """The number of parameters."""
         return self._outline(key, task, rep_dim).parameters
 
+    def has_batch_norm(self, key: str, task: Task) -> bool:
+        """Whether a part of the model normalises by its batch."""
+        return self._outline(key, task, None).batch_norm
+
     def smallest(self, task: Task) -> str:
         """The key with the fewest parameters among those that fit the task."""
         sizes: dict[str, int] = {}
@@ -185,7 +191,8 @@ def _outline(model: nn.Module) -> Outline:
     state = {
         name: tuple(value.shape) for name, value in model.state_dict().items() if isinstance(value, Tensor)
     }
-    return Outline(state, sum(parameter.numel() for parameter in model.parameters()))
+    size = sum(parameter.numel() for parameter in model.parameters())
+    return Outline(state, size, any(isinstance(part, _BatchNorm) for part in model.modules()))
 
 
 def _listed(entries: Entries) -> tuple[dict[str, int] | None, list[Entry]]:

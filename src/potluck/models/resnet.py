@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from potluck.errors import ModelError, nearest
-from potluck.models.base import Backbone, scale_convolutions
+from potluck.models.base import Backbone, check_width, scale_convolutions
 from potluck.models.registry import register
 from potluck.task import Task
 
@@ -84,8 +84,7 @@ class ResNet(Backbone):
         super().__init__()
         if stem not in STEMS:
             raise ModelError(f"unknown stem {stem!r} for a resnet; {nearest(stem, STEMS)}")
-        if not isinstance(width, int) or width < 1:
-            raise ModelError(f"width of a resnet is {width!r}, expected a whole number from 1 on")
+        check_width(width, "width")
         large = stem == "imagenet"
         self.stem_pools = large
         size, stride, padding = (7, 2, 3) if large else (3, 1, 1)
