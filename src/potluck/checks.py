@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -30,11 +30,11 @@ def require_width(world: World, client: ClientId, option: str, width: int, spare
         )
 
 
-def require_apart(option: str, widths: Sequence[int], other: str, taken: Mapping[ClientId, int]) -> None:
-    """None of the widths may be one that a client has already under another name."""
-    for client, width in taken.items():
+def require_apart(option: str, widths: Sequence[int], taken: Iterable[tuple[int, str]]) -> None:
+    """None of the widths may be one that is taken already; how is said with it."""
+    for width, how in taken:
         if width in widths:
-            raise ConfigError(f"{option} has {width}, which is {other} of client {client} already")
+            raise ConfigError(f"{option} has {width}, which {how}; leave it out")
 
 
 def require_one_width(world: World, reason: str) -> None:

@@ -512,6 +512,8 @@ def _tuned(
         shutil.rmtree(folder.path, ignore_errors=True)  # nothing has begun: the same command may try again
         if isinstance(error, Interrupted):
             raise KeyboardInterrupt(f"stopped while {option.name} was chosen") from error
+        if isinstance(error, RoundFailed):  # there is nothing left to resume
+            raise RoundFailed(f"{error.__cause__ or error} (while {option.name} was chosen)") from error
         raise
     shutil.rmtree(pilots)
     write_json(folder / tuning.FILE, choice)

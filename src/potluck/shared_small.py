@@ -76,6 +76,12 @@ class SharedSmall(Method):
         require_validation(world, "method.d1")
         return self.config.tune.values(self.d2)[-1]
 
+    def d1_values(self) -> list[tuple[int, str]]:
+        """Every d1 there may be, and how it comes about."""
+        if self.config.d1 == "auto":
+            return [(d1, "auto tries as d1") for d1 in self.config.tune.values(self.d2)]
+        return [(d1, f"is d1 of client {client} already") for client, d1 in self.slices.widths.items()]
+
     def open_option(self, world: World) -> OpenOption | None:
         """`d1: auto`."""
         tune = self.config.tune

@@ -18,7 +18,10 @@ Rule = Callable[[Mapping[str, Tensor]], Any]
 
 def _read(value: Any) -> Any:
     if isinstance(value, str):
-        find_function(value)
+        try:
+            find_function(value)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
     elif not callable(value) and not _is_weight(value):
         raise ValueError("give a number from 0, a function, or the name of one as module:function")
     return value
@@ -32,9 +35,9 @@ def _is_weight(value: Any) -> bool:
 Weight = Annotated[float | str | Rule, BeforeValidator(_read)]
 """A number, or a function (in a file: `module:function`) of the mean of each weighted loss term as last reported.
 
-The terms are tensors on the client's device, weights included, and 0 before the first report. The function returns
-one number (or a tensor with one) and reads nothing back: `lambda report: report["large"] / (report["small"] + 1)`.
-What it gives below 0 counts as 0.
+The terms are tensors on the client's device, weights included, and 0 before the first report: a weight that follows
+its own term alone stays 0. The function returns one number (or a tensor with one) and reads nothing back:
+`lambda report: report["large"] / (report["small"] + 1)`. What it gives below 0 counts as 0.
 """
 
 
@@ -59,13 +62,25 @@ def _weight(value: Any, term: str) -> Tensor:
     return weight.reshape(()).clamp_min(0)
 
 
-def try_rules(rules: Mapping[str, Rule], report: Mapping[str, Tensor], key: str) -> None:
-    """Refuse a function that gives no weight, before anything runs: for this report, or for losses of 1."""
-    later = {term: torch.ones_like(value) for term, value in report.items()}
-    for term, one, seen in [(term, one, seen) for term, one in rules.items() for seen in (report, later)]:
-        try:
-            value = float(one(seen))
-        except Exception as error:  # it is the user's, and may raise anything
-            raise ConfigError(f"{key}_{term}: the function fails: {type(error).__name__}: {error}") from error
-        if not _is_weight(value):
-            raise ConfigError(f"{key}_{term}: the function gives {value}, expected a number from 0")
+def try_rules(weights: Mapping[str, float | str | Rule], report: Mapping[str, Tensor], key: str) -> None:
+    """Refuse functions that give no weights, before anything runs: for this first report, or for losses of 1."""
+    first: dict[str, Any] = dict(weights)
+    for term, rule in rules(weights).items():
+        _tried(rule, {name: torch.ones_like(value) for name, value in report.items()}, f"{key}_{term}")
+        first[term] = _tried(rule, report, f"{key}_{term}")
+    if not any(first.values()):
+        names = " and ".join(f"{key}_{term}" for term in first)
+        raise ConfigError(
+            f"{names} are 0 before the first report, so that nothing is learned, nor reported; let a function give "
+            "more than 0 for losses of 0"
+        )
+
+
+def _tried(rule: Rule, report: Mapping[str, Tensor], name: str) -> float:
+    try:
+        value = float(rule(report))
+    except Exception as error:  # it is the user's, and may raise anything
+        raise ConfigError(f"{name}: the function fails: {type(error).__name__}: {error}") from error
+    if not _is_weight(value):
+        raise ConfigError(f"{name}: the function gives {value}, expected a number from 0")
+    return value

@@ -212,12 +212,15 @@ def test_the_server_holds_the_mean_of_what_came_up(official):
         torch.testing.assert_close(value.detach().double(), expected, atol=1e-6, rtol=0)
 
 
-def test_a_round_is_three_plain_optimisers_with_a_clip_each(kit):
+@pytest.mark.parametrize(
+    ("own", "common"), [({"clip": 0.05}, None), ({"clip": None}, 0.05), ({}, 0.05), ({"clip": 0.05}, 0.5)]
+)
+def test_a_round_is_three_plain_optimisers_with_a_clip_each(kit, own, common):
     """The official recipe: clip ω, θ and φ each on their own, then step; fresh momentum every round."""
     rows = {"a": range(0, 7), "b": range(7, 12)}
     training = {"epochs": 2, "batch_size": 3, "optimizer": {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3}}
-    options = {"name": "fedmrl", "d1": 4, "small": kit.Narrow, "clip": 0.05}
-    game = kit.Federation(options, kit.Shallow, rows, training=training)
+    options = {"name": "fedmrl", "d1": 4, "small": kit.Narrow, **own}
+    game = kit.Federation(options, kit.Shallow, rows, training=training | {"clip": common})
     client = game.world.build_client("a")
     model, projector = client["model"].module, client["projector"].module
     small = client["small"].module
@@ -615,7 +618,11 @@ class Bent(Sized):
         ),
         ({"weight_large": lambda report: -1}, r"method.weight_large: the function gives -1\.0"),
         ({"weight_large": lambda report: -report["small"]}, r"method.weight_large: the function gives -1\.0"),
-        ({"d1": 2, "widths": [2, 3]}, "widths has 2, which is d1 of client a already"),
+        ({"d1": 2, "widths": [2, 3]}, "widths has 2, which is d1 of client a already; leave it out"),
+        (
+            {"weight_small": lambda report: report["small"], "weight_large": 0},
+            "method.weight_small and method.weight_large are 0 before the first report",
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -695,7 +702,11 @@ def test_a_small_model_without_slices_cannot_have_several_widths(kit):
         ({"d1": "auto", "tune": {"candidates": ["a", 2]}}, r"method\.tune\.candidates"),
         ({"mrl": "local_only", "weight_small": 5}, "weight_small does nothing with mrl: local_only"),
         ({"projector": "none", "lr": {"projector": 0.1}}, "nothing that lr.projector could train"),
-        ({"weight_small": 0, "weight_large": 0.0}, "both 0: nothing is learned"),
+        ({"weight_small": 0, "weight_large": 0.0}, "both weights are 0: nothing is learned"),
+        (
+            {"mrl": "local_only", "weight_large": 0},
+            "weight_large, of the only loss, is 0: nothing is learned",
+        ),
         ({"weight_widths": math.inf}, r"method\.weight_widths"),
         ({"lr": {"small": math.inf}}, r"method\.lr\.small"),
         ({"mrl": "full", "tie_headers": True}, "goes with none of"),

@@ -12,7 +12,7 @@ import yaml
 import potluck
 from potluck import tuning
 from potluck.compare import compare, experiments_by_method
-from potluck.errors import ConfigError, RunError
+from potluck.errors import ConfigError, RoundFailed, RunError
 from potluck.experiment import Experiment
 from potluck.runs import Interrupted, RoundEnd, Watcher
 
@@ -151,3 +151,31 @@ def test_a_pilot_is_measured_at_its_end_with_the_new_common_model(file: Path) ->
     assert pilot.method.d1 == 2  # type: ignore[attr-defined]
     assert (pilot.training.rounds, pilot.evaluate.every) == (1, 1)
     assert (pilot.evaluate.when, pilot.evaluate.who) == (("after_aggregation",), "all")
+
+
+def test_a_width_that_would_be_tried_as_d1_is_refused_before_the_first_pilot(
+    file: Path, tmp_path: Path
+) -> None:
+    chosen = Experiment.load(file, ["method.widths=[2, 4]"])
+    with pytest.raises(ConfigError, match="widths has 2, which auto tries as d1; leave it out"):
+        potluck.run(chosen, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_pilot_that_fails_points_to_no_folder(file: Path, tmp_path: Path) -> None:
+    chosen = Experiment.load(file, ["training.optimizer.lr=1e30", "method.clip=null"])
+    with pytest.raises(RoundFailed, match=r"not finite.*\(while d1 was chosen\)") as caught:
+        potluck.run(chosen, out=tmp_path / "run")
+    assert "resume" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_pilots_are_judged_by_the_way_to_predict_that_is_reported(file: Path) -> None:
+    def modes(*overrides: str) -> Any:
+        chosen = Experiment.load(file, overrides)
+        option = chosen.world().method.open_option(chosen.world())
+        assert option is not None
+        return tuning._pilot(chosen, option, 2).evaluate.modes
+
+    assert modes() == modes("evaluate.modes=all") == "first"
+    assert modes("evaluate.modes=[mix-small, mix-large]") == ("mix-small",)

@@ -65,7 +65,7 @@ class FedMRL(SharedSmall):
         weight_large: Weight = 1.0  # m_f, likewise
         weight_widths: float = Field(default=1.0, ge=0)  # of each further width
         lr: dict[Literal["model", "small", "projector"], PositiveFloat] = {}  # default: the optimiser's
-        clip: float | None = Field(default=50.0, gt=0)  # norm per part, from the official code
+        clip: float | None = Field(default=50.0, gt=0)  # norm per part, official; training.clip holds, too
 
         @model_validator(mode="after")
         def _fits_together(self) -> Self:
@@ -76,8 +76,11 @@ class FedMRL(SharedSmall):
             if self.tie_headers and not self.global_header:
                 raise ValueError("tie_headers sends a header, global_header: false has none; choose one")
             self.refuse_idle("weight_small", needs="mrl", among=("nested", "full"))
-            if self.weight_small == self.weight_large == 0:
-                raise ValueError("weight_small and weight_large are both 0: nothing is learned")
+            if self.weight_large == 0 and (self.weight_small == 0 or self.mrl == "local_only"):
+                alone = (
+                    "weight_large, of the only loss, is" if self.mrl == "local_only" else "both weights are"
+                )
+                raise ValueError(f"{alone} 0: nothing is learned")
             if self.projector == "none" and "projector" in self.lr:
                 raise ValueError("projector: none has nothing that lr.projector could train")
             return self
@@ -89,7 +92,8 @@ class FedMRL(SharedSmall):
         self.modes = tuple(mode for mode in type(self).modes if not undefined.get(mode))
         if self.config.tie_headers:  # the private header does leave, as far as it is tied
             self.stays = ("data", "labels", "private extractor", "projector", "representations")
-        self.rules = rules({"small": self.config.weight_small, "large": self.config.weight_large})
+        self.weights = {"small": self.config.weight_small, "large": self.config.weight_large}
+        self.rules = rules(self.weights)
         if self.rules:
             self.remedy += ", or look at what the functions of method.weight_* give"
 
@@ -98,12 +102,12 @@ class FedMRL(SharedSmall):
         super().check(world)
         for client in world.ids if self.config.widths else ():
             require_width(world, client, "widths", self.config.widths[-1], spare=1)
-        require_apart("fedmrl: widths", self.config.widths, "d1", self.slices.widths)
+        require_apart("fedmrl: widths", self.config.widths, self.d1_values())
         if self.config.mrl == "full":
             require_one_width(world, "mrl: full")
         if self.config.tie_headers:
             require_linear_heads(world, "tie_headers", self.build_small(world.task))
-        try_rules(self.rules, self.no_report(), "method.weight")
+        try_rules(self.weights, self.no_report(), "method.weight")
 
     def build_small(self, task: Task, d1: int | None = None) -> Model:
         """G of width d1; its header takes all of R under `full`, and is absent where nothing would train it."""
@@ -134,7 +138,8 @@ class FedMRL(SharedSmall):
     def train(self, client: Client) -> Content:
         """Local epochs on the fused loss, then θ_k."""
         parts = [part for part in ("model", "small", "projector") if client[part].trainable()]
-        groups = {part: Group(lr=self.config.lr.get(part), clip=self.config.clip) for part in parts}
+        clip = min(filter(None, (self.config.clip, client.training.clip)), default=None)
+        groups = {part: Group(lr=self.config.lr.get(part), clip=clip) for part in parts}
         scalars = weigh(self.rules, client["report"].tensors() if self.rules else {}, client.device)
         losses = fit(client, self.loss, groups=groups, scalars=scalars).losses
         if self.rules:
@@ -151,7 +156,7 @@ class FedMRL(SharedSmall):
     def loss(self, client: Client, batch: Batch, **chosen: Tensor) -> dict[str, Tensor]:
         """The nested losses, by name; `chosen` are the weights that functions gave."""
         config, fused = self.config, self.fuse(client, batch.x)
-        weights = {"small": config.weight_small, "large": config.weight_large, **chosen}
+        weights = {**self.weights, **chosen}
         scores = {} if config.mrl == "local_only" else {"small": self.small_scores(client, fused)}
         scores |= {"large": client["model"].head(fused)}
         scores |= {f"width-{width}": self.nested_scores(client, fused, width) for width in config.widths}
