@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-import numpy as np
 import torch
 from pydantic import PositiveInt, field_validator, model_validator
 from torch import Tensor
 
 from potluck.averaging import Weights, average
+from potluck.checks import require_peers
 from potluck.client import Card, Client, ClientId
 from potluck.errors import ConfigError
 from potluck.message import Content, Contract, Message, Shapes, state_of, tensor
@@ -21,7 +21,7 @@ from potluck.projection import Kind, SharedSpace, channel_axis
 from potluck.replies import Replies
 from potluck.server import Server
 from potluck.streams import Stream
-from potluck.task import Task
+from potluck.task import Batch, Task
 from potluck.training import collect
 from potluck.world import World
 
@@ -31,13 +31,18 @@ NAMES = ("s_in", "s_out")  # before and after the body
 def blurred(features: Tensor, level: float, per: Literal["batch", "channel"] = "batch") -> Tensor:
     """The features with Gaussian noise of `level` standard deviations, of the whole batch or of each channel.
 
-    The numbers come from torch's default generator, the only one a captured step can use: see
-    `Client.drawing_privately`.
+    A channel that is the same everywhere (all are, in a single vector) has no deviation that could hide it: it gets
+    the noise of the whole batch. The numbers come from torch's default generator, the only one a captured step can
+    use: see `Client.drawing_privately`.
     """
     if not level:
         return features
-    axes = [axis for axis in range(features.dim()) if per == "batch" or axis != channel_axis(features)]
-    deviation = features.detach().float().std(axes, correction=0, keepdim=True)
+    values = features.detach().float()
+    deviation = whole = values.std(correction=0)
+    if per == "channel":
+        axes = [axis for axis in range(features.dim()) if axis != channel_axis(features)]
+        own = values.std(axes, correction=0, keepdim=True)
+        deviation = torch.where(own > 1e-6 * whole, own, whole)
     return features + level * deviation * torch.randn_like(features)
 
 
@@ -84,11 +89,9 @@ class FeatureExchange:
 
     def check(self, world: World) -> None:
         """Every client needs a stem, a body that learns, and samples; features have one shape unless projected."""
-        name, first, others = world.method.name, world.ids[0], len(world.trainers) - 1
-        if self.batches > max(others, 1):
-            raise ConfigError(
-                f"{name}: method.batches is {self.batches}, but a client has {others} others; lower it"
-            )
+        name, first = world.method.name, world.ids[0]
+        if self.batches > 1:  # a single client learns from its own samples alone
+            require_peers(world, self.batches, "batches", in_a_round=self.pool == "round")
         for client in world.ids:
             who = f"{name}: client {client} ({world.label(client)})"
             if not world.stem(client):
@@ -141,10 +144,11 @@ class FeatureExchange:
         return {"s_in": {}, "s_out": {}, "maps": {}}
 
     def client_state(self, task: Task, model: Model) -> dict[str, Any]:
-        """Room for the features received, in the model's own shapes; the maps where they are trained."""
+        """Room for the features received; the maps where they are trained."""
         own: Shapes = {"s_in": model.stem_shape(task), "s_out": (model.rep_dim,)}
+        kept = {name: (size,) for name, size in self.space.sizes(own).items()} if self.averages_maps else own
         rows = self.batch * self.batches
-        received = {name: torch.zeros(rows, *shape) for name, shape in own.items()}
+        received = {name: torch.zeros(rows, *shape) for name, shape in kept.items()}
         return {"received": received, **self.space.trained(own)}
 
     def keep(self, server: Server, replies: Replies, weights: Weights) -> None:
@@ -167,24 +171,41 @@ class FeatureExchange:
         return content
 
     def take(self, client: Client, down: Message) -> Stream | None:
-        """What others sent, in the client's own shapes; batches that are fewer than asked for come up again."""
+        """What others sent; batches that are fewer than asked for come up again.
+
+        It is in the client's own shapes, or as it crossed where the maps learn: `seen` takes it through them.
+        """
         if self.averages_maps:
             client["maps"].load(down.group("maps"))
         if "s_in" not in down:
             return None
         received = client["received"]
-        own = {name: tuple(received[name].shape[1:]) for name in NAMES}
-        found = self.space.back(down, self.space.maps(client, own), own)
+        found = {name: down[name] for name in NAMES}
+        if not self.averages_maps:
+            own = {name: tuple(received[name].shape[1:]) for name in NAMES}
+            found = self.space.back(down, self.space.maps(client, own), own)
         again = torch.arange(self.batch * self.batches, device=client.device) % len(down["s_in"])
         received.load({name: value.index_select(0, again) for name, value in found.items()})
         return Stream.of(received["s_in"], received["s_out"], self.batch)
 
+    def seen(self, client: Client, received: Batch, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A batch of others' features in the shapes of the client's own, `like`."""
+        rows = {"s_in": received.x, "s_out": received.y}
+        if not self.averages_maps:
+            return rows
+        own = {name: tuple(value.shape[1:]) for name, value in like.items()}
+        return self.space.back(rows, client["maps"].tensors(), own)
+
     def give(self, client: Client, features: Callable[[Tensor], dict[str, Tensor]]) -> Content:
-        """The features of a random batch in evaluation mode; a client with fewer samples repeats them."""
+        """The features of a random batch in evaluation mode.
+
+        A client with fewer samples repeats what it made of them, noise and all: noise of its own for every copy
+        would be gone from their mean.
+        """
         [rows, *_] = client.batches(epochs=1, batch_size=self.batch).order
-        rows = np.resize(rows, self.batch)
         [found] = collect(client, lambda batch: features(batch.x), batch_size=len(rows), rows=rows)
-        found = {name: value.float() for name, value in found.items()}
+        again = torch.arange(self.batch, device=client.device) % len(rows)
+        found = {name: value.float().index_select(0, again) for name, value in found.items()}
         maps = self.space.maps(client, {name: tuple(value.shape[1:]) for name, value in found.items()})
         own_maps = {"maps": client["maps"].state()} if self.averages_maps else {}
         return {**self.space.there(found, maps), **own_maps}

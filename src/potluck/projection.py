@@ -31,9 +31,12 @@ class SharedSpace:
 
     `none`: as they are, flattened. Else a matrix A with a row per shared and a column per own channel takes them
     there, its transpose takes them back, and places are averaged, or repeated, onto the other grid (tokens along
-    its rows). A space with fewer channels than the features loses part of each. Matrices are drawn semi-orthogonal
-    from a seed that all know (`fixed`, and `averaged`, where they are then trained and averaged among clients with
-    as many channels) or that only the client knows (`private`: no common space).
+    its rows). Matrices come from a seed that all know (`fixed`, and `averaged`, where they are then trained and
+    averaged among clients with as many channels) or that only the client knows (`private`: no common space).
+
+    Clients with fewer channels than the space have the first columns of one orthogonal matrix: nothing is lost, and
+    what one sends as its n-th channel another receives as its n-th. With more channels than the space a part of
+    each is lost, and only those with as many channels have one matrix.
     """
 
     kind: Kind
@@ -56,10 +59,12 @@ class SharedSpace:
     def draw(self, own: Shapes, secret: Rng | None = None) -> dict[str, Tensor]:
         """The matrices as they are drawn."""
         root = secret if secret is not None and self.kind == "private" else Rng(self.seed)
-        return {
-            name: semi_orthogonal(root.child("project", name), *shape)
-            for name, shape in self.matrices(own).items()
-        }
+        found = {}
+        for key, (there, here) in self.matrices(own).items():
+            name, _, _ = key.partition(":")
+            whole = semi_orthogonal(root.child("project", name), there, max(there, here))
+            found[key] = whole[:, :here]
+        return found
 
     def trained(self, own: Shapes) -> dict[str, nn.Module]:
         """The part of a client's state that holds the matrices, where they are trained."""
@@ -92,7 +97,7 @@ class SharedSpace:
         }
 
     def loss(self, features: Features, maps: Features) -> Tensor:
-        """What trains averaged matrices, and nothing else: the mean of (s − AᵀA·s)², summed over the features."""
+        """What keeps trained matrices from losing anything: the mean of (s − AᵀA·s)², summed over the features."""
         gaps = []
         for name, value in features.items():
             matrix, constant = maps[_key(name, value.shape[1:])], _channels_first(value.detach())

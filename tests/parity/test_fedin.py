@@ -1,5 +1,7 @@
 """FedIN: the numbers of the paper's equations by hand, whole rounds against a plain loop, what crosses."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -488,6 +490,28 @@ def test_the_channels_of_tokens_are_their_last_axis():
     torch.testing.assert_close(noise.std((0, 1)), 0.8 * scale, rtol=0.05, atol=0)
 
 
+@pytest.mark.parametrize("rows", [1, 16])
+def test_channels_without_a_deviation_are_hidden_too(rows):
+    features = torch.randn(1, 200, generator=Rng(2).generator()).expand(rows, 200)
+    with Rng(3).as_default():
+        noise = blurred(features, 0.8, "channel") - features
+    torch.testing.assert_close(noise.std(), 0.8 * features.std(correction=0), rtol=0.2, atol=0)
+
+
+@pytest.mark.parametrize("per", ["batch", "channel"])
+def test_copies_of_a_sample_carry_the_same_noise(kit, per):
+    """Or their mean would be the sample without it."""
+    rows = {"a": range(0, 1), "b": range(1, 12)}
+    noisy, clean = (
+        play(kit, rounds=1, rows=rows, batch=8, **options)[0]
+        for options in ({"noise": 0.8, "noise_per": per, "noise_when": "upload"}, {})
+    )
+    for name in ("s_in", "s_out"):
+        sent = noisy.server[name]["a"]
+        assert len(torch.unique(sent, dim=0)) == 1
+        assert (sent - clean.server[name]["a"]).abs().mean() > 0.05
+
+
 def test_the_deviation_is_a_constant_to_the_gradient():
     features = torch.randn(3, 4, generator=Rng(2).generator(), requires_grad=True)
     blurred(features, 0.8).sum().backward()
@@ -588,7 +612,7 @@ def test_a_client_with_fewer_samples_repeats_them(kit):
 
 
 def test_a_batch_may_be_of_any_size(kit, monkeypatch):
-    """Also of more samples than are evaluated at once elsewhere: here they are, as their deviation is one."""
+    """Also of more than the client has; those it has go through the model at once, as their deviation is one."""
     seen, original = [], FedIN.features
     monkeypatch.setattr(
         FedIN,
@@ -596,7 +620,7 @@ def test_a_batch_may_be_of_any_size(kit, monkeypatch):
         lambda self, client, x, noise: seen.append(len(x)) or original(self, client, x, noise),
     )
     game, _ = play(kit, batch=600, noise=0.8)
-    assert [size for size in seen if size > 4] == [600] * 4
+    assert [size for size in seen if size > 4] == [7, 5, 7, 5]
     for client in ROWS:
         assert game.server["s_in"][client].shape == (600, 5)
         assert game.server["s_out"][client].shape == (600, 6)
@@ -680,8 +704,8 @@ def test_projected_features_have_the_shared_size(kit, kind):
     maps = {"maps": 4 * 5 + 8 * 6} if kind == "averaged" else {}
     up = sizes(second)["a", "up"]
     assert {name: size for name, size in up.items() if name != "model"} == {"s_in": 16, "s_out": 32} | maps
-    assert game.part("a", "received")["s_in"].shape == (4, 5)
-    assert game.part("b", "received")["s_in"].shape == (4, 3)
+    shapes = [(4, 4), (4, 4)] if kind == "averaged" else [(4, 5), (4, 3)]  # maps that learn come after it
+    assert [game.part(client, "received")["s_in"].shape for client in ROWS] == shapes
     assert game.part("b", "received")["s_in"].abs().sum() > 0
 
 
@@ -700,6 +724,36 @@ def test_a_wide_enough_fixed_space_gives_back_what_was_sent(kit):
     torch.testing.assert_close(received, plain.server["s_in"]["b"], atol=1e-5, rtol=1e-5)
     _, private, _ = sent_and_received(kit, "private")
     assert not torch.allclose(private, plain.server["s_in"]["b"], atol=0.1)
+
+
+def test_channels_keep_their_numbers_between_widths_that_fit():
+    """What one sends as its n-th channel another receives as its n-th, and without a common seed as anything."""
+    space, wide, narrow = SharedSpace("fixed", {"s_in": (8, 1, 1)}), {"s_in": (7,)}, {"s_in": (3,)}
+    value = torch.randn(4, 3, generator=Rng(1).generator())
+    sent = space.there({"s_in": value}, space.draw(narrow))
+    received = space.back(sent, space.draw(wide), wide)["s_in"]
+    torch.testing.assert_close(received, F.pad(value, (0, 4)), atol=1e-5, rtol=1e-5)
+    secret = SharedSpace("private", space.shapes)
+    lost = secret.back(
+        secret.there({"s_in": value}, secret.draw(narrow, Rng(1))), secret.draw(wide, Rng(2)), wide
+    )["s_in"]
+    assert not torch.allclose(lost, F.pad(value, (0, 4)), atol=0.3)
+
+
+def test_averaged_maps_learn_to_make_foreign_features_fit(kit):
+    """Also in a space that loses nothing, where there is nothing else to learn."""
+    game, _ = play(
+        kit, rounds=1, models=(Three, Narrow), project="averaged", project_in=(8, 1, 1), project_out=8
+    )
+    exchange, client = game.method.exchange, game.world.build_client("a")
+    rows = exchange.take(client, Message(exchange.lend(game.server, "a"))).source.take(torch.arange(4))
+    terms = game.method.loss(client, client.source.take(torch.arange(4)), rows)
+    assert terms["maps"] < 1e-6
+    assert gradients(terms["features"], client.modules()["maps"]).keys() == {"s_in:5", "s_out:6"}
+    before = {name: value.clone() for name, value in game.server["maps"].tensors().items()}
+    game.round(*ROWS)
+    for name, value in game.server["maps"].tensors().items():
+        assert (value - before[name]).norm() > 1e-3 * value.norm(), name
 
 
 def test_fixed_maps_depend_on_a_seed_that_all_share(kit):
@@ -782,8 +836,10 @@ def test_too_few_places_keep_the_means(shape):
 def test_tokens_and_vectors_meet_in_a_shared_space(kit, kind):
     game, (_, second) = play(kit, models=(Three, Tokens), project=kind, project_in=(5, 1, 2), project_out=6)
     assert not second.failures
-    assert game.part("a", "received")["s_in"].shape == (4, 5)
-    received = game.part("b", "received")["s_in"]
+    client, exchange = game.world.build_client("b"), game.method.exchange
+    own = exchange.take(client, Message(exchange.lend(game.server, "b"))).source.take(torch.arange(4))
+    like = game.method.features(client, client.source.take(torch.arange(4)).x, 0.0)
+    received = exchange.seen(client, own, like)["s_in"]
     assert received.shape == (4, 2, 5)
     torch.testing.assert_close(received[:, 0], received[:, 1])  # a vector is at all places
 
@@ -819,6 +875,13 @@ def test_more_batches_than_other_clients_are_refused(kit):
     with pytest.raises(ConfigError, match=r"method.batches is 1000000, but a client has 3 others; lower it"):
         play(kit, rounds=0, models=[Three] * 4, rows=COHORT, batches=1_000_000)
     play(kit, rounds=0, models=[Three] * 4, rows=COHORT, batches=3)
+    values = {"partition": {"kind": "iid", "clients": 4}, "models": "mlp-small", "engine": {"device": "cpu"}}
+    half = functools.partial(Experiment.make, **values, training={"participation": 0.5})
+    with pytest.raises(
+        ConfigError, match=r"batches is 2, but with training.participation 0.5 a round has 2 of"
+    ):
+        half(method={"name": "fedin", "batches": 2}).world()
+    half(method={"name": "fedin", "batches": 3, "pool": "all"}).world()
 
 
 def test_stems_of_different_shape_need_a_projection(kit):

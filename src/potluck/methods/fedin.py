@@ -54,9 +54,9 @@ class FedIN(FedAvg):
     No code was released. Inferred, not published: w⁰ are the weights received; the first round, without features,
     follows G_local; `alternate` trains on L_local, then the body alone for as many steps, without the proximal
     term; of several batches each step takes the next; batch norm uses but does not remember the statistics of
-    foreign features; the batch sent is a random one, in evaluation mode, repeated where samples are fewer, with the
-    noise of a noisy pass (s_out of the noisy s_in) also under `noise_when: upload`; the server draws whose batches
-    a client gets, never its own.
+    foreign features; the batch sent is a random one, in evaluation mode, with the noise of a noisy pass (s_out of
+    the noisy s_in) also under `noise_when: upload`, repeated, noise and all, where samples are fewer; the server
+    draws whose batches a client gets, never its own. `project` is ours; `averaged` maps step with the body.
     """
 
     name = "fedin"
@@ -163,7 +163,7 @@ class FedIN(FedAvg):
         return local | body if everything else body
 
     def loss(self, client: Client, batch: Batch, received: Batch | None = None) -> dict[str, Tensor] | Tensor:
-        """L_local without its proximal term, L_IN where features came, and what trains averaged maps."""
+        """L_local without its proximal term, L_IN where features came, and what keeps averaged maps whole."""
         if not self.config.intermediate:
             return client.task.loss(client["model"](batch.x), batch.y, batch.weight)
         model = client["model"]
@@ -172,8 +172,9 @@ class FedIN(FedAvg):
         if self.exchange.averages_maps:
             terms["maps"] = self.exchange.space.loss(own, client["maps"].tensors())
         if received is not None:
+            foreign = self.exchange.seen(client, received, own)
             with still_statistics(model.content):
-                terms["features"] = F.mse_loss(model.body(received.x).float(), received.y)
+                terms["features"] = F.mse_loss(model.body(foreign["s_in"]).float(), foreign["s_out"])
         return terms
 
     def features(self, client: Client, x: Tensor, noise: float) -> dict[str, Tensor]:
