@@ -19,6 +19,19 @@ ENOUGH = 8  # values per channel whose mean and variance say something of the ot
 
 def advice(world: World) -> Iterator[str]:
     """A sentence for everything one should know about this run before it begins."""
+    single = [client for client in world.trainers if world.samples(client)["train"] == 1]
+    if single:
+        yield (
+            f"{_count(world, single)} a single training sample (client {single[0]}), and whatever leaves such a "
+            "client tells of that sample alone; partition.min_size asks for more"
+        )
+    uniform = [client for client in world.trainers if client not in single and _has_one_class(world, client)]
+    if uniform:
+        label = world.ground(uniform[0]).data.class_names[world.classes_held(uniform[0])[0]]
+        yield (
+            f"{_count(world, uniform)} training samples of one class alone (client {uniform[0]}: {label}), and can "
+            f"learn to name it whatever they see{world.method.with_one_class}"
+        )
     short = _too_small_for_batch_norm(world)
     if short:
         smallest = min(short, key=lambda client: short[client])
@@ -27,6 +40,15 @@ def advice(world: World) -> Iterator[str]:
             f"(client {smallest}, {world.label(smallest)}: {short[smallest]} samples), which can undo what "
             "they learned; training.last_batch: drop leaves such a batch out, wrap fills it up"
         )
+
+
+def _count(world: World, some: list[ClientId]) -> str:
+    return f"{len(some)} of {len(world.trainers)} clients {'has' if len(some) == 1 else 'have'}"
+
+
+def _has_one_class(world: World, client: ClientId) -> bool:
+    task = world.task_of(client)
+    return task.single_label and task.classes > 1 and len(world.classes_held(client)) == 1
 
 
 def _too_small_for_batch_norm(world: World) -> dict[ClientId, int]:

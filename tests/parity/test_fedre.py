@@ -368,6 +368,11 @@ class TestRound:
         assert not torch.equal(game.server["head"].state()["weight"], other.server["head"].state()["weight"])
         assert [line["client"] for line in other.round("b").ledger.lines] == ["b", "b"]
 
+    def test_a_head_that_grows_without_bound_is_told_by_its_own_rate(self, kit):
+        game, _ = federation(kit, server_lr=1e38)
+        *_, last = (game.round("a", "b") for _ in range(3))
+        assert "not finite; lower training.optimizer.lr or method.server_lr" in last.failures["a"]
+
 
 class TestMitigations:
     def test_noise_has_the_asked_level(self):

@@ -10,6 +10,7 @@ from torch import nn
 
 from potluck import Experiment, from_arrays
 from potluck.advice import advice
+from potluck.data import ClientSplit, Split
 from potluck.runs import Watcher, run
 
 
@@ -98,6 +99,37 @@ def test_a_clients_own_batch_size_counts() -> None:
     assert said(34, per_client={"0": {"batch_size": 17}}) == []
     (sentence,) = said(32, per_client={"0": {"batch_size": 30}})
     assert "2 samples" in sentence
+
+
+def among(labels: list[list[int]], method: str = "local") -> list[str]:
+    """What is said where clients hold these labels."""
+    y = np.concatenate(labels)
+    chosen = Experiment.make(
+        data=from_arrays(np.zeros((len(y), 3), dtype=np.float32), y, class_names=["cat", "dog", "owl"]),
+        partition={"kind": "iid", "clients": len(labels)},
+        models="mlp-small",
+        method={"name": method, "unheld": "accept"} if method == "fedre" else method,
+    )
+    rows = np.split(np.arange(len(y)), np.cumsum([len(own) for own in labels])[:-1])
+    nothing = np.zeros(0, dtype=np.int64)
+    split = Split.of(ClientSplit(str(number), own, nothing, nothing) for number, own in enumerate(rows))
+    return [*advice(chosen.world(split=split))]
+
+
+def test_clients_with_one_class_are_spoken_of() -> None:
+    (sentence,) = among([[0, 1], [2, 2], [1, 1, 1]])
+    assert sentence.startswith("2 of 3 clients have training samples of one class alone (client 1: owl)")
+    assert "unmixed" not in sentence
+    (sentence,) = among([[0, 1], [2, 2]], "fedre")
+    assert sentence.startswith("1 of 2 clients has training samples of one class alone (client 1: owl)")
+    assert sentence.endswith("; what they send is of that class, unmixed")
+    assert among([[0, 1], [1, 2]], "fedre") == []
+
+
+def test_clients_with_one_sample_are_spoken_of_once() -> None:
+    (sentence,) = among([[0, 1], [2]])
+    assert sentence.startswith("1 of 2 clients has a single training sample (client 1)")
+    assert "partition.min_size" in sentence
 
 
 def test_a_run_says_it_once_at_its_start(tmp_path: Any) -> None:

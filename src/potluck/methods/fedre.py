@@ -52,6 +52,7 @@ class FedRE(SharedHead):
         "data",
         "model",
     )  # RSR sends a representation, RSP a class mean, VAR's label the class frequencies
+    with_one_class = "; what they send is of that class, unmixed"
     up = {
         "representation": tensor("d", "the entangled representation: one mixture of the client's own"),
         "label": tensor("C", "its label: the weight of each class in the mixture"),

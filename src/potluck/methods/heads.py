@@ -38,6 +38,7 @@ class SharedHead(Method):
     card_fields = ("width",)
     down = {"head": state_of("model/head", "the classifier the server trained")}
     up: ClassVar[Contract] = {}
+    remedy = "lower training.optimizer.lr or method.server_lr, or set training.clip"
 
     class Config(MethodConfig):
         """How the server trains the head; the values are those of FedRE's released code, but for the mean."""
