@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 DEMO = Path(__file__).with_name("demo.yaml")
 DEMO_METHODS = ("local", "fedavg", "fedproto", "fedmrl")
+FOR_DEMO = {"fedin": ["fedin.project=fixed"]}  # what a method needs to be explained with the demo's models
 RUNS = Path("runs")
 WIDTH = 110  # of what is written where there is no terminal
 
@@ -639,10 +640,17 @@ def _explained(method: str, experiment: Path | None, overrides: Sequence[str]) -
     from potluck.experiment import Experiment
     from potluck.method import find_method
 
+    if experiment is not None and "=" in str(experiment) and not experiment.exists():
+        experiment, overrides = None, [str(experiment), *overrides]
     if Path(method).suffix in (".yaml", ".yml"):
         return Experiment.load(method, overrides if experiment is None else [str(experiment), *overrides])
     find_method(method)
-    return experiments_by_method(experiment or DEMO, [method], overrides)[method]
+    own = [
+        f"{method}.{one.removeprefix('method.')}" if one.startswith("method.") else one for one in overrides
+    ]
+    if experiment is None:
+        own = [*FOR_DEMO.get(method, ()), *own]
+    return experiments_by_method(experiment or DEMO, [method], own)[method]
 
 
 @command

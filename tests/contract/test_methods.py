@@ -52,6 +52,7 @@ VARIANTS = {
     "fedmrl": {"d1": 16},
     "fedmrl, d1 per client": {"name": "fedmrl", "d1": [16, 8, 4], "widths": [6, 32], "weights": "uniform"},
     "fedmrl, MRL-E": {"name": "fedmrl", "d1": 16, "global_header": False, "projector": "deep"},
+    "fedmrl, full width": {"name": "fedmrl", "d1": 16, "mrl": "full"},
     "fedmrl, local only": {"name": "fedmrl", "d1": 16, "mrl": "local_only", "lr": {"small": 0.01}},
     "fedmrl, tied headers": {
         "name": "fedmrl",
@@ -96,6 +97,7 @@ VARIANTS = {
 MODELS: dict[str, Any] = {
     "fedin": ("conv-small", "conv-large"),  # their features must have one shape
     "fedin, literal": ("mlp-small", "mlp-large"),
+    "fedmrl, full width": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 24},
     "fedmuscle": {"pool": list(DEFAULT_MODELS), "rep_dim": 16},
     "fedmuscle, bundled": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
     **dict.fromkeys(("cofed, weighted", "fedmd, few samples"), ("mlp-small", "mlp-large")),  # quick ones

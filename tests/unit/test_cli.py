@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from potluck import cli
 from potluck.experiment import Experiment
+from potluck.method import find_method, method_names
 
 SMALL = """\
 name: small
@@ -224,6 +225,22 @@ def test_explain_says_what_never_leaves(place: Path) -> None:
     assert "never leaves the client" in shown
     assert "projector" in shown
     assert "leaves the client" in potluck("explain", "local").stdout
+
+
+def test_every_method_can_be_explained_by_its_name() -> None:
+    own = [name for name in method_names() if find_method(name).__module__.startswith("potluck.methods.")]
+    assert "fedin" in own
+    for name in own:
+        explained = json.loads(potluck("explain", name, "--json").stdout)
+        assert explained["method"] == name
+
+
+def test_explain_takes_options_without_a_file() -> None:
+    narrow, wide = (
+        json.loads(potluck("explain", "fedin", f"{prefix}.project_out={width}", "--json").stdout)
+        for prefix, width in (("method", 8), ("fedin", 9))
+    )
+    assert wide["up_scalars"] - narrow["up_scalars"] == 16
 
 
 def test_explain_takes_an_experiment_for_its_own_method(place: Path) -> None:
