@@ -48,13 +48,13 @@ def require_one_width(world: World, reason: str) -> None:
             )
 
 
-def require_peers(world: World, peers: int, option: str = "peers", in_a_round: bool = True) -> None:
-    """Every client must find so many others, in its round or at all."""
+def require_peers(world: World, peers: int) -> None:
+    """Every client of a round must find so many others in it."""
     clients, cohort = len(world.trainers), world.cohort_size
-    asked = f"{world.method.name}: method.{option} is {peers}"
+    asked = f"{world.method.name}: method.peers is {peers}"
     if peers > clients - 1:
         raise ConfigError(f"{asked}, but a client has {clients - 1} others; lower it")
-    if in_a_round and peers > cohort - 1:
+    if peers > cohort - 1:
         raise ConfigError(
             f"{asked}, but with training.participation "
             f"{world.participation:g} a round has {cohort} of {clients} clients, {cohort - 1} others for each; "

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 DEMO = Path(__file__).with_name("demo.yaml")
 DEMO_METHODS = ("local", "fedavg", "fedproto", "fedmrl")
-FOR_DEMO = {"fedin": ["fedin.project=fixed"]}  # what a method needs to be explained with the demo's models
+FOR_DEMO = {"fedin": ["method.project=fixed"]}  # what a method needs to be explained with the demo's models
 RUNS = Path("runs")
 WIDTH = 110  # of what is written where there is no terminal
 
@@ -614,7 +614,7 @@ def explain(
         str, typer.Argument(metavar="METHOD", help="A method, or an experiment file for its own.")
     ],
     experiment: Annotated[
-        Path | None,
+        str | None,
         typer.Argument(metavar="[EXPERIMENT.yaml]", help="Where it would run. Default: the demo."),
     ] = None,
     overrides: Overrides = None,
@@ -625,32 +625,37 @@ def explain(
     from potluck.terminal import explain_entry, explain_view
 
     screen = Screen(json)
-    chosen = _explained(method, experiment, overrides or ())
+    added = FOR_DEMO.get(method, []) if experiment is None and not overrides else []
+    chosen = _explained(method, experiment, overrides or added)
     data = chosen.load_data(labels_only=True)
     entry = explain_entry(chosen.variant(engine={"device": "cpu"}).world(data))
     if json:
         screen.data(entry)
     else:
-        screen.show(explain_view(entry, chosen.name))
+        screen.show(explain_view(entry, ", ".join([chosen.name, *added])))
 
 
-def _explained(method: str, experiment: Path | None, overrides: Sequence[str]) -> Experiment:
+def _explained(method: str, experiment: str | None, overrides: Sequence[str]) -> Experiment:
     """The experiment with its method replaced; an experiment file in the method's place explains its own."""
     from potluck.compare import experiments_by_method
     from potluck.experiment import Experiment
     from potluck.method import find_method
 
-    if experiment is not None and "=" in str(experiment) and not experiment.exists():
-        experiment, overrides = None, [str(experiment), *overrides]
-    if Path(method).suffix in (".yaml", ".yml"):
-        return Experiment.load(method, overrides if experiment is None else [str(experiment), *overrides])
+    if experiment is not None and (_is_file(method) or ("=" in experiment and not Path(experiment).exists())):
+        overrides = [experiment, *overrides]
+        experiment = None
+    if _is_file(method):
+        return Experiment.load(method, overrides)
     find_method(method)
     own = [
-        f"{method}.{one.removeprefix('method.')}" if one.startswith("method.") else one for one in overrides
+        f"{method}.{option.removeprefix('method.')}" if option.startswith("method.") else option
+        for option in overrides
     ]
-    if experiment is None:
-        own = [*FOR_DEMO.get(method, ()), *own]
     return experiments_by_method(experiment or DEMO, [method], own)[method]
+
+
+def _is_file(name: str) -> bool:
+    return Path(name).suffix in (".yaml", ".yml")
 
 
 @command

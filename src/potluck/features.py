@@ -11,7 +11,6 @@ from pydantic import PositiveInt, field_validator, model_validator
 from torch import Tensor
 
 from potluck.averaging import Weights, average
-from potluck.checks import require_peers
 from potluck.client import Card, Client, ClientId
 from potluck.errors import ConfigError
 from potluck.message import Content, Contract, Message, Shapes, state_of, tensor
@@ -37,10 +36,10 @@ def blurred(features: Tensor, level: float, per: Literal["batch", "channel"] = "
     """
     if not level:
         return features
-    values = features.detach().float()
-    deviation = whole = values.std(correction=0)
+    values, axes = features.detach().float(), [*range(features.dim())]
+    deviation = whole = values.std(axes, correction=0, keepdim=True)
     if per == "channel":
-        axes = [axis for axis in range(features.dim()) if axis != channel_axis(features)]
+        axes.remove(channel_axis(features))
         own = values.std(axes, correction=0, keepdim=True)
         deviation = torch.where(own > 1e-6 * whole, own, whole)
     return features + level * deviation * torch.randn_like(features)
@@ -90,8 +89,7 @@ class FeatureExchange:
     def check(self, world: World) -> None:
         """Every client needs a stem, a body that learns, and samples; features have one shape unless projected."""
         name, first = world.method.name, world.ids[0]
-        if self.batches > 1:  # a single client learns from its own samples alone
-            require_peers(world, self.batches, "batches", in_a_round=self.pool == "round")
+        self._find_batches(world)
         for client in world.ids:
             who = f"{name}: client {client} ({world.label(client)})"
             if not world.stem(client):
@@ -110,6 +108,20 @@ class FeatureExchange:
                     f"{who} has features of shape {own}, client {first} ({world.label(first)}) of {other}; "
                     "set method.project to fixed or averaged"
                 )
+
+    def _find_batches(self, world: World) -> None:
+        """So many batches of others must be there for somebody at some time; one need not."""
+        name, others, cohort = world.method.name, len(world.trainers) - 1, world.cohort_size
+        if self.batches > max(others, 1):
+            raise ConfigError(
+                f"{name}: method.batches is {self.batches}, but a client has {others} others; lower it"
+            )
+        if self.pool == "round" and self.batches > max(cohort, 1):
+            raise ConfigError(
+                f"{name}: method.batches is {self.batches}, but with training.participation "
+                f"{world.participation:g} a round leaves {cohort}; lower the first, raise the second, or set "
+                "method.pool to all"
+            )
 
     def sent(self) -> Contract:
         """What a client sends."""
@@ -194,7 +206,8 @@ class FeatureExchange:
         if not self.averages_maps:
             return rows
         own = {name: tuple(value.shape[1:]) for name, value in like.items()}
-        return self.space.back(rows, client["maps"].tensors(), own)
+        with torch.autocast(received.x.device.type, enabled=False):
+            return self.space.back(rows, client["maps"].tensors(), own)
 
     def give(self, client: Client, features: Callable[[Tensor], dict[str, Tensor]]) -> Content:
         """The features of a random batch in evaluation mode.

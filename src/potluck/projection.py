@@ -34,8 +34,8 @@ class SharedSpace:
     its rows). Matrices come from a seed that all know (`fixed`, and `averaged`, where they are then trained and
     averaged among clients with as many channels) or that only the client knows (`private`: no common space).
 
-    Clients with fewer channels than the space have the first columns of one orthogonal matrix: nothing is lost, and
-    what one sends as its n-th channel another receives as its n-th. With more channels than the space a part of
+    Clients with no more channels than the space have the first columns of one orthogonal matrix: no channel is
+    lost, and what one sends as its n-th another receives as its n-th. With more channels than the space a part of
     each is lost, and only those with as many channels have one matrix.
     """
 

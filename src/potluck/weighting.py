@@ -63,17 +63,15 @@ def _weight(value: Any, term: str) -> Tensor:
 
 
 def try_rules(weights: Mapping[str, float | str | Rule], report: Mapping[str, Tensor], key: str) -> None:
-    """Refuse functions that give no weights, before anything runs: for this first report, or for losses of 1."""
-    first: dict[str, Any] = dict(weights)
-    for term, rule in rules(weights).items():
+    """Refuse functions that give no weight for this first report or for losses of 1, and weights that are all 0."""
+    found, first = rules(weights), dict[str, Any](weights)
+    for term, rule in found.items():
         _tried(rule, {name: torch.ones_like(value) for name, value in report.items()}, f"{key}_{term}")
         first[term] = _tried(rule, report, f"{key}_{term}")
     if not any(first.values()):
-        names = " and ".join(f"{key}_{term}" for term in first)
-        raise ConfigError(
-            f"{names} are 0 before the first report, so that nothing is learned, nor reported; let a function give "
-            "more than 0 for losses of 0"
-        )
+        names = " and ".join(f"{key}_{term}" for term in first) + (" is" if len(first) == 1 else " are")
+        when = " before the first report" if found else ""
+        raise ConfigError(f"{names} 0{when}: nothing is learned")
 
 
 def _tried(rule: Rule, report: Mapping[str, Tensor], name: str) -> float:

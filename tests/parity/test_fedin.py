@@ -498,6 +498,19 @@ def test_channels_without_a_deviation_are_hidden_too(rows):
     torch.testing.assert_close(noise.std(), 0.8 * features.std(correction=0), rtol=0.2, atol=0)
 
 
+def test_one_channel_without_a_deviation_leaves_the_others_theirs():
+    features = torch.randn(4096, 2, generator=Rng(2).generator()) * torch.tensor([5.0, 0.0])
+    with Rng(3).as_default():
+        noise = blurred(features, 0.8, "channel") - features
+    expected = torch.stack([features[:, 0].std(), features.std()])
+    torch.testing.assert_close(noise.std(0), 0.8 * expected, rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize("per", ["batch", "channel"])
+def test_noise_on_rounded_features_is_not_rounded(per):
+    assert blurred(torch.randn(8, 5).bfloat16(), 0.8, per).dtype == torch.float32
+
+
 @pytest.mark.parametrize("per", ["batch", "channel"])
 def test_copies_of_a_sample_carry_the_same_noise(kit, per):
     """Or their mean would be the sample without it."""
@@ -733,11 +746,33 @@ def test_channels_keep_their_numbers_between_widths_that_fit():
     sent = space.there({"s_in": value}, space.draw(narrow))
     received = space.back(sent, space.draw(wide), wide)["s_in"]
     torch.testing.assert_close(received, F.pad(value, (0, 4)), atol=1e-5, rtol=1e-5)
+    both = SharedSpace("fixed", {"s_in": (8, 1, 1), "s_out": (8, 1, 1)}).draw({"s_in": (8,), "s_out": (8,)})
+    assert not torch.allclose(both["s_in:8"], both["s_out:8"], atol=0.1)
     secret = SharedSpace("private", space.shapes)
     lost = secret.back(
         secret.there({"s_in": value}, secret.draw(narrow, Rng(1))), secret.draw(wide, Rng(2)), wide
     )["s_in"]
     assert not torch.allclose(lost, F.pad(value, (0, 4)), atol=0.3)
+
+
+@pytest.mark.parametrize("everything", [True, False])
+@pytest.mark.parametrize(
+    "options", [{"strength": 0.5}, {"alleviate": "exact", "scope": "whole", "combine": "replace"}], ids=str
+)
+def test_maps_step_along_the_sum_and_do_not_bend_the_body(kit, options, everything):
+    """Also in the phase of `alternate` that trains on features alone."""
+    game, _ = play(kit, rounds=0, models=(Three, Narrow), project="averaged", **SPACE, **options)
+    maps = torch.tensor([30.0, 0.0])
+    terms = {
+        "local": {"model/head.bias": torch.ones(1), "model/fc.bias": torch.ones(2)},
+        "maps": {"maps/s_in:5": 2 * maps},
+        "features": {"model/fc.bias": torch.tensor([1.0, -3.0]), "maps/s_in:5": -maps},
+    }
+    step = game.method.steer(terms, everything)
+    assert torch.equal(step["maps/s_in:5"], maps)
+    expected = [2.0, -2.0] if "scope" in options else [1.25, -2.75]
+    assert step["model/fc.bias"].tolist() == expected
+    assert ("model/head.bias" in step) == everything
 
 
 def test_averaged_maps_learn_to_make_foreign_features_fit(kit):
@@ -751,6 +786,7 @@ def test_averaged_maps_learn_to_make_foreign_features_fit(kit):
     assert terms["maps"] < 1e-6
     assert gradients(terms["features"], client.modules()["maps"]).keys() == {"s_in:5", "s_out:6"}
     before = {name: value.clone() for name, value in game.server["maps"].tensors().items()}
+    assert torch.equal(client["maps"]["s_out:6"], before["s_out:6"])  # the mean of both clients', taken
     game.round(*ROWS)
     for name, value in game.server["maps"].tensors().items():
         assert (value - before[name]).norm() > 1e-3 * value.norm(), name
@@ -877,10 +913,9 @@ def test_more_batches_than_other_clients_are_refused(kit):
     play(kit, rounds=0, models=[Three] * 4, rows=COHORT, batches=3)
     values = {"partition": {"kind": "iid", "clients": 4}, "models": "mlp-small", "engine": {"device": "cpu"}}
     half = functools.partial(Experiment.make, **values, training={"participation": 0.5})
-    with pytest.raises(
-        ConfigError, match=r"batches is 2, but with training.participation 0.5 a round has 2 of"
-    ):
-        half(method={"name": "fedin", "batches": 2}).world()
+    with pytest.raises(ConfigError, match=r"is 3, but with training.participation 0.5 a round leaves 2;"):
+        half(method={"name": "fedin", "batches": 3}).world()
+    half(method={"name": "fedin", "batches": 2}).world()  # who was not in the last round finds two
     half(method={"name": "fedin", "batches": 3, "pool": "all"}).world()
 
 

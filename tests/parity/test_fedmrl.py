@@ -620,8 +620,21 @@ class Bent(Sized):
         ({"weight_large": lambda report: -report["small"]}, r"method.weight_large: the function gives -1\.0"),
         ({"d1": 2, "widths": [2, 3]}, "widths has 2, which is d1 of client a already; leave it out"),
         (
+            {"weight_small": 0, "weight_large": 0.0},
+            "method.weight_small and method.weight_large are 0: nothing is learned",
+        ),
+        ({"mrl": "local_only", "weight_large": 0}, "method.weight_large is 0: nothing is learned"),
+        (
+            {"mrl": "local_only", "weight_large": lambda report: report["large"]},
+            "method.weight_large is 0 before the first report",
+        ),
+        (
+            {"d1": 3, "widths": [2], "weight_small": 0, "weight_large": 0, "weight_widths": 0},
+            "method.weight_small and method.weight_large and method.weight_widths are 0",
+        ),
+        (
             {"weight_small": lambda report: report["small"], "weight_large": 0},
-            "method.weight_small and method.weight_large are 0 before the first report",
+            "method.weight_small and method.weight_large are 0 before the first report: nothing is learned",
         ),
     ],
     ids=lambda value: str(value)[:40],
@@ -629,6 +642,10 @@ class Bent(Sized):
 def test_bad_input_is_told_before_anything_runs(kit, options, sentence):
     with pytest.raises(ConfigError, match=sentence):
         federation(kit, models=[kit.Shallow, kit.Narrow, kit.Deep], **options)
+
+
+def test_further_widths_alone_can_be_learned(kit):
+    federation(kit, d1=4, widths=[2], weight_small=0, weight_large=0)
 
 
 class Pooled(Sized):
@@ -702,11 +719,6 @@ def test_a_small_model_without_slices_cannot_have_several_widths(kit):
         ({"d1": "auto", "tune": {"candidates": ["a", 2]}}, r"method\.tune\.candidates"),
         ({"mrl": "local_only", "weight_small": 5}, "weight_small does nothing with mrl: local_only"),
         ({"projector": "none", "lr": {"projector": 0.1}}, "nothing that lr.projector could train"),
-        ({"weight_small": 0, "weight_large": 0.0}, "both weights are 0: nothing is learned"),
-        (
-            {"mrl": "local_only", "weight_large": 0},
-            "weight_large, of the only loss, is 0: nothing is learned",
-        ),
         ({"weight_widths": math.inf}, r"method\.weight_widths"),
         ({"lr": {"small": math.inf}}, r"method\.lr\.small"),
         ({"mrl": "full", "tie_headers": True}, "goes with none of"),
@@ -714,9 +726,9 @@ def test_a_small_model_without_slices_cannot_have_several_widths(kit):
         ({"tie_headers": True, "global_header": False}, "choose one"),
         ({"weight_small": [1]}, r"method\.weight_small: give a number from 0, a function"),
         ({"weight_large": -1}, r"method\.weight_large: give a number from 0, a function"),
-        ({"weight_small": "math"}, "'math' names no function"),
-        ({"weight_small": "math:tau"}, "there is no function 'tau' in math"),
-        ({"weight_small": "nowhere_at_all:f"}, "nowhere_at_all cannot be imported"),
+        ({"weight_small": "math"}, r"method\.weight_small: 'math' names no function"),
+        ({"weight_small": "math:tau"}, r"method\.weight_small: .*there is no function 'tau' in math"),
+        ({"weight_small": "nowhere_at_all:f"}, r"method\.weight_small: nowhere_at_all cannot be imported"),
         ({"lr": {"header": 0.1}}, r"method\.lr\.header"),
         ({"lr": {"small": 0}}, r"method\.lr\.small"),
         ({"projector": "wide"}, r"method\.projector"),

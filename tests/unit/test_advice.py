@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,7 @@ def test_a_clients_own_batch_size_counts() -> None:
     assert "2 samples" in sentence
 
 
-def among(labels: list[list[int]], method: str = "local") -> list[str]:
+def among(labels: list[list[int]], method: str = "local", held_out: tuple[str, ...] = ()) -> list[str]:
     """What is said where clients hold these labels."""
     y = np.concatenate(labels)
     chosen = Experiment.make(
@@ -113,7 +114,7 @@ def among(labels: list[list[int]], method: str = "local") -> list[str]:
     rows = np.split(np.arange(len(y)), np.cumsum([len(own) for own in labels])[:-1])
     nothing = np.zeros(0, dtype=np.int64)
     split = Split.of(ClientSplit(str(number), own, nothing, nothing) for number, own in enumerate(rows))
-    return [*advice(chosen.world(split=split))]
+    return [*advice(chosen.world(split=dataclasses.replace(split, held_out=held_out)))]
 
 
 def test_clients_with_one_class_are_spoken_of() -> None:
@@ -124,12 +125,14 @@ def test_clients_with_one_class_are_spoken_of() -> None:
     assert sentence.startswith("1 of 2 clients has training samples of one class alone (client 1: owl)")
     assert sentence.endswith("; what they send is of that class, unmixed")
     assert among([[0, 1], [1, 2]], "fedre") == []
+    assert among([[0, 1], [2, 2]], held_out=("1",)) == []  # who does not train
 
 
 def test_clients_with_one_sample_are_spoken_of_once() -> None:
     (sentence,) = among([[0, 1], [2]])
     assert sentence.startswith("1 of 2 clients has a single training sample (client 1)")
     assert "partition.min_size" in sentence
+    assert among([[0, 1], [2]], held_out=("1",)) == []
 
 
 def test_a_run_says_it_once_at_its_start(tmp_path: Any) -> None:

@@ -236,11 +236,16 @@ def test_every_method_can_be_explained_by_its_name() -> None:
 
 
 def test_explain_takes_options_without_a_file() -> None:
-    narrow, wide = (
-        json.loads(potluck("explain", "fedin", f"{prefix}.project_out={width}", "--json").stdout)
-        for prefix, width in (("method", 8), ("fedin", 9))
-    )
-    assert wide["up_scalars"] - narrow["up_scalars"] == 16
+    def sent(*options: str) -> int:
+        return int(json.loads(potluck("explain", "fedin", *options, "--json").stdout)["up_scalars"])
+
+    narrow = sent("method.project=averaged", "method.project_out=8")
+    assert (
+        sent("fedin.project=averaged", "fedin.project_out=9") - narrow == 16 + 64
+    )  # a row more of the map, too
+    assert sent("models=mlp-small") < sent()  # features as they are, where the models need no map
+    assert "of demo, method.project=fixed" in potluck("explain", "fedin").stdout
+    assert refused("explain", "fedin", "method.noise=0").endswith("set method.project to fixed or averaged")
 
 
 def test_explain_takes_an_experiment_for_its_own_method(place: Path) -> None:

@@ -160,6 +160,9 @@ def test_a_width_that_would_be_tried_as_d1_is_refused_before_the_first_pilot(
     with pytest.raises(ConfigError, match="widths has 2, which auto tries as d1; leave it out"):
         potluck.run(chosen, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+    chosen = Experiment.load(file, ["method.widths=[4, 8]", "method.tune.candidates=[]"])
+    with pytest.raises(ConfigError, match="widths has 8, which auto tries as d1"):
+        chosen.world()
 
 
 def test_a_pilot_that_fails_points_to_no_folder(file: Path, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ class FedIN(FedAvg):
     term; of several batches each step takes the next; batch norm uses but does not remember the statistics of
     foreign features; the batch sent is a random one, in evaluation mode, with the noise of a noisy pass (s_out of
     the noisy s_in) also under `noise_when: upload`, repeated, noise and all, where samples are fewer; the server
-    draws whose batches a client gets, never its own. `project` is ours; `averaged` maps step with the body.
+    draws whose batches a client gets, never its own. `project` is ours; `averaged` maps learn from L_IN, too.
     """
 
     name = "fedin"
@@ -157,10 +157,12 @@ class FedIN(FedAvg):
             fit(client, self.loss, streams=streams, prox=prox if joint else None, combine=combine)
 
     def steer(self, terms: Mapping[str, Gradients], everything: bool) -> Gradients:
-        """The body's gradient from those of both losses; the rest follows its own, if it moves at all."""
+        """The body's gradient from those of both losses, the maps' their sum; the rest has its own, if it moves."""
         local = functools.reduce(plus, (value for term, value in terms.items() if term != "features"))
-        body = alleviate(local, terms["features"], self.config)
-        return local | body if everything else body
+        theirs = terms["features"]
+        maps = {name: theirs[name] + local[name] for name in theirs if name.startswith("maps/")}
+        body = {name: value for name, value in theirs.items() if name not in maps}
+        return {**(local if everything else {}), **alleviate(local, body, self.config), **maps}
 
     def loss(self, client: Client, batch: Batch, received: Batch | None = None) -> dict[str, Tensor] | Tensor:
         """L_local without its proximal term, L_IN where features came, and what keeps averaged maps whole."""

@@ -76,11 +76,6 @@ class FedMRL(SharedSmall):
             if self.tie_headers and not self.global_header:
                 raise ValueError("tie_headers sends a header, global_header: false has none; choose one")
             self.refuse_idle("weight_small", needs="mrl", among=("nested", "full"))
-            if self.weight_large == 0 and (self.weight_small == 0 or self.mrl == "local_only"):
-                alone = (
-                    "weight_large, of the only loss, is" if self.mrl == "local_only" else "both weights are"
-                )
-                raise ValueError(f"{alone} 0: nothing is learned")
             if self.projector == "none" and "projector" in self.lr:
                 raise ValueError("projector: none has nothing that lr.projector could train")
             return self
@@ -92,7 +87,8 @@ class FedMRL(SharedSmall):
         self.modes = tuple(mode for mode in type(self).modes if not undefined.get(mode))
         if self.config.tie_headers:  # the private header does leave, as far as it is tied
             self.stays = ("data", "labels", "private extractor", "projector", "representations")
-        self.weights = {"small": self.config.weight_small, "large": self.config.weight_large}
+        self.weights = {"small": self.config.weight_small} if mrl != "local_only" else {}
+        self.weights["large"] = self.config.weight_large
         self.rules = rules(self.weights)
         if self.rules:
             self.remedy += ", or look at what the functions of method.weight_* give"
@@ -107,7 +103,8 @@ class FedMRL(SharedSmall):
             require_one_width(world, "mrl: full")
         if self.config.tie_headers:
             require_linear_heads(world, "tie_headers", self.build_small(world.task))
-        try_rules(self.weights, self.no_report(), "method.weight")
+        others = {"widths": self.config.weight_widths} if self.config.widths else {}
+        try_rules({**self.weights, **others}, self.no_report(), "method.weight")
 
     def build_small(self, task: Task, d1: int | None = None) -> Model:
         """G of width d1; its header takes all of R under `full`, and is absent where nothing would train it."""
