@@ -134,12 +134,9 @@ class Method:
     stays: tuple[str, ...] = ("data", "labels", "model")
     modes: tuple[str, ...] = ("model",)  # ways to predict; the first is the reported one
     down: ClassVar[Declared] = {}
-    with_one_class: ClassVar[str] = (
-        ""  # what it means for clients with one class, to end a sentence about them
-    )
-    remedy: str = (
-        "lower training.optimizer.lr or set training.clip"  # what helps where numbers grow without bound
-    )
+    with_one_class: ClassVar[str] = ""  # ends a sentence about clients that have one class alone
+    # What helps where numbers grow without bound.
+    remedy: str = "lower training.optimizer.lr or set training.clip"
 
     class Config(MethodConfig):
         """No options."""
