@@ -116,7 +116,7 @@ class FeatureExchange:
             raise ConfigError(
                 f"{name}: method.batches is {self.batches}, but a client has {others} others; lower it"
             )
-        if self.pool == "round" and self.batches > max(cohort, 1):
+        if self.pool == "round" and self.batches > cohort:
             raise ConfigError(
                 f"{name}: method.batches is {self.batches}, but with training.participation "
                 f"{world.participation:g} a round leaves {cohort}; lower the first, raise the second, or set "

@@ -132,11 +132,11 @@ def with_option(experiment: Experiment, name: str, value: Any) -> Experiment:
 def _pilot(experiment: Experiment, option: OpenOption, value: int) -> Experiment:
     """A short run of one candidate, examined once, at its end, in the way that is reported first."""
     rounds, modes = option.how.rounds, experiment.evaluate.modes
+    first = "first" if isinstance(modes, str) else modes[:1]
     return with_option(experiment, option.name, value).variant(
         training=experiment.training.model_copy(update={"rounds": rounds}),
         evaluate=experiment.evaluate.model_copy(
-            update={"every": rounds, "who": "all", "when": ("after_aggregation",)}
-            | {"modes": "first" if isinstance(modes, str) else modes[:1]}
+            update={"every": rounds, "who": "all", "when": ("after_aggregation",), "modes": first}
         ),
     )
 
