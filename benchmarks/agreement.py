@@ -19,12 +19,13 @@ import numpy as np
 import torch
 
 from potluck import from_arrays
-from potluck.data import ClientSplit, Dataset, Split
-from potluck.engine.local import LocalEngine
-from potluck.experiment import Experiment
-from potluck.rng import Rng
-from potluck.runs import precision
-from potluck.world import World
+from potluck.core.dataset import Dataset
+from potluck.core.rng import Rng
+from potluck.data import ClientSplit, Split
+from potluck.engine.serial import LocalEngine
+from potluck.experiment.schema import Experiment
+from potluck.federation.world import World
+from potluck.runs.environment import precision
 from speed import CNNS, FEDMRL, MOMENTUM, WEIGHT_DECAY, EngineRunner, serial_engine
 
 CLIENTS, TRAIN, TEST, ROUNDS = 25, 100, 100, 20
@@ -82,7 +83,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     makers = {"one after the other": serial_engine}
     if device == "cuda":
-        from potluck.engine.cuda import CudaEngine
+        from potluck.engine.cuda.engine import CudaEngine
 
         makers["all at once"] = CudaEngine
     print(

@@ -29,17 +29,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from potluck.client import ClientId
-from potluck.engine.base import Answer, Examination, Outcome, Request
-from potluck.engine.local import LocalEngine
+from potluck.core.card import ClientId
+from potluck.core.message import Message
+from potluck.engine.protocol import Answer, Examination, Outcome, Request
 from potluck.engine.rounds import Rounds
-from potluck.experiment import Experiment
-from potluck.message import Message
-from potluck.methods.heads import representations
-from potluck.runs import threads
-from potluck.statistics import ClassStats
-from potluck.testing import Wrapped
-from potluck.world import World
+from potluck.engine.serial import LocalEngine
+from potluck.experiment.schema import Experiment
+from potluck.federation.world import World
+from potluck.kit.class_means import ClassStats
+from potluck.kit.shared_head import representations
+from potluck.runs.environment import threads
+from potluck.testing.faulty_engines import Wrapped
 
 CLIENTS, ROUNDS = 5, 60
 WINDOWS = {2: 2, 4: 8, 10: 20}  # rounds the least squares look back, by classes held

@@ -28,9 +28,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from potluck.engine.flower.processes import Process, Security, free_port, relaying
-from potluck.experiment import Experiment
-from potluck.runs import run
+from potluck.deploy.flower.processes import Process, Security, free_port, relaying
+from potluck.experiment.schema import Experiment
+from potluck.runs.api import run
 
 SITES = ("north", "east", "west")
 SITE = """
@@ -52,7 +52,7 @@ KINDS = {  # how a process is called, by what its command line holds
     "flwr-serverapp": "ServerApp (relay)",
     "flwr-clientapp": "ClientApp (shim)",
     "flower-supernode": "SuperNode",
-    "potluck.engine.flower.worker": "worker",
+    "potluck.deploy.flower.worker": "worker",
     "potluck serve": "potluck serve",
     "potluck join": "potluck join",
 }

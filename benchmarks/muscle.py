@@ -29,8 +29,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from potluck.losses import TAU, TAU_PREV, muscle
-from potluck.rng import Rng
+from potluck.core.rng import Rng
+from potluck.kit.contrastive.losses import TAU, TAU_PREV, muscle
 
 SLOWEST_LOOP = 3  # peers
 MIB = 2**20

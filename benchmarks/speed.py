@@ -57,25 +57,27 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from potluck import __version__, from_arrays
-from potluck.client import ClientId
-from potluck.data import ClientSplit, Dataset, PartitionConfig, Split
-from potluck.engine.base import Answer, Engine, Examination
-from potluck.engine.cuda import CudaEngine
-from potluck.engine.local import LocalEngine
+from potluck import from_arrays
+from potluck.core.card import ClientId
+from potluck.core.dataset import Dataset
+from potluck.core.message import Message
+from potluck.core.rng import Rng
+from potluck.core.state import Precision
+from potluck.data import ClientSplit, PartitionConfig, Split
+from potluck.engine.cuda.engine import CudaEngine
+from potluck.engine.protocol import Answer, Engine, Examination
 from potluck.engine.rounds import Rounds
-from potluck.engine.store import Budget, ClientStore
+from potluck.engine.serial import LocalEngine
+from potluck.engine.store.client_store import Budget, ClientStore
+from potluck.engine.store.transfers import size
 from potluck.engine.transactions import Record
-from potluck.engine.transfers import size
 from potluck.engine.workers import WorkersEngine
 from potluck.errors import ConfigError, PotluckError, RoundFailed
-from potluck.experiment import Experiment
-from potluck.message import Message
-from potluck.record import write_whole
-from potluck.rng import Rng
-from potluck.runs import precision, threads
-from potluck.state import Precision
-from potluck.world import World
+from potluck.experiment.schema import Experiment
+from potluck.federation.world import World
+from potluck.files import write_whole
+from potluck.runs.environment import precision, threads
+from potluck.version import __version__
 
 R = TypeVar("R")
 LR, MOMENTUM, WEIGHT_DECAY = 0.01, 0.9, 1e-3

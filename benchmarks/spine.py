@@ -26,11 +26,12 @@ import numpy as np
 import torch
 
 from potluck import from_arrays
+from potluck.core.rng import Rng
 from potluck.data import PartitionConfig, make_split
-from potluck.experiment import Experiment
-from potluck.rng import Rng
-from potluck.runs import RoundEnd, Watcher, run
-from potluck.training import Workspace
+from potluck.experiment.schema import Experiment
+from potluck.runs.api import run
+from potluck.runs.observers import RoundEnd, Watcher
+from potluck.training.fit import Workspace
 
 
 def resident() -> float:

@@ -8,15 +8,18 @@ import torch
 from torch import Tensor
 
 from potluck import Client, Experiment, Message, Method, MethodConfig, Server, client_step
-from potluck.client import ClientId
-from potluck.compare import compare
-from potluck.message import Content, tensor
-from potluck.method import Clients
-from potluck.models import Model
-from potluck.report.table import comparison_sheet, plain
-from potluck.task import Batch, Task
-from potluck.testing import check_method
-from potluck.training import collect, fit
+from potluck.core.card import ClientId
+from potluck.core.contract import tensor
+from potluck.core.message import Content
+from potluck.core.method import Clients
+from potluck.core.model import Model
+from potluck.core.task import Batch, Task
+from potluck.report.render import plain
+from potluck.report.sheets import comparison_sheet
+from potluck.runs.compare import compare
+from potluck.testing.contract import check_method
+from potluck.training.collect import collect
+from potluck.training.fit import fit
 
 ROUNDS = 10
 

@@ -18,10 +18,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from potluck.core.task import Task
 from potluck.errors import ModelError, PotluckError
 from potluck.models import build
-from potluck.models.efficientnet import LITE
-from potluck.task import Task
+from potluck.models.zoo.efficientnet import LITE
 
 NAMES = {  # theirs, ours
     r"^_conv_stem\.": "first.conv.",

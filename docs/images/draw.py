@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from potluck.report.log import Curve
 from potluck.report.plots import accuracy_over_rounds, split_picture, to_png
-from potluck.report.table import comparison_markdown
-from potluck.report.views import Curve
+from potluck.report.sheets import comparison_markdown
 
 
 def main(demo: Path) -> None:

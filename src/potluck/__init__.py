@@ -6,47 +6,57 @@ The names below are loaded when they are first used, so that `import potluck` an
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-try:
-    __version__ = version("potluck")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    __version__ = "0.1.0"
+from potluck.version import __version__
 
 if TYPE_CHECKING:
-    from potluck.averaging import average
-    from potluck.client import Client
-    from potluck.data import Dataset, Split, from_arrays, from_datasets, from_index_file
+    from potluck.core.client import Client
+    from potluck.core.contract import numbers, state_of, tensor
+    from potluck.core.dataset import Dataset
+    from potluck.core.message import Message
+    from potluck.core.method import Clients, Method, MethodConfig, client_step
+    from potluck.core.model import Model
+    from potluck.core.server import Server
+    from potluck.core.state import Moments
+    from potluck.core.streams import Stream
+    from potluck.core.task import Batch, Task
+    from potluck.data import Split, from_arrays, from_datasets, from_index_file
     from potluck.errors import PotluckError
     from potluck.experiment import Experiment
-    from potluck.message import Message, numbers, state_of, tensor
-    from potluck.method import Clients, Method, MethodConfig, client_step
-    from potluck.models import Model, adapt, build
-    from potluck.runs import RunResult, Watcher, resume, run
-    from potluck.server import Server
-    from potluck.state import Moments
-    from potluck.statistics import ClassStats
-    from potluck.streams import Stream
-    from potluck.task import Batch, Task
-    from potluck.training import Group, collect, fit
+    from potluck.kit.averaging import average
+    from potluck.kit.class_means import ClassStats
+    from potluck.models import adapt, build
+    from potluck.runs.api import resume, run
+    from potluck.runs.observers import Watcher
+    from potluck.runs.result import RunResult
+    from potluck.training.collect import collect
+    from potluck.training.fit import fit
+    from potluck.training.optimizers import Group
 
 _HOMES = {
-    "averaging": ("average",),
-    "client": ("Client",),
-    "data": ("Dataset", "Split", "from_arrays", "from_datasets", "from_index_file"),
+    "core.client": ("Client",),
+    "core.contract": ("numbers", "state_of", "tensor"),
+    "core.dataset": ("Dataset",),
+    "core.message": ("Message",),
+    "core.method": ("Clients", "Method", "MethodConfig", "client_step"),
+    "core.model": ("Model",),
+    "core.server": ("Server",),
+    "core.state": ("Moments",),
+    "core.streams": ("Stream",),
+    "core.task": ("Batch", "Task"),
+    "data": ("Split", "from_arrays", "from_datasets", "from_index_file"),
     "errors": ("PotluckError",),
     "experiment": ("Experiment",),
-    "message": ("Message", "numbers", "state_of", "tensor"),
-    "method": ("Clients", "Method", "MethodConfig", "client_step"),
-    "models": ("Model", "adapt", "build"),
-    "runs": ("RunResult", "Watcher", "resume", "run"),
-    "server": ("Server",),
-    "state": ("Moments",),
-    "statistics": ("ClassStats",),
-    "streams": ("Stream",),
-    "task": ("Batch", "Task"),
-    "training": ("Group", "collect", "fit"),
+    "kit.averaging": ("average",),
+    "kit.class_means": ("ClassStats",),
+    "models": ("adapt", "build"),
+    "runs.api": ("resume", "run"),
+    "runs.observers": ("Watcher",),
+    "runs.result": ("RunResult",),
+    "training.collect": ("collect",),
+    "training.fit": ("fit",),
+    "training.optimizers": ("Group",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -1,6 +1,6 @@
 """`python -m potluck`."""
 
-from potluck.cli import main
+from potluck.cli.app import main
 
 if __name__ == "__main__":
     main()

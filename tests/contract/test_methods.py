@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from potluck.method import method_names
-from potluck.testing import CHECKS, DEFAULT_MODELS, Bench, Check
+from potluck.methods.registry import method_names
+from potluck.testing.bench import DEFAULT_MODELS, Bench
+from potluck.testing.contract import CHECKS, Check
 
 VARIANTS = {
     "fedavg": {},

@@ -9,14 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from potluck import testing
-from potluck.client import Client
-from potluck.message import Content, state_of, tensor
-from potluck.method import Clients, Method, _registry, client_step
-from potluck.models import Model
-from potluck.server import Server
-from potluck.task import Batch, Task
-from potluck.training import collect, fit
+from potluck.core.client import Client
+from potluck.core.contract import state_of, tensor
+from potluck.core.message import Content
+from potluck.core.method import Clients, Method, _registry, client_step
+from potluck.core.model import Model
+from potluck.core.server import Server
+from potluck.core.task import Batch, Task
+from potluck.testing import contract as testing
+from potluck.training.collect import collect
+from potluck.training.fit import fit
 
 
 class Plain(Method):

@@ -13,22 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from potluck import from_arrays
-from potluck.client import Client
-from potluck.data import ClientSplit, Dataset, Split
-from potluck.engine.base import Answer, Examination, Outcome, Request
-from potluck.engine.local import LocalEngine
+from potluck.core.client import Client
+from potluck.core.dataset import Dataset
+from potluck.core.message import Content, Message
+from potluck.core.method import _registry, client_step
+from potluck.core.rng import Rng
+from potluck.core.task import Batch
+from potluck.data import ClientSplit, Split
+from potluck.engine.protocol import Answer, Examination, Outcome, Request
 from potluck.engine.rounds import Rounds
+from potluck.engine.serial import LocalEngine
 from potluck.errors import ConfigError
-from potluck.experiment import Experiment
-from potluck.message import Content, Message
-from potluck.method import _registry, client_step
+from potluck.experiment.schema import Experiment
+from potluck.federation.world import World
 from potluck.methods import Local
-from potluck.rng import Rng
-from potluck.runs import run
-from potluck.task import Batch
-from potluck.testing import CHECKS, DEFAULT_MODELS, Bench, Check, a_captured_step_is_right
-from potluck.training import fit
-from potluck.world import World
+from potluck.runs.api import run
+from potluck.testing.bench import DEFAULT_MODELS, Bench
+from potluck.testing.contract import CHECKS, Check, a_captured_step_is_right
+from potluck.training.fit import fit
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 CNNS = ["cnn1", "cnn2", "cnn3", "cnn4", "cnn5"]
@@ -90,14 +92,14 @@ def world(
 
 
 def engine(world: World, **options: Any) -> Any:
-    from potluck.engine.cuda import CudaEngine
+    from potluck.engine.cuda.engine import CudaEngine
 
     return CudaEngine(world, **options)
 
 
 def one_by_one(world: World) -> Any:
     """The same engine, made to finish one client before the next begins."""
-    from potluck.engine.cuda import CudaEngine
+    from potluck.engine.cuda.engine import CudaEngine
 
     class Waiting(CudaEngine):
         def run(self, requests: Sequence[Request]) -> list[Outcome]:

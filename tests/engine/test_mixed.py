@@ -13,19 +13,24 @@ import pytest
 import torch
 import yaml
 
-from potluck.compare import compare
-from potluck.data import ClientSplit, Dataset, Split, from_arrays, load
-from potluck.engine.local import LocalEngine
+from potluck.core.dataset import Dataset
+from potluck.core.method import Method, client_step
+from potluck.core.method import _registry as registry
+from potluck.data import ClientSplit, Split, from_arrays, load
+from potluck.engine.serial import LocalEngine
 from potluck.errors import ConfigError, DataError
-from potluck.experiment import Experiment
-from potluck.method import Method, client_step
-from potluck.method import _registry as registry
-from potluck.record import read_json
-from potluck.report.table import clients_sheet, comparison_sheet, plain
-from potluck.report.views import relative_gain
-from potluck.runs import Interrupted, RoundEnd, Watcher, resume, run
-from potluck.testing import Played, Taped
-from potluck.training import fit
+from potluck.experiment.schema import Experiment
+from potluck.files import read_json
+from potluck.report.comparison import relative_gain
+from potluck.report.render import plain
+from potluck.report.sheets import clients_sheet, comparison_sheet
+from potluck.runs.api import resume, run
+from potluck.runs.compare import compare
+from potluck.runs.loop import Interrupted
+from potluck.runs.observers import RoundEnd, Watcher
+from potluck.testing.bench import Played
+from potluck.testing.faulty_engines import Taped
+from potluck.training.fit import fit
 
 PARTITION = {"kind": "iid", "clients": 2, "validation": 0.1, "test": 0.3}
 KINDS = ["classification"] * 2 + ["multi-label"] * 2 + ["segmentation"] * 2 + ["text-classification"] * 2

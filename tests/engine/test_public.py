@@ -10,19 +10,23 @@ import numpy as np
 import pytest
 import torch
 
-from potluck.client import Card
-from potluck.data import Dataset, from_arrays, from_datasets, load
+from potluck.core.card import Card
+from potluck.core.contract import tensor
+from potluck.core.dataset import Dataset
+from potluck.core.method import Method, client_step
+from potluck.core.method import _registry as registry
+from potluck.core.public import Public, check_same_samples
+from potluck.core.rng import Rng
+from potluck.core.task import Task
+from potluck.data import from_arrays, from_datasets, load
 from potluck.errors import ConfigError
-from potluck.experiment import Experiment
-from potluck.message import tensor
-from potluck.method import Method, client_step
-from potluck.method import _registry as registry
-from potluck.public import Public, check_same_samples
-from potluck.rng import Rng
-from potluck.runs import resume, run
-from potluck.task import Task
-from potluck.testing import Played, Taped, check_method
-from potluck.training import collect, fit
+from potluck.experiment.schema import Experiment
+from potluck.runs.api import resume, run
+from potluck.testing.bench import Played
+from potluck.testing.contract import check_method
+from potluck.testing.faulty_engines import Taped
+from potluck.training.collect import collect
+from potluck.training.fit import fit
 
 PARTITION = {"kind": "iid", "clients": 1, "test": 0.3}
 TASK = Task("classification", 10, (1, 8, 8))

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from potluck.data import Dataset, from_arrays, load
+from potluck.core.dataset import Dataset
+from potluck.data import from_arrays, load
 from potluck.errors import ConfigError
-from potluck.experiment import Experiment
-from potluck.explain import explain_world
-from potluck.runs import run
-from potluck.testing import Played, Taped
+from potluck.experiment.schema import Experiment
+from potluck.federation.explain import explain_world
+from potluck.runs.api import run
+from potluck.testing.bench import Played
+from potluck.testing.faulty_engines import Taped
 
 PARTITION = {"kind": "iid", "clients": 1, "test": 0.3}
 WORDS = {"zero": 2, "one": 3, "two": 4, "the": 5, "digit": 6}

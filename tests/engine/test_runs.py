@@ -11,14 +11,16 @@ import pytest
 import torch
 
 import potluck
-import potluck.method
+import potluck.core.method
 from potluck.data import ClientSplit, Split
-from potluck.engine.checkpoints import Checkpoints
-from potluck.engine.store import ClientStore
+from potluck.engine.store.checkpoints import Checkpoints
+from potluck.engine.store.client_store import ClientStore
 from potluck.errors import ConfigError, RoundFailed, RunError
-from potluck.experiment import Experiment
-from potluck.record import RunFolder
-from potluck.runs import Interrupted, RoundEnd, Watcher, resume, run
+from potluck.experiment.schema import Experiment
+from potluck.runs.api import resume, run
+from potluck.runs.folder import RunFolder
+from potluck.runs.loop import Interrupted
+from potluck.runs.observers import RoundEnd, Watcher
 
 SETTINGS: dict[str, Any] = {
     "name": "tiny",
@@ -348,7 +350,7 @@ class Mine(Local):
 
 
 def test_a_method_of_ones_own_in_an_experiment_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(potluck.method, "_registry", dict(potluck.method._registry))
+    monkeypatch.setattr(potluck.core.method, "_registry", dict(potluck.core.method._registry))
     (tmp_path / "mine.py").write_text(PLUGIN)
     text = experiment().to_yaml()
     file = tmp_path / "experiment.yaml"

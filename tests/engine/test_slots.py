@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from potluck.engine.cuda import CudaEngine
+from potluck.engine.cuda.engine import CudaEngine
 from potluck.errors import ConfigError
 
 

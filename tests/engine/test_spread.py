@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from potluck.engine.spread import SpreadEngine, SpreadStore, homes
+from potluck.engine.multi_gpu import SpreadEngine, SpreadStore, homes
+from potluck.engine.settings import EngineSettings
 from potluck.errors import ConfigError
-from potluck.experiment import EngineSettings, Experiment
-from potluck.runs import Interrupted, RoundEnd, Run, Watcher, resume, run
+from potluck.experiment.schema import Experiment
+from potluck.runs.api import resume, run
+from potluck.runs.loop import Interrupted, Run
+from potluck.runs.observers import RoundEnd, Watcher
 
 SETTINGS: dict[str, Any] = {
     "name": "spread",

@@ -20,18 +20,22 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from potluck.engine.base import Answer
-from potluck.engine.budget import Budget
-from potluck.engine.checkpoints import Checkpoints
-from potluck.engine.files import StateFiles
-from potluck.engine.store import ClientStore
+from potluck.core.message import Message
+from potluck.core.packed import Packed, State
+from potluck.core.state import Report
+from potluck.engine.protocol import Answer
+from potluck.engine.settings import EngineSettings
+from potluck.engine.store.budget import Budget
+from potluck.engine.store.checkpoints import Checkpoints
+from potluck.engine.store.client_store import ClientStore
+from potluck.engine.store.state_files import StateFiles
+from potluck.engine.store.transfers import Copy, Transfers, moved, size
 from potluck.engine.transactions import Work
-from potluck.engine.transfers import Copy, Transfers, moved, size
 from potluck.errors import ConfigError, RunError
-from potluck.experiment import EngineSettings, Experiment
-from potluck.message import Message
-from potluck.runs import Interrupted, RoundEnd, Run, Watcher, resume, run
-from potluck.state import Packed, Report, State
+from potluck.experiment.schema import Experiment
+from potluck.runs.api import resume, run
+from potluck.runs.loop import Interrupted, Run
+from potluck.runs.observers import RoundEnd, Watcher
 
 LENGTH = 96  # numbers in a state
 BYTES = 4 * LENGTH + 8
@@ -475,7 +479,7 @@ def test_a_stopped_run_goes_on_from_the_disk(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from potluck import Experiment
-from potluck.runs import Watcher, run
+from potluck import Watcher, run
 
 class Kill(Watcher):
     def round(self, end):

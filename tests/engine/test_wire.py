@@ -10,16 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from potluck.client import Client
-from potluck.engine.base import Answer, Engine, Outcome, Request
-from potluck.message import Content, Message, state_of
-from potluck.method import Clients, Method, _registry, client_step
-from potluck.models import Model
-from potluck.server import Server
-from potluck.state import Moments
-from potluck.task import Batch, Task
-from potluck.testing import ALL, Bench, Wrapped
-from potluck.training import fit
+from potluck.core.client import Client
+from potluck.core.contract import state_of
+from potluck.core.message import Content, Message
+from potluck.core.method import Clients, Method, _registry, client_step
+from potluck.core.model import Model
+from potluck.core.server import Server
+from potluck.core.state import Moments
+from potluck.core.task import Batch, Task
+from potluck.engine.protocol import Answer, Engine, Outcome, Request
+from potluck.testing.bench import Bench
+from potluck.testing.contract import ALL
+from potluck.testing.faulty_engines import Wrapped
+from potluck.training.fit import fit
 
 
 class Tampering(Wrapped):

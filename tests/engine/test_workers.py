@@ -21,20 +21,23 @@ from hypothesis import strategies as st
 
 import potluck.engine.workers
 import potluck.testing
-from potluck.client import Client
-from potluck.engine.base import Answer, Engine, Examination, Failure, Request, Stamp
+from potluck.core.client import Client
+from potluck.core.message import Message
+from potluck.core.packed import Packed, State
 from potluck.engine.cohort import Cohort
-from potluck.engine.local import LocalEngine
+from potluck.engine.protocol import Answer, Engine, Examination, Failure, Request, Stamp
 from potluck.engine.rounds import Rounds
-from potluck.engine.store import ClientStore
+from potluck.engine.serial import LocalEngine
+from potluck.engine.store.client_store import ClientStore
 from potluck.engine.workers import Errand, Frame, WorkerFault, WorkersEngine, worker_count
 from potluck.errors import ConfigError, RunError, StepFailed
-from potluck.experiment import Experiment
-from potluck.message import Message
+from potluck.experiment.schema import Experiment
+from potluck.federation.world import World
 from potluck.methods.fedmrl import FedMRL
-from potluck.runs import Interrupted, RoundEnd, Watcher, resume, run, threads
-from potluck.state import Packed, State
-from potluck.world import World
+from potluck.runs.api import resume, run
+from potluck.runs.environment import threads
+from potluck.runs.loop import Interrupted
+from potluck.runs.observers import RoundEnd, Watcher
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")
 
@@ -181,20 +184,20 @@ def two_workers() -> Iterator[type[WorkersEngine]]:
 @pytest.mark.parametrize(
     "check",
     [
-        potluck.testing.clients_of_every_kind_work,
-        potluck.testing.state_survives,
-        potluck.testing.only_declared_crosses,
-        potluck.testing.no_global_randomness,
-        potluck.testing.order_does_not_matter,
-        potluck.testing.faults_leave_no_trace,
+        potluck.testing.contract.clients_of_every_kind_work,
+        potluck.testing.contract.state_survives,
+        potluck.testing.contract.only_declared_crosses,
+        potluck.testing.contract.no_global_randomness,
+        potluck.testing.contract.order_does_not_matter,
+        potluck.testing.contract.faults_leave_no_trace,
     ],
     ids=lambda check: check.__name__,
 )
 @pytest.mark.parametrize("method", ["fedmrl", "scaffold"])
 def test_the_contract_holds(
-    two_workers: type[WorkersEngine], method: str, check: Callable[[potluck.testing.Bench], None]
+    two_workers: type[WorkersEngine], method: str, check: Callable[[potluck.testing.bench.Bench], None]
 ) -> None:
-    check(potluck.testing.Bench(METHODS[method], make_engine=two_workers))
+    check(potluck.testing.bench.Bench(METHODS[method], make_engine=two_workers))
 
 
 # --- workers that fail ----------------------------------------------------------------------------------
@@ -204,7 +207,7 @@ class Federation:
     """Four clients, two workers, and something that happens when client 1 trains in round 2."""
 
     def __init__(self, event: Callable[[], None] = lambda: None, workers: int = 2, in_each: int = 1) -> None:
-        self.world = potluck.testing.Bench("local").world()
+        self.world = potluck.testing.bench.Bench("local").world()
         self._plan(event)
         self.engine: LocalEngine = LocalEngine(self.world)
         if workers:

@@ -12,7 +12,7 @@ import time
 import pytest
 import sites
 
-from potluck.engine.flower.processes import (
+from potluck.deploy.flower.processes import (
     Process,
     Security,
     environment,
@@ -22,7 +22,7 @@ from potluck.engine.flower.processes import (
 )
 
 pytest.importorskip("cryptography")  # comes with Flower
-from potluck.keys import make_keys
+from potluck.deploy.trial_keys import make_keys
 
 
 class Federation:

@@ -9,12 +9,13 @@ import time
 from functools import partial
 from pathlib import Path
 
-from potluck.engine.base import Failure
-from potluck.engine.local import LocalEngine
-from potluck.experiment import Experiment
+from potluck.engine.protocol import Failure
+from potluck.engine.serial import LocalEngine
+from potluck.experiment.schema import Experiment
 from potluck.models import build
-from potluck.record import RunFolder
-from potluck.runs import Run, write_start
+from potluck.runs.api import write_start
+from potluck.runs.folder import RunFolder
+from potluck.runs.loop import Run
 
 MODELS = ("conv-small", "conv-large", "mlp-small")
 IDS = ("0", "1", "2")

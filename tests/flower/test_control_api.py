@@ -15,7 +15,7 @@ import pytest
 import sites
 from federations import Federation, engine
 
-from potluck.engine.flower.processes import Process, free_port, is_open
+from potluck.deploy.flower.processes import Process, free_port, is_open
 
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("flwr")

@@ -8,7 +8,7 @@ import pytest
 import sites
 from federations import Federation, engine
 
-from potluck.runs import run
+from potluck.runs.api import run
 
 flwr = pytest.importorskip("flwr")
 

@@ -13,11 +13,11 @@ import pytest
 import sites
 from typer.testing import CliRunner
 
-from potluck import cli
-from potluck.engine.flower import frames
-from potluck.engine.flower.fingerprints import client_keys
-from potluck.engine.flower.join import Watched
-from potluck.engine.flower.processes import (
+from potluck.cli import app as cli
+from potluck.deploy import frames
+from potluck.deploy.fingerprints import client_keys
+from potluck.deploy.flower.join import Watched
+from potluck.deploy.flower.processes import (
     Process,
     Security,
     check_server,
@@ -126,7 +126,7 @@ def test_frames_come_as_they_were_sent_and_nonsense_ends_the_connection():
 
 def test_keys_are_known_by_the_fingerprints_ssh_shows(tmp_path):
     pytest.importorskip("cryptography")
-    from potluck.keys import make_keys
+    from potluck.deploy.trial_keys import make_keys
 
     make_keys(tmp_path, ["localhost"], ["0", "1"])
     found = client_keys(tmp_path / "clients", ["0", "1"])
@@ -142,7 +142,7 @@ def test_keys_are_known_by_the_fingerprints_ssh_shows(tmp_path):
 
 def test_a_servers_way_to_speak_is_looked_at_before_a_site_joins(tmp_path):
     pytest.importorskip("cryptography")
-    from potluck.keys import make_keys
+    from potluck.deploy.trial_keys import make_keys
 
     make_keys(tmp_path / "a", ["127.0.0.1"], [])
     make_keys(tmp_path / "b", ["127.0.0.1"], [])
@@ -184,12 +184,12 @@ def test_the_last_error_of_a_program_of_flowers_is_told(tmp_path):
 
 def test_flowers_apps_import_no_torch():
     pytest.importorskip("flwr")
-    code = "import sys, potluck.engine.flower.apps; sys.exit('torch' in sys.modules)"
+    code = "import sys, potluck.deploy.flower.apps; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_bytes_pass_through_flowers_records():
-    apps = pytest.importorskip("potluck.engine.flower.apps", exc_type=ImportError)
+    apps = pytest.importorskip("potluck.deploy.flower.apps", exc_type=ImportError)
     assert apps.unwrap(apps.wrap(b"some bytes", "t")) == (b"some bytes", "t")
 
 
@@ -223,7 +223,7 @@ def no_memory(letter):
 
 
 def test_the_relay_gives_every_letter_its_answer_or_a_sentence(monkeypatch):
-    apps = pytest.importorskip("potluck.engine.flower.apps", exc_type=ImportError)
+    apps = pytest.importorskip("potluck.deploy.flower.apps", exc_type=ImportError)
     monkeypatch.setattr(apps, "Message", lambda *args, **options: args)
     error = SimpleNamespace(code=2, reason="Traceback\nValueError: no")
     cases = {
@@ -244,7 +244,7 @@ def test_the_relay_gives_every_letter_its_answer_or_a_sentence(monkeypatch):
 
 
 def test_the_relay_stays_within_its_memory():
-    apps = pytest.importorskip("potluck.engine.flower.apps", exc_type=ImportError)
+    apps = pytest.importorskip("potluck.deploy.flower.apps", exc_type=ImportError)
     with apps.bounded(1 << 26), pytest.raises(MemoryError):
         bytes(1 << 32)
     assert len(bytes(1 << 27)) == 1 << 27
@@ -272,7 +272,7 @@ def test_a_head_that_makes_no_sense_is_no_frame(sizes):
 
 
 def test_the_shim_waits_for_a_worker_and_says_when_it_ends_over_an_order(place):
-    apps = pytest.importorskip("potluck.engine.flower.apps", exc_type=ImportError)
+    apps = pytest.importorskip("potluck.deploy.flower.apps", exc_type=ImportError)
     path = place / "w"
 
     def work():

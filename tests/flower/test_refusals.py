@@ -9,8 +9,8 @@ import pytest
 import sites
 from federations import Federation, engine
 
-from potluck.engine.flower.processes import Security, free_port, start_supernode
-from potluck.keys import make_keys
+from potluck.deploy.flower.processes import Security, free_port, start_supernode
+from potluck.deploy.trial_keys import make_keys
 
 pytest.importorskip("flwr")
 pytestmark = pytest.mark.faults
@@ -63,7 +63,7 @@ def test_strangers_are_refused_and_the_others_go_on(federation):
 TAMPERED_SITE = """
 import dataclasses, pathlib, torch
 import potluck.engine.flower.site as own
-from potluck.engine.base import Answer
+from potluck.engine.protocol import Answer
 from potluck.message import Message
 
 FOLDER, HONEST = pathlib.Path(__file__).parent, own.pack_reply
@@ -107,8 +107,8 @@ def test_wrong_uploads_are_refused_and_the_others_go_on(federation):
 GREEDY_SERVER = """
 import dataclasses, sys, torch
 import potluck.engine.flower.server as own
-from potluck.cli import main
-from potluck.engine.base import Request
+from potluck.cli.app import main
+from potluck.engine.protocol import Request
 from potluck.message import Message
 
 HONEST = own.pack_order

@@ -7,11 +7,13 @@ import pytest
 import sites
 from typer.testing import CliRunner
 
-from potluck import cli
-from potluck.engine.flower import simulation
-from potluck.engine.flower.processes import installed
+from potluck.cli import app as cli
+from potluck.deploy.flower import simulation
+from potluck.deploy.flower.processes import installed
 from potluck.errors import ConfigError, RunError
-from potluck.runs import Interrupted, Watcher, resume, run
+from potluck.runs.api import resume, run
+from potluck.runs.loop import Interrupted
+from potluck.runs.observers import Watcher
 
 ENGINE = {"engine": {"name": "flower-simulation", "device": "cpu", "workers": 1, "patience": 120}}
 METHODS = [{"name": "fedmrl", "d1": 8}, "fedproto"]

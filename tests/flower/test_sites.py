@@ -14,21 +14,23 @@ import pytest
 import sites
 import torch
 
+from potluck.core.message import Message
+from potluck.core.state import Report
 from potluck.data import DataConfig
-from potluck.engine.base import Answer, Examination, Failure, Request, Stamp
-from potluck.engine.flower import frames, wire
-from potluck.engine.flower.server import key_register, open_folder, play
-from potluck.engine.flower.site import SENT, Site, kept_secret, site_data, welcome
-from potluck.engine.flower.worker import answer_one
-from potluck.engine.local import LocalEngine
+from potluck.deploy import frames, wire
+from potluck.deploy.flower.worker import answer_one
+from potluck.deploy.rehearsal import rehearse
+from potluck.deploy.run import key_register, open_folder, play
+from potluck.deploy.site import SENT, Site, kept_secret, welcome
+from potluck.deploy.site_data import site_data
+from potluck.engine.protocol import Answer, Examination, Failure, Request, Stamp
 from potluck.engine.rounds import Rounds
+from potluck.engine.serial import LocalEngine
 from potluck.errors import ConfigError, DataError, MessageError, PotluckError, RunError
-from potluck.message import Message
+from potluck.files import write_json
 from potluck.models import build
-from potluck.record import write_json
-from potluck.rehearsal import rehearse
-from potluck.runs import Watcher, resume, run
-from potluck.state import Report
+from potluck.runs.api import resume, run
+from potluck.runs.observers import Watcher
 
 RUN = "a1"
 OPTIONS = {
@@ -640,7 +642,7 @@ def worker(tmp_path):
     file, begun = sites.write_site(tmp_path / "site", "0"), []
 
     def start():
-        words = [sys.executable, "-m", "potluck.engine.flower.worker", "--client", "0", "--simulated"]
+        words = [sys.executable, "-m", "potluck.deploy.flower.worker", "--client", "0", "--simulated"]
         words += ["--model", f"{file}:build", "--data", f"{file}:load", "--home", str(tmp_path / "home")]
         process = subprocess.Popen(
             [*words, "--socket", str(place / "worker")], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -10,18 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from potluck.core.message import Message
+from potluck.core.model import Model
+from potluck.core.rng import Rng, Seeds
+from potluck.core.settings import ClientTraining
+from potluck.core.streams import shuffled_batches
 from potluck.data import ClientSplit, Split, from_arrays
-from potluck.engine.base import Examination, Stamp
 from potluck.engine.cohort import Cohort
-from potluck.engine.local import LocalEngine
-from potluck.ledger import Ledger
-from potluck.message import Message
-from potluck.method import find_method
-from potluck.models import Model, ModelPool
-from potluck.rng import Rng, Seeds
-from potluck.settings import ClientTraining
-from potluck.streams import shuffled_batches
-from potluck.world import World
+from potluck.engine.ledger import Ledger
+from potluck.engine.protocol import Examination, Stamp
+from potluck.engine.serial import LocalEngine
+from potluck.federation.world import World
+from potluck.methods.registry import find_method
+from potluck.models import ModelPool
 
 INPUTS, CLASSES = 3, 4
 
@@ -70,6 +71,7 @@ class Federation:
         )
         if lacking is not None:
             blind(self.world, lacking)
+        self.method.setup(self.world)
         self.method.check(self.world)
         self.engine = LocalEngine(self.world)
         self.server = self.world.server()

@@ -7,14 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from potluck.client import Card
+from potluck.core.card import Card
+from potluck.core.message import Message
+from potluck.core.replies import Replies
+from potluck.core.streams import shuffled_batches
 from potluck.data import from_arrays
 from potluck.errors import ConfigError
-from potluck.experiment import Experiment
-from potluck.message import Message
-from potluck.replies import Replies
-from potluck.streams import shuffled_batches
-from potluck.testing import Played
+from potluck.experiment.schema import Experiment
+from potluck.testing.bench import Played
 
 ROWS = {"a": range(0, 7), "b": range(7, 12)}
 LABELS = np.array([0, 0, 1, 1, 1, 0, 2, 2, 2, 1, 1, 2, 3])  # a holds 0, 1, 2; b holds 1, 2; nobody 3

@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from potluck import losses
+from potluck.core.task import Batch, Task
 from potluck.data import load
 from potluck.errors import ConfigError
-from potluck.experiment import Experiment
+from potluck.experiment.schema import Experiment
+from potluck.kit.contrastive import losses
 from potluck.methods import creamfl
-from potluck.task import Batch, Task
 
 ROWS = {"a": range(0, 7), "b": range(7, 12)}
 TRAINING = {"epochs": 1, "batch_size": 3, "optimizer": {"lr": 0.2}}

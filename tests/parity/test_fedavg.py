@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from potluck.engine.base import Engine, Failure
+from potluck.core.message import Message
+from potluck.core.replies import Replies
+from potluck.engine.protocol import Engine, Failure
 from potluck.errors import ConfigError
-from potluck.message import Message
-from potluck.replies import Replies
 
 ROWS = {"a": range(0, 7), "b": range(7, 12), "c": range(12, 14)}
 TRAINING = {"epochs": 2, "batch_size": 3, "optimizer": {"lr": 0.2}}

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from potluck.core.settings import OptimizerSettings
+from potluck.core.streams import Stream, shuffled_batches
 from potluck.errors import ConfigError, RoundFailed
+from potluck.kit.early_stopping import fit_patiently
 from potluck.methods.feddf import divergence
-from potluck.patience import fit_patiently
-from potluck.settings import OptimizerSettings
-from potluck.streams import Stream, shuffled_batches
 
 ROWS = {"a": range(0, 7), "b": range(7, 12), "c": range(12, 16)}
 SIZES = {"a": 7, "b": 5, "c": 4}

@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import nn
 
+from potluck.core.message import Message
+from potluck.core.model import Model
+from potluck.core.streams import shuffled_batches
 from potluck.errors import ConfigError
-from potluck.explain import explain_world
-from potluck.message import Message
-from potluck.models import Model
-from potluck.streams import shuffled_batches
+from potluck.federation.explain import explain_world
 
 ROWS = {"a": range(0, 7), "b": range(7, 12)}
 LABELS = np.array([0, 0, 1, 1, 1, 0, 3, 2, 2, 1, 1, 2])  # a holds 0, 1, 3; b holds 1, 2

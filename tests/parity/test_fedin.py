@@ -8,22 +8,25 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from potluck.core.contract import check
+from potluck.core.message import Message
+from potluck.core.model import Model
+from potluck.core.replies import Replies
+from potluck.core.rng import Rng
+from potluck.core.streams import shuffled_batches
+from potluck.core.task import Batch, Task
 from potluck.data import from_arrays
-from potluck.engine.base import Request
+from potluck.engine.protocol import Request
 from potluck.errors import ConfigError, MessageError
-from potluck.experiment import Experiment
-from potluck.explain import explain_world
-from potluck.features import blurred
-from potluck.message import Message, check
+from potluck.experiment.schema import Experiment
+from potluck.federation.explain import explain_world
+from potluck.kit.feature_exchange import blurred
+from potluck.kit.shared_space import SharedSpace
 from potluck.methods.fedin import FedIN, alleviate
-from potluck.models import Model, build
-from potluck.models.transformer import VisionTransformer
-from potluck.projection import SharedSpace
-from potluck.replies import Replies
-from potluck.rng import Rng
-from potluck.streams import shuffled_batches
-from potluck.task import Batch, Task
-from potluck.testing import Played
+from potluck.models import build
+from potluck.models.probe import stem_shape
+from potluck.models.zoo.transformer import VisionTransformer
+from potluck.testing.bench import Played
 
 ROWS = {"a": range(0, 7), "b": range(7, 12)}
 LR = 0.1
@@ -461,7 +464,7 @@ def test_looking_for_the_shape_leaves_the_model_as_it_was():
     model = Normed(Task("classification", 4, (3,))).train()
     model.norm1.eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    assert model.stem_shape(Task("classification", 4, (3,))) == (5,)
+    assert stem_shape(model, Task("classification", 4, (3,))) == (5,)
     assert [part.training for part in (model, model.norm1, model.norm)] == [True, False, True]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -846,7 +849,7 @@ def test_a_space_with_enough_channels_and_places_loses_nothing(model, channels):
     made, space = model().eval(), SharedSpace("fixed", {"s_in": (channels, 8, 8)})
     with torch.no_grad():
         features = {"s_in": made.stem(torch.randn(4, *CIFAR.input, generator=Rng(1).generator()))}
-    own = {"s_in": made.stem_shape(CIFAR)}
+    own = {"s_in": stem_shape(made, CIFAR)}
     maps = space.draw(own)
     assert space.matrices(own) == {f"s_in:{channels}": (channels, channels)}
     there = space.there(features, maps)

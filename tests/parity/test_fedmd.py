@@ -5,8 +5,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from potluck.core.streams import shuffled_batches
 from potluck.errors import ConfigError
-from potluck.streams import shuffled_batches
 
 ROWS = {"a": range(0, 7), "b": range(7, 12)}
 TRAINING = {"epochs": 2, "batch_size": 3, "optimizer": {"lr": 0.2}}

@@ -7,23 +7,23 @@ import pytest
 import torch
 from torch import nn
 
-from potluck.averaging import average
-from potluck.client import Client
-from potluck.engine.base import Engine
+from potluck.core.client import Client
+from potluck.core.contract import check as check_message
+from potluck.core.message import Message
+from potluck.core.model import Model
+from potluck.core.replies import Replies
+from potluck.core.rng import Rng
+from potluck.core.state import Part
+from potluck.core.streams import Source
+from potluck.core.task import Batch, Task
+from potluck.engine.protocol import Engine
 from potluck.errors import ConfigError, MessageError, RoundFailed
-from potluck.experiment import Experiment
-from potluck.explain import explain_world
-from potluck.message import Message
-from potluck.message import check as check_message
+from potluck.experiment.schema import Experiment
+from potluck.federation.explain import explain_world
+from potluck.kit.averaging import average
+from potluck.kit.loss_weights import weigh
+from potluck.kit.projector import make_projector
 from potluck.methods.fedmrl import FedMRL
-from potluck.models import Model
-from potluck.models.fusion import make_projector
-from potluck.replies import Replies
-from potluck.rng import Rng
-from potluck.state import Part
-from potluck.streams import Source
-from potluck.task import Batch, Task
-from potluck.weighting import weigh
 
 TASK = Task("classification", 10, (5,))
 D1, D2 = 2, 3

@@ -13,18 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from potluck.core.model import Model
+from potluck.core.rng import Rng
 from potluck.data import ClientSplit, Split, from_arrays, load
 from potluck.errors import ConfigError, RoundFailed
-from potluck.experiment import Experiment
-from potluck.explain import explain_world
-from potluck.losses import gramian, info_nce, muscle
-from potluck.models import Model
-from potluck.report.table import headline
-from potluck.report.views import messages_block
-from potluck.representations import representation_model
-from potluck.rng import Rng
-from potluck.runs import run
-from potluck.testing import Losing, Played, Taped, Wrapped
+from potluck.experiment.schema import Experiment
+from potluck.federation.explain import explain_world
+from potluck.kit.contrastive.losses import gramian, info_nce, muscle
+from potluck.kit.representations import representation_model
+from potluck.report.scores import messages_block
+from potluck.report.sheets import headline
+from potluck.runs.api import run
+from potluck.testing.bench import Played
+from potluck.testing.faulty_engines import Losing, Taped, Wrapped
 
 E = [[1.0, 0.0], [0.0, 1.0]]
 SWAPPED = [[0.0, 1.0], [1.0, 0.0]]

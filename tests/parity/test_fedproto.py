@@ -5,11 +5,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from potluck.client import Client
+from potluck.core.client import Client
+from potluck.core.streams import Source
+from potluck.core.task import Batch, Task
 from potluck.errors import ConfigError
 from potluck.methods.fedproto import FedProto
-from potluck.streams import Source
-from potluck.task import Batch, Task
 
 ROWS = {"a": range(0, 7), "b": range(7, 12)}
 LABELS = np.array([0, 0, 1, 1, 1, 0, 2, 2, 2, 1, 1, 2])  # a: 0 0 1 1 1 0 2; b: 2 2 1 1 2; nobody: 3

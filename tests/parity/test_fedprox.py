@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import nn
 
-from potluck.client import Client
-from potluck.settings import ClientTraining, OptimizerSettings
-from potluck.streams import Source, Stream
-from potluck.task import Task
-from potluck.training import fit
+from potluck.core.client import Client
+from potluck.core.settings import ClientTraining, OptimizerSettings
+from potluck.core.streams import Source, Stream
+from potluck.core.task import Task
+from potluck.training.fit import fit
 
 ROWS = {"a": range(0, 7), "b": range(7, 12)}
 TRAINING = {"epochs": 2, "batch_size": 3, "optimizer": {"lr": 0.2}}

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from torch import nn
 
 import potluck
-from potluck.client import Client
+from potluck.core.client import Client
+from potluck.core.model import Model
+from potluck.core.rng import Rng
+from potluck.core.server import Server
+from potluck.core.streams import Source, shuffled_batches
+from potluck.core.task import Batch, Task
 from potluck.data import from_arrays
 from potluck.errors import ConfigError
-from potluck.experiment import Experiment
-from potluck.explain import explain_world
+from potluck.experiment.schema import Experiment
+from potluck.federation.explain import explain_world
 from potluck.methods.fedre import FedRE, coarse
-from potluck.models import Model
-from potluck.rng import Rng
-from potluck.server import Server
-from potluck.streams import Source, shuffled_batches
-from potluck.task import Batch, Task
 
 MECHANISMS = ["RAP", "VAP", "RSP", "RAR", "VAR", "RSR"]
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from potluck.method import client_step
+from potluck.core.method import client_step
+from potluck.core.state import Moments
 from potluck.methods.local import Local
-from potluck.state import Moments
-from potluck.training import fit
+from potluck.training.fit import fit
 
 ROWS = {"a": range(0, 7), "b": range(7, 12)}
 TRAINING = {"epochs": 2, "batch_size": 3, "optimizer": {"lr": 0.2}}

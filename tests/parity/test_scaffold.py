@@ -5,8 +5,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from potluck.message import Message
-from potluck.replies import Replies
+from potluck.core.message import Message
+from potluck.core.replies import Replies
 
 ROWS = {"a": range(0, 7), "b": range(7, 12), "c": range(12, 14)}
 LR = 0.2

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from potluck.core.rng import Rng
 from potluck.data import from_arrays
 from potluck.errors import ConfigError
-from potluck.experiment import Experiment
+from potluck.experiment.schema import Experiment
 from potluck.methods.simclr import Views, nt_xent
-from potluck.rng import Rng
 
 ROWS = {"a": range(0, 7), "b": range(7, 12)}
 TRAINING = {"epochs": 1, "batch_size": 3, "optimizer": {"lr": 0.2}}

@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from potluck.compare import BASELINE
-from potluck.compare import check as check_experiment
-from potluck.data import DataConfig, Dataset, from_arrays, sources
+from potluck.core.dataset import Dataset
+from potluck.core.model import Model
+from potluck.core.task import Task
+from potluck.data import DataConfig, from_arrays, registry
 from potluck.errors import ConfigError
-from potluck.experiment import Experiment, read_yaml
-from potluck.models import Model, ModelPool
-from potluck.sweep import check_sweep, read_sweep
-from potluck.task import Task
+from potluck.experiment.overrides import read_yaml
+from potluck.experiment.schema import Experiment
+from potluck.models import ModelPool
+from potluck.runs.compare import BASELINE
+from potluck.runs.compare import check as check_experiment
+from potluck.runs.sweep import check_sweep, read_sweep
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = sorted(
@@ -147,7 +150,7 @@ def ask_every_variant(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             check_experiment(experiment.variant(engine=engine), data, split)
 
 
-def pictures(name: str) -> sources.Loader:
+def pictures(name: str) -> registry.Loader:
     """What loads a data set of the right shapes without a picture in it."""
 
     def loader(dir: Path | None, *, labels_only: bool = False) -> Dataset:
@@ -167,7 +170,7 @@ def reviews(dir: Path | None, *, vocabulary: int = 8_000, labels_only: bool = Fa
 def test_every_federation_can_begin(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last variant of the first setting, from random weights: there are no others here."""
     loaders = {name: pictures(name) for name in SHAPES} | {"sst2": reviews, "newsgroups20": reviews}
-    monkeypatch.setattr(sources, "_LOADERS", sources._LOADERS | loaders)
+    monkeypatch.setattr(registry, "_LOADERS", registry._LOADERS | loaders)
     copy = tmp_path / file.name
     copy.write_text(file.read_text(encoding="utf-8").replace("weights: data/weights, ", ""))
     settings = read_sweep(copy)

@@ -10,9 +10,10 @@ import pytest
 from torch import nn
 
 from potluck import Experiment, from_arrays
-from potluck.advice import advice
 from potluck.data import ClientSplit, Split
-from potluck.runs import Watcher, run
+from potluck.runs.advice import advice
+from potluck.runs.api import run
+from potluck.runs.observers import Watcher
 
 
 def said(samples: int, models: Any = "resnet18", clients: int = 1, **training: Any) -> list[str]:

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from potluck.averaging import average, take_slice
-from potluck.replies import Replies
-from potluck.rng import Rng
+from potluck.core.replies import Replies
+from potluck.core.rng import Rng
+from potluck.kit.averaging import average, take_slice
 
 
 def replies(values, samples, group="w"):

@@ -11,9 +11,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from potluck import cli
-from potluck.experiment import Experiment
-from potluck.method import find_method, method_names
+from potluck.cli import app as cli
+from potluck.experiment.schema import Experiment
+from potluck.methods.registry import find_method, method_names
 
 SMALL = """\
 name: small
@@ -138,7 +138,7 @@ def test_the_demo_is_a_comparison(place: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_packaged_demo_suits_all_its_methods() -> None:
-    from potluck.compare import experiments_by_method
+    from potluck.runs.compare import experiments_by_method
 
     experiments = experiments_by_method(cli.DEMO, cli.DEMO_METHODS)
     models = {experiments["local"].world().label(client) for client in "01234567"}

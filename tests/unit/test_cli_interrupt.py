@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from potluck import cli
-from potluck.engine.local import LocalEngine
-from potluck.experiment import Experiment
-from potluck.interrupt import held_back
-from potluck.record import RunFolder
-from potluck.runs import Interrupted, resume, run
+from potluck.cli import app as cli
+from potluck.engine.serial import LocalEngine
+from potluck.experiment.schema import Experiment
+from potluck.runs.api import resume, run
+from potluck.runs.folder import RunFolder
+from potluck.runs.loop import Interrupted
+from potluck.signals import held_back
 
 SMALL = """\
 name: small

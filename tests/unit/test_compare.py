@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from potluck.compare import compare, experiments_by_method, with_baseline
 from potluck.errors import ConfigError, RunError
-from potluck.runs import Interrupted, RoundEnd, Watcher
+from potluck.runs.compare import compare, experiments_by_method, with_baseline
+from potluck.runs.loop import Interrupted
+from potluck.runs.observers import RoundEnd, Watcher
 
 SMALL = """\
 name: small

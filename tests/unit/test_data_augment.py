@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from potluck.core.rng import Rng
 from potluck.data import (
     AugmentConfig,
     DataConfig,
@@ -21,7 +22,6 @@ from potluck.data import (
     random_erasing,
 )
 from potluck.errors import DataError
-from potluck.rng import Rng
 
 SAMPLES, CHANNELS, HEIGHT, WIDTH = 40, 3, 10, 12
 

@@ -8,17 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from potluck.data import (
-    ClientSplit,
-    Dataset,
-    PartitionConfig,
-    Split,
-    from_arrays,
-    from_index_file,
-    make_split,
-)
+from potluck.core.dataset import Dataset
+from potluck.core.rng import Rng
+from potluck.data import ClientSplit, PartitionConfig, Split, from_arrays, from_index_file, make_split
 from potluck.errors import DataError
-from potluck.rng import Rng
 
 
 @pytest.fixture

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from potluck.data import Dataset, PartitionConfig, Split, from_arrays, make_split
-from potluck.data.federation import PARTS
+from potluck.core.dataset import Dataset
+from potluck.core.rng import Rng
+from potluck.data import PartitionConfig, Split, from_arrays, make_split
 from potluck.data.partition import ShareTable
+from potluck.data.split import PARTS
 from potluck.errors import DataError
-from potluck.rng import Rng
 
 KINDS: list[dict[str, Any]] = [
     {"kind": "iid"},

@@ -15,20 +15,11 @@ import pytest
 import torch
 from PIL import Image
 
-from potluck.data import (
-    DataConfig,
-    Dataset,
-    from_arrays,
-    from_datasets,
-    load,
-    names,
-    parquet,
-    register,
-    sources,
-)
-from potluck.data.tokenizer import count_vocabulary, encode, strip_headers, words
+from potluck.core.dataset import Dataset
+from potluck.core.rng import Rng
+from potluck.data import DataConfig, from_arrays, from_datasets, load, names, parquet, register, registry
+from potluck.data.words import count_vocabulary, encode, strip_headers, words
 from potluck.errors import DataError
-from potluck.rng import Rng
 
 SHELF = Path(os.environ.get("POTLUCK_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
@@ -284,11 +275,11 @@ def test_fewer_samples_of_a_data_set() -> None:
         np.zeros((9, 2), np.float32), np.arange(9) % 3, test=(np.ones((4, 2)), np.zeros(4, int))
     )
     assert (
-        len(sources.fewer(parts, 3)),
-        sources.fewer(parts, 3).train_rows,
-        sources.fewer(parts, 3).x.sum(),
+        len(registry.fewer(parts, 3)),
+        registry.fewer(parts, 3).train_rows,
+        registry.fewer(parts, 3).x.sum(),
     ) == (6, 3, 6)
-    assert len(sources.fewer(parts, 8)) == 12
+    assert len(registry.fewer(parts, 8)) == 12
     with pytest.raises(DataError, match="data set 'digits' has 1797 training samples, not 2000"):
         DataConfig(name="digits", samples=2000).load()
 
@@ -335,7 +326,7 @@ def test_values_of_options_are_checked(name: str, options: dict[str, Any], sente
 def test_options_of_ones_own_are_checked_where_they_say_what_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sources, "_LOADERS", dict(sources._LOADERS))
+    monkeypatch.setattr(registry, "_LOADERS", dict(registry._LOADERS))
 
     @register("own")
     def own(dir: Path | None, *, shape: tuple[int, int] = (1, 1), at: Path | None = None, any=None) -> Any:  # type: ignore[no-untyped-def]
@@ -370,7 +361,7 @@ def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pyt
 
 
 def test_anyone_can_register_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_LOADERS", dict(sources._LOADERS))
+    monkeypatch.setattr(registry, "_LOADERS", dict(registry._LOADERS))
 
     @register("test_only")
     def mine(dir: Path | None, *, rows: int = 4) -> Dataset:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from potluck.core.task import Task
 from potluck.models import POOLS, build, lookup, names
-from potluck.task import Task
 
 TEXT = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
 ROWS = [[cell.strip() for cell in row.split("|")] for row in re.findall(r"^\| (`.*) \|$", TEXT, re.MULTILINE)]
@@ -28,7 +28,7 @@ def test_every_model_has_one_row():
 @pytest.mark.parametrize("name", MODELS)
 def test_a_row_says_what_the_model_is(name):
     registered = lookup(name)
-    if registered.builder.__module__ == "potluck.models.hf":
+    if registered.builder.__module__ == "potluck.models.zoo.hf":
         pytest.importorskip("transformers")
         pytest.importorskip("peft")
     with torch.device("meta"):

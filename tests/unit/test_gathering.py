@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from potluck.gathering import gathered
+from potluck.training.fused_casts import gathered
 
 
 class Net(nn.Module):

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from potluck.core.model import Model
 from potluck.data import ClientSplit, Split, from_arrays
-from potluck.experiment import Experiment, read_yaml
-from potluck.models import Model
-from potluck.pinning import Agreement
-from potluck.rehearsal import rehearse
-from potluck.world import World
+from potluck.deploy.agreement import Agreement
+from potluck.deploy.rehearsal import rehearse
+from potluck.experiment.overrides import read_yaml
+from potluck.experiment.schema import Experiment
+from potluck.federation.world import World
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hospitals"
 SITES = ("north", "east", "west")

@@ -15,7 +15,7 @@ from socket import socketpair
 import pytest
 from typer.testing import CliRunner, Result
 
-from potluck import cli
+from potluck.cli import app as cli
 
 CLIENTS = ("north", "south-2")
 
@@ -33,7 +33,7 @@ def refused(*words: str) -> str:
 
 def test_without_cryptography_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    monkeypatch.delitem(sys.modules, "potluck.keys", raising=False)
+    monkeypatch.delitem(sys.modules, "potluck.deploy.trial_keys", raising=False)
     sentence = refused(str(tmp_path / "keys"), "--server", "localhost", "--clients", "a")
     assert "needs the package cryptography" in sentence
     assert not (tmp_path / "keys").exists()

@@ -2,8 +2,8 @@
 
 import torch
 
-from potluck.ledger import Ledger
-from potluck.message import Message
+from potluck.core.message import Message
+from potluck.engine.ledger import Ledger
 
 
 def test_a_line_has_the_sizes_of_the_real_bytes():

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from potluck.core.rng import Rng
 from potluck.errors import ConfigError
-from potluck.losses import (
+from potluck.kit.contrastive.losses import (
     _COPIES,
     Temperatures,
     gramian,
@@ -18,8 +19,7 @@ from potluck.losses import (
     pairwise,
     theorem1_value,
 )
-from potluck.rng import Rng
-from potluck.tape import _Recorder
+from potluck.testing.cpu_capture import _Recorder
 
 E = torch.eye(2)
 SWAPPED = E.flip(0)

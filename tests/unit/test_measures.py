@@ -11,18 +11,18 @@ import torch.nn.functional as F
 from sklearn.metrics import average_precision_score, f1_score, jaccard_score
 
 from potluck import run
-from potluck.client import Client
+from potluck.core.client import Client
+from potluck.core.rng import Rng
+from potluck.core.streams import Source
+from potluck.core.task import Task
+from potluck.core.task_kinds import macro_f1, mean_average_precision, mean_iou, measure_of, recalls_at
 from potluck.data import DataConfig, load
+from potluck.engine.evaluate import measure, score_of
 from potluck.errors import ConfigError, DataError, ModelError
-from potluck.evaluate import measure, score_of
-from potluck.measures import macro_f1, mean_average_precision, mean_iou, measure_of, recalls_at
 from potluck.models import build
-from potluck.models.dense import MapsHead
-from potluck.rng import Rng
-from potluck.streams import Source
-from potluck.tape import collect_from_tape
-from potluck.task import Task
-from potluck.training import collect, collecting_with
+from potluck.models.zoo.dense import MapsHead
+from potluck.testing.cpu_capture import collect_from_tape
+from potluck.training.collect import collect, collecting_with
 
 MULTI = Task("multi-label", 3, (1, 8, 8))
 PIXELS = Task("segmentation", 2, (1, 8, 8))
@@ -184,7 +184,7 @@ class Oracle:
 def test_a_split_read_in_batches_is_measured_as_a_whole(data, monkeypatch):
     client, answers = _client(data)
     whole = measure(Oracle(answers), client, ("plain", "turned"), "own")
-    monkeypatch.setattr("potluck.evaluate.collect", partial(collect, batch_size=7))
+    monkeypatch.setattr("potluck.engine.evaluate.collect", partial(collect, batch_size=7))
     parts = measure(Oracle(answers), client, ("plain", "turned"), "own")
     assert whole.keys() == parts.keys()
     assert whole["plain/test/" + SCORES[data]] != whole["turned/test/" + SCORES[data]]

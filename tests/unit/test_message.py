@@ -8,22 +8,22 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from potluck.client import Card
-from potluck.errors import MessageError
-from potluck.message import (
+from potluck.core.card import Card
+from potluck.core.contract import (
     Field,
-    Message,
     check,
     declared_scalars,
-    evaluate,
     largest_size,
     numbers,
     shapes_below,
     state_of,
     tensor,
 )
-from potluck.method import Method
-from potluck.task import Task
+from potluck.core.formulas import evaluate
+from potluck.core.message import Message
+from potluck.core.method import Method
+from potluck.core.task import Task
+from potluck.errors import MessageError
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 WHOLE = [

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from potluck.core.model import Model
+from potluck.core.rng import Rng
+from potluck.core.task import Task
 from potluck.errors import ModelError
-from potluck.models import FeaturePool, Model, adapt, build, probe
-from potluck.rng import Rng
-from potluck.task import Task
+from potluck.models import FeaturePool, adapt, build, probe
 
 TASK = Task("classification", 10, (3, 8, 8))
 WHO = "client 7"

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from potluck.core.task import Task
 from potluck.models import FeaturePool, ModelPool, build
-from potluck.task import Task
 
 DIGITS = Task("classification", 10, (1, 8, 8))
 

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from potluck.data.sources import load
+from potluck.core.rng import Rng
+from potluck.core.task import Task
+from potluck.data.registry import load
 from potluck.errors import ModelError
 from potluck.models import ModelPool, build
-from potluck.models.efficientnet import LITE, Block, Unit
-from potluck.rng import Rng
-from potluck.task import Task
+from potluck.models.zoo.efficientnet import LITE, Block, Unit
 
 ROOT = Path(__file__).parents[2]
 IMAGENET = Task("classification", 1000, (3, 224, 224))

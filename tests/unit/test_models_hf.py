@@ -10,16 +10,18 @@ import pytest
 import torch
 from torch import nn
 
+from potluck.core.rng import Rng
+from potluck.core.task import Task
 from potluck.data import DataConfig, from_arrays, load
 from potluck.errors import DataError, ModelError
-from potluck.experiment import Experiment
-from potluck.models import ModelPool, build, hf
-from potluck.representations import representation_model
-from potluck.rng import Rng
-from potluck.runs import run
-from potluck.tape import _Recorder
-from potluck.task import Task
-from potluck.testing import Bench, Played, a_captured_step_is_right
+from potluck.experiment.schema import Experiment
+from potluck.kit.representations import representation_model
+from potluck.models import ModelPool, build
+from potluck.models.zoo import hf
+from potluck.runs.api import run
+from potluck.testing.bench import Bench, Played
+from potluck.testing.contract import a_captured_step_is_right
+from potluck.testing.cpu_capture import _Recorder
 
 CIFAR10 = Task("classification", 10, (3, 32, 32))
 FASHION = Task("classification", 10, (1, 28, 28))

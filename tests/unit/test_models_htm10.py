@@ -5,18 +5,19 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from potluck.core.rng import Rng
+from potluck.core.task import Task
 from potluck.data import from_arrays
 from potluck.errors import ModelError
 from potluck.models import POOLS, build, probe
-from potluck.models.base import FeaturePool
-from potluck.models.cnn import FedAvgCNN
-from potluck.models.googlenet import GoogLeNet
-from potluck.models.mobilenet import MobileNetV2
-from potluck.models.resnet import Bottleneck, ResNet
-from potluck.models.transformer import EncoderLayer, VisionTransformer
-from potluck.rng import Rng
-from potluck.task import Task
-from potluck.testing import Bench, a_captured_step_is_right
+from potluck.models.parts import FeaturePool
+from potluck.models.zoo.cnn import FedAvgCNN
+from potluck.models.zoo.googlenet import GoogLeNet
+from potluck.models.zoo.mobilenet import MobileNetV2
+from potluck.models.zoo.resnet import Bottleneck, ResNet
+from potluck.models.zoo.transformer import EncoderLayer, VisionTransformer
+from potluck.testing.bench import Bench
+from potluck.testing.contract import a_captured_step_is_right
 
 HTM10 = POOLS["htm10"]
 IMAGENET = Task("classification", 1000, (3, 224, 224))

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from potluck.core.task import Task
 from potluck.errors import ConfigError, ModelError
 from potluck.models import ModelPool, build, register, registry
 from potluck.models import pool as pool_module
-from potluck.task import Task
 
 DIGITS = Task("classification", 10, (1, 8, 8))
 CIFAR10 = Task("classification", 10, (3, 32, 32))

@@ -5,10 +5,11 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
+from potluck.core.model import Model
+from potluck.core.rng import Rng
+from potluck.core.task import Task
 from potluck.errors import ModelError
-from potluck.models import Model, ModelPool, build, names, register, registry
-from potluck.rng import Rng
-from potluck.task import Task
+from potluck.models import ModelPool, build, names, register, registry
 
 CIFAR10 = Task("classification", 10, (3, 32, 32))
 CIFAR100 = Task("classification", 100, (3, 32, 32))

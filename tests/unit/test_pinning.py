@@ -11,15 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from potluck.engine.flower.site import enrolment
-from potluck.engine.flower.wire import told_at_enrolment
+from potluck.cli.views import rehearsal_entry, rehearsal_sheet
+from potluck.core.message import Message
+from potluck.deploy.agreement import Agreement, Crossing, TensorSpec, fits
+from potluck.deploy.rehearsal import propose, rehearse
+from potluck.deploy.resident import enrolment
+from potluck.deploy.wire import told_at_enrolment
 from potluck.errors import ConfigError, PinError
-from potluck.message import Message
-from potluck.method import method_names
-from potluck.pinning import Agreement, Crossing, TensorSpec, fits
-from potluck.rehearsal import propose, rehearse
-from potluck.terminal import rehearsal_entry, rehearsal_sheet
-from potluck.testing import DEFAULT_MODELS, Bench
+from potluck.methods.registry import method_names
+from potluck.testing.bench import DEFAULT_MODELS, Bench
 
 unhurried = settings(deadline=None)
 OPTIONS = {"fedin": {"batch": 4}, "fedmrl": {"d1": 16}, "feddf": {"steps": 5}}

@@ -8,11 +8,11 @@ import pytest
 import torch
 import yaml
 
+from potluck.core.settings import per_client
 from potluck.errors import ConfigError
-from potluck.experiment import Experiment
+from potluck.experiment.schema import Experiment
+from potluck.kit.loss_weights import rules, weigh
 from potluck.plugins import find_function, load_function
-from potluck.settings import per_client
-from potluck.weighting import rules, weigh
 
 FILE = """\
 data: digits

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import typer.main
 
-import potluck.data.sources
-import potluck.method
+import potluck.core.method
+import potluck.data.registry
 import potluck.methods  # registers them before an example adds to them
 import potluck.models.registry
-from potluck.cli import app
-from potluck.compare import experiments_by_method
-from potluck.experiment import Experiment
+from potluck.cli.app import app
+from potluck.experiment.schema import Experiment
+from potluck.runs.compare import experiments_by_method
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -59,9 +59,9 @@ def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A folder of its own, and registries that forget what an example registers."""
     monkeypatch.chdir(tmp_path)
     for module, name in (
-        (potluck.method, "_registry"),
+        (potluck.core.method, "_registry"),
         (potluck.models.registry, "_registry"),
-        (potluck.data.sources, "_LOADERS"),
+        (potluck.data.registry, "_LOADERS"),
     ):
         monkeypatch.setattr(module, name, dict(getattr(module, name)))
     return tmp_path
@@ -149,7 +149,7 @@ def test_every_command_is_shown() -> None:
 def test_every_method_is_in_the_readme_and_the_changelog() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8").lower()
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    for name in potluck.method.method_names():
+    for name in potluck.methods.registry.method_names():
         assert name in readme, name
         assert f"- `{name}`: " in changelog, name
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from potluck.report import plots
-from potluck.report.views import Curve
+from potluck.report.log import Curve
 
 
 def curve(label="fedmrl", last=0.9, rounds=20, band=True):

@@ -7,8 +7,10 @@ import json
 import pytest
 import yaml
 
-from potluck.report import page, rounds, table, views
-from potluck.rng import Rng
+from potluck.core.rng import Rng
+from potluck.report import chosen_rounds as rounds
+from potluck.report import page, sheets
+from potluck.report.comparison import compare_runs
 
 
 def make_run(folder, method, seed, scores):
@@ -69,11 +71,11 @@ def test_means_over_clients_and_their_spread_over_seeds(runs):
 
 @pytest.fixture
 def comparison(runs):
-    return rounds.with_rounds(views.compare_runs(runs, Rng(0), draws=20), runs, [2, 4])
+    return rounds.with_rounds(compare_runs(runs, Rng(0), draws=20), runs, [2, 4])
 
 
 def test_the_table_has_a_row_per_method_moment_and_mode(comparison):
-    sheet = table.rounds_sheet(comparison)
+    sheet = sheets.rounds_sheet(comparison)
     assert [column.name for column in sheet.columns][3:] == ["round 2", "round 4"]
     rows = {row[:3]: row[3:] for row in sheet.rows}
     assert rows == {
@@ -86,7 +88,7 @@ def test_the_table_has_a_row_per_method_moment_and_mode(comparison):
 
 
 def test_without_rounds_there_is_no_table(runs):
-    assert table.rounds_sheet(views.compare_runs(runs, Rng(0), draws=20)) is None
+    assert sheets.rounds_sheet(compare_runs(runs, Rng(0), draws=20)) is None
 
 
 def test_the_page_shows_it(comparison, tmp_path):

@@ -6,38 +6,38 @@ import json
 import pytest
 from rich.console import Console
 
-from potluck.measures import MEASURES
-from potluck.report import table
+from potluck.core.task_kinds import MEASURES
+from potluck.report import format, render, sheets
 
 
 @pytest.mark.parametrize(
     ("shown", "expected"),
     [
-        (table.count(465658), "465,658"),
-        (table.count(0), "0"),
-        (table.count(6.5), "6.5"),
-        (table.count(None), "–"),
-        (table.size(0), "0 B"),
-        (table.size(999), "999 B"),
-        (table.size(999.9), "1.0 kB"),
-        (table.size(1_800_000), "1.8 MB"),
-        (table.size(999_990), "1.0 MB"),
-        (table.size(2.5e12), "2.5 TB"),
-        (table.size(None), "–"),
-        (table.percent(0.9123), "91.23 %"),
-        (table.percent(None), "–"),
-        (table.points(0.0124), "+1.24"),
-        (table.points(-0.0124), "−1.24"),
-        (table.points(-1e-9), "0.00"),
-        (table.points(None), "–"),
-        (table.duration(0.0081), "8.1 ms"),
-        (table.duration(0.42), "0.42 s"),
-        (table.duration(12.34), "12.3 s"),
-        (table.duration(59.96), "1 min 00 s"),
-        (table.duration(125), "2 min 05 s"),
-        (table.duration(11_220), "3 h 07 min"),
-        (table.duration(None), "–"),
-        (table.moment("after_training"), "after training"),
+        (format.count(465658), "465,658"),
+        (format.count(0), "0"),
+        (format.count(6.5), "6.5"),
+        (format.count(None), "–"),
+        (format.size(0), "0 B"),
+        (format.size(999), "999 B"),
+        (format.size(999.9), "1.0 kB"),
+        (format.size(1_800_000), "1.8 MB"),
+        (format.size(999_990), "1.0 MB"),
+        (format.size(2.5e12), "2.5 TB"),
+        (format.size(None), "–"),
+        (format.percent(0.9123), "91.23 %"),
+        (format.percent(None), "–"),
+        (format.points(0.0124), "+1.24"),
+        (format.points(-0.0124), "−1.24"),
+        (format.points(-1e-9), "0.00"),
+        (format.points(None), "–"),
+        (format.duration(0.0081), "8.1 ms"),
+        (format.duration(0.42), "0.42 s"),
+        (format.duration(12.34), "12.3 s"),
+        (format.duration(59.96), "1 min 00 s"),
+        (format.duration(125), "2 min 05 s"),
+        (format.duration(11_220), "3 h 07 min"),
+        (format.duration(None), "–"),
+        (format.moment("after_training"), "after training"),
     ],
 )
 def test_numbers_for_people(shown, expected):
@@ -67,16 +67,16 @@ def draw(renderable, width=200):
 
 def test_the_table_of_a_run_shows_headline_and_clients():
     rows = [{"id": "7", "model": "cnn", "train": 1200, "test": 45, "accuracy": 0.91}, {"id": "[red]"}]
-    text = draw(table.run_table(SUMMARY, rows))
+    text = draw(sheets.run_table(SUMMARY, rows))
     for part in ("90.00 %", "465,658", "1.9 MB", "0.42 s", "1,200", "91.00 %", "[red]", "after aggregation"):
         assert part in text
 
 
 def test_columns_without_any_value_are_left_out():
-    sheet = table.run_sheet(SUMMARY, [{"id": "1", "accuracy": 0.5}, {"id": "2"}])
+    sheet = sheets.run_sheet(SUMMARY, [{"id": "1", "accuracy": 0.5}, {"id": "2"}])
     assert [column.name for column in sheet.columns] == ["client", "accuracy"]
     assert sheet.keys == (("1", 0.5), ("2", None))
-    assert len(table.run_sheet({}, []).columns) == 5
+    assert len(sheets.run_sheet({}, []).columns) == 5
 
 
 def method(name, mean, difference=None, spread=0.01, when="after_aggregation"):
@@ -109,12 +109,12 @@ COMPARISON = {
 
 
 def test_methods_are_ranked_and_those_without_a_value_are_last():
-    names = [row[0] for row in table.comparison_sheet(COMPARISON).rows]
+    names = [row[0] for row in sheets.comparison_sheet(COMPARISON).rows]
     assert names == ["fedmrl", "a|b", "Local", "fedavg"]
 
 
 def test_a_comparison_shows_intervals_and_ties():
-    sheet = table.comparison_sheet(COMPARISON)
+    sheet = sheets.comparison_sheet(COMPARISON)
     assert sheet.rows[0][1:3] == ("90.00 ± 1.00", "+10.00 [+5.00, +15.00]")
     assert sheet.rows[1][2] == "+1.00 [−1.00, +3.00] tie"
     assert sheet.rows[2][2] == "–"
@@ -122,37 +122,40 @@ def test_a_comparison_shows_intervals_and_ties():
 
 
 def test_a_comparison_fits_a_terminal_of_80_columns():
-    lines = draw(table.comparison_table(COMPARISON), width=80).splitlines()
+    lines = draw(sheets.comparison_table(COMPARISON), width=80).splitlines()
     assert any("fedmrl" in line and "1,200,000" in line and "0.50 s" in line for line in lines)
 
 
 def test_one_seed_and_mixed_moments_are_said():
     methods = [method("local", 0.8, when="after_training"), method("fedavg", 0.7)]
-    notes = " ".join(table.comparison_sheet({**COMPARISON, "seeds": ["0"], "methods": methods}).notes)
+    notes = " ".join(sheets.comparison_sheet({**COMPARISON, "seeds": ["0"], "methods": methods}).notes)
     assert "one seed" in notes
     assert "clients of the one seed" in notes
     assert "not evaluated at the same moment" in notes
 
 
 def test_markdown_has_equal_columns_and_escapes_its_signs():
-    lines = [line for line in table.comparison_markdown(COMPARISON).splitlines() if line.startswith("|")]
+    lines = [line for line in sheets.comparison_markdown(COMPARISON).splitlines() if line.startswith("|")]
     assert len(lines) == 6
     assert {line.replace("\\|", "").count("|") for line in lines} == {7}
     assert "a\\|b" in lines[3]
-    assert table.markdown(table.Sheet("", (table.Column("x"),), (("[a](b)",),))).count("\\](") == 1
+    assert render.markdown(render.Sheet("", (render.Column("x"),), (("[a](b)",),))).count("\\](") == 1
 
 
 def test_plain_text_is_aligned():
-    sheet = table.Sheet(
-        "title", (table.Column("name", "left"), table.Column("n")), (("a", "1"), ("long", "1,000")), ("note",)
+    sheet = render.Sheet(
+        "title",
+        (render.Column("name", "left"), render.Column("n")),
+        (("a", "1"), ("long", "1,000")),
+        ("note",),
     )
-    assert table.plain(sheet) == "title\n\nname      n\na         1\nlong  1,000\n\nnote\n"
+    assert render.plain(sheet) == "title\n\nname      n\na         1\nlong  1,000\n\nnote\n"
 
 
 def test_json_refuses_what_json_cannot_say():
-    assert json.loads(table.as_json(COMPARISON))["baseline"] == "local"
+    assert json.loads(render.as_json(COMPARISON))["baseline"] == "local"
     with pytest.raises(ValueError):
-        table.as_json({"x": float("nan")})
+        render.as_json({"x": float("nan")})
 
 
 def of_groups(name, mean, values, further=None):
@@ -169,7 +172,7 @@ GROUPS = {
 
 
 def test_groups_measured_by_accuracy_have_a_relative_gain():
-    sheet = table.comparison_sheet(GROUPS)
+    sheet = sheets.comparison_sheet(GROUPS)
     assert [column.name for column in sheet.columns][1:4] == ["accuracy %", "against Local", "Δ %"]
     assert [row[3] for row in sheet.rows] == ["+12.50", "–"]
     (note,) = [note for note in sheet.notes if note.startswith("Δ %")]
@@ -177,7 +180,7 @@ def test_groups_measured_by_accuracy_have_a_relative_gain():
 
 
 def test_the_client_table_names_data_and_shows_a_dash_where_there_is_no_value():
-    sheet = table.clients_sheet(GROUPS)
+    sheet = sheets.clients_sheet(GROUPS)
     assert [column.name for column in sheet.columns] == ["client", "measured by", "data", "muscle", "Local"]
     assert sheet.rows == (
         ("0", "accuracy", "digits", "95.00", "90.00"),
@@ -185,44 +188,44 @@ def test_the_client_table_names_data_and_shows_a_dash_where_there_is_no_value():
     )
     assert any("undefined" in note for note in sheet.notes)
     whole = of_groups("muscle", 0.9, {"0": 0.95, "1": 0.85})
-    assert table.clients_sheet({**GROUPS, "methods": [whole]}).notes == ()
+    assert sheets.clients_sheet({**GROUPS, "methods": [whole]}).notes == ()
 
 
 def test_further_measures_have_a_row_each_and_a_column_per_method():
     recall = {"mean": 0.25, "std_over_seeds": 0.01}
     local = of_groups("local", 0.8, {}, {"f1": {"mean": 0.5, "std_over_seeds": None}, "i2t_r5": recall})
     other = of_groups("muscle", 0.9, {}, {"f1": {"mean": 0.75, "std_over_seeds": None}})
-    sheet = table.further_sheet({**GROUPS, "methods": [local, other]})
+    sheet = sheets.further_sheet({**GROUPS, "methods": [local, other]})
     assert [column.name for column in sheet.columns] == ["measure", "muscle", "Local"]
     assert sheet.rows == (("F1", "75.00", "50.00"), ("R@5 image to text", "–", "25.00 ± 1.00"))
-    assert table.further_sheet(GROUPS) is None
+    assert sheets.further_sheet(GROUPS) is None
 
 
 def test_a_comparison_of_an_earlier_version_is_shown_as_it_was():
     old = {name: value for name, value in GROUPS.items() if name != "data_sets"}
-    assert [column.name for column in table.clients_sheet(old).columns][:3] == [
+    assert [column.name for column in sheets.clients_sheet(old).columns][:3] == [
         "client",
         "measured by",
         "muscle",
     ]
-    assert table.clients_sheet(COMPARISON) is table.further_sheet(COMPARISON) is None
-    assert "Δ %" not in table.plain(table.comparison_sheet(COMPARISON))
+    assert sheets.clients_sheet(COMPARISON) is sheets.further_sheet(COMPARISON) is None
+    assert "Δ %" not in render.plain(sheets.comparison_sheet(COMPARISON))
 
 
 def test_a_run_tells_its_further_measures():
     further = {"f1": {"mean": 0.5, "clients": 2}, "pixel_accuracy": {"mean": 0.9, "clients": 1}}
-    notes = table.headline({**SUMMARY, "accuracy": SUMMARY["accuracy"] | {"further": further}})
+    notes = sheets.headline({**SUMMARY, "accuracy": SUMMARY["accuracy"] | {"further": further}})
     assert "further measures: F1 50.00 %, pixel accuracy 90.00 %" in notes
-    assert not any("further" in note for note in table.headline(SUMMARY))
+    assert not any("further" in note for note in sheets.headline(SUMMARY))
 
 
 def test_every_measure_a_task_tells_has_a_name_in_words():
     told = {name for measure in MEASURES.values() for name in measure.told} - {"correct", "loss"}
-    assert {name for name in told if "_" in table.metric_name(name)} == set()
+    assert {name for name in told if "_" in format.metric_name(name)} == set()
 
 
 def test_a_long_sheet_is_cut_and_says_where_the_rest_is():
-    sheet = table.clients_sheet(GROUPS)
+    sheet = sheets.clients_sheet(GROUPS)
     assert sheet.first(len(sheet.rows), "there") is sheet
     cut = sheet.first(1, "comparison.html")
     assert cut.rows == sheet.rows[:1]

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from potluck.core.rng import Rng
 from potluck.errors import ConfigError, RunError
-from potluck.report import page, table, targets, views
-from potluck.rng import Rng
+from potluck.report import page, sheets, targets
+from potluck.report.comparison import compare_runs
 
 
 def write_log(path: Path, records) -> None:
@@ -116,7 +117,7 @@ def runs(tmp_path):
 
 @pytest.fixture
 def comparison(runs):
-    compared = views.compare_runs(runs, Rng(0), baseline="a", draws=20, by_client=True)
+    compared = compare_runs(runs, Rng(0), baseline="a", draws=20, by_client=True)
     return targets.with_targets(compared, runs, [0.6, 0.9, 0.95])
 
 
@@ -138,7 +139,7 @@ def test_costs_are_means_over_the_seeds_that_reached_the_target(comparison):
 
 
 def test_the_table_of_targets_says_what_was_not_reached(comparison):
-    sheet = table.targets_sheet(comparison)
+    sheet = sheets.targets_sheet(comparison)
     assert sheet is not None
     rows = {(row[0], row[1]): row[2:] for row in sheet.rows}
     assert rows["60", "a"] == ("3 ± 1.4", "60 ± 28.3", "120 ± 56.6", "240 B ± 113 B", "480 B ± 226 B")
@@ -146,7 +147,7 @@ def test_the_table_of_targets_says_what_was_not_reached(comparison):
     assert rows["90", "Local"] == ("not reached", *4 * ["–"])
     assert rows["60", "Local"][0] == "2 ± 0"
     assert len(sheet.rows) == len(sheet.keys) == 6
-    assert table.targets_sheet({**comparison, "targets": []}) is None
+    assert sheets.targets_sheet({**comparison, "targets": []}) is None
 
 
 def test_clients_are_set_against_the_reference(comparison):
@@ -157,21 +158,21 @@ def test_clients_are_set_against_the_reference(comparison):
     assert (gains["better"], gains["equal"], gains["worse"]) == (1, 0, 3)
     assert local["difference"]["mean"] == pytest.approx(-0.15)
     assert a["difference"] is None
-    sheet = table.gains_sheet(comparison)
+    sheet = sheets.gains_sheet(comparison)
     assert sheet is not None
     assert sheet.title == "Clients against a"
     expected = ("Local", "4", "1 (25 %)", "0 (0 %)", "3 (75 %)", "−40.00", "−15.00", "+10.00")
     assert sheet.rows == (expected,)
-    listed = table.differences_sheet(comparison)
+    listed = sheets.differences_sheet(comparison)
     assert listed is not None
     assert listed.rows[1] == ("0", "1", "−20.00")
 
 
 def test_who_asks_for_nothing_gets_what_was_always_there(runs):
-    plain = views.compare_runs(runs, Rng(0), draws=20)
+    plain = compare_runs(runs, Rng(0), draws=20)
     assert plain["baseline"] == "local"
     assert not any({"targets", "by_client"} & entry.keys() for entry in plain["methods"])
-    for sheet in (table.targets_sheet, table.gains_sheet, table.differences_sheet):
+    for sheet in (sheets.targets_sheet, sheets.gains_sheet, sheets.differences_sheet):
         assert sheet(plain) is None
 
 
@@ -179,7 +180,7 @@ def test_the_page_shows_both(comparison, runs, tmp_path):
     shown = page.write_comparison(tmp_path / "with.html", comparison).read_text(encoding="utf-8")
     for part in ("What a target costs", "not reached", "6 (1 of 2 seeds)", "Clients against a", "−40.00"):
         assert part in shown, part
-    plain = views.compare_runs(runs, Rng(0), draws=20)
+    plain = compare_runs(runs, Rng(0), draws=20)
     without = page.write_comparison(tmp_path / "without.html", plain).read_text(encoding="utf-8")
     assert "What a target costs" not in without
     assert "Clients against" not in without
@@ -187,9 +188,7 @@ def test_the_page_shows_both(comparison, runs, tmp_path):
 
 def test_a_label_is_text_on_the_page(runs, tmp_path):
     evil = "<script>alert(1)</script>"
-    compared = views.compare_runs(
-        {evil: runs["a"], "b": runs["local"]}, Rng(0), evil, draws=9, by_client=True
-    )
+    compared = compare_runs({evil: runs["a"], "b": runs["local"]}, Rng(0), evil, draws=9, by_client=True)
     shown = page.write_comparison(tmp_path / "evil.html", compared).read_text(encoding="utf-8")
     assert evil not in shown
     assert "Clients against &lt;script&gt;" in shown

@@ -10,9 +10,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from potluck.core.rng import Rng
 from potluck.errors import ConfigError, RunError
-from potluck.report import views
-from potluck.rng import Rng
+from potluck.report import log, scores
+from potluck.report.comparison import bootstrap_interval, compare_runs, difference, paired
 
 
 def line(
@@ -39,8 +40,8 @@ def write_log(path: Path, records) -> Path:
     return path
 
 
-def metrics_of(tmp_path: Path, records) -> views.Metrics:
-    return views.read_metrics(write_log(tmp_path / "metrics.jsonl", records))
+def metrics_of(tmp_path: Path, records) -> log.Metrics:
+    return log.read_metrics(write_log(tmp_path / "metrics.jsonl", records))
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def three_rounds(tmp_path):
 
 
 def test_the_block_holds_the_numbers_worked_out_by_hand(three_rounds):
-    assert views.summarise(three_rounds) == {
+    assert scores.summarise(three_rounds) == {
         "when": "after_aggregation",
         "mode": "own",
         "last": 0.7,
@@ -74,30 +75,30 @@ def test_the_block_holds_the_numbers_worked_out_by_hand(three_rounds):
 
 
 def test_no_validation_means_no_best_by_validation(tmp_path):
-    block = views.summarise(metrics_of(tmp_path, [line(1, "a", 0.5)]))
+    block = scores.summarise(metrics_of(tmp_path, [line(1, "a", 0.5)]))
     assert block["best_by_validation"] is None
     assert block["rounds"]["best_by_validation"] is None
 
 
 def test_an_absent_log_gives_a_block_without_values(tmp_path):
-    block = views.summarise(tmp_path)
+    block = scores.summarise(tmp_path)
     assert (block["last"], block["when"], block["per_client"]) == (None, None, {})
     assert json.loads(json.dumps(block, allow_nan=False)) == block
 
 
 def test_an_absent_folder_is_named(tmp_path):
     with pytest.raises(RunError, match="nowhere"):
-        views.summarise(tmp_path / "nowhere")
+        scores.summarise(tmp_path / "nowhere")
 
 
 def test_last_is_the_last_evaluated_round_and_coverage_counts_its_clients(tmp_path):
     records = [line(1, str(client), 0.2) for client in range(5)] + [line(2, "3", 0.8), line(3, "4", None)]
-    block = views.summarise(metrics_of(tmp_path, records))
+    block = scores.summarise(metrics_of(tmp_path, records))
     assert (block["last"], block["coverage"], block["rounds"]["last"]) == (0.8, 1, 2)
 
 
 def test_held_out_clients_stay_out_of_the_means(tmp_path):
-    block = views.summarise(metrics_of(tmp_path, [line(1, "a", 0.5), line(1, "new", 0.1, held=True)]))
+    block = scores.summarise(metrics_of(tmp_path, [line(1, "a", 0.5), line(1, "new", 0.1, held=True)]))
     assert block["last"] == 0.5
     assert block["held_out"] == {"clients": 1, "last": 0.1}
     assert "new" not in block["per_client"]
@@ -118,24 +119,24 @@ def test_the_headline_prefers_aggregation_and_the_first_mode(tmp_path):
 
 def test_an_unknown_moment_or_mode_is_refused_with_the_nearest(three_rounds):
     with pytest.raises(ConfigError, match=r"'after_agregation'.*'after_aggregation'"):
-        views.summarise(three_rounds, when="after_agregation")
+        scores.summarise(three_rounds, when="after_agregation")
     with pytest.raises(ConfigError, match=r"mode 'owm'.*'own'"):
-        views.summarise(three_rounds, mode="owm")
+        scores.summarise(three_rounds, mode="owm")
 
 
 def test_the_later_of_two_equal_lines_counts(tmp_path):
-    assert views.summarise(metrics_of(tmp_path, [line(1, "a", 0.1), line(1, "a", 0.7)]))["last"] == 0.7
+    assert scores.summarise(metrics_of(tmp_path, [line(1, "a", 0.1), line(1, "a", 0.7)]))["last"] == 0.7
 
 
 def test_an_unfinished_last_line_is_skipped_and_a_broken_one_is_not(tmp_path):
     path = write_log(tmp_path / "metrics.jsonl", [line(1, "a", 0.5)])
     with path.open("a") as file:
         file.write('{"round": 2, "cli')
-    assert views.summarise(tmp_path)["last"] == 0.5
+    assert scores.summarise(tmp_path)["last"] == 0.5
     with path.open("a") as file:
         file.write("\n")
     with pytest.raises(RunError, match=r"metrics\.jsonl, line 2 is not JSON"):
-        views.summarise(tmp_path)
+        scores.summarise(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,7 @@ def test_values_that_are_not_numbers_count_as_absent(tmp_path):
         '{"round":1,"client":"a","when":"before","mode":"m","test":{"accuracy":NaN,"samples":3}}\n'
         '{"round":1,"client":"b","when":"before","mode":"m","test":{"accuracy":0.5,"samples":3}}\n'
     )
-    assert views.summarise(tmp_path)["per_client"] == {"b": 0.5}
+    assert scores.summarise(tmp_path)["per_client"] == {"b": 0.5}
 
 
 def test_a_grid_has_a_row_per_round_and_a_column_per_client(tmp_path):
@@ -189,7 +190,7 @@ def records_of(log, order=None):
 @settings(deadline=None, max_examples=60)
 def test_what_holds_for_every_log(tmp_path_factory, log, data):
     folder = tmp_path_factory.mktemp("log")
-    block = views.summarise(metrics_of(folder, records_of(log)))
+    block = scores.summarise(metrics_of(folder, records_of(log)))
     assert block["best_by_test"] >= block["last"]
     assert block["best_by_validation"] is None or block["best_by_test"] >= block["best_by_validation"]
     assert block["worst_tenth"] <= block["last"] + 1e-6
@@ -199,16 +200,16 @@ def test_what_holds_for_every_log(tmp_path_factory, log, data):
     assert 0 <= block["std_over_clients"] <= 0.5
     assert block["coverage"] == len(values)
     order = data.draw(st.permutations(range(len(log))))
-    assert views.summarise(metrics_of(folder, records_of(log, order))) == block
+    assert scores.summarise(metrics_of(folder, records_of(log, order))) == block
 
 
 @given(log=logs, names=st.permutations(range(15)))
 @settings(deadline=None, max_examples=40)
 def test_renaming_the_clients_changes_only_their_names(tmp_path_factory, log, names):
     folder = tmp_path_factory.mktemp("log")
-    block = views.summarise(metrics_of(folder, records_of(log)))
+    block = scores.summarise(metrics_of(folder, records_of(log)))
     renamed = {(number, names[client]): value for (number, client), value in log.items()}
-    other = views.summarise(metrics_of(folder, records_of(renamed)))
+    other = scores.summarise(metrics_of(folder, records_of(renamed)))
     assert other["last"] == pytest.approx(block["last"], abs=2e-6)
     assert other["worst_tenth"] == pytest.approx(block["worst_tenth"], abs=2e-6)
     expected = {str(names[int(client)]): value for client, value in block["per_client"].items()}
@@ -217,7 +218,7 @@ def test_renaming_the_clients_changes_only_their_names(tmp_path_factory, log, na
 
 @given(st.lists(fractions, min_size=1, max_size=40))
 def test_the_worst_tenth_is_rounded_up_to_whole_clients(values):
-    scores = views.Scores(tuple(map(str, range(len(values)))), np.array(values), np.ones(len(values)))
+    scores = log.Scores(tuple(map(str, range(len(values)))), np.array(values), np.ones(len(values)))
     worst = sorted(values)[: -(-len(values) // 10)]
     assert scores.worst_tenth() == pytest.approx(sum(worst) / len(worst))
     assert scores.weighted() == pytest.approx(scores.mean())
@@ -246,7 +247,7 @@ def test_messages_are_means_per_client_and_round_for_training(tmp_path):
             entry(0, "b", "down", 7, purpose="setup"),
         ],
     )
-    block = views.messages_block(path)
+    block = scores.messages_block(path)
     assert block["up"] == {"scalars": 100, "bytes": 400}
     assert block["down"] == {"scalars": pytest.approx(6.666667), "bytes": pytest.approx(26.666667)}
     assert block["total"]["evaluate"]["up"] == {"scalars": 99, "bytes": 396}
@@ -255,12 +256,12 @@ def test_messages_are_means_per_client_and_round_for_training(tmp_path):
 
 def test_nothing_crossed_is_zero(tmp_path):
     nothing = {"scalars": 0, "bytes": 0}
-    assert views.messages_block(tmp_path / "ledger.jsonl") == {"up": nothing, "down": nothing, "total": {}}
+    assert scores.messages_block(tmp_path / "ledger.jsonl") == {"up": nothing, "down": nothing, "total": {}}
 
 
 def test_a_broken_ledger_is_named(tmp_path):
     with pytest.raises(RunError, match="line 1 is not an entry of the ledger"):
-        views.messages_block(write_log(tmp_path / "ledger.jsonl", [{"round": 1}]))
+        scores.messages_block(write_log(tmp_path / "ledger.jsonl", [{"round": 1}]))
 
 
 def test_seconds_are_a_mean_over_rounds(tmp_path):
@@ -273,15 +274,15 @@ def test_seconds_are_a_mean_over_rounds(tmp_path):
             {"note": "x"},
         ],
     )
-    assert views.seconds_per_round(path) == 2.0
-    assert views.seconds_per_round(tmp_path / "absent.jsonl") is None
+    assert scores.seconds_per_round(path) == 2.0
+    assert scores.seconds_per_round(tmp_path / "absent.jsonl") is None
 
 
 # --- comparisons ----------------------------------------------------------------------------------------
 
 
 def test_paired_takes_the_clients_both_have_in_client_order():
-    differences = views.paired({"10": 0.9, "9": 0.5, "x": 1.0}, {"9": 0.25, "10": 0.4, "y": 0.0})
+    differences = paired({"10": 0.9, "9": 0.5, "x": 1.0}, {"9": 0.25, "10": 0.4, "y": 0.0})
     assert list(differences.items()) == [("9", 0.25), ("10", 0.5)]
 
 
@@ -292,7 +293,7 @@ finite = st.floats(-1, 1)
 @settings(deadline=None, max_examples=40)
 def test_an_interval_lies_between_the_smallest_and_the_largest_difference(rows, seed):
     values = [value for row in rows for value in row]
-    low, high = views.bootstrap_interval(rows, np.random.default_rng(seed), draws=50)
+    low, high = bootstrap_interval(rows, np.random.default_rng(seed), draws=50)
     if len(values) == 1:
         assert math.isnan(low)
         assert math.isnan(high)
@@ -303,41 +304,41 @@ def test_an_interval_lies_between_the_smallest_and_the_largest_difference(rows, 
 def test_an_interval_has_about_the_width_the_normal_theory_gives():
     rng = np.random.default_rng(0)
     differences = rng.normal(0.02, 0.1, 400)
-    low, high = views.bootstrap_interval(differences, rng)
+    low, high = bootstrap_interval(differences, rng)
     assert high - low == pytest.approx(2 * 1.96 * differences.std() / 20, rel=0.1)
 
 
 def test_several_seeds_widen_the_interval_by_what_differs_between_them():
     rng = np.random.default_rng(0)
     clients = rng.normal(0, 0.01, (6, 50))
-    same = views.bootstrap_interval(clients, np.random.default_rng(1))
-    shifted = views.bootstrap_interval(clients + rng.normal(0, 0.1, (6, 1)), np.random.default_rng(1))
+    same = bootstrap_interval(clients, np.random.default_rng(1))
+    shifted = bootstrap_interval(clients + rng.normal(0, 0.1, (6, 1)), np.random.default_rng(1))
     assert shifted[1] - shifted[0] > 5 * (same[1] - same[0])
 
 
 def test_rows_may_be_a_grid_with_gaps():
     grid = np.array([[0.1, np.nan], [0.1, 0.1]])
-    assert views.bootstrap_interval(grid, np.random.default_rng(0)) == pytest.approx((0.1, 0.1))
+    assert bootstrap_interval(grid, np.random.default_rng(0)) == pytest.approx((0.1, 0.1))
 
 
 def test_nothing_to_compare_is_an_error():
     with pytest.raises(RunError, match="nothing to compare"):
-        views.bootstrap_interval([np.nan], np.random.default_rng(0))
+        bootstrap_interval([np.nan], np.random.default_rng(0))
 
 
 def test_a_method_equal_to_the_baseline_is_a_tie_and_a_better_one_is_not():
     local = {"0": {str(client): 0.5 for client in range(10)}}
     better = {"0": {str(client): 0.6 + client / 100 for client in range(10)}}
     rng = np.random.default_rng(0)
-    equal = views.difference(local, local, rng)
+    equal = difference(local, local, rng)
     assert equal is not None
     assert equal.tie is True
-    gain = views.difference(better, local, rng)
+    gain = difference(better, local, rng)
     assert gain is not None
     assert gain.tie is False
     assert gain.mean == pytest.approx(0.145)
-    assert views.difference(local, {"1": local["0"]}, rng) is None
-    single = views.difference({"0": {"0": 1.0}}, local, rng)
+    assert difference(local, {"1": local["0"]}, rng) is None
+    single = difference({"0": {"0": 1.0}}, local, rng)
     assert single is not None
     assert single.tie is None
 
@@ -362,7 +363,7 @@ def folders(tmp_path):
 
 
 def test_runs_are_compared_by_seed_and_client(folders):
-    comparison = views.compare_runs(folders, Rng(0), draws=200)
+    comparison = compare_runs(folders, Rng(0), draws=200)
     entries = {entry["method"]: entry for entry in comparison["methods"]}
     assert comparison["seeds"] == ["0", "1"]
     assert entries["local"]["difference"] is None
@@ -379,34 +380,34 @@ def test_runs_are_compared_by_seed_and_client(folders):
 
 
 def test_an_interval_does_not_depend_on_the_other_methods(folders):
-    both = views.compare_runs(folders, Rng(0), draws=50)
-    alone = views.compare_runs(folders[:4], Rng(0), draws=50)
+    both = compare_runs(folders, Rng(0), draws=50)
+    alone = compare_runs(folders[:4], Rng(0), draws=50)
     assert both["methods"][1] == alone["methods"][1]
 
 
 def test_two_runs_of_one_seed_need_labels(folders, tmp_path):
     again = make_run(tmp_path / "again", "fedmrl", 0, 0.2)
     with pytest.raises(RunError, match="both fedmrl with seed 0"):
-        views.compare_runs([*folders, again], Rng(0))
-    labelled = views.compare_runs({"local": folders[:1], "a": folders[2:3], "b": [again]}, Rng(0), draws=20)
+        compare_runs([*folders, again], Rng(0))
+    labelled = compare_runs({"local": folders[:1], "a": folders[2:3], "b": [again]}, Rng(0), draws=20)
     assert [entry["method"] for entry in labelled["methods"]] == ["local", "a", "b"]
 
 
 def test_runs_on_different_splits_are_not_compared(folders, tmp_path):
     other = make_run(tmp_path / "other", "fedproto", 0, 0.2, split="t")
     with pytest.raises(RunError, match="different splits"):
-        views.compare_runs([*folders, other], Rng(0))
+        compare_runs([*folders, other], Rng(0))
 
 
 def test_comparisons_refuse_what_is_not_there(folders, tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'last'"):
-        views.compare_runs(folders, Rng(0), view="lats")
+        compare_runs(folders, Rng(0), view="lats")
     with pytest.raises(ConfigError, match=r"local-0.*'before' was not evaluated"):
-        views.compare_runs(folders, Rng(0), when="before")
+        compare_runs(folders, Rng(0), when="before")
     with pytest.raises(RunError, match="nothing to compare"):
-        views.compare_runs([], Rng(0))
+        compare_runs([], Rng(0))
     with pytest.raises(RunError, match=r"no config\.yaml"):
-        views.compare_runs([tmp_path], Rng(0))
+        compare_runs([tmp_path], Rng(0))
 
 
 # --- several tasks --------------------------------------------------------------------------------------
@@ -442,7 +443,7 @@ def test_groups_with_accuracies_alone_have_a_relative_gain_and_a_value_per_clien
         group_run(tmp_path / "l", "local", local, 0, sizes),
         group_run(tmp_path / "o", "o", other, 0, sizes),
     ]
-    comparison = views.compare_runs(runs, Rng(0), draws=20)
+    comparison = compare_runs(runs, Rng(0), draws=20)
     assert comparison["metrics"] == {"0": "accuracy", "1": "accuracy", "2": "accuracy"}
     assert comparison["data_sets"] == {"0": "digits", "1": "digits", "2": "sst2"}
     assert comparison["methods"][1]["gain"] == pytest.approx((20 + 25) / 2)
@@ -452,7 +453,10 @@ def test_groups_with_accuracies_alone_have_a_relative_gain_and_a_value_per_clien
 
 def test_one_group_alone_is_compared_as_before(folders, tmp_path):
     alone = group_run(tmp_path / "l", "local", [line(1, "0", 0.5)], 0, (("digits", 1),))
-    for comparison in (views.compare_runs(folders, Rng(0), draws=20), views.compare_runs([alone], Rng(0))):
+    for comparison in (
+        compare_runs(folders, Rng(0), draws=20),
+        compare_runs([alone], Rng(0)),
+    ):
         assert {"metrics", "data_sets"}.isdisjoint(comparison)
         assert {"gain", "per_client", "further"}.isdisjoint(comparison["methods"][0])
 
@@ -460,10 +464,10 @@ def test_one_group_alone_is_compared_as_before(folders, tmp_path):
 def test_a_client_whose_measure_is_undefined_is_still_named(tmp_path):
     records = [line(1, "0", 0.5), line(1, "1", 0.4), tagged(1, "2", None, 0.25)]
     run = group_run(tmp_path / "l", "local", records)
-    comparison = views.compare_runs([run], Rng(0))
+    comparison = compare_runs([run], Rng(0))
     assert comparison["metrics"] == {"0": "accuracy", "1": "accuracy", "2": "mean_ap"}
     assert comparison["methods"][0]["per_client"] == {"0": 0.5, "1": 0.4}
-    block = views.summarise(run)
+    block = scores.summarise(run)
     assert block["metrics"] == comparison["metrics"]
     assert (block["last"], block["coverage"]) == (0.45, 2)
 
@@ -471,12 +475,12 @@ def test_a_client_whose_measure_is_undefined_is_still_named(tmp_path):
 def test_a_client_without_test_rows_is_left_out_of_mixed_tasks_too(tmp_path):
     records = [line(1, "0", validation=0.5), line(1, "1"), tagged(1, "2", 0.5, 0.25)]
     run = group_run(tmp_path / "l", "local", records)
-    assert views.summarise(run)["metrics"] == views.compare_runs([run], Rng(0))["metrics"] == {"2": "mean_ap"}
+    assert scores.summarise(run)["metrics"] == compare_runs([run], Rng(0))["metrics"] == {"2": "mean_ap"}
 
 
 def test_clients_that_are_all_undefined_are_named_too(tmp_path):
     run = group_run(tmp_path / "l", "local", [tagged(1, "0", None, 0.5), tagged(2, "0", None, 0.25)])
-    comparison = views.compare_runs([run], Rng(0))
+    comparison = compare_runs([run], Rng(0))
     assert comparison["metrics"] == {"0": "mean_ap"}
     assert comparison["methods"][0]["further"]["f1"]["mean"] == 0.25
 
@@ -494,12 +498,12 @@ def test_further_measures_are_means_over_the_clients_that_have_them_in_the_repor
         tagged(2, "2", 0.5, 0.4),
     ]
     metrics = metrics_of(tmp_path, records)
-    assert views.summarise(metrics)["further"] == {"f1": {"mean": pytest.approx(0.3), "clients": 2}}
-    assert views.summarise(metrics, "after_training")["further"]["f1"] == {"mean": 0.99, "clients": 1}
+    assert scores.summarise(metrics)["further"] == {"f1": {"mean": pytest.approx(0.3), "clients": 2}}
+    assert scores.summarise(metrics, "after_training")["further"]["f1"] == {"mean": 0.99, "clients": 1}
 
 
 def test_classification_has_no_further_measures(three_rounds):
-    assert "further" not in views.summarise(three_rounds)
+    assert "further" not in scores.summarise(three_rounds)
 
 
 def test_a_comparison_has_further_measures_over_the_seeds(tmp_path):
@@ -507,14 +511,14 @@ def test_a_comparison_has_further_measures_over_the_seeds(tmp_path):
         group_run(tmp_path / f"l{seed}", "local", [line(1, "0", 0.5), tagged(1, "2", 0.4, f1)], seed)
         for seed, f1 in enumerate((0.2, 0.4))
     ]
-    further = views.compare_runs(runs, Rng(0))["methods"][0]["further"]
+    further = compare_runs(runs, Rng(0))["methods"][0]["further"]
     assert further == {"f1": {"mean": pytest.approx(0.3), "std_over_seeds": pytest.approx(0.141421)}}
 
 
 def test_further_measures_follow_the_view(tmp_path):
     records = [tagged(1, "0", 0.9, 0.8), tagged(2, "0", 0.1, 0.3)]
     run = group_run(tmp_path / "l", "local", records)
-    best = views.compare_runs([run], Rng(0), view="best_by_test")["methods"][0]
+    best = compare_runs([run], Rng(0), view="best_by_test")["methods"][0]
     assert best["further"]["f1"]["mean"] == 0.8
-    undefined = views.compare_runs([run], Rng(0), view="best_by_validation")["methods"][0]
+    undefined = compare_runs([run], Rng(0), view="best_by_validation")["methods"][0]
     assert "further" not in undefined

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from potluck.rng import Rng, Seeds, new_secret
+from potluck.core.rng import Rng, Seeds, new_secret
 
 keys = st.one_of(st.integers(-2, 20), st.text("a1:str\x1f", max_size=5))
 paths = st.lists(keys, max_size=4).map(tuple)

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from potluck.core.rng import Rng
+from potluck.core.state import Holder, Moments, Part, Report
+from potluck.core.task import Task
 from potluck.errors import ConfigError, MessageError
-from potluck.rng import Rng
-from potluck.state import Holder, Moments, Part, Report
-from potluck.task import Task
 
 TASK = Task("classification", 3, (4,))
 

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from potluck.replies import Replies
-from potluck.rng import Rng
-from potluck.statistics import ClassStats, merge_classes
+from potluck.core.replies import Replies
+from potluck.core.rng import Rng
+from potluck.kit.class_means import ClassStats, merge_classes
 
 labels = st.lists(st.integers(0, 4), min_size=1, max_size=20)
 

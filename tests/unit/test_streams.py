@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from potluck.client import Client
-from potluck.rng import Rng
-from potluck.settings import ClientTraining
-from potluck.streams import Source, Stream, several_each, shuffled_batches
-from potluck.task import Task
+from potluck.core.client import Client
+from potluck.core.rng import Rng
+from potluck.core.settings import ClientTraining
+from potluck.core.streams import Source, Stream, several_each, shuffled_batches
+from potluck.core.task import Task
 
 sizes = st.tuples(st.integers(1, 25), st.integers(1, 30), st.integers(1, 3))
 

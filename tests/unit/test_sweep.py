@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from potluck.cli import app
+from potluck.cli.app import app
 from potluck.errors import ConfigError
-from potluck.experiment import Experiment
-from potluck.sweep import check_sweep, read_sweep
+from potluck.experiment.schema import Experiment
+from potluck.runs.sweep import check_sweep, read_sweep
 
 BASE = """\
 name: several

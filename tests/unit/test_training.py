@@ -8,15 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from potluck.client import Client
+from potluck.core.client import Client
+from potluck.core.rng import Rng
+from potluck.core.server import Server
+from potluck.core.settings import ClientTraining, OptimizerSettings
+from potluck.core.state import Moments
+from potluck.core.streams import Source, Stream
+from potluck.core.task import Task
 from potluck.errors import ConfigError
-from potluck.rng import Rng
-from potluck.server import Server
-from potluck.settings import ClientTraining, OptimizerSettings
-from potluck.state import Moments
-from potluck.streams import Source, Stream
-from potluck.task import Task
-from potluck.training import Group, collect, fit
+from potluck.training.collect import collect
+from potluck.training.fit import fit
+from potluck.training.optimizers import Group
 
 TASK = Task("classification", 3, (4,))
 DRAW = Rng(11)

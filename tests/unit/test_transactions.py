@@ -6,11 +6,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from potluck.engine.base import Answer, Stamp
+from potluck.core.message import Message
+from potluck.core.state import Report
+from potluck.engine.protocol import Answer, Stamp
 from potluck.engine.transactions import Record, Work
 from potluck.errors import StepFailed
-from potluck.message import Message
-from potluck.state import Report
 
 
 def stamp(round_, exchange=1, accepted=0, attempt=1):

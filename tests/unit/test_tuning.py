@@ -10,11 +10,13 @@ import pytest
 import yaml
 
 import potluck
-from potluck import tuning
-from potluck.compare import compare, experiments_by_method
+from potluck.core.open_options import TuneSettings
 from potluck.errors import ConfigError, RoundFailed, RunError
-from potluck.experiment import Experiment
-from potluck.runs import Interrupted, RoundEnd, Watcher
+from potluck.experiment.schema import Experiment
+from potluck.runs import pilots as tuning
+from potluck.runs.compare import compare, experiments_by_method
+from potluck.runs.loop import Interrupted
+from potluck.runs.observers import RoundEnd, Watcher
 
 FILE = """\
 name: open
@@ -58,10 +60,10 @@ def test_the_smallest_within_the_tolerance_is_chosen(
 
 
 def test_default_candidates_end_at_the_largest() -> None:
-    settings = tuning.TuneSettings()
+    settings = TuneSettings()
     assert settings.values(500) == (62, 125, 250, 500)
     assert settings.values(3) == (1, 3)
-    assert tuning.TuneSettings(candidates=(4, 9)).values(500) == (4, 9)
+    assert TuneSettings(candidates=(4, 9)).values(500) == (4, 9)
 
 
 def test_a_run_keeps_the_choice_and_its_curve(file: Path, tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from potluck import from_arrays
-from potluck.engine.local import LocalEngine
+from potluck.core.task import Task
 from potluck.engine.rounds import Rounds
-from potluck.experiment import Experiment
-from potluck.task import Task
-from potluck.world import World
+from potluck.engine.serial import LocalEngine
+from potluck.experiment.schema import Experiment
+from potluck.federation.world import World
 
 
 class Viewer(nn.Module):

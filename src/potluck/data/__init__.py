@@ -1,7 +1,11 @@
 """Data sets, their division among clients, and the preparation of samples."""
 
-from potluck.data import derived  # noqa: F401  importing it registers its data sets
-from potluck.data.augment import (
+from potluck.core.dataset import Data, Dataset
+from potluck.data import derived, images, texts  # noqa: F401  importing them registers their data sets
+from potluck.data.config import DataConfig, Normalisation
+from potluck.data.from_user import from_arrays, from_datasets
+from potluck.data.partition import PartitionConfig
+from potluck.data.prepare import (
     AugmentConfig,
     Preparation,
     cutout,
@@ -9,10 +13,8 @@ from potluck.data.augment import (
     random_crop,
     random_erasing,
 )
-from potluck.data.config import DataConfig, Normalisation
-from potluck.data.federation import ClientSplit, Split, from_index_file, join_splits, make_split
-from potluck.data.partition import PartitionConfig
-from potluck.data.sources import Data, Dataset, from_arrays, from_datasets, load, names, register
+from potluck.data.registry import load, names, register
+from potluck.data.split import ClientSplit, Split, from_index_file, join_splits, make_split
 
 __all__ = [
     "AugmentConfig",

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from potluck.data import sources
-from potluck.data.augment import PRESETS, AugmentConfig, Preparation
-from potluck.data.sources import Dataset
+from potluck.core.dataset import Dataset
+from potluck.data import registry
+from potluck.data.prepare import PRESETS, AugmentConfig, Preparation
 from potluck.errors import DataError
 
 
@@ -50,9 +50,9 @@ class DataConfig(BaseModel):
         named = {key: getattr(self, key) for key in ("labels", "vocabulary", "length", "strip_headers")}
         named["tokenizer"] = self.tokenizer_from(base_dir)
         options = {key: value for key, value in named.items() if value is not None} | self.options
-        dataset = sources.load(self.name, folder, labels_only=labels_only, **options)
+        dataset = registry.load(self.name, folder, labels_only=labels_only, **options)
         if self.samples is not None:
-            dataset = sources.fewer(dataset, self.samples)
+            dataset = registry.fewer(dataset, self.samples)
         mean, std = self._normalisation(dataset)
         return replace(dataset, mean=mean, std=std)
 

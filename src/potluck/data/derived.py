@@ -14,12 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from potluck.data.augment import Preparation
-from potluck.data.sources import Dataset, encode_pieces, from_arrays, load, register
-from potluck.data.tokenizer import RESERVED, Encoder, count_vocabulary, encode, words
+from potluck.core.dataset import Dataset, Encoder
+from potluck.core.rng import Rng
+from potluck.core.task import Task
+from potluck.data.from_user import from_arrays
+from potluck.data.prepare import Preparation
+from potluck.data.registry import load, register
+from potluck.data.texts import encode_pieces
+from potluck.data.words import RESERVED, count_vocabulary, encode, words
 from potluck.errors import DataError
-from potluck.rng import Rng
-from potluck.task import Task
 
 DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 DIGITS = {

@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from potluck.client import Card, ClientId
-from potluck.engine.base import Answer, Engine, Failure, Outcome, Request, Stamp
-from potluck.engine.perform import shapes_of
+from potluck.core.card import Card, ClientId
+from potluck.core.contract import Contract, Gate, Shapes, excess, shapes_of
+from potluck.core.formulas import evaluate
+from potluck.core.message import Message
+from potluck.core.method import Down, Method
+from potluck.core.replies import Replies
+from potluck.core.server import Server
+from potluck.engine.ledger import Ledger
+from potluck.engine.protocol import Answer, Engine, Failure, Outcome, Request, Stamp
 from potluck.errors import MessageError, RoundFailed
-from potluck.ledger import Ledger
-from potluck.message import Contract, Gate, Message, Shapes, evaluate, excess
-from potluck.method import Down, Method
-from potluck.replies import Replies
-from potluck.server import Server
 
 
 def known_shapes(method: Method, server: Server, card: Card) -> Callable[[str], Shapes | None]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from potluck.client import ClientId
-from potluck.engine.base import Engine, Stamp
+from potluck.core.card import ClientId
+from potluck.core.contract import Gate, largest_size
+from potluck.core.server import Server
 from potluck.engine.cohort import Cohort, known_shapes
-from potluck.ledger import Ledger
-from potluck.message import Gate, largest_size
-from potluck.server import Server
-from potluck.world import World
+from potluck.engine.ledger import Ledger
+from potluck.engine.protocol import Engine, Stamp
+from potluck.federation.world import World
 
 
 class Rounds:

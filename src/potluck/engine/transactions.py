@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from potluck.engine.base import Answer, Stamp
+from potluck.core.packed import State
+from potluck.engine.protocol import Answer, Stamp
 from potluck.errors import StepFailed
-from potluck.state import State
 
 
 @dataclass

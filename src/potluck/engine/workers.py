@@ -31,16 +31,17 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
-from potluck.client import ClientId
-from potluck.engine.base import Answer, Examination, Failure, Outcome, Request, Stamp
-from potluck.engine.local import LocalEngine
-from potluck.engine.store import ClientStore
+from potluck.core.card import ClientId
+from potluck.core.message import Message
+from potluck.core.packed import Packed, State
+from potluck.core.state import Report
+from potluck.engine.protocol import Answer, Examination, Failure, Outcome, Request, Stamp
+from potluck.engine.serial import LocalEngine
+from potluck.engine.store.client_store import ClientStore
 from potluck.engine.transactions import Work
 from potluck.errors import ConfigError, PotluckError, RunError, StepFailed
-from potluck.interrupt import SIGNALS, held_back
-from potluck.message import Message
-from potluck.state import Packed, Report, State
-from potluck.world import World
+from potluck.federation.world import World
+from potluck.signals import SIGNALS, held_back
 
 R = TypeVar("R", Request, Examination)
 LENGTH = 8  # bytes that say how long the head of a frame is

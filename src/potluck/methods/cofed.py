@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from potluck.client import Card, Client
+from potluck.core.card import Card
+from potluck.core.client import Client
+from potluck.core.contract import numbers
+from potluck.core.message import Content, Message
+from potluck.core.method import Clients, MethodConfig, client_step
+from potluck.core.population import Population
+from potluck.core.replies import Replies
+from potluck.core.server import Server
+from potluck.core.streams import Stream, shuffled_batches
+from potluck.core.task import Batch
 from potluck.errors import ConfigError
-from potluck.message import Content, Message, numbers
-from potluck.method import Clients, MethodConfig, client_step
-from potluck.methods.public_knowledge import (
+from potluck.kit.public_knowledge import (
     OnPublicData,
     foreign_features,
     public_stream,
@@ -21,14 +28,8 @@ from potluck.methods.public_knowledge import (
     scores,
     within,
 )
-from potluck.replies import Replies
-from potluck.server import Server
-from potluck.streams import Stream, shuffled_batches
-from potluck.task import Batch
-from potluck.training import fit, rows_on
-
-if TYPE_CHECKING:
-    from potluck.world import World
+from potluck.training.fit import fit
+from potluck.training.plan import rows_on
 
 
 class CoFED(OnPublicData):
@@ -65,22 +66,20 @@ class CoFED(OnPublicData):
         weights: Literal["uniform", "samples"] = "uniform"  # of the votes
         batch: int | None = Field(default=None, ge=1)  # public samples of a step; default: 32, or all; ours
 
-    def check(self, world: World) -> None:
+    def check(self, population: Population) -> None:
         """One class per sample everywhere; classes get their global numbers by name."""
-        super().check(world)
-        self.batch = within(world, "batch", self.config.batch, 32)
-        for client in world.first_clients:
-            if not (task := world.task_of(client)).single_label:
+        super().check(population)
+        self.batch = within(population, "batch", self.config.batch, 32)
+        for client in population.first_clients:
+            if not (task := population.task_of(client)).single_label:
                 raise ConfigError(
                     f"{self.name} learns from one class per sample; client {client} has {task}; use a method that "
                     "takes any task, such as local"
                 )
-        names = [name for ground in world.grounds for name in ground.data.class_names]
-        self.numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-        by_ground = {
-            id(ground): [self.numbers[name] for name in ground.data.class_names] for ground in world.grounds
-        }
-        self.labels = {client: by_ground[id(world.ground(client))] for client in world.ids}
+        names = {client: population.class_names(client) for client in population.ids}
+        every = dict.fromkeys(name for client in population.first_clients for name in names[client])
+        self.numbers = {name: number for number, name in enumerate(every)}
+        self.labels = {client: [self.numbers[name] for name in own] for client, own in names.items()}
 
     def symbols(self, card: Card) -> dict[str, int]:
         """G classes of all clients together."""

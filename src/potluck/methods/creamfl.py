@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -11,13 +11,18 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from potluck import losses
-from potluck.checks import require_one_width, require_representation
-from potluck.client import Client, ClientId
+from potluck.core.card import ClientId
+from potluck.core.client import Client
+from potluck.core.contract import Contract, tensor
+from potluck.core.message import Content, Message
+from potluck.core.method import Clients, MethodConfig, client_step
+from potluck.core.population import Population
+from potluck.core.replies import Replies
+from potluck.core.server import Server
+from potluck.core.task import Batch, Task
 from potluck.errors import ConfigError
-from potluck.message import Content, Contract, Message, tensor
-from potluck.method import Clients, MethodConfig, client_step
-from potluck.methods.public_knowledge import (
+from potluck.kit.contrastive import losses
+from potluck.kit.public_knowledge import (
     OnPublicData,
     foreign_features,
     mean_where,
@@ -25,14 +30,9 @@ from potluck.methods.public_knowledge import (
     rows_of,
     within,
 )
+from potluck.kit.requirements import require_one_width, require_representation
 from potluck.models import build
-from potluck.replies import Replies
-from potluck.server import Server
-from potluck.task import Batch, Task
-from potluck.training import fit
-
-if TYPE_CHECKING:
-    from potluck.world import World
+from potluck.training.fit import fit
 
 Tables = Mapping[str, Tensor]
 CHUNK = 1024  # rows of a |P|×|P| matrix at a time
@@ -93,14 +93,16 @@ class CreamFL(OnPublicData):
         server_model: Any = None  # an architecture for the first client's task
         distil: float = Field(default=0.3, ge=0)  # weight of the server model's MSE
 
-    def check(self, world: World) -> None:
+    def check(self, population: Population) -> None:
         """One width, a batch that fits, temperatures in order."""
-        super().check(world)
-        self.batch = within(world, "batch", self.config.batch, 32)
-        require_one_width(world, "a global representation")
-        require_representation(world)
-        self.width = world.width(world.ids[0])
-        self.modalities = tuple(sorted({modality(world.task_of(client)) for client in world.first_clients}))
+        super().check(population)
+        self.batch = within(population, "batch", self.config.batch, 32)
+        require_one_width(population, "a global representation")
+        require_representation(population)
+        self.width = population.width(population.ids[0])
+        self.modalities = tuple(
+            sorted({modality(population.task_of(client)) for client in population.first_clients})
+        )
         tau, before = self.config.muscle_tau, self.config.muscle_tau_prev
         if before > tau:
             raise ConfigError(

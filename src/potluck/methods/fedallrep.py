@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from potluck.client import Client
-from potluck.message import Content, numbers, tensor
-from potluck.methods.heads import SharedHead, representations
-from potluck.replies import Replies
+from potluck.core.client import Client
+from potluck.core.contract import numbers, tensor
+from potluck.core.message import Content
+from potluck.core.replies import Replies
+from potluck.kit.shared_head import SharedHead, representations
 
 
 class FedAllRep(SharedHead):

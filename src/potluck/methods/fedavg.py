@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from potluck.averaging import Weights, average
-from potluck.client import Card, Client, ClientId
+from potluck.core.card import Card, ClientId
+from potluck.core.client import Client
+from potluck.core.contract import state_of
+from potluck.core.message import Content, Message
+from potluck.core.method import CardField, Clients, Method, MethodConfig, Needs, Tasks, client_step
+from potluck.core.population import Population
+from potluck.core.replies import Replies
+from potluck.core.server import Server
+from potluck.core.task import Task
 from potluck.errors import ConfigError
-from potluck.message import Content, Message, state_of
-from potluck.method import CardField, Clients, Method, MethodConfig, Needs, Tasks, client_step
-from potluck.replies import Replies
-from potluck.server import Server
-from potluck.task import Task
-from potluck.training import Fit, fit
-
-if TYPE_CHECKING:
-    from potluck.world import World
+from potluck.kit.averaging import Weights, average
+from potluck.training.fit import Fit, fit
 
 
 class FedAvg(Method):
@@ -57,16 +57,16 @@ class FedAvg(Method):
             "samples"  # n_k as published; uniform as in layer-wise papers
         )
 
-    def check(self, world: World) -> None:
+    def check(self, population: Population) -> None:
         """With `share: all` every client must have the same model."""
         if self.config.share != "all":
             return
-        first, *others = world.ids
+        first, *others = population.ids
         for client in others:
-            if world.names(client) != world.names(first):
+            if population.names(client) != population.names(first):
                 raise ConfigError(
-                    f"{self.name}: client {client} ({world.label(client)}) has another model than client {first} "
-                    f"({world.label(first)}); set method.share to groups or layers"
+                    f"{self.name}: client {client} ({population.label(client)}) has another model than client {first} "
+                    f"({population.label(first)}); set method.share to groups or layers"
                 )
 
     def server_state(self, task: Task) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -10,21 +10,19 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from potluck.client import Card
+from potluck.core.card import Card
+from potluck.core.contract import state_of
+from potluck.core.method import Clients, Tasks
+from potluck.core.population import Population
+from potluck.core.replies import Replies
+from potluck.core.server import Server
+from potluck.core.settings import OptimizerSettings
+from potluck.core.streams import Stream, several_each, shuffled_batches
+from potluck.core.task import Batch, Task
 from potluck.errors import ConfigError
-from potluck.message import state_of
-from potluck.method import Clients, Tasks
+from potluck.kit.early_stopping import fit_patiently
+from potluck.kit.public_knowledge import drawn_rows, scores, within
 from potluck.methods.fedavg import FedAvg
-from potluck.methods.public_knowledge import drawn_rows, scores, within
-from potluck.patience import fit_patiently
-from potluck.replies import Replies
-from potluck.server import Server
-from potluck.settings import OptimizerSettings
-from potluck.streams import Stream, several_each, shuffled_batches
-from potluck.task import Batch, Task
-
-if TYPE_CHECKING:
-    from potluck.world import World
 
 
 class FedDF(FedAvg):
@@ -71,11 +69,11 @@ class FedDF(FedAvg):
         temperature: float = Field(default=1.0, gt=0)  # T
         validation: float = Field(default=0.1, ge=0, lt=1)  # share of the public data; ours
 
-    def check(self, world: World) -> None:
+    def check(self, population: Population) -> None:
         """A batch must fit into the public data; who has which architecture."""
-        super().check(world)
-        self.batch = within(world, "batch", self.config.batch, 128)
-        self.architectures = {client: world.architecture(client) for client in world.ids}
+        super().check(population)
+        self.batch = within(population, "batch", self.config.batch, 128)
+        self.architectures = {client: population.architecture(client) for client in population.ids}
 
     def server_state(self, task: Task) -> dict[str, Any]:
         """The weights by architecture, and a model of each to load them into."""

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from potluck.checks import require_representation
-from potluck.client import Card, Client
-from potluck.message import Content, Message, tensor
-from potluck.method import Clients, MethodConfig, client_step
-from potluck.methods.public_knowledge import (
+from potluck.core.card import Card
+from potluck.core.client import Client
+from potluck.core.contract import tensor
+from potluck.core.message import Content, Message
+from potluck.core.method import Clients, MethodConfig, client_step
+from potluck.core.population import Population
+from potluck.core.server import Server
+from potluck.core.state import Holder
+from potluck.core.task import Batch, Task
+from potluck.kit.public_knowledge import (
     OnPublicData,
     by_row,
     drawn_rows,
@@ -24,13 +29,8 @@ from potluck.methods.public_knowledge import (
     representations,
     within,
 )
-from potluck.server import Server
-from potluck.state import Holder
-from potluck.task import Batch, Task
-from potluck.training import fit
-
-if TYPE_CHECKING:
-    from potluck.world import World
+from potluck.kit.requirements import require_representation
+from potluck.training.fit import fit
 
 TINY = 1e-12
 
@@ -68,12 +68,12 @@ class FedHeNN(OnPublicData):
         batch: int | None = Field(default=None, ge=2)  # of R in one step; default: all of it, as published
         send: Literal["smaller", "kernel", "representations"] = "smaller"  # K or A; both give the same K̄
 
-    def check(self, world: World) -> None:
+    def check(self, population: Population) -> None:
         """R must fit into the public data, and there must be a representation to train."""
-        super().check(world)
-        self.samples = within(world, "samples", self.config.samples, 1000)
-        self.batch = min(within(world, "batch", self.config.batch, self.samples), self.samples)
-        require_representation(world)
+        super().check(population)
+        self.samples = within(population, "samples", self.config.samples, 1000)
+        self.batch = min(within(population, "batch", self.config.batch, self.samples), self.samples)
+        require_representation(population)
 
     def symbols(self, card: Card) -> dict[str, int]:
         """R samples, and how many columns a client sends for them."""

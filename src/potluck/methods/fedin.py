@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor
 
-from potluck.client import Card, Client, ClientId
-from potluck.features import FeatureExchange, ProjectOptions, blurred
-from potluck.message import Content, Contract, Message, Shapes, state_of
-from potluck.method import Clients, client_step
+from potluck.core.card import Card, ClientId
+from potluck.core.client import Client
+from potluck.core.contract import Contract, Shapes, state_of
+from potluck.core.message import Content, Message
+from potluck.core.method import Clients, client_step
+from potluck.core.model import Model
+from potluck.core.population import Population
+from potluck.core.server import Server
+from potluck.core.state import BufferPolicy
+from potluck.core.streams import Stream
+from potluck.core.task import Batch, Task
+from potluck.kit.feature_exchange import FeatureExchange, ProjectOptions, blurred
 from potluck.methods.fedavg import FedAvg
-from potluck.models import Model
-from potluck.server import Server
-from potluck.state import BufferPolicy
-from potluck.streams import Stream
-from potluck.task import Batch, Task
-from potluck.training import Gradients, fit, plus, still_statistics
-
-if TYPE_CHECKING:
-    from potluck.world import World
+from potluck.training.fit import Gradients, fit, plus
+from potluck.training.modes import still_statistics
 
 NOTHING = Message()
 
@@ -91,11 +92,11 @@ class FedIN(FedAvg):
             self.refuse_idle("scope", "combine", needs="alleviate", among=("exact",))
             return self
 
-    def check(self, world: World) -> None:
+    def check(self, population: Population) -> None:
         """Every client needs a stem and a body that learns; features have one shape unless they are projected."""
-        super().check(world)
+        super().check(population)
         if self.config.intermediate:
-            self.exchange.check(world)
+            self.exchange.check(population)
 
     @functools.cached_property
     def exchange(self) -> FeatureExchange:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from potluck.client import Card, Client
-from potluck.message import Content, Message, tensor
-from potluck.method import Clients, MethodConfig, client_step
-from potluck.methods.public_knowledge import (
+from potluck.core.card import Card
+from potluck.core.client import Client
+from potluck.core.contract import tensor
+from potluck.core.message import Content, Message
+from potluck.core.method import Clients, MethodConfig, client_step
+from potluck.core.population import Population
+from potluck.core.server import Server
+from potluck.core.state import Holder
+from potluck.core.task import Batch, Task
+from potluck.kit.public_knowledge import (
     OnPublicData,
     by_row,
     drawn_rows,
@@ -22,13 +28,7 @@ from potluck.methods.public_knowledge import (
     scores,
     within,
 )
-from potluck.server import Server
-from potluck.state import Holder
-from potluck.task import Batch, Task
-from potluck.training import fit
-
-if TYPE_CHECKING:
-    from potluck.world import World
+from potluck.training.fit import fit
 
 
 class FedMD(OnPublicData):
@@ -62,11 +62,11 @@ class FedMD(OnPublicData):
             default=1, ge=0
         )  # how often a client trains locally before its first logits; ours
 
-    def check(self, world: World) -> None:
+    def check(self, population: Population) -> None:
         """P_t and a batch of it must fit into the public data."""
-        super().check(world)
-        self.samples = within(world, "samples", self.config.samples, 5000)
-        self.batch = within(world, "digest_batch", self.config.digest_batch, 256)
+        super().check(population)
+        self.samples = within(population, "samples", self.config.samples, 5000)
+        self.batch = within(population, "digest_batch", self.config.digest_batch, 256)
 
     def symbols(self, card: Card) -> dict[str, int]:
         """P_t is the number of samples a round talks about."""

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field, PositiveFloat, model_validator
 from torch import Tensor, nn
 
-from potluck.checks import require_apart, require_linear_heads, require_one_width, require_width
-from potluck.client import Client
-from potluck.message import Content, Contract, state_of
-from potluck.method import client_step
-from potluck.models import Model
-from potluck.models.fusion import Projection, make_projector
-from potluck.shared_small import SharedSmall
-from potluck.task import Batch, Task
-from potluck.training import Group, fit
-from potluck.tuning import Ascending
-from potluck.weighting import Weight, rules, try_rules, weigh
-
-if TYPE_CHECKING:
-    from potluck.world import World
+from potluck.core.client import Client
+from potluck.core.contract import Contract, state_of
+from potluck.core.message import Content
+from potluck.core.method import client_step
+from potluck.core.model import Model
+from potluck.core.open_options import Ascending
+from potluck.core.population import Population
+from potluck.core.task import Batch, Task
+from potluck.kit.loss_weights import Weight, rules, try_rules, weigh
+from potluck.kit.projector import Projection, make_projector
+from potluck.kit.requirements import require_apart, require_linear_heads, require_one_width, require_width
+from potluck.kit.shared_small import SharedSmall
+from potluck.training.fit import fit
+from potluck.training.optimizers import Group
 
 
 class FedMRL(SharedSmall):
@@ -93,16 +93,16 @@ class FedMRL(SharedSmall):
         if self.rules:
             self.remedy += ", or look at what the functions of method.weight_* give"
 
-    def check(self, world: World) -> None:
+    def check(self, population: Population) -> None:
         """The options must suit the clients' widths and headers."""
-        super().check(world)
-        for client in world.ids if self.config.widths else ():
-            require_width(world, client, "widths", self.config.widths[-1], spare=1)
+        super().check(population)
+        for client in population.ids if self.config.widths else ():
+            require_width(population, client, "widths", self.config.widths[-1], spare=1)
         require_apart("fedmrl: widths", self.config.widths, self.d1_values())
         if self.config.mrl == "full":
-            require_one_width(world, "mrl: full")
+            require_one_width(population, "mrl: full")
         if self.config.tie_headers:
-            require_linear_heads(world, "tie_headers", self.build_small(world.task))
+            require_linear_heads(population, "tie_headers", self.build_small(population.task))
         others = {"widths": self.config.weight_widths} if self.config.widths else {}
         try_rules({**self.weights, **others}, self.no_report(), "method.weight")
 

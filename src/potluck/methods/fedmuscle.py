@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
-from potluck.checks import require_one_width, require_peers
-from potluck.client import Client, ClientId
-from potluck.losses import (
+from potluck.core.card import ClientId
+from potluck.core.client import Client
+from potluck.core.contract import Contract, tensor
+from potluck.core.message import Content, Message
+from potluck.core.method import Clients, MethodConfig, client_step
+from potluck.core.model import Model
+from potluck.core.population import Population
+from potluck.core.public import Public
+from potluck.core.replies import Replies
+from potluck.core.server import Server
+from potluck.core.settings import OptimizerSettings
+from potluck.core.streams import Source, Stream
+from potluck.core.task import Batch, Task
+from potluck.kit.contrastive.losses import (
     MEMORY,
     TAU,
     TAU_PREV,
@@ -25,22 +36,14 @@ from potluck.losses import (
     pairwise,
     theorem1_value,
 )
-from potluck.message import Content, Contract, Message, tensor
-from potluck.method import Clients, MethodConfig, client_step
-from potluck.methods.public_knowledge import OnPublicData, public_of, readable, representations, rows_of
-from potluck.models import Model, ModelPool
-from potluck.observed import Observed
-from potluck.public import Public
-from potluck.replies import Replies
-from potluck.representations import representation_model
-from potluck.server import Server
-from potluck.settings import OptimizerSettings
-from potluck.streams import Source, Stream
-from potluck.task import Batch, Task
-from potluck.training import evaluating, fit, fresh_moments, on_the_batch
-
-if TYPE_CHECKING:
-    from potluck.world import World
+from potluck.kit.observed import Observed
+from potluck.kit.public_knowledge import OnPublicData, public_of, readable, representations, rows_of
+from potluck.kit.representations import representation_model
+from potluck.kit.requirements import require_one_width, require_peers
+from potluck.models import ModelPool
+from potluck.training.fit import fit
+from potluck.training.modes import evaluating, on_the_batch
+from potluck.training.optimizers import fresh_moments
 
 Bundle = list[np.ndarray]  # public batches whose representations cross together
 
@@ -145,15 +148,15 @@ class FedMuscle(OnPublicData):
         super().__init__(config, pool)
         self.bundle: int = self.config.bundle
 
-    def check(self, world: World) -> None:
+    def check(self, population: Population) -> None:
         """One width, enough peers, and public data that fills a batch."""
-        super().check(world)
-        public, config = public_of(world), self.config
+        super().check(population)
+        public, config = public_of(population), self.config
         public.check_batch(config.batch, "method.batch")
-        require_peers(world, config.peers)
-        require_one_width(world, "a representation space for all")
+        require_peers(population, config.peers)
+        require_one_width(population, "a representation space for all")
         self.bundle = min(config.bundle, len(public.order(1, config.batch, config.passes)))
-        self.has = readable(world)
+        self.has = readable(population)
 
     def client_state(self, task: Task, model: Model) -> dict[str, Any]:
         """The model, room for what others make of a bundle, the aligning optimiser, learned temperatures."""
@@ -283,9 +286,9 @@ class FedMuscle(OnPublicData):
         loss = muscle(anchor, others, tau, tau_prev, **own, **masks)
         return {"muscle": loss, "theorem1_value": theorem1_value(loss, anchor, others, **masks)}
 
-    def repeats(self, world: World) -> dict[str, tuple[int, int]]:
+    def repeats(self, population: Population) -> dict[str, tuple[int, int]]:
         """Every bundle but the first is represented, and every bundle aligned on, in a step of its own."""
-        bundles = len(self.bundles(public_of(world), 1))
+        bundles = len(self.bundles(public_of(population), 1))
         return {"align": (bundles - 1, bundles)}
 
     def as_published(self, direction: str, message: Message) -> int | None:

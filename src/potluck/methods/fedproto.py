@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from potluck.checks import require_one_width
-from potluck.client import Client, ClientId
-from potluck.message import Content, Message, numbers, tensor
-from potluck.method import Clients, Method, MethodConfig, client_step
-from potluck.models import Model
-from potluck.server import Server
-from potluck.statistics import ClassStats, merge_classes
-from potluck.task import Batch, Task
-from potluck.training import collect, fit
-
-if TYPE_CHECKING:
-    from potluck.world import World
+from potluck.core.card import ClientId
+from potluck.core.client import Client
+from potluck.core.contract import numbers, tensor
+from potluck.core.message import Content, Message
+from potluck.core.method import Clients, Method, MethodConfig, client_step
+from potluck.core.model import Model
+from potluck.core.population import Population
+from potluck.core.server import Server
+from potluck.core.task import Batch, Task
+from potluck.kit.class_means import ClassStats, merge_classes
+from potluck.kit.requirements import require_one_width
+from potluck.training.collect import collect
+from potluck.training.fit import fit
 
 
 class FedProto(Method):
@@ -53,9 +54,9 @@ class FedProto(Method):
         weights: Literal["uniform", "count"] = "uniform"
         online: bool = False
 
-    def check(self, world: World) -> None:
+    def check(self, population: Population) -> None:
         """All representations must have one width."""
-        require_one_width(world, "a prototype")
+        require_one_width(population, "a prototype")
 
     def server_state(self, task: Task) -> dict[str, Any]:
         """The averaged prototypes; empty until the first round is over."""

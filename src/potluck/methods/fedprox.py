@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from potluck.client import Client
+from potluck.core.client import Client
 from potluck.methods.fedavg import FedAvg
-from potluck.training import Fit, fit
+from potluck.training.fit import Fit, fit
 
 
 class FedProx(FedAvg):

@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from potluck.client import Client
-from potluck.message import Content, tensor
-from potluck.methods.heads import SharedHead, representations
-from potluck.models import Model
-from potluck.replies import Replies
-from potluck.task import Task
+from potluck.core.client import Client
+from potluck.core.contract import tensor
+from potluck.core.message import Content
+from potluck.core.model import Model
+from potluck.core.replies import Replies
+from potluck.core.task import Task
+from potluck.kit.shared_head import SharedHead, representations
 
 Mechanism = Literal["RAP", "VAP", "RSP", "RAR", "VAR", "RSR"]
 Distribution = Literal["uniform", "gaussian", "laplace"]

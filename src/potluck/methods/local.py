@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from potluck.client import Client
-from potluck.message import Content
-from potluck.method import Clients, Method, client_step
-from potluck.server import Server
-from potluck.training import fit
+from potluck.core.client import Client
+from potluck.core.message import Content
+from potluck.core.method import Clients, Method, client_step
+from potluck.core.server import Server
+from potluck.training.fit import fit
 
 
 class Local(Method):

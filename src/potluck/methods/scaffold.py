@@ -10,16 +10,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from potluck.client import Card, Client, ClientId
-from potluck.message import Content, Message, Shapes, state_of
-from potluck.method import Clients, client_step
+from potluck.core.card import Card, ClientId
+from potluck.core.client import Client
+from potluck.core.contract import Shapes, state_of
+from potluck.core.message import Content, Message
+from potluck.core.method import Clients, client_step
+from potluck.core.model import Model
+from potluck.core.replies import Replies
+from potluck.core.server import Server
+from potluck.core.state import Part
+from potluck.core.task import Task
 from potluck.methods.fedavg import FedAvg
-from potluck.models import Model
-from potluck.replies import Replies
-from potluck.server import Server
-from potluck.state import Part
-from potluck.task import Task
-from potluck.training import Gradients, fit, plus
+from potluck.training.fit import Gradients, fit, plus
 
 
 class Scaffold(FedAvg):

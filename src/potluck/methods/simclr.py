@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from potluck.checks import require_representation
-from potluck.client import Client
-from potluck.data.augment import AugmentConfig, Normalize
+from potluck.core.client import Client
+from potluck.core.method import Clients, MethodConfig, client_step
+from potluck.core.model import Model
+from potluck.core.population import Population
+from potluck.core.server import Server
+from potluck.core.streams import Prepare, Stream
+from potluck.core.task import Batch, Task
+from potluck.data.prepare import AugmentConfig, Normalize
 from potluck.errors import ConfigError
-from potluck.method import Clients, MethodConfig, client_step
-from potluck.methods.public_knowledge import OnPublicData, foreign_features, mean_where, within
-from potluck.models import Model
-from potluck.server import Server
-from potluck.streams import Prepare, Stream
-from potluck.task import Batch, Task
-from potluck.training import fit
-
-if TYPE_CHECKING:
-    from potluck.world import World
+from potluck.kit.public_knowledge import OnPublicData, foreign_features, mean_where, within
+from potluck.kit.requirements import require_representation
+from potluck.training.fit import fit
 
 VIEWS = AugmentConfig.of(["flip", "crop", "erasing"])
 
@@ -66,13 +64,13 @@ class SimCLR(OnPublicData):
         augment: AugmentConfig = VIEWS  # of images
         drop: float = Field(default=0.2, ge=0, lt=1)  # of numbers and tokens in other samples
 
-    def check(self, world: World) -> None:
+    def check(self, population: Population) -> None:
         """A batch must fit, and there must be something random in a view."""
-        super().check(world)
-        self.batch = within(world, "batch", self.config.batch, 32)
-        require_representation(world)
-        for client in world.first_clients:
-            images = len(world.task_of(client).input) == 3
+        super().check(population)
+        self.batch = within(population, "batch", self.config.batch, 32)
+        require_representation(population)
+        for client in population.first_clients:
+            images = len(population.task_of(client).input) == 3
             if not (self.operations if images else self.config.drop):
                 option = "augment" if images else "drop"
                 raise ConfigError(

@@ -1,27 +1,16 @@
 """Models: the contract, the named ones, and whatever a user brings.
 
->>> from potluck.task import Task
+>>> from potluck.core.task import Task
 >>> model = build("cnn5", Task("classification", classes=10, input=(3, 32, 32)), rep_dim=100)
 >>> model.rep_dim, sum(p.numel() for p in model.parameters())
 (100, 465658)
 """
 
-from potluck.models import (  # noqa: F401  importing them registers their models
-    cnn,
-    dense,
-    efficientnet,
-    googlenet,
-    hf,
-    mobilenet,
-    pairs,
-    resnet,
-    small,
-    text,
-    transformer,
-)
+from potluck.core.model import Model
+from potluck.models import zoo  # noqa: F401  importing it registers its models
 from potluck.models.adapt import Adapted, adapt, probe
-from potluck.models.base import ADAPTERS, FeaturePool, Model, make_adapter
-from potluck.models.builders import Entry, build
+from potluck.models.build import Entry, build
+from potluck.models.parts import ADAPTERS, FeaturePool, make_adapter
 from potluck.models.pool import Entries, ModelPool, Order
 from potluck.models.registry import POOLS, Registered, input_kind, lookup, names, register
 

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from potluck.core.model import Model
+from potluck.core.task import Task
 from potluck.errors import ConfigError, ModelError, nearest
-from potluck.models.base import Model, check_width
-from potluck.models.builders import Entry, Source, build, source_name, unpack
+from potluck.models.build import Entry, Source, build, source_name, unpack
+from potluck.models.parts import check_width
+from potluck.models.probe import blame
 from potluck.models.registry import POOLS, names
-from potluck.models.trial import blame
-from potluck.task import Task
 
 Order = Literal["cycle", "blocks"]
 Entries = Entry | Sequence[Entry] | Mapping[str, Entry] | Mapping[int, Entry]

@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeVar
 
 from torch import nn
 
+from potluck.core.task import Task
 from potluck.errors import ModelError, nearest
-from potluck.task import Task
 
 InputKind = Literal["image", "vector", "tokens", "pixels", "pair"]  # pixels: images with a class in each
 Builder = Callable[..., nn.Module]

@@ -9,7 +9,7 @@ from html import escape
 from matplotlib.figure import Figure
 
 from potluck.report import plots
-from potluck.report.table import Column, Sheet, SortKey
+from potluck.report.render import Column, Sheet, SortKey
 
 # The colours of a picture become variables of the page, so that it follows the reader's theme.
 _VARIABLES = {

@@ -16,43 +16,34 @@ import numpy as np
 import yaml
 
 from potluck.errors import RunError
-from potluck.record import write_whole
+from potluck.files import write_whole
 from potluck.report import plots
-from potluck.report.markup import figure, page, section, table
-from potluck.report.table import (
-    VIEW_NAMES,
-    Column,
-    Sheet,
-    capital,
-    clients_sheet,
-    comparison_sheet,
-    count,
-    data_name,
-    differences_sheet,
-    duration,
-    further_sheet,
-    gains_sheet,
-    measured,
-    moment,
-    percent,
-    rounds_sheet,
-    run_further_sheet,
-    run_sheet,
-    size,
-    targets_sheet,
-)
-from potluck.report.views import (
+from potluck.report.format import capital, count, duration, measured, moment, percent, size
+from potluck.report.log import (
     Curve,
     Key,
     Metrics,
-    messages_block,
     method_name,
     natural,
     read_config,
     read_mapping,
     read_metrics,
-    seconds_per_round,
-    summarise,
+)
+from potluck.report.markup import figure, page, section, table
+from potluck.report.render import Column, Sheet
+from potluck.report.scores import messages_block, seconds_per_round, summarise
+from potluck.report.sheets import (
+    VIEW_NAMES,
+    clients_sheet,
+    comparison_sheet,
+    data_name,
+    differences_sheet,
+    further_sheet,
+    gains_sheet,
+    rounds_sheet,
+    run_further_sheet,
+    run_sheet,
+    targets_sheet,
 )
 
 MOST_FAILURES = 20

@@ -23,8 +23,9 @@ from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from potluck.report.table import METHOD_NAMES, points, ranked, size
-from potluck.report.views import Curve
+from potluck.report.format import points, size
+from potluck.report.log import Curve
+from potluck.report.sheets import METHOD_NAMES, ranked
 
 INK = "#24292f"
 FAINT = "#6e7781"

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from potluck.errors import ConfigError, RunError
-from potluck.report.views import over_seeds, read_config, read_lines, read_metrics, whole
+from potluck.report.comparison import over_seeds
+from potluck.report.format import whole
+from potluck.report.log import read_config, read_lines, read_metrics
 
 Amounts = dict[str, dict[str, int]]  # direction → scalars and bytes
 

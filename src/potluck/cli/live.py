@@ -1,0 +1,223 @@
+"""Progress of runs: bars on a terminal, a few plain lines anywhere else; always on standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.table import Column
+from rich.text import Text
+
+from potluck.report.format import percent
+from potluck.runs.observers import RoundEnd, Watcher
+
+LINES = 20  # plain lines of a run, however many rounds it has
+NOTICES = 10  # notices of a run that are shown; summary.json counts them all
+BARS = 12  # runs of a comparison whose bars stay when they are done
+
+
+class Pace:
+    """The time left, from the last rounds: the first one is slower than the others."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+        self._seconds: deque[float] = deque(maxlen=20)
+
+    def add(self, end: RoundEnd) -> float:
+        """The seconds left after a round."""
+        self._seconds.append(end.seconds)
+        recent = sorted(self._seconds)
+        return recent[len(recent) // 2] * (self.rounds - end.round)
+
+
+def clock(seconds: float) -> str:
+    """Seconds as a clock shows them: 0:07, 12:05, 3:07:00."""
+    whole = round(seconds)
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class Display:
+    """Where progress is shown; gives each run a watcher of its own."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.notices: float = NOTICES  # how many of a run are shown
+        self.advised: set[str] = set()  # what no other run need say again
+
+    def watch(self, label: str) -> Watcher:
+        """The watcher of one run, shown under this label."""
+        raise NotImplementedError
+
+    def say(self, sentence: str) -> None:
+        """One line besides the progress."""
+        self.console.print(Text(sentence), soft_wrap=True)
+
+    def skip(self, sentence: str) -> None:
+        """One of several runs was complete before."""
+        self.say(sentence)
+        self.run_ended()
+
+    def run_ended(self) -> None:
+        """One of several runs is complete."""
+
+
+class _Reporter(Watcher):
+    """What both kinds of watcher do: keep the pace, and not drown the user in notices."""
+
+    def __init__(self, display: Display, label: str) -> None:
+        self.display, self.label = display, label
+        self.pace = Pace(0)
+        self._noticed = 0
+
+    def begin(self, name: str, method: str, rounds: int, done: int) -> None:
+        """Remember how far there is to go."""
+        self.pace = Pace(rounds)
+        if 0 < done < rounds:
+            self.display.say(f"{self.label}: going on after round {done}")
+
+    def advise(self, sentence: str) -> None:
+        """Show what no run has said before."""
+        if sentence not in self.display.advised:
+            self.display.advised.add(sentence)
+            self.display.say(f"{self.label}: {sentence}")
+
+    def notice(self, sentence: str) -> None:
+        """Show the first few notices."""
+        self._noticed += 1
+        if self._noticed <= self.display.notices:
+            self.display.say(f"{self.label}: {sentence}")
+        elif self._noticed == self.display.notices + 1:
+            self.display.say(f"{self.label}: further notices are not shown; summary.json counts the failures")
+
+    def end(self, folder: Path) -> None:
+        """Tell the display."""
+        self.display.run_ended()
+
+
+class PlainDisplay(Display):
+    """For logs: at most about twenty lines a run."""
+
+    def watch(self, label: str) -> Watcher:
+        """A watcher that prints lines."""
+        return _Lines(self, label)
+
+
+class _Lines(_Reporter):
+    """A line now and then: the first round, the last, and evenly between."""
+
+    def begin(self, name: str, method: str, rounds: int, done: int) -> None:
+        """Choose the rounds that are told."""
+        super().begin(name, method, rounds, done)
+        self._first, self._step = done + 1, -(-(rounds - done) // LINES) or 1
+
+    def round(self, end: RoundEnd) -> None:
+        """Print a line if it is time."""
+        left = self.pace.add(end)
+        told = end.round in (self._first, end.rounds) or end.round % self._step == 0
+        if told:
+            rest = f", {clock(left)} left" if end.round < end.rounds else ""
+            self.display.say(f"{self.label}: round {end.round}/{end.rounds}{_accuracy(end)}{rest}")
+
+
+def _accuracy(end: RoundEnd) -> str:
+    return "" if end.accuracy is None else f", {end.measure} {percent(end.accuracy)}"
+
+
+class LiveDisplay(Display):
+    """For people: a bar per run, and one for all where there are several."""
+
+    def __init__(self, console: Console, runs: int) -> None:
+        super().__init__(console)
+        self.runs = runs
+        self.bars = Progress(
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=None, table_column=Column(ratio=1, max_width=40)),
+            _Field("count"),
+            _Field("accuracy"),
+            _Field("time"),
+            console=console,
+            expand=True,
+        )
+        self._all: TaskID | None = None
+        if runs > 1:
+            self._all = self.bars.add_task("all runs", total=runs, count=f"0/{runs} runs")
+
+    def watch(self, label: str) -> Watcher:
+        """A watcher that moves a bar."""
+        return _Bar(self, label)
+
+    def say(self, sentence: str) -> None:
+        """Print above the bars."""
+        self.bars.console.print(Text(sentence), soft_wrap=True)
+
+    def run_ended(self) -> None:
+        """Move the bar of all runs."""
+        if self._all is not None:
+            self.bars.advance(self._all)
+            done = int(self.bars.tasks[0].completed)
+            self.bars.update(self._all, count=f"{done}/{self.runs} runs")
+
+
+class _Field(ProgressColumn):
+    """A text that the task carries under a name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(table_column=Column(no_wrap=True))
+        self.name = name
+
+    def render(self, task: Task) -> Text:
+        """The text, empty while there is none."""
+        return Text(str(task.fields.get(self.name, "")))
+
+
+class _Bar(_Reporter):
+    """One bar: round, accuracy so far, time left."""
+
+    def __init__(self, display: LiveDisplay, label: str) -> None:
+        super().__init__(display, label)
+        self.bars = display.bars
+        self._keep = display.runs <= BARS
+
+    def begin(self, name: str, method: str, rounds: int, done: int) -> None:
+        """Show the bar."""
+        super().begin(name, method, rounds, done)
+        self._started = time.monotonic()
+        self._task = self.bars.add_task(
+            self.label, total=rounds, completed=done, count=f"round {done}/{rounds}", time=""
+        )
+
+    def round(self, end: RoundEnd) -> None:
+        """Move the bar."""
+        left = self.pace.add(end)
+        self.bars.update(
+            self._task,
+            completed=end.round,
+            count=f"round {end.round}/{end.rounds}",
+            accuracy=_accuracy(end).removeprefix(", "),
+            time=f"{clock(left)} left",
+        )
+
+    def end(self, folder: Path) -> None:
+        """Leave the bar with the time the run took, or take it away where there are too many."""
+        self.bars.update(self._task, time=f"in {clock(time.monotonic() - self._started)}")
+        if not self._keep:
+            self.bars.remove_task(self._task)
+        super().end(folder)
+
+
+@contextlib.contextmanager
+def showing(console: Console, runs: int = 1) -> Iterator[Display]:
+    """Show the progress of some runs on a console, in the way that suits it."""
+    if not console.is_terminal:
+        yield PlainDisplay(console)
+        return
+    display = LiveDisplay(console, runs)
+    with display.bars:
+        yield display

@@ -1,0 +1,1 @@
+"""The language of the six words: clients, servers, messages, methods, and the types everybody shares."""

@@ -1,0 +1,249 @@
+"""The wire contract: which tensors may cross, of which shape and type.
+
+A contract declares names or groups, each with its shape (as a formula, or "as this part of the state") and
+its meaning. Whatever is not declared does not cross.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from potluck.core.formulas import evaluate
+from potluck.core.message import Message, Signature, _encoded_size
+from potluck.errors import MessageError
+
+Shapes = Mapping[str, tuple[int, ...]]
+REMEMBERED = 100_000  # kinds of messages a gate knows before it starts over
+
+
+@dataclass(frozen=True)
+class Field:
+    """One declared name of a message.
+
+    `shape` is a formula over known symbols (`C, d`); a symbol nobody knows is bound by the first tensor that
+    shows it and must agree afterwards (`C_k<=C, d` also bounds it). `like` says instead that the field is a
+    group: the tensors of that part of the state.
+    """
+
+    meaning: str
+    shape: str = ""
+    like: str | None = None
+    dtype: torch.dtype = torch.float32
+    optional: bool = False
+    partial: bool = False
+    below: str = ""
+
+
+Contract = Mapping[str, Field]
+
+
+def tensor(shape: str, meaning: str, dtype: torch.dtype = torch.float32, optional: bool = False) -> Field:
+    """Declare one tensor; `shape` is a formula such as `"C, d"`, `""` for a single number."""
+    return Field(meaning, shape=shape, dtype=dtype, optional=optional)
+
+
+def numbers(shape: str, meaning: str, below: str, optional: bool = False) -> Field:
+    """Declare whole numbers from 0 to less than a formula: `numbers("C_k", "classes held", below="C")`."""
+    return Field(meaning, shape=shape, dtype=torch.int64, optional=optional, below=below)
+
+
+def excess(message: Message, contract: Contract, symbols: Mapping[str, int]) -> Tensor | None:
+    """How far the worst whole number lies outside its declared range, on the device; 0 if none does."""
+    worst: Tensor | None = None
+    for name, field in contract.items():
+        if field.below and name in message and message[name].numel():
+            top = evaluate(field.below, symbols) - 1
+            value = torch.maximum(message[name].max() - top, -message[name].min()).clamp_min(0)
+            worst = value if worst is None else torch.maximum(worst, value)
+    return worst
+
+
+def state_of(part: str, meaning: str, optional: bool = False, partial: bool = False) -> Field:
+    """Declare the tensors of a part of the state, all of them unless `partial`.
+
+    `"model/head"` is the module `head` inside the part `model`: that alone crosses, under its own names.
+    """
+    return Field(meaning, like=part, optional=optional, partial=partial)
+
+
+def shapes_below(shapes: Shapes, path: str) -> Shapes:
+    """The tensors of a module inside a module, by their names there.
+
+    >>> shapes_below({"fc.weight": (9, 4), "head.weight": (3, 9), "head.bias": (3,)}, "head")
+    {'weight': (3, 9), 'bias': (3,)}
+    """
+    start = f"{path}." if path else ""
+    return {name.removeprefix(start): shape for name, shape in shapes.items() if name.startswith(start)}
+
+
+def check(
+    message: Message,
+    contract: Contract,
+    symbols: Mapping[str, int],
+    shapes: Callable[[str], Shapes | None],
+    who: str,
+) -> None:
+    """Refuse a message that breaks the contract, in one sentence that names the tensor.
+
+    `shapes(part)` gives the tensors of a part as this side knows them, None where it knows nothing.
+    """
+    known = dict(symbols)
+    for name in message:
+        if not _is_declared(name, contract):
+            raise MessageError(f"{who}: tensor {name!r} is not declared; declared: {_listed(contract)}")
+    for name, field in contract.items():
+        if field.like is not None:
+            _check_group(message.group(name), name, field, shapes(field.like), who)
+        elif name in message:
+            _check_tensor(message[name], name, field, known, who)
+        elif not field.optional:
+            raise MessageError(f"{who}: tensor {name!r} is missing")
+
+
+class Gate:
+    """Enforces the wire contracts of one method, and remembers what it let through.
+
+    A client's symbols and shapes stay the same for a run, so that a message of a kind that passed once passes
+    again; values are checked elsewhere. What is refused is not remembered.
+    """
+
+    def __init__(self) -> None:
+        self._passed: set[tuple[Any, ...]] = set()
+        self._kinds: dict[Signature, Signature] = {}  # one object for all equal ones
+
+    def check(
+        self,
+        message: Message,
+        contract: Contract,
+        symbols: Callable[[], Mapping[str, int]],
+        shapes: Callable[[str], Shapes | None],
+        who: tuple[str, ...],
+    ) -> None:
+        """As `check`; `who` names client, step and direction, and with the signature decides."""
+        kind = self._kinds.get(message.signature, message.signature)
+        if (*who, kind) in self._passed:
+            return
+        check(message, contract, symbols(), shapes, ", ".join(who))
+        if len(self._passed) >= REMEMBERED:
+            self._passed.clear()
+            self._kinds.clear()
+        self._passed.add((*who, self._kinds.setdefault(kind, kind)))
+
+
+def _check_tensor(value: Tensor, name: str, field: Field, known: dict[str, int], who: str) -> None:
+    _check_dtype(value, name, field, who)
+    expected = [part.strip() for part in field.shape.split(",")] if field.shape else []
+    fits = len(expected) == value.dim() and all(
+        _dimension_fits(formula, size, known) for formula, size in zip(expected, value.shape, strict=True)
+    )
+    if not fits:
+        raise MessageError(
+            f"{who}: tensor {name!r} has shape {tuple(value.shape)}, "
+            f"declared ({field.shape}) with {', '.join(f'{key}={size}' for key, size in known.items())}"
+        )
+
+
+def _check_group(
+    tensors: Mapping[str, Tensor], name: str, field: Field, shapes: Shapes | None, who: str
+) -> None:
+    if not tensors and (field.optional or (shapes is not None and not shapes)):
+        return
+    if not tensors:
+        raise MessageError(f"{who}: group {name!r} is missing")
+    for key, value in tensors.items():
+        if not value.is_floating_point():
+            raise MessageError(
+                f"{who}: tensor '{name}/{key}' has type {value.dtype}, declared floating point"
+            )
+        if shapes is None:
+            continue
+        if key not in shapes:
+            raise MessageError(f"{who}: tensor '{name}/{key}' is not part of {field.like!r}")
+        if tuple(value.shape) != shapes[key]:
+            raise MessageError(
+                f"{who}: tensor '{name}/{key}' has shape {tuple(value.shape)}, declared {shapes[key]}"
+            )
+    if shapes is not None and not field.partial and len(tensors) < len(shapes):
+        missing = next(key for key in shapes if key not in tensors)
+        raise MessageError(f"{who}: tensor '{name}/{missing}' is missing")
+
+
+def _check_dtype(value: Tensor, name: str, field: Field, who: str) -> None:
+    if value.dtype != field.dtype:
+        raise MessageError(f"{who}: tensor {name!r} has type {value.dtype}, declared {field.dtype}")
+
+
+def _is_declared(name: str, contract: Contract) -> bool:
+    """A name with a slash must belong to a declared group, one without must be a declared tensor."""
+    group, slash, _ = name.partition("/")
+    return group in contract and bool(slash) == (contract[group].like is not None)
+
+
+def _listed(contract: Contract) -> str:
+    return ", ".join(contract) if contract else "nothing"
+
+
+def _dimension_fits(formula: str, size: int, known: dict[str, int]) -> bool:
+    symbol, _, bound = (piece.strip() for piece in formula.partition("<="))
+    if symbol.isidentifier() and symbol not in known:
+        known[symbol] = size
+    elif evaluate(symbol, known) != size:
+        return False
+    return not bound or size <= evaluate(bound, known)
+
+
+def declared_scalars(
+    field: Field, symbols: Mapping[str, int], shapes: Callable[[str], Shapes | None]
+) -> int | None:
+    """How many numbers a field holds (at most, where only a bound is known), None where nothing is."""
+    if field.like is not None:
+        part = shapes(field.like)
+        return None if part is None else sum(torch.Size(shape).numel() for shape in part.values())
+    largest = _largest_shape(field, dict(symbols))
+    return None if largest is None else largest.numel()
+
+
+def _largest_shape(field: Field, known: dict[str, int]) -> torch.Size | None:
+    """The largest shape a formula allows; a symbol that has a bound counts as that from here on."""
+    sizes: list[int] = []
+    for formula in filter(None, (piece.strip() for piece in field.shape.split(","))):
+        symbol, _, bound = (piece.strip() for piece in formula.partition("<="))
+        size = symbol if not symbol.isidentifier() or symbol in known else bound
+        if not size:
+            return None
+        known[symbol] = evaluate(size, known)
+        sizes.append(known[symbol])
+    return torch.Size(sizes)
+
+
+def largest_size(
+    contract: Contract, symbols: Mapping[str, int], shapes: Callable[[str], Shapes | None]
+) -> int | None:
+    """The size of the largest message a contract allows, None where it leaves a size open.
+
+    >>> largest_size({"w": tensor("n<=C, d", "…")}, {"C": 10, "d": 4}, lambda part: None)
+    232
+    """
+    known, signature = dict(symbols), []
+    for name, field in contract.items():
+        if field.like is None:
+            most = _largest_shape(field, known)
+            rows: Shapes | None = None if most is None else {name: most}
+        else:
+            part = shapes(field.like)
+            rows = part if part is None else {f"{name}/{key}": shape for key, shape in part.items()}
+        if rows is None:
+            return None
+        dtype = field.dtype if field.like is None else torch.float64  # a group may be of any floating type
+        signature += [(key, dtype, torch.Size(shape)) for key, shape in rows.items()]
+    return _encoded_size(tuple(signature))
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
+    """Names and shapes of live tensors."""
+    return {name: tuple(value.shape) for name, value in tensors.items()}

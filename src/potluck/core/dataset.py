@@ -1,0 +1,72 @@
+"""Data sets in memory, and what encodes texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from potluck.core.task import Task
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """Another way from texts to token ids; 0 is padding."""
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids there are."""
+
+    def encode(self, texts: Sequence[str], length: int) -> np.ndarray:
+        """Token ids (N, length), int64."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """All rows of a data set, the official training part first.
+
+    `x` is uint8 or float32 (N, channels, height, width) for images, float32 (N, features) for vectors, int64
+    (N, length) for text. It may be shared with other users of the same data set: never write into it. `y` is one
+    class per row, or what else the task learns: (N, labels) for multi-label, (N, height, width) for segmentation.
+    """
+
+    name: str
+    task: Task
+    x: Tensor
+    y: Tensor
+    train_rows: int  # rows [0, train_rows) are the official training part; all rows where there is no other
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...] = ()  # per channel on the 0..1 scale; () means no normalisation
+    std: tuple[float, ...] = ()
+    strata: Tensor | None = None  # the class of a row by which partitions deal it, where y is something else
+    words: Mapping[str, int] | None = None  # text: the number of every word that has one
+    encoder: Encoder | None = None  # text: what makes token ids where it is not `words`
+    images: Tensor | None = None  # of pairs: the images as they were; x holds them prepared
+    texts: tuple[str, ...] | None = None  # as written, or the captions of pairs; empty where a row has none
+
+    def __len__(self) -> int:
+        return int(self.y.shape[0])
+
+    @property
+    def labels(self) -> Tensor:
+        """The class of every row for a partition; all rows alike where neither y nor strata says one."""
+        if self.strata is not None:
+            return self.strata
+        return self.y if self.y.ndim == 1 else torch.zeros(len(self), dtype=torch.long)
+
+    @property
+    def label_count(self) -> int:
+        """How many classes `labels` may have."""
+        return self.task.classes if self.task.single_label else int(self.labels.max()) + 1
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """What the classes of `labels` are called."""
+        return self.class_names if self.task.single_label else tuple(map(str, range(self.label_count)))
+
+
+Data = Dataset | tuple[Dataset, ...]  # of an experiment: one data set, or that of each group of clients

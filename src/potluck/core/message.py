@@ -1,0 +1,163 @@
+"""Messages: flat, frozen mappings of names to tensors.
+
+A name with a slash belongs to a group: `small/conv1.weight` is `conv1.weight` of the group `small`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from potluck.errors import MessageError
+
+Content = Mapping[str, "Tensor | Mapping[str, Tensor]"]
+Signature = tuple[tuple[str, torch.dtype, torch.Size], ...]
+
+_DTYPES = {
+    torch.uint64: "U64", torch.int64: "I64", torch.float64: "F64", torch.complex64: "C64",
+    torch.float32: "F32", torch.uint32: "U32", torch.int32: "I32", torch.bfloat16: "BF16",
+    torch.float16: "F16", torch.uint16: "U16", torch.int16: "I16", torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+_RANKS = {dtype: rank for rank, dtype in enumerate(_DTYPES)}  # the order in which safetensors lays them out
+
+
+class Message(Mapping[str, Tensor]):
+    """All a method sends in one direction at once.
+
+    >>> Message({"small": {"w": torch.zeros(2, 3)}, "counts": torch.ones(4)}).scalars
+    10
+    """
+
+    def __init__(self, content: Content | None = None) -> None:
+        flat: dict[str, Tensor] = {}
+        for name, value in (content or {}).items():
+            if isinstance(value, Tensor):
+                flat[name] = value.detach()
+            elif isinstance(value, Mapping):
+                flat.update({f"{name}/{key}": tensor.detach() for key, tensor in value.items()})
+            else:
+                raise MessageError(f"{name!r} of a message is a {type(value).__name__}, not a tensor")
+        self._tensors = dict(sorted(flat.items()))  # the same order before and after any trip
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in self.items())
+        return f"Message({inside})"
+
+    def group(self, name: str) -> dict[str, Tensor]:
+        """The tensors of one group, by their names inside it; empty when the group did not come."""
+        return dict(self._groups.get(name, {}))
+
+    @functools.cached_property
+    def _groups(self) -> dict[str, dict[str, Tensor]]:
+        groups: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in self._tensors.items():
+            group, slash, key = name.partition("/")
+            if slash:
+                groups.setdefault(group, {})[key] = tensor
+        return groups
+
+    @functools.cached_property
+    def signature(self) -> Signature:
+        """Name, type and shape of every tensor: all that sizes and most of the contract depend on."""
+        return tuple((name, tensor.dtype, tensor.shape) for name, tensor in self._tensors.items())
+
+    @property
+    def scalars(self) -> int:
+        """How many numbers the message holds."""
+        return sum(_sizes(self.signature).values())
+
+    @property
+    def nbytes(self) -> int:
+        """The size of `encode()`, from names, shapes and types alone."""
+        return _encoded_size(self.signature)
+
+    def sizes(self) -> dict[str, int]:
+        """Scalars per declared name or group."""
+        return dict(_sizes(self.signature))
+
+    def apart_from(self, live: Iterable[Tensor]) -> Message:
+        """The message with memory of its own: what is trained later must not change what was sent."""
+        places = {value.untyped_storage().data_ptr() for value in live}
+        shared = {name for name, value in self.items() if value.untyped_storage().data_ptr() in places}
+        if not shared:
+            return self
+        return Message({name: value.clone() if name in shared else value for name, value in self.items()})
+
+    def not_finite(self) -> str | None:
+        """The first tensor that holds a NaN or an infinity."""
+        for name, tensor in self.items():
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                return name
+        return None
+
+    def to(self, device: torch.device | str) -> Message:
+        """The same message on another device; on a CPU it has arrived."""
+        device = torch.device(device)
+        moved = {name: tensor.to(device, non_blocking=device.type == "cuda") for name, tensor in self.items()}
+        return Message(moved)
+
+    def encode(self, envelope: Mapping[str, str] | None = None) -> bytes:
+        """The bytes that leave a process: safetensors, with the envelope in its header."""
+        tensors: dict[str, Tensor] = {}
+        places: set[int] = set()
+        for name, tensor in self.items():
+            tensors[name] = tensor.contiguous().cpu()
+            place = tensors[name].untyped_storage().data_ptr()
+            if place in places:  # safetensors refuses names that share memory
+                tensors[name] = tensors[name].clone()
+            places.add(place)
+        return bytes(safetensors.torch.save(tensors, metadata=dict(envelope) if envelope else None))
+
+    @classmethod
+    def decode(cls, data: bytes) -> tuple[Message, dict[str, str]]:
+        """The message and its envelope; a `MessageError` when the bytes are no message."""
+        try:
+            tensors = safetensors.torch.load(data)
+            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+            return cls(tensors), dict(header.get("__metadata__") or {})
+        except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise MessageError(f"{len(data)} bytes are no message: {error}") from error
+
+
+@lru_cache(maxsize=4096)
+def _sizes(signature: Signature) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for name, _, shape in signature:
+        group = name.split("/", 1)[0]
+        sizes[group] = sizes.get(group, 0) + shape.numel()
+    return sizes
+
+
+@lru_cache(maxsize=4096)
+def _encoded_size(signature: Signature) -> int:
+    """Eight bytes of length, a JSON header padded to eight, then the data by type and name."""
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, dtype, shape in sorted(signature, key=lambda row: (_RANKS[row[1]], row[0])):
+        size = dtype.itemsize * shape.numel()
+        header[name] = {
+            "dtype": _DTYPES[dtype],
+            "shape": list(shape),
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    return 8 + (len(text) + 7) // 8 * 8 + offset

@@ -1,0 +1,279 @@
+"""Methods: one published method is one class, both halves in one file.
+
+The server's side of a round is a plain script, `round`, that asks clients to do named steps. A client's side
+is its steps. A method holds no training loop, no device, no file and no global randomness.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, overload
+
+from torch import Tensor
+
+from potluck.core.card import Card, ClientId
+from potluck.core.client import Client
+from potluck.core.contract import Contract, Shapes, shapes_below
+from potluck.core.message import Content, Message
+from potluck.core.model import Model, Models
+from potluck.core.open_options import OpenOption
+from potluck.core.population import Population
+from potluck.core.replies import Replies
+from potluck.core.server import Server
+from potluck.core.settings import Settings
+from potluck.core.state import BufferPolicy
+from potluck.core.task import Batch, Task
+from potluck.errors import ConfigError
+
+Purpose = Literal["train", "evaluate", "setup"]
+Tasks = Literal["classes", "one", "any"]
+Needs = Literal["nothing", "head", "names", "architecture"]
+CardField = Literal["width", "stem", "classes_held", "names"]
+Declared = Contract | Callable[[Any], Contract]
+
+
+class MethodConfig(Settings):
+    """A method's options; the name chooses the method."""
+
+    name: str = ""
+    buffers: BufferPolicy = "average"  # batch-norm statistics: averaged with the parameters, or kept at home
+
+    def refuse_idle(self, *options: str, needs: str, among: Sequence[str]) -> None:
+        """One sentence about an option that does nothing, as `needs` has none of these values.
+
+        One at its default is let through: a run folder and a site are given every option.
+        """
+        value = getattr(self, needs)
+        for name in options if value not in among else ():
+            if getattr(self, name) != type(self).model_fields[name].default:
+                *others, last = among
+                known = f"{', '.join(others)} or {last}" if others else last
+                raise ValueError(f"{name} does nothing with {needs}: {value}; it is for {known}")
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """What a client step declares: the message it returns, the one it takes (None: the downlink), its purpose."""
+
+    up: Declared
+    down: Declared | None
+    purpose: Purpose
+
+
+S = TypeVar("S", bound=Callable[..., Content | None])
+
+
+@overload
+def client_step(function: S, /) -> S: ...
+@overload
+def client_step(
+    *, up: Declared = ..., down: Declared | None = ..., purpose: Purpose = ...
+) -> Callable[[S], S]: ...
+def client_step(
+    function: S | None = None,
+    /,
+    *,
+    up: Declared | None = None,
+    down: Declared | None = None,
+    purpose: Purpose = "train",
+) -> S | Callable[[S], S]:
+    """Mark a method as something clients can be asked to do, and declare what leaves them.
+
+    Without `down` the step follows the method's `downlink`, which `receive` has installed. With `down` it takes
+    that message as a second argument instead.
+    """
+
+    def mark(step: S) -> S:
+        step.step_info = StepInfo(up or {}, down, purpose)  # type: ignore[attr-defined]
+        return step
+
+    return mark if function is None else mark(function)
+
+
+Down = Message | Content | Callable[[ClientId], Content]
+
+
+class Clients(Protocol):
+    """The clients of a round, as the server's script sees them."""
+
+    @property
+    def ids(self) -> tuple[ClientId, ...]:
+        """Who is still in the round, in client order."""
+
+    @property
+    def total(self) -> int:
+        """All enrolled clients, not only the sampled ones."""
+
+    @property
+    def cards(self) -> Mapping[ClientId, Card]:
+        """The card of every enrolled client."""
+
+    def ask(
+        self,
+        step: Callable[..., Any] | Sequence[Callable[..., Any]],
+        down: Down | None = None,
+        only: Sequence[ClientId] | None = None,
+    ) -> Replies:
+        """Have the clients do a step (or several in order, on one downlink) and wait for their replies."""
+
+
+class Method:
+    """The base of every method. A subclass with a `name` is registered under it."""
+
+    name: ClassVar[str] = ""
+    citation: ClassVar[str] = ""
+    models: ClassVar[str] = "any"  # what the clients' models must have in common, in words
+    # Which tasks the clients may have: `classes`, all one and the same with one class per sample; `one`, all the
+    # same of any kind; `any`, each its own.
+    tasks: ClassVar[Tasks] = "classes"
+    needs_public_data: ClassVar[bool] = False
+    server_needs: ClassVar[Needs] = "nothing"
+    card_fields: ClassVar[tuple[CardField, ...]] = ()
+    stays: tuple[str, ...] = ("data", "labels", "model")
+    modes: tuple[str, ...] = ("model",)  # ways to predict; the first is the reported one
+    down: ClassVar[Declared] = {}
+    with_one_class: ClassVar[str] = ""  # ends a sentence about clients that have one class alone
+    # What helps where numbers grow without bound.
+    remedy: str = "lower training.optimizer.lr or set training.clip"
+
+    class Config(MethodConfig):
+        """No options."""
+
+    config: Any
+
+    def __init__(self, config: MethodConfig | None = None, pool: Models | None = None) -> None:
+        self.config = config if config is not None else self.Config(name=self.name)
+        self.pool = pool
+        self._contracts: dict[int, Contract] = {}
+        self._sent: dict[tuple[str, ...], Contract] = {}
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if cls.name:
+            _registry[cls.name] = cls
+
+    def setup(self, population: Population) -> None:
+        """Prepare what depends on who takes part; called once, before `check` and before anything else."""
+
+    def check(self, population: Population) -> None:
+        """Refuse settings that cannot work, before anything runs; changes nothing."""
+
+    def server_state(self, task: Task) -> Mapping[str, Any]:
+        """The named modules and tensors of the server."""
+        return {}
+
+    def client_state(self, task: Task, model: Model) -> Mapping[str, Any]:
+        """The named modules and tensors of a client; `model` is the client's own."""
+        return {"model": model}
+
+    def client_options(self, client: ClientId) -> Mapping[str, Any]:
+        """What `client_state` is given besides, by name: for clients of one architecture that differ in state."""
+        return {}
+
+    def open_option(self, population: Population) -> OpenOption | None:
+        """An option whose value short runs have to choose first; only asked after `check`."""
+        return None
+
+    def downlink(self, server: Server, client: ClientId) -> Content:
+        """What a client needs of the server's newest state."""
+        return {}
+
+    def receive(self, client: Client, down: Message) -> None:
+        """Install a downlink; also done for clients that are only evaluated."""
+
+    def round(self, server: Server, clients: Clients) -> None:
+        """One round, as the server sees it."""
+        raise NotImplementedError(f"{type(self).__name__} defines no round")
+
+    def loss(self, client: Client, batch: Batch) -> Tensor | Mapping[str, Tensor]:
+        """What a client minimises, by default its task's own loss: a scalar, or named terms."""
+        return client.task.loss(client["model"](batch.x), batch.y, batch.weight)
+
+    def predict(self, client: Client, batch: Batch, mode: str) -> Tensor:
+        """The scores of a batch, in one of the method's `modes`."""
+        scores: Tensor = client["model"](batch.x)
+        return scores
+
+    def repeats(self, population: Population) -> Mapping[str, tuple[int, int]]:
+        """How many messages a step sends and takes in a round, up and down, where that is not one of each."""
+        return {}
+
+    def as_published(self, direction: Literal["up", "down"], message: Message) -> int | None:
+        """The scalars a paper counts for a message, to stand beside what crosses; None: nothing to add."""
+        return None
+
+    def symbols(self, card: Card) -> dict[str, int]:
+        """The symbols that shape formulas may use, as far as a card tells."""
+        known = {"C": card.task.classes, "n": card.samples}
+        if "width" in card.extra:
+            known["d"] = card.width
+        if "classes_held" in card.extra:
+            known["C_k"] = len(card.classes_held)
+        return known
+
+    def expected(self, card: Card, part: str) -> Shapes | None:
+        """The tensors of a client's part as far as the server can know them: from its card."""
+        root, _, path = part.partition("/")
+        return shapes_below(card.names, path) if root == "model" and "names" in card.extra else None
+
+    @classmethod
+    def told(cls) -> tuple[str, ...]:
+        """What a card tells beside the samples and the task."""
+        return (*cls.card_fields, *(("public",) if cls.needs_public_data else ()))
+
+    @classmethod
+    @functools.cache
+    def steps(cls) -> dict[str, StepInfo]:
+        """The client steps a method defines."""
+        found = {name: getattr(getattr(cls, name), "step_info", None) for name in dir(cls)}
+        return {name: info for name, info in found.items() if isinstance(info, StepInfo)}
+
+    def up_contract(self, step: str) -> Contract:
+        """What a step may send."""
+        return self._resolve(self.steps()[step].up)
+
+    def sent_by(self, steps: tuple[str, ...]) -> Contract:
+        """What several steps in a row may send together; made once."""
+        if steps not in self._sent:
+            contracts = map(self.up_contract, steps)
+            self._sent[steps] = {name: field for contract in contracts for name, field in contract.items()}
+        return self._sent[steps]
+
+    def down_contract(self, step: str) -> Contract:
+        """What a step may receive."""
+        declared = self.steps()[step].down if step in self.steps() else None
+        return self._resolve(type(self).down if declared is None else declared)
+
+    def _resolve(self, declared: Declared) -> Contract:
+        """A contract that depends on the options is made once."""
+        if not callable(declared):
+            return declared
+        if id(declared) not in self._contracts:
+            self._contracts[id(declared)] = declared(self)
+        return self._contracts[id(declared)]
+
+
+def check_tasks(method: Method, tasks: Mapping[ClientId, Task]) -> None:
+    """Refuse clients whose tasks the method cannot bring together."""
+    first, task = next(iter(tasks.items()))
+    for client, other in tasks.items() if method.tasks != "any" else ():
+        if method.tasks == "classes" and not other.single_label:
+            raise ConfigError(
+                f"{method.name} learns from one class per sample; client {client} has {other}; use a method that "
+                f"takes any task, such as local"
+            )
+        if other != task:
+            raise ConfigError(
+                f"{method.name} needs clients with the same task; client {client} has {other}, client {first} "
+                f"has {task}; use a method that takes mixed tasks, such as local"
+            )
+
+
+_registry: dict[str, type[Method]] = {}
+
+
+def registered() -> Mapping[str, type[Method]]:
+    """The methods that were defined so far, by name; `potluck.methods` defines those of this library."""
+    return _registry

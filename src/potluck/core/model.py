@@ -1,0 +1,56 @@
+"""The model contract: features and then a head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from potluck.core.task import Task
+from potluck.errors import ModelError
+
+
+class Model(nn.Module):
+    """`features(x)` gives (batch, rep_dim), `head(features)` gives (batch, classes).
+
+    A model in three parts has `has_stem` set and defines `stem` and `body` instead of `features`;
+    then `features(x)` is `body(stem(x))`. `adapter` says what brings the features to `rep_dim`: "linear"
+    (trained), "pool" or "max-pool" (no parameters), or None where the network's own width is used.
+    """
+
+    rep_dim: int
+    head: nn.Module
+    has_stem: bool = False
+    adapter: str | None = None
+
+    def stem(self, x: Tensor) -> Tensor:
+        """The first layers, whose output has the same shape in every model of a family."""
+        raise ModelError(f"{type(self).__name__} has no stem(x) and body(s)")
+
+    def body(self, s: Tensor) -> Tensor:
+        """From the stem's output to the features."""
+        raise ModelError(f"{type(self).__name__} has no stem(x) and body(s)")
+
+    def features(self, x: Tensor) -> Tensor:
+        """The representation of a batch, (batch, rep_dim)."""
+        return self.body(self.stem(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The scores of a batch, (batch, classes)."""
+        scores: Tensor = self.head(self.features(x))
+        return scores
+
+
+class Models(Protocol):
+    """The models an experiment names, as a method sees them: to build one for everybody."""
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """The key of every architecture."""
+
+    def build(self, entry: Any, task: Task, rep_dim: int | None = None, *, who: str = "model") -> Model:
+        """A fresh model: of a key, or of an entry as experiment files have them."""
+
+    def smallest(self, task: Task) -> str:
+        """The key of the architecture with the fewest parameters."""

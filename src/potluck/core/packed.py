@@ -1,0 +1,44 @@
+"""States in one piece of memory, so that they are copied in one stroke."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    pass
+
+State = Mapping[str, Tensor]
+
+
+Layout = tuple[tuple[str, int, tuple[int, ...], tuple[int, ...]], ...]  # name, start, shape, strides
+ALIGNMENT = 64  # numbers: every tensor of a packed state starts at a multiple of 256 bytes
+
+
+class Packed(Mapping[str, Tensor]):
+    """A state whose floating tensors lie in one piece of memory, so that it is copied in one stroke."""
+
+    def __init__(self, flat: Tensor, layout: Layout, loose: Mapping[str, Tensor]) -> None:
+        self.flat, self.layout, self.loose = flat, layout, dict(loose)
+
+    @functools.cached_property
+    def _tensors(self) -> dict[str, Tensor]:
+        return views(self.flat, self.layout) | self.loose
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self.layout) + len(self.loose)
+
+
+def views(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
+    """The tensors of a packed piece of memory, by name."""
+    begin = flat.storage_offset()
+    return {name: flat.as_strided(shape, strides, begin + start) for name, start, shape, strides in layout}

@@ -1,0 +1,135 @@
+"""Public data: unlabelled samples that the server and all clients can reach, each in the form it can read.
+
+A sample has an id, its row in the data set, and is the same thing to everyone: an image and its caption are one. A
+client that lacks a sample in its modality has it masked; nothing else is ever put in its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from potluck.core.card import Card, ClientId
+from potluck.core.dataset import Dataset
+from potluck.core.rng import Rng
+from potluck.core.streams import Source, Stream, shuffled_batches
+from potluck.errors import ConfigError
+
+MODALITIES = ("images", "texts", "vectors")
+
+
+@dataclass(frozen=True)
+class Public:
+    """The public samples as one side sees them. Rows of `source`, `ids` and `mask` go together.
+
+    In a batch of `stream`, `batch.id` are rows: `public.mask[batch.id]` says which samples this side has.
+    """
+
+    data: Dataset  # as this side has it, with all its samples
+    ids: np.ndarray  # sample ids, ascending, the same on every side
+    source: Source
+    mask: Tensor  # on the device; false where a sample is not there in this side's modality
+    rng: Rng  # shared: the order is the same on every side
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def name(self) -> str:
+        """What the data set is called."""
+        return self.data.name
+
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """What two sides compare to know that they mean the same samples: see `fingerprint_of`."""
+        return fingerprint_of(self.data, self.ids)
+
+    def order(self, round_: int, batch_size: int, passes: int = 1) -> list[np.ndarray]:
+        """The rows of every batch of a round, the same on every side; a short last batch is left out."""
+        self.check_batch(batch_size, "a public batch")
+        rows, rng = np.arange(len(self)), self.rng.child("round", round_)
+        return shuffled_batches(rows, batch_size, passes, "drop", rng)
+
+    def stream(self, round_: int, batch_size: int, passes: int = 1) -> Stream:
+        """The same batches for `fit`."""
+        return Stream(self.source, self.order(round_, batch_size, passes))
+
+    def check_batch(self, size: int, key: str) -> None:
+        """Refuse a batch that the public data cannot fill; `key` names the option that asks for it."""
+        if size > len(self):
+            raise ConfigError(
+                f"{key} of {size} samples is larger than the public data, which has {len(self)}; lower it, or "
+                "raise public.samples"
+            )
+
+
+def fingerprint_of(data: Dataset, ids: np.ndarray, lacking: str = "") -> dict[str, str]:
+    """Hashes of the data set's name, of the ids, and of what stands under them in each modality that is there.
+
+    Of texts, `lacking` names the ids that have none, besides those that are left out.
+    """
+    rows = torch.from_numpy(ids)
+    found = {"name": _hash([data.name.encode()]), "ids": _hash([ids.astype("<i8").tobytes()])}
+    stored = data.x if data.images is None else data.images
+    if stored.ndim == 4:
+        found["images"] = _hash(_grey_levels(stored[piece]) for piece in torch.split(rows, 256))
+    elif stored.ndim == 2 and stored.is_floating_point():
+        found["vectors"] = _hash([stored[rows].cpu().numpy().astype("<f4").tobytes()])
+    if data.texts is not None:
+        left_out = set(lacking.split())
+        texts = {id_: data.texts[id_] for id_ in ids.tolist() if str(id_) not in left_out}
+        found["lacking"] = " ".join(str(id_) for id_ in ids.tolist() if not texts.get(id_))
+        found["texts"] = _hash(f"{id_} {text}\n".encode() for id_, text in texts.items() if text)
+    return found
+
+
+def _grey_levels(images: Tensor) -> bytes:
+    """Their shape and their colours in 256ths of a level: the same for whole numbers to 255 and fractions of 1."""
+    levels = images.long() * 256 if images.dtype == torch.uint8 else (images.double() * 255 * 256).round()
+    return str(tuple(images.shape[1:])).encode() + levels.cpu().numpy().astype("<i4").tobytes()
+
+
+def _hash(pieces: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()[:16]
+
+
+def check_same_samples(own: Public, cards: Mapping[ClientId, Card]) -> None:
+    """Refuse a client whose public samples are others than the server's, or, in what it lacks, another client's."""
+    met: dict[str, tuple[ClientId, str]] = {}
+    for client, card in cards.items():
+        theirs: Mapping[str, str] = card.extra.get("public") or {}
+        gaps = theirs.get("lacking", "")
+        same = gaps == own.fingerprint.get("lacking", "")
+        ours = own.fingerprint if same else fingerprint_of(own.data, own.ids, gaps)
+        if (difference := _difference(ours, theirs)) is not None:
+            raise _other_samples(client, difference, "the server")
+        for what in (what for what in MODALITIES if what in theirs and what not in ours):
+            first, known = met.setdefault(what, (client, theirs[what]))
+            if known != theirs[what]:
+                raise _other_samples(client, f"with other {what}", f"client {first}")
+
+
+def _difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str | None:
+    """In what two sides differ, of that which both have."""
+    if ours["ids"] != theirs.get("ids"):
+        return "with other ids"
+    common = [what for what in MODALITIES if what in ours and what in theirs]
+    if not common and ours["name"] != theirs.get("name"):
+        return "of another name"
+    return next((f"with other {what}" for what in common if ours[what] != theirs[what]), None)
+
+
+def _other_samples(client: ClientId, difference: str, whose: str) -> ConfigError:
+    return ConfigError(
+        f"client {client} has public samples {difference} than {whose}; give all sides the same public.data, in "
+        "the same order, and the same public.samples and seed"
+    )

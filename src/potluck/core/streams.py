@@ -1,0 +1,90 @@
+"""Streams: where the batches of a training step come from, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from potluck.core.rng import Rng
+from potluck.core.settings import LastBatch
+from potluck.core.task import Batch
+
+Prepare = Callable[[Tensor, "torch.Generator | None"], Tensor]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows of samples that stay where the model is; a batch is a selection of row numbers."""
+
+    x: Tensor
+    y: Tensor
+    prepare: Prepare | None = None
+    channels_last: bool = False  # the rows of x are stored as height, width, channels
+    contiguous: bool = False  # … but handed out channel by channel, for a model that cannot read them so
+
+    @torch.no_grad()
+    def prepared(self, channels_last: bool) -> Source:
+        """The same source with its samples prepared once, where nothing about that is random."""
+        parts = []
+        for start in range(0, len(self.x), 4096):
+            part = self.x[start : start + 4096]
+            part = part if self.prepare is None else self.prepare(part, None)
+            parts.append(part.permute(0, 2, 3, 1).contiguous() if channels_last else part)
+        return Source(torch.cat(parts), self.y, None, channels_last)
+
+    def take(self, rows: Tensor, generator: torch.Generator | None = None) -> Batch:
+        """The samples of some rows, prepared; augmented if a generator is given."""
+        x = self.x.index_select(0, rows)
+        if self.channels_last:
+            x = x.permute(0, 3, 1, 2)
+            x = x.contiguous() if self.contiguous else x
+        if self.prepare is not None:
+            x = self.prepare(x, generator)
+        return Batch(x, self.y.index_select(0, rows), id=rows)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A source and the rows of each step; it starts over when a longer stream meets it."""
+
+    source: Source
+    order: Sequence[np.ndarray]
+    augment: bool = False
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor | None = None, batch_size: int | None = None) -> Stream:
+        """Tensors at hand (received features, uploads) in their own order, in one batch by default."""
+        labels = torch.zeros(len(x), dtype=torch.long, device=x.device) if y is None else y
+        size = batch_size or max(len(x), 1)
+        order = [np.arange(start, min(start + size, len(x))) for start in range(0, len(x), size)]
+        return cls(Source(x, labels), order)
+
+
+def shuffled_batches(rows: np.ndarray, size: int, epochs: int, last: LastBatch, rng: Rng) -> list[np.ndarray]:
+    """The rows of every step: a fresh permutation per epoch, cut into batches of min(size, n).
+
+    `last` says what becomes of a short last batch: kept, dropped, or filled up from the epoch's beginning.
+    """
+    size = min(size, len(rows))
+    order: list[np.ndarray] = []
+    for epoch in range(epochs if size else 0):
+        shuffled = rng.child("epoch", epoch).numpy().permutation(rows)
+        order += [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
+        short = size - len(order[-1])
+        if short and last == "drop":
+            order.pop()
+        elif short and last == "wrap":
+            order[-1] = np.concatenate([order[-1], shuffled[:short]])
+    return order
+
+
+def several_each(order: list[np.ndarray]) -> list[np.ndarray]:
+    """The batches of at least two samples, as batch norm learns nothing good from one; all if no other is there."""
+    return [rows for rows in order if len(rows) > 1] or order

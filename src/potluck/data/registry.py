@@ -1,0 +1,144 @@
+"""Data sets by name.
+
+A new data set is one function:
+
+    @register("my_set")
+    def my_set(dir: Path | None) -> Dataset:
+        return from_arrays(x, y, name="my_set")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+import numpy as np
+import torch
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+
+from potluck.core.dataset import Dataset
+from potluck.core.rng import Rng
+from potluck.errors import DataError, nearest
+
+Loader = Callable[..., Dataset]
+LoaderType = TypeVar("LoaderType", bound=Loader)
+_LOADERS: dict[str, Loader] = {}
+
+
+def register(name: str) -> Callable[[LoaderType], LoaderType]:
+    """Make `load(name)` call the decorated function with the folder and the data set's own options."""
+
+    def add(loader: LoaderType) -> LoaderType:
+        if name in _LOADERS:
+            raise DataError(f"a data set called {name!r} is already registered: choose another name")
+        _LOADERS[name] = loader
+        return loader
+
+    return add
+
+
+def names() -> tuple[str, ...]:
+    """The data sets `load` knows."""
+    return tuple(sorted(_LOADERS))
+
+
+def load(name: str, dir: Path | str | None = None, *, labels_only: bool = False, **options: Any) -> Dataset:
+    """A data set by name, from `dir`, else from the folder in POTLUCK_DATA, else from the hub.
+
+    `dir` is the folder that contains `<name>/`, or that folder itself. With `labels_only` the inputs may be
+    zeros of the right shape that cost no time or memory: enough to make and look at a split.
+    """
+    if name not in _LOADERS:
+        raise DataError(f"there is no data set {name!r}: {nearest(name, _LOADERS)}")
+    loader = _LOADERS[name]
+    accepted = _parameters(loader)
+    _check_options(name, accepted, options)
+    if labels_only and "labels_only" in accepted:
+        options["labels_only"] = True
+    return loader(None if dir is None else Path(dir).expanduser(), **options)
+
+
+def _check_options(name: str, accepted: Mapping[str, inspect.Parameter], options: Mapping[str, Any]) -> None:
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
+        return
+    known = [
+        key for key, value in accepted.items() if value.kind is value.KEYWORD_ONLY and key != "labels_only"
+    ]
+    for option in options:
+        if option not in known:
+            takes = f"it takes {', '.join(known)}" if known else "it takes none"
+            raise DataError(f"data set {name!r} has no option {option!r}: {takes}")
+        kind = accepted[option].annotation
+        if not _fits(options[option], kind):
+            raise DataError(
+                f"data set {name!r}: option {option!r} is {options[option]!r}, expected {_in_words(kind)}"
+            )
+
+
+def _parameters(loader: Loader) -> Mapping[str, inspect.Parameter]:
+    """What a loader takes, with types where they can be found."""
+    try:
+        return inspect.signature(loader, eval_str=True).parameters
+    except (NameError, AttributeError, TypeError):  # a type that is there for a type checker alone
+        return inspect.signature(loader).parameters
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value, from a file or from Python, is of a type; a type that cannot be checked takes any."""
+    if kind is inspect.Parameter.empty or isinstance(kind, str):
+        return True
+    try:
+        check = TypeAdapter(kind)
+    except PydanticUserError:
+        return True
+    value = value.item() if isinstance(value, np.generic) else value
+    for form in (
+        check.validate_python,
+        lambda value, strict: check.validate_json(json.dumps(value), strict=strict),
+    ):
+        with contextlib.suppress(ValidationError, TypeError, ValueError):
+            form(value, strict=True)
+            return True
+    return False
+
+
+def _in_words(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(map(repr, get_args(kind)))
+    if isinstance(kind, UnionType) or get_origin(kind) is Union:
+        return " or ".join(map(_in_words, get_args(kind)))
+    words = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+        NoneType: "nothing",
+    }
+    return words.get(kind) or (kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind))
+
+
+def fewer(data: Dataset, samples: int) -> Dataset:
+    """So many training rows, and at most as many test rows, drawn once and for all: the same whatever the seeds."""
+    if samples > data.train_rows:
+        raise DataError(f"data set {data.name!r} has {data.train_rows} training samples, not {samples}")
+    draw, tests = Rng(0).child("fewer", data.name).numpy(), len(data) - data.train_rows
+    chosen = [
+        np.sort(draw.choice(data.train_rows, samples, replace=False)),
+        data.train_rows + np.sort(draw.choice(tests, min(samples, tests), replace=False)),
+    ]
+    rows = torch.from_numpy(np.concatenate(chosen))
+    return replace(
+        data,
+        x=data.x[rows],
+        y=data.y[rows],
+        train_rows=samples,
+        strata=None if data.strata is None else data.strata[rows],
+        images=None if data.images is None else data.images[rows],
+        texts=None if data.texts is None else tuple(data.texts[row] for row in rows.tolist()),
+    )

@@ -1,0 +1,379 @@
+"""The split of a data set among clients: made from a seed, kept as an index file with a hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from potluck.core.dataset import Dataset
+from potluck.core.rng import Rng
+from potluck.data.partition import PartitionConfig, ShareTable, deal, match, partition, redraw
+from potluck.errors import DataError
+
+PARTS: tuple[Literal["train"], Literal["validation"], Literal["test"]] = ("train", "validation", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class ClientSplit:
+    """One client's rows, as ascending int64 row numbers of the data set."""
+
+    id: str
+    train: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+
+    @property
+    def parts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Training, validation and test rows."""
+        return self.train, self.validation, self.test
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Who has which rows. Two splits are equal when their hashes are."""
+
+    clients: tuple[ClientSplit, ...]
+    held_out: tuple[str, ...]  # ids of clients that never train
+    hash: str  # sha256 over ids, rows and held-out ids, the same on every platform
+
+    @classmethod
+    def of(cls, clients: Iterable[ClientSplit], held_out: Iterable[str] = ()) -> Split:
+        """A split with its hash."""
+        clients, held_out = tuple(clients), tuple(held_out)
+        return cls(clients, held_out, _hash(clients, held_out))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Split) and other.hash == self.hash
+
+    def __hash__(self) -> int:
+        return hash(self.hash)
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def __getitem__(self, id: str) -> ClientSplit:
+        if id not in self._by_id:
+            raise DataError(
+                f"the split has no client {id!r}: it has {len(self)} clients, the first {self.ids[0]!r}"
+            )
+        return self._by_id[id]
+
+    @cached_property
+    def _by_id(self) -> dict[str, ClientSplit]:
+        return {client.id: client for client in self.clients}
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The client ids in order."""
+        return tuple(client.id for client in self.clients)
+
+    def counts(self, y: Any, classes: int) -> np.ndarray:
+        """Training rows of each client and class, (clients, classes)."""
+        labels = np.asarray(y)
+        rows = [np.bincount(labels[client.train], minlength=classes) for client in self.clients]
+        return np.stack(rows)
+
+    def save(self, path: Path | str, dataset: Dataset | Sequence[tuple[Dataset, int]] | None = None) -> None:
+        """Write the index file, whole or not at all; with the data set, also who has how many of which class.
+
+        Where groups of clients have data sets of their own, `dataset` is the data set and the size of each.
+        """
+        path = Path(path)
+        entries = [_client_json(client) for client in self.clients]
+        about: dict[str, Any] = {"hash": self.hash, "held_out": self.held_out}
+        groups = [(dataset, len(self))] if isinstance(dataset, Dataset) else list(dataset or ())
+        about |= _about_groups(groups)
+        counts = (
+            row for part, own in self.by_group(groups) for row in own.counts(part.labels, part.label_count)
+        )
+        for entry, row in zip(entries, counts, strict=False):
+            entry["counts"] = row.tolist()
+        clients = ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries)
+        content = f'{json.dumps(about)[:-1]},\n"clients": [\n{clients}\n]}}\n'
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        partial.write_text(content, encoding="utf-8")
+        partial.replace(path)
+
+    def by_group(self, groups: Iterable[tuple[Dataset, int]]) -> list[tuple[Dataset, Split]]:
+        """The clients of each group, in order, with the data set their rows belong to."""
+        groups = list(groups)
+        if len(groups) == 1:
+            return [(groups[0][0], self)]
+        rest, found = list(self.clients), []
+        for dataset, size in groups:
+            own, rest = rest[:size], rest[size:]
+            ids = {client.id for client in own}
+            found.append((dataset, Split.of(own, (client for client in self.held_out if client in ids))))
+        return found
+
+    @classmethod
+    def load(cls, path: Path | str) -> Split:
+        """Read an index file that `save` wrote; the rows must still have the hash."""
+        content = _read_json(Path(path))
+        split = _from_json(content, Path(path))
+        if content.get("hash") != split.hash:
+            raise DataError(f"{path} was changed after it was written: its rows lack its hash; make it anew")
+        return split
+
+
+def _about_groups(groups: Sequence[tuple[Dataset, int]]) -> dict[str, Any]:
+    """What an index file says of the data: of one data set, or of that of every group."""
+    known = [{"data": part.name, "clients": size, "class_names": part.label_names} for part, size in groups]
+    if len(known) == 1:
+        return {"data": known[0]["data"], "class_names": known[0]["class_names"]}
+    return {"groups": known} if known else {}
+
+
+def _hash(clients: Sequence[ClientSplit], held_out: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    for client in clients:
+        digest.update(json.dumps([client.id, *(len(rows) for rows in client.parts)]).encode())
+        for rows in client.parts:
+            digest.update(rows.astype("<i8").tobytes())
+    digest.update(json.dumps(list(held_out)).encode())
+    return digest.hexdigest()
+
+
+def _client_json(client: ClientSplit) -> dict[str, Any]:
+    return {"id": client.id} | {name: rows.tolist() for name, rows in zip(PARTS, client.parts, strict=True)}
+
+
+def make_split(dataset: Dataset, config: PartitionConfig, rng: Rng) -> Split:
+    """Divide a data set among clients. Depends on the labels, the configuration and the seed alone."""
+    labels, classes = dataset.labels.numpy(), dataset.label_count
+    train_rows = _partitioned_rows(dataset, config)
+    if config.variant == "fedmrl":
+        parts = _by_share_table(labels, train_rows, classes, config, rng)
+    elif train_rows < len(labels):
+        parts = _separate(labels, train_rows, classes, config, rng)
+    else:
+        parts = _merged(labels, classes, config, rng)
+    clients = [ClientSplit(str(client), *rows) for client, rows in enumerate(parts)]
+    chosen = rng.child("held_out").numpy().choice(config.clients, config.held_out_count, replace=False)
+    return Split.of(clients, (str(client) for client in sorted(chosen.tolist())))
+
+
+Parts = list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+
+
+def _partitioned_rows(dataset: Dataset, config: PartitionConfig) -> int:
+    """The rows [0, n) that are partitioned; the official test rows follow unless they are merged in."""
+    has_test = dataset.train_rows < len(dataset)
+    if config.source == "separate" and not has_test:
+        raise DataError(f"data set {dataset.name!r} has no official test part: use source merged")
+    merged = config.source == "merged" or (config.source == "auto" and config.variant == "fedre")
+    return len(dataset) if merged or not has_test else dataset.train_rows
+
+
+def _merged(labels: np.ndarray, classes: int, config: PartitionConfig, rng: Rng) -> Parts:
+    owner = partition(labels, classes, config, rng.child("partition").numpy())
+    rows = _rows_by_client(owner, config.clients, rng.child("parts").numpy())
+    return [_cut_client(mine, config.validation, config.test) for mine in rows]
+
+
+def _separate(labels: np.ndarray, train_rows: int, classes: int, config: PartitionConfig, rng: Rng) -> Parts:
+    seen, unseen = labels[:train_rows], labels[train_rows:]
+    owner = partition(seen, classes, config, rng.child("partition").numpy())
+    counts = _count(owner, seen, config.clients, classes)
+    test_owner = match(unseen, counts, rng.child("test").numpy())
+    test = _rows_by_client(test_owner, config.clients, rng.child("test", "order").numpy())
+    rows = _rows_by_client(owner, config.clients, rng.child("parts").numpy())
+    parts = [_cut_client(mine, config.validation, 0.0) for mine in rows]
+    return [
+        (train, held, np.sort(mine) + train_rows) for (train, held, _), mine in zip(parts, test, strict=True)
+    ]
+
+
+def _by_share_table(
+    labels: np.ndarray, train_rows: int, classes: int, config: PartitionConfig, rng: Rng
+) -> Parts:
+    """FedMRL's split: rows are parted first, then one table of shares divides every part alike."""
+    pools = _pools(len(labels), train_rows, config, rng.child("parts").numpy())
+    sizes = np.bincount(labels[pools[0]], minlength=classes)
+    generator = rng.child("partition").numpy()
+    tables: list[ShareTable] = []
+
+    def draw() -> np.ndarray:
+        tables[:] = [ShareTable.draw(classes, config, generator)]
+        return tables[0].counts(sizes)
+
+    redraw(draw, len(pools[0]), classes, config)
+    divided = []
+    for name, pool in zip(PARTS, pools, strict=True):
+        mine = labels[pool]
+        counts = tables[0].counts(np.bincount(mine, minlength=classes))
+        owner = deal(mine, counts, rng.child("deal", name).numpy())
+        divided.append([np.sort(pool[rows]) for rows in _rows_by_client(owner, config.clients)])
+    return list(zip(*divided, strict=True))
+
+
+def _pools(
+    rows: int, train_rows: int, config: PartitionConfig, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    order = generator.permutation(train_rows)
+    if train_rows < rows:
+        train, validation, _ = _cut_client(order, config.validation, 0.0)
+        return train, validation, np.arange(train_rows, rows)
+    return _cut_client(order, config.validation, config.test)
+
+
+def _rows_by_client(
+    owner: np.ndarray, clients: int, generator: np.random.Generator | None = None
+) -> list[np.ndarray]:
+    """The rows of each client, in random order where a generator is given."""
+    order = np.arange(len(owner)) if generator is None else generator.permutation(len(owner))
+    order = order[np.argsort(owner[order], kind="stable")]
+    bounds = np.searchsorted(owner[order], np.arange(clients + 1))
+    return [order[low:high] for low, high in pairwise(bounds)]
+
+
+def _cut_client(
+    rows: np.ndarray, validation: float, test: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Training, validation and test rows of one client; the test part is rounded up, as scikit-learn does.
+
+    A client too small for its parts keeps its rows for training.
+    """
+    tested = int(np.ceil(len(rows) * test - 1e-9))
+    held = int(len(rows) * validation + 1e-9)
+    tested = tested if tested + held < len(rows) else 0
+    held = held if tested + held < len(rows) else 0
+    cut = np.split(rows, [tested, tested + held])
+    return np.sort(cut[2]), np.sort(cut[1]), np.sort(cut[0])
+
+
+def join_splits(splits: Sequence[Split], renumber: Sequence[bool]) -> Split:
+    """The clients of several groups as one split; those whose ids are only numbers are numbered on."""
+    clients: list[ClientSplit] = []
+    held_out: list[str] = []
+    for split, anew in zip(splits, renumber, strict=True):
+        names = {id: str(len(clients) + place) if anew else id for place, id in enumerate(split.ids)}
+        clients += [replace(client, id=names[client.id]) for client in split.clients]
+        held_out += [names[id] for id in split.held_out]
+    ids = [client.id for client in clients]
+    if len(set(ids)) < len(ids):
+        repeated = next(id for id in ids if ids.count(id) > 1)
+        raise DataError(f"two groups of the federation have a client {repeated!r}: give each its own id")
+    return Split.of(clients, held_out)
+
+
+def _count(owner: np.ndarray, labels: np.ndarray, clients: int, classes: int) -> np.ndarray:
+    mine = owner >= 0
+    cells = owner[mine] * classes + labels[mine]
+    return np.bincount(cells, minlength=clients * classes).reshape(clients, classes)
+
+
+def from_index_file(path: Path | str, dataset: Dataset) -> Split:
+    """A user's own split, from JSON.
+
+    Either {"clients": [{"id": "a", "train": [0, 1], "test": [2]}, …], "held_out": ["a"]}
+    or {"a": {"train": [0, 1], "test": [2]}, …}; `validation`, `test` and `held_out` may be left out.
+    Every row belongs to one part of one client at most.
+    """
+    path = Path(path)
+    content = _read_json(path)
+    split = _from_json(content, path)
+    # A split that Potluck wrote has its hash instead, and may hold clients without rows (min_size 0).
+    if "hash" in content:
+        split = Split.load(path)
+    elif not split.clients:
+        raise DataError(f"{path} names no client: give at least one with training rows")
+    for client in split.clients:
+        _check_client(path, client, len(dataset), "hash" in content or client.id in split.held_out)
+    _check_overlap(path, split)
+    return split
+
+
+def _check_client(path: Path, client: ClientSplit, rows: int, may_be_empty: bool) -> None:
+    if not len(client.train) and not may_be_empty:
+        raise DataError(f"{path}: client {client.id!r} has no training rows: give it some or leave it out")
+    mine = np.concatenate(client.parts)
+    outside = mine[(mine < 0) | (mine >= rows)]
+    if len(outside):
+        raise DataError(
+            f"{path}: client {client.id!r} has row {outside[0]}, but the data has rows 0 to {rows - 1}"
+        )
+    values, counts = np.unique(mine, return_counts=True)
+    if (counts > 1).any():
+        row = values[counts > 1][0]
+        raise DataError(f"{path}: client {client.id!r} has row {row} more than once: list it once")
+
+
+def _check_overlap(path: Path, split: Split) -> None:
+    rows = np.concatenate([part for client in split.clients for part in client.parts])
+    owners = np.repeat(np.arange(len(split)), [sum(map(len, client.parts)) for client in split.clients])
+    order = np.argsort(rows, kind="stable")
+    twice = np.flatnonzero(rows[order][1:] == rows[order][:-1])
+    if len(twice):
+        first, second = (split.clients[owners[order[twice[0] + step]]].id for step in (0, 1))
+        row = rows[order[twice[0]]]
+        raise DataError(
+            f"{path}: row {row} belongs to client {first!r} and to {second!r}: give it to one of them"
+        )
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(
+            f"the split {path} cannot be read ({error.strerror or error}): check the path"
+        ) from error
+    except ValueError as error:
+        raise DataError(f"the split {path} is not JSON ({error}): write it anew") from error
+
+
+def _from_json(content: Any, path: Path) -> Split:
+    if not isinstance(content, Mapping):
+        raise DataError(f'{path} is not a split: it must be {{"clients": [{{"id": …, "train": […]}}, …]}}')
+    entries = content.get("clients") if "clients" in content else _named_entries(content)
+    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
+        raise DataError(f"{path}: every client must be an object with train, validation and test rows")
+    clients = tuple(_client_from_json(entry, path) for entry in entries)
+    ids = [client.id for client in clients]
+    if len(set(ids)) < len(ids):
+        repeated = next(id for id in ids if ids.count(id) > 1)
+        raise DataError(f"{path} has two clients with the id {repeated!r}: give each its own")
+    return Split.of(clients, _held_out(content, ids, path))
+
+
+def _named_entries(content: Mapping[str, Any]) -> list[Any]:
+    named = {key: value for key, value in content.items() if key not in ("held_out", "hash")}
+    return [
+        {"id": key} | dict(value) if isinstance(value, Mapping) else value for key, value in named.items()
+    ]
+
+
+def _client_from_json(entry: Mapping[str, Any], path: Path) -> ClientSplit:
+    unknown = set(entry) - {"id", "counts", *PARTS}
+    if "id" not in entry or unknown:
+        what = f"an unknown entry {sorted(unknown)[0]!r}" if unknown else "no id"
+        raise DataError(f"{path}: a client has {what}; the entries are id, train, validation, test")
+    id = str(entry["id"])
+    return ClientSplit(id, *(_rows_from_json(entry.get(part, []), path, id, part) for part in PARTS))
+
+
+def _rows_from_json(values: Any, path: Path, client: str, part: str) -> np.ndarray:
+    whole = isinstance(values, list) and all(type(value) is int for value in values)
+    if not whole or any(abs(value) >= 2**63 for value in values):
+        raise DataError(f"{path}: the {part} rows of client {client!r} are not a list of row numbers")
+    return np.sort(np.array(values, dtype=np.int64))
+
+
+def _held_out(content: Mapping[str, Any], ids: Sequence[str], path: Path) -> tuple[str, ...]:
+    values = content.get("held_out", [])
+    held_out = tuple(map(str, values)) if isinstance(values, list) else ("?",)
+    stray = [id for id in held_out if id not in ids]
+    if stray or len(set(held_out)) == len(ids) > 0:
+        reason = f"names {stray[0]!r}, which is no client" if stray else "leaves no client to train"
+        raise DataError(f"{path}: held_out {reason}: list ids of some of the clients")
+    return held_out

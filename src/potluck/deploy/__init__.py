@@ -1,0 +1,1 @@
+"""A real federation: sites, a server, and what they agree on."""

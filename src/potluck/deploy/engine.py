@@ -1,0 +1,203 @@
+"""The engine of a real federation: letters to nodes, and their answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from potluck.core.card import ClientId
+from potluck.deploy.frames import Letter, Node
+from potluck.deploy.keyring import KeyRegister
+from potluck.deploy.wire import (
+    LARGEST_INTRODUCTION,
+    Enrolment,
+    Hello,
+    most_bytes,
+    pack_order,
+    pack_reply,
+    unpack_reply,
+)
+from potluck.engine.protocol import Answer, Engine, Examination, Failure, Outcome, Request
+from potluck.engine.settings import EngineSettings
+from potluck.errors import MessageError, RunError
+
+TRIES = 3  # at a node that does not introduce itself; it may belong to somebody else
+HELLO = 120.0  # seconds a node has to introduce itself
+LOOK = 3.0  # seconds between two looks at who is there
+
+
+class Courier(Protocol):
+    """Carries bytes to nodes and back."""
+
+    def nodes(self) -> list[Node]:
+        """Who is there now."""
+
+    def keys(self) -> Mapping[Node, str]:
+        """The key each of them has shown to Flower, as a fingerprint."""
+
+    def exchange(self, letters: Sequence[Letter], timeout: float, most: Sequence[int]) -> list[bytes | str]:
+        """The answer to every letter, in order; a sentence where none came in time, or one of more bytes than
+        `most` says for it, which is not read.
+        """
+
+
+class FlowerEngine(Engine):
+    """Sends orders to the nodes of the clients. A client is known by its own id, whatever node it comes from."""
+
+    def __init__(
+        self,
+        courier: Courier,
+        ids: Sequence[ClientId],
+        settings: EngineSettings,
+        fields: Iterable[str],
+        welcome: Mapping[str, Any],
+        notice: Callable[[str], None] = lambda sentence: None,
+        keys: KeyRegister | None = None,
+    ) -> None:
+        """`fields` are those of every client's card; with `keys` a client comes with its own node key alone."""
+        self.courier, self.notice, self.keys = courier, notice, keys
+        self.ids, self.settings, self.fields = tuple(ids), settings, set(fields)
+        self.device = settings.torch_device()
+        self.hello = pack_order(Hello(welcome))
+        self.largest: Callable[[ClientId, tuple[str, ...]], int | None] = lambda client, steps: None
+        self.enrolled: dict[ClientId, Enrolment] = {}
+        self.homes: dict[ClientId, Node] = {}
+        self.sent = self.received = 0  # bytes, envelopes included
+        self._met: set[Node] = set()
+        self._tries: dict[Node, int] = {}
+        self._refusals: dict[Node, str] = {}
+        self._open = False
+
+    def gather(self) -> dict[ClientId, Enrolment]:
+        """Wait for all clients of the experiment."""
+        end = time.monotonic() + self.settings.patience
+        before: set[Node] = set()
+        while True:
+            there = self.courier.nodes()
+            if len(there) >= len(self.ids) or before == set(there):
+                self._tries.clear()  # who was refused may have put it right
+                self._meet(there)  # one greeting for all costs no more than one for each
+            before = set(there)
+            missing = [client for client in self.ids if client not in self.homes]
+            if not missing:
+                return dict(self.enrolled)
+            if time.monotonic() > end:
+                names, reasons = ", ".join(missing), "".join(f"; {one}" for one in self._refusals.values())
+                raise RunError(
+                    f"after {self.settings.patience:g} s these clients have not joined: {names}{reasons}"
+                )
+            time.sleep(LOOK)
+
+    def run(self, requests: Sequence[Request]) -> list[Outcome]:
+        """Have every client do its steps, all at once."""
+        self._open = True
+        return self._ask(requests)
+
+    def examine(self, examinations: Sequence[Examination]) -> list[Outcome]:
+        """Measure clients; one whose round was not accepted is measured as it was before."""
+        settled = [
+            dataclasses.replace(one, stamp=dataclasses.replace(one.stamp, settled=not self._open))
+            for one in examinations
+        ]
+        return self._ask(settled)
+
+    def settle(self, round_: int, cohort: Sequence[ClientId], accepted: Sequence[ClientId]) -> None:
+        """Nothing to send: every later stamp tells a client which round was accepted from it."""
+        self._open = False
+
+    def _ask(self, orders: Sequence[Request] | Sequence[Examination]) -> list[Outcome]:
+        there = self.courier.nodes()
+        self._meet(there)
+        letters: dict[ClientId, Letter] = {}
+        most: list[int] = []
+        for order in orders:
+            node = self.homes.get(order.client)
+            if node in there:
+                letters[order.client] = node, pack_order(order)
+                most.append(self._most(order))
+        carried = self._carry(list(letters.values()), most, self.settings.deadline)
+        answers = dict(zip(letters, carried, strict=True))
+        absent = "it is not connected"
+        return [self._outcome(order, answers.get(order.client, absent)) for order in orders]
+
+    def _most(self, order: Request | Examination) -> int:
+        """The most bytes the answer to an order can rightly have; examinations are answered with numbers alone."""
+        return most_bytes(self.largest(order.client, order.steps) if isinstance(order, Request) else 0)
+
+    def _carry(self, letters: list[Letter], most: Sequence[int], timeout: float) -> list[bytes | str]:
+        answers = self.courier.exchange(letters, timeout, most) if letters else []
+        self.sent += sum(len(data) for _, data in letters)
+        self.received += sum(len(answer) for answer in answers if isinstance(answer, bytes))
+        return answers
+
+    def _outcome(self, order: Request | Examination, answer: bytes | str) -> Outcome:
+        """What a client answered, or one sentence why it did not."""
+        who = f"client {order.client}"
+        if isinstance(answer, str):
+            return Failure(order.client, f"{who}: {answer}")
+        try:
+            reply = unpack_reply(answer)
+        except MessageError as error:
+            return Failure(order.client, f"{who}: {error}")
+        if isinstance(reply, Answer) and reply.client == order.client:
+            return self._sound(order, reply)
+        if isinstance(reply, Failure):
+            named = reply.reason.startswith(who)
+            return Failure(order.client, reply.reason if named else f"{who}: {reply.reason}")
+        return Failure(order.client, f"{who}: its reply is none to what was asked")
+
+    def _sound(self, order: Request | Examination, reply: Answer) -> Outcome:
+        """Metrics are sums over known numbers of samples: an answer that lacks one would end the run."""
+        if isinstance(order, Examination):
+            counts, task = self.enrolled[order.client].samples, self.enrolled[order.client].card.task
+            splits = [split for split in ("validation", "test") if counts[split]]
+            names = [f"{mode}/{split}" for mode in order.modes for split in splits]
+            wanted = {f"{name}/{what}" for name in names for what in task.rules.told}
+            if set(reply.report.metrics) != wanted or reply.up:
+                return Failure(
+                    order.client, f"client {order.client}: it did not answer with the metrics asked for"
+                )
+        return dataclasses.replace(reply, up=reply.up.to(self.device))
+
+    def _meet(self, there: Sequence[Node]) -> None:
+        """Have nodes that are new introduce their clients; one that came back has a new node."""
+        new = [node for node in there if node not in self._met and self._tries.get(node, 0) < TRIES]
+        letters = [(node, self.hello) for node in new]
+        most = [LARGEST_INTRODUCTION] * len(new)
+        answers = self._carry(letters, most, min(HELLO, self.settings.deadline))
+        for node, answer in zip(new, answers, strict=True):
+            self._tries[node] = self._tries.get(node, 0) + 1
+            refusal = self._enrol(node, answer)
+            if refusal and self._refusals.get(node) != refusal:
+                self.notice(f"node {node} was not taken in: {refusal}")
+                self._refusals[node] = refusal
+
+    def _enrol(self, node: Node, answer: bytes | str) -> str:
+        """Take a client in; one sentence if that cannot be."""
+        if isinstance(answer, str):
+            return answer
+        try:
+            reply = unpack_reply(answer)
+        except MessageError as error:
+            return str(error)
+        if isinstance(reply, Failure):
+            return reply.reason
+        if not isinstance(reply, Enrolment):
+            return "it did not introduce itself"
+        client = reply.card.client
+        if client not in self.ids:
+            return f"{client!r} is none of the experiment's clients"
+        if set(reply.card.extra) != self.fields:
+            return f"client {client}: its card tells {sorted(reply.card.extra)}, asked were {sorted(self.fields)}"
+        refusal = self.keys.refuse(client, self.courier.keys().get(node, "")) if self.keys else ""
+        if refusal:
+            return refusal
+        before = self.enrolled.setdefault(client, reply)
+        if pack_reply(before) != pack_reply(reply):
+            return f"client {client}: it came back with another card: its data or its model have changed"
+        self.notice(f"client {client} {'is back' if client in self.homes else 'is here'}")
+        self.homes[client] = node
+        self._met.add(node)
+        return ""

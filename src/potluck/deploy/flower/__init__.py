@@ -1,0 +1,1 @@
+"""Flower beneath a federation; the only folder that imports `flwr`."""

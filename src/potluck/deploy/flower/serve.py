@@ -1,0 +1,52 @@
+"""`potluck serve`: a run over Flower."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from potluck.deploy.fingerprints import client_keys
+from potluck.deploy.flower.processes import (
+    Security,
+    is_open,
+    relaying,
+    require_files,
+    require_flower,
+    split_address,
+)
+from potluck.deploy.run import open_folder, play, prepared
+from potluck.errors import ConfigError
+from potluck.experiment.schema import Experiment, Sites
+from potluck.runs.observers import Watcher
+from potluck.runs.result import RunResult
+
+
+def serve(
+    experiment: Experiment, folder: Path, address: str, security: Security, watcher: Watcher
+) -> RunResult:
+    """Run an experiment over the SuperLink at an address; Flower's logs lie beside the run's."""
+    require_flower()
+    split_address(address)
+    security.check(address, ("ca", "certificate", "key"))
+    require_files(security.ca, security.certificate, security.key)
+    experiment = prepared(experiment)
+    keys = chosen_keys(experiment, security, address)
+    home = open_folder(folder)
+    with relaying(address, security, (home / "flower").resolve(), watcher.notice) as courier:
+        watcher.notice(f"waiting at {address} for the clients of {experiment.name}")
+        return play(experiment, courier, home, watcher, keys)
+
+
+def chosen_keys(experiment: Experiment, security: Security, address: str) -> dict[str, str] | None:
+    """The keys that clients are known by from the start; none where clients are not tied to keys.
+
+    Flower has every node sign with its key, registered or not: the key it shows is one it has.
+    """
+    if security.client_keys is None and security.node_keys and not is_open(address):
+        raise ConfigError(
+            "node keys are asked for, and a SuperLink that is started now knows none: give --client-keys, or "
+            "start one and register them, or --no-node-keys to take in whoever comes"
+        )
+    if security.client_keys is None:
+        return {} if security.node_keys else None
+    assert isinstance(experiment.partition, Sites)
+    return client_keys(security.client_keys, experiment.partition.sites)

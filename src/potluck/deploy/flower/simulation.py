@@ -1,0 +1,157 @@
+"""`engine.name: flower-simulation`: a run on Flower's simulation, which deals clients out to processes of Ray's.
+
+The server is the one of a federation, and so are the clients: orders and replies as bytes, a record on disk for
+every client, in the run's folder. Any process may work for any client, so a client is built anew for every order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from potluck.data import Split
+from potluck.deploy import frames
+from potluck.deploy.engine import FlowerEngine
+from potluck.deploy.flower.processes import START, Process, Relay, environment, installed
+from potluck.deploy.resident import Resident
+from potluck.deploy.run import FederatedRun, begin
+from potluck.deploy.site import Orders
+from potluck.deploy.wire import Enrolment, Order
+from potluck.engine.protocol import Outcome
+from potluck.errors import ConfigError, RunError, StepFailed
+from potluck.experiment.schema import Experiment
+from potluck.federation.world import World
+from potluck.files import read_json, write_json
+from potluck.runs.folder import RunFolder
+from potluck.runs.observers import Watcher
+from potluck.runs.result import RunResult
+from potluck.version import __version__
+
+CLIENTS = "clients"  # folder of the clients' records in a run's folder
+ENDING = 2.0  # seconds a process that has closed its connection may take to end
+PROGRAM = "from potluck.deploy.flower.actors import main; main()"  # not with -m: Ray must find it by its name
+ABOUT = "simulation.json"  # beside them: what the processes that work for clients need to know
+
+
+def ready(experiment: Experiment) -> Experiment:
+    """The experiment as a simulation runs it; one sentence where the extra is missing, or it is none for it."""
+    if not (installed("flwr") and installed("ray")):
+        raise ConfigError(
+            "engine.name: flower-simulation needs Flower and Ray; install them with: "
+            "pip install 'potluck[simulation]'"
+        )
+    if not experiment.portable:
+        raise ConfigError(
+            "engine.name: flower-simulation needs an experiment that a file can say; models and data that are "
+            "Python objects cannot be handed to its processes"
+        )
+    if experiment.engine.device not in ("auto", "cpu"):
+        raise ConfigError("engine.device: flower-simulation computes on the CPU; use cpu")
+    return experiment.variant(engine=experiment.engine.model_copy(update={"device": "cpu"}))
+
+
+# --- the server's side ----------------------------------------------------------------------------------
+
+
+def simulate(
+    experiment: Experiment, folder: RunFolder, world: World, watcher: Watcher, fresh: bool = True
+) -> RunResult:
+    """Play a run, or go on with it; its folder is begun."""
+    experiment = experiment.variant(checkpoint={"every": 0})
+    run, incarnation = begin(folder)
+    home = (folder / CLIENTS).resolve()
+    home.mkdir(exist_ok=True)
+    write_json(home / ABOUT, {"run": run, "config": str((folder / "config.yaml").resolve())})
+    fields = world.card(world.ids[0]).extra
+    welcome = {"potluck": __version__, "run": run}
+    with simulating(experiment, len(world.ids), (folder / "flower").resolve(), home) as courier:
+        engine = FlowerEngine(courier, world.ids, experiment.engine, fields, welcome, notice_of(watcher))
+        engine.gather()
+        return FederatedRun.over(engine, experiment, folder, world, watcher, run, incarnation, fresh).play()
+
+
+def notice_of(watcher: Watcher) -> Callable[[str], None]:
+    """Tell what went wrong alone: that every one of many clients is here is no news in a simulation."""
+    return lambda sentence: None if sentence.endswith(("is here", "is back")) else watcher.notice(sentence)
+
+
+@contextlib.contextmanager
+def simulating(experiment: Experiment, clients: int, home: Path, records: Path) -> Iterator[Relay]:
+    """A courier to the nodes of a simulation, which runs in a process of its own."""
+    settings = experiment.engine
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="potluck-")))
+        door = stack.enter_context(frames.listening(folder / "serve"))
+        words = [sys.executable, "-c", PROGRAM, str(folder / "serve"), str(records)]
+        words += [str(clients), str(settings.threads)]
+        words += [] if settings.workers == "auto" else [str(settings.workers)]
+        quiet = environment(home) | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+        process = Process(words, home / "simulation.log", quiet)
+        stack.callback(process.end)
+        stack.callback(process.wait)
+        door.settimeout(START)
+        try:
+            channel, _ = door.accept()
+        except OSError as error:
+            raise RunError(f"Flower's simulation does not start: {process.tail()} ({process.log})") from error
+        stack.callback(channel.close)
+        try:
+            yield Relay(channel)
+        except RunError as error:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.popen.wait(ENDING)
+            if process.alive:
+                raise
+            raise RunError(f"Flower's simulation has ended: {process.tail()} ({process.log})") from error
+
+
+# --- a process that works for clients -------------------------------------------------------------------
+
+
+class SimulatedClients:
+    """The clients of a run as one process sees them: the world is built once, a client for every order."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, about = folder, read_json(folder / ABOUT)
+        self.run = str(about["run"])
+        experiment = Experiment.load(about["config"])
+        torch.set_num_threads(experiment.engine.threads)
+        split = Split.load(Path(about["config"]).with_name("split.json"))
+        self.world = experiment.world(split=split)
+
+    def answer(self, place: int, order: bytes) -> bytes:
+        """Do an order as the client at a place."""
+        return SimulatedSite(self, place).answer(order)
+
+
+class SimulatedSite(Orders):
+    """One client for the length of an order; its secret comes from the seed."""
+
+    device = "cpu"
+
+    def __init__(self, clients: SimulatedClients, place: int) -> None:
+        self.clients, self.client = clients, clients.world.ids[place]
+        self.home = clients.folder / str(place)
+
+    def obey(self, order: Order) -> Outcome | Enrolment:
+        """Do an order; a late one of another process may still be under way."""
+        self.home.mkdir(exist_ok=True)
+        with RunFolder(self.home).locked():
+            return super().obey(order)
+
+    def enrol(self, offer: Mapping[str, Any]) -> Enrolment:
+        """Join the run these processes are for."""
+        return self.at(str(offer["run"])).enrolment()
+
+    def at(self, run: str) -> Resident:
+        """The client with the state its record has."""
+        if run != self.clients.run:
+            raise StepFailed(f"run {run} is not the one of {self.clients.folder}")
+        return Resident(self.clients.world, self.client, self.home / "record", fresh=False)

@@ -1,0 +1,60 @@
+"""A round played at home, with nobody else: what a client would send, before it joins anyone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from potluck.core.card import ClientId
+from potluck.core.message import Message
+from potluck.deploy.agreement import Agreement
+from potluck.engine.protocol import Answer, Outcome, Request
+from potluck.engine.rounds import Rounds
+from potluck.engine.serial import LocalEngine
+from potluck.federation.world import World
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One request to the client and what it would answer."""
+
+    steps: tuple[str, ...]
+    down: Message
+    up: Message
+
+
+class _Listening(LocalEngine):
+    """Keeps what crosses."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.heard: list[Exchange] = []
+
+    def run(self, requests: Sequence[Request]) -> list[Outcome]:
+        outcomes = super().run(requests)
+        self.heard += [
+            Exchange(request.steps, request.down, outcome.up)
+            for request, outcome in zip(requests, outcomes, strict=True)
+            if isinstance(outcome, Answer)
+        ]
+        return outcomes
+
+
+def rehearse(world: World, client: ClientId) -> list[Exchange]:
+    """Play a first round with this client alone, with a server made here; nothing is kept and nothing leaves.
+
+    A client that cannot do its steps is a `RoundFailed` with the reason.
+    """
+    engine = _Listening(world)
+    try:
+        Rounds(world, engine, name="rehearsal").play(1, [client])
+    finally:
+        engine.close()
+    return engine.heard
+
+
+def propose(world: World, client: ClientId, attempts: int = 1) -> tuple[Agreement, list[Exchange]]:
+    """What a round would send, and the agreement that allows just that: what `join --check` shows and writes."""
+    exchanges = rehearse(world, client)
+    sent = [exchange.up for exchange in exchanges]
+    return Agreement.of(world.method, world.build_client(client), sent, attempts), exchanges

@@ -1,0 +1,325 @@
+"""A site: one client's data, model and secret, and all that it does for a server. No Flower in here.
+
+A site takes orders as bytes and answers in bytes. Of the experiment it hears what concerns its own training; data,
+model and secret are its own, and so is the last word on what it agrees to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+import tempfile
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from potluck.core.card import ClientId
+from potluck.core.client import Client
+from potluck.core.model import Model
+from potluck.core.public import Public
+from potluck.core.rng import Rng, new_secret
+from potluck.data import DataConfig
+from potluck.deploy.resident import Agreed, Resident
+from potluck.deploy.site_data import site_data, site_public
+from potluck.deploy.wire import (
+    LARGEST_INTRODUCTION,
+    Enrolment,
+    Hello,
+    Order,
+    pack_reply,
+    unpack_order,
+)
+from potluck.engine.protocol import Failure, Outcome, Request
+from potluck.errors import (
+    ConfigError,
+    DataError,
+    ModelError,
+    PotluckError,
+    RunError,
+    StepFailed,
+)
+from potluck.experiment.schema import Experiment, Sites
+from potluck.federation.world import Ground, World, check_public
+from potluck.files import read_json, write_json, write_whole
+from potluck.methods.registry import find_method
+from potluck.models import ModelPool
+from potluck.models.build import Entry
+from potluck.version import __version__
+
+SENT = (
+    "name",
+    "method",
+    "models",
+    "training",
+    "seed",
+    "seeds",
+)  # of the experiment, as far as a client needs it
+REHEARSAL = "rehearsal"  # the run of `join --check`
+SECRET = "secret"
+PRIVATE = (DataError, ModelError, RunError)  # their sentences may tell of the site's files, model and data
+ASIDE = " at the site; the log of its worker says more"
+
+
+def welcome(experiment: Experiment, run: str) -> dict[str, Any]:
+    """What a server tells a client of its experiment: no path, no plugin, nothing of its data."""
+    if not experiment.portable or not isinstance(experiment.partition, Sites):
+        raise ConfigError("a federation needs an experiment file with partition: {sites: […], classes: …}")
+    assert isinstance(experiment.data, DataConfig)
+    values = experiment.model_dump(mode="json", include=set(SENT))
+    augment = experiment.data.augment.model_dump(mode="json")
+    engine = {"threads": experiment.engine.threads, "precision": experiment.engine.precision}
+    partition = experiment.partition.model_dump(mode="json")
+    values |= {"data": {"augment": augment}, "engine": engine, "partition": partition}
+    if find_method(experiment.method.name).needs_public_data and experiment.public is not None:
+        assert isinstance(experiment.public.data, DataConfig)
+        name = Path(experiment.public.data.name).name
+        values["public"] = {"data": {"name": name}, "samples": experiment.public.samples}
+    return {"potluck": __version__, "run": run, "experiment": values}
+
+
+class SiteWorld(World):
+    """A client's own world. Of the others it knows the ids alone, and takes them to be like itself.
+
+    Whether the clients fit together is for the server to check.
+    """
+
+    def __init__(self, client: ClientId, roster: tuple[ClientId, ...], secret: Rng, **parts: Any) -> None:
+        self.client, self.roster, self.secret = client, roster, secret
+        super().__init__(**parts)
+
+    @property
+    def ids(self) -> tuple[ClientId, ...]:
+        """Every client of the federation."""
+        return self.roster
+
+    @functools.cached_property
+    def trainers(self) -> tuple[ClientId, ...]:
+        """Every client of the federation."""
+        return self.roster
+
+    def ground(self, client: ClientId) -> Ground:
+        """What this client works on."""
+        return super().ground(self.client)
+
+    def public(self, client: ClientId | None = None) -> Public | None:
+        """The public data as this client sees it."""
+        return super().public()
+
+    def architecture(self, client: ClientId) -> str:
+        """The key of this client's architecture."""
+        return super().architecture(self.client)
+
+    def label(self, client: ClientId) -> str:
+        """A short name of this client's model."""
+        return super().label(self.client)
+
+    def build_model(self, client: ClientId) -> Model:
+        """This client's private model as it starts."""
+        return super().build_model(self.client)
+
+    def samples(self, client: ClientId) -> dict[str, int]:
+        """The size of each of this client's splits."""
+        return super().samples(self.client)
+
+    def classes_held(self, client: ClientId) -> tuple[int, ...]:
+        """The classes this client holds; together the others may hold all."""
+        return super().classes_held(client) if client == self.client else tuple(range(self.task.classes))
+
+    def assign(self, client: Client, client_id: ClientId) -> None:
+        """Let a live client be this one, with the secret that never leaves the site."""
+        super().assign(client, client_id)
+        client.secret = self.secret
+
+
+def _named_code(value: Any) -> str | None:
+    """The first `module:function` among options: importing it would run what a server chose."""
+    if isinstance(value, str):
+        return value if ":" in value else None
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return next(filter(None, map(_named_code, inner)), None)
+
+
+def kept_secret(folder: Path, run: str) -> Rng:
+    """The client's secret, made when it joins for the first time; every run has its own branch of it.
+
+    Were two runs to draw the same noise, a server that sees both could subtract it.
+    """
+    file = folder / SECRET
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_whole(file, str(new_secret()).encode())
+        file.chmod(0o600)
+    return Rng(int(file.read_text()), ("secret", run))
+
+
+class Orders(ABC):
+    """Takes orders for one client as bytes and answers in bytes, whatever happens."""
+
+    client: ClientId
+    device: str
+
+    @abstractmethod
+    def enrol(self, offer: Mapping[str, Any]) -> Enrolment:
+        """Join a run: a new one from the start, one it knows where it was."""
+
+    @abstractmethod
+    def at(self, run: str) -> Resident:
+        """The live client of a run."""
+
+    def answer(self, data: bytes) -> bytes:
+        """Do an order; whatever happens there is something to send back."""
+        try:
+            return pack_reply(self.obey(unpack_order(data)))
+        except Exception as error:
+            if not isinstance(error, PotluckError):
+                traceback.print_exc()
+            return self.refuse(error)
+
+    def refuse(self, error: Exception) -> bytes:
+        """The reply to an order that is not done: one sentence, which the site's own log has too."""
+        print(f"refused: {error}", file=sys.stderr, flush=True)
+        told = f"{type(error).__name__}{ASIDE}"
+        if isinstance(error, PotluckError) and not isinstance(error, PRIVATE):
+            told = str(error)
+        who = f"client {self.client}"
+        return pack_reply(Failure(self.client, told if told.startswith(who) else f"{who}: {told}"))
+
+    def obey(self, order: Order) -> Outcome | Enrolment:
+        """Do an order, or raise why not."""
+        if isinstance(order, Hello):
+            return self.enrol(order.welcome)
+        resident = self.at(order.stamp.experiment)
+        if order.client != self.client:
+            raise StepFailed(f"this was meant for client {order.client}")
+        if isinstance(order, Request):
+            return resident.perform(dataclasses.replace(order, down=order.down.to(self.device)))
+        down = None if order.down is None else order.down.to(self.device)
+        return resident.examine(dataclasses.replace(order, down=down))
+
+
+@dataclasses.dataclass
+class Site(Orders):
+    """Everything a client brings: `model` and `load` are its own, `home` is where its records are kept.
+
+    `simulated` takes the secret from the experiment's seed, as a simulation does: the numbers are the same then,
+    and the server could draw them too.
+    """
+
+    client: ClientId
+    model: Entry
+    load: Callable[..., Any]
+    home: Path
+    agreement: Agreed | None = None
+    device: str = "cpu"
+    simulated: bool = False
+    run: str = dataclasses.field(default="", init=False)
+    resident: Resident | None = dataclasses.field(default=None, init=False)
+
+    @functools.cached_property
+    def _joined(self) -> dict[str, int]:
+        """The runs it has joined, and the most bytes an order of each can have."""
+        return {file.stem: int(read_json(file)["most"]) for file in (self.home / "runs").glob("*.json")}
+
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes an order can rightly have: a welcome, or a downlink of a run it has joined."""
+        return max([LARGEST_INTRODUCTION, *self._joined.values()])
+
+    def at(self, run: str) -> Resident:
+        """The live client of a run; a worker that was started again joins the run it was in as it did then."""
+        if self.resident is None or run != self.run:
+            kept = self._welcome_file(run)
+            if not kept.exists():
+                raise StepFailed("it has not joined this run yet")
+            self.enrol(read_json(kept)["welcome"])
+        assert self.resident is not None
+        return self.resident
+
+    def _welcome_file(self, run: str) -> Path:
+        if not run.isalnum():
+            raise ConfigError(f"{run!r} is no name of a run")
+        return self.home / "runs" / f"{run}.json"
+
+    def enrol(self, offer: Mapping[str, Any]) -> Enrolment:
+        """Join a run: a new one from the start, one it knows where it was."""
+        if offer.get("potluck") != __version__:
+            raise ConfigError(f"the server runs potluck {offer.get('potluck')}, this site {__version__}")
+        run = str(offer["run"])
+        kept = self._welcome_file(run)
+        if kept.exists() and read_json(kept)["welcome"] != offer:
+            raise ConfigError(f"run {run} is not as it was when this site joined it; start a new run")
+        if self.resident is None or run != self.run:
+            self.resident = None
+            world = self._world(dict(offer["experiment"]), run)
+            folder = kept.with_suffix("")
+            self.resident = Resident(world, self.client, folder, self.agreement, fresh=not self.simulated)
+            self.run = run
+            self._joined[run] = self.resident.most_bytes
+            write_json(kept, {"welcome": offer, "most": self._joined[run]})
+        return self.resident.enrolment()
+
+    def _world(self, values: dict[str, Any], run: str) -> SiteWorld:
+        method = dict(values["method"])
+        code = _named_code(method)
+        if code is not None:
+            raise ConfigError(
+                f"the server's options name the function {code!r}; a site runs no code but its own"
+            )
+        if self.agreement is not None:
+            self.agreement.admit_options(str(method.get("name")), method)
+        told = (*SENT, "data", "engine", "partition", *(("public",) if "public" in values else ()))
+        experiment = Experiment.make(**{key: values[key] for key in told})
+        assert isinstance(experiment.partition, Sites)
+        assert isinstance(experiment.data, DataConfig)
+        roster = experiment.partition.sites
+        if self.client not in roster:
+            raise ConfigError(f"the server's experiment is for the clients {', '.join(roster)}")
+        torch.set_num_threads(experiment.engine.threads)
+        given = self.load()
+        data, split = site_data(given, self.client, experiment.partition.classes)
+        chosen = find_method(experiment.method.name)(experiment.method, experiment.pool())
+        public = None
+        if chosen.needs_public_data and experiment.public is not None:
+            public = experiment.public_samples(chosen, site_public(given, experiment, self.client))
+        overrides = experiment.training.per_client
+        seeds, augment = experiment.all_seeds(), experiment.data.augment
+        world = SiteWorld(
+            self.client,
+            roster,
+            seeds.secret(self.client) if self.simulated else kept_secret(self.home, run),
+            method=chosen,
+            data=data,
+            split=split,
+            public=public,
+            pool=ModelPool(
+                {self.client: self.model}, experiment.models.rep_dim, adapter=experiment.models.adapter
+            ),
+            seeds=seeds,
+            training=experiment.training.for_clients(),
+            overrides={self.client: overrides[self.client]} if self.client in overrides else {},
+            prepare=DataConfig(name=data.name, augment=augment).preparation(data).prepare,
+            augmented=bool(augment.operations),
+            independent_init=experiment.models.init == "per_client",
+            device=self.device,
+            precision=experiment.engine.precision,
+        )
+        check_public(world)
+        with seeds.tree("init").child("check").as_default():
+            world.method.setup(world)
+            world.method.check(world)
+        return world
+
+
+def rehearsal_world(experiment: Experiment, client: ClientId, model: str, data: str) -> World:
+    """The world of a site that joins nobody yet; its secret is one for this once."""
+    from potluck.deploy.flower.worker import model_entry
+    from potluck.plugins import load_function
+
+    with tempfile.TemporaryDirectory(prefix="potluck-") as home:
+        site = Site(client, model_entry(model), load_function(data), Path(home))
+        return site._world(welcome(experiment, REHEARSAL)["experiment"], REHEARSAL)

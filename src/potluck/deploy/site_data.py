@@ -1,0 +1,83 @@
+"""What a site's own loader gives, as data and a split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from potluck.core.card import ClientId
+from potluck.core.dataset import Dataset
+from potluck.data import Split, from_arrays
+from potluck.data.split import PARTS, ClientSplit
+from potluck.errors import (
+    ConfigError,
+    DataError,
+)
+from potluck.experiment.schema import Experiment
+
+SPLIT_KEYS = ("train", "validation", "test")
+
+
+def site_data(value: Any, client: ClientId, classes: int | None) -> tuple[Dataset, Split]:
+    """What a site's `load` gave, as a data set and its parts.
+
+    A mapping with `train`, and perhaps `validation`, `test`, `mean`, `std` and `public`; or the training part
+    alone. A part is a pair of arrays (x, y), or a map-style data set of such pairs. In the place of `train` and
+    `test` may stand `data`, a `Dataset` of any task with both.
+    """
+    given = (
+        value if isinstance(value, Mapping) else {"data" if isinstance(value, Dataset) else "train": value}
+    )
+    if isinstance(given.get("data"), Dataset) and set(given) <= {"data", "public"}:
+        return _whole(given["data"], client)
+    unknown = next((key for key in given if key not in (*SPLIT_KEYS, "mean", "std", "public")), None)
+    if unknown is not None or "train" not in given:
+        raise DataError(
+            f"client {client}: its data are {list(given)}; give train, validation, test, mean, std and public, or "
+            "data and public"
+        )
+    parts = {key: _arrays(given[key], client, key) for key in SPLIT_KEYS if given.get(key) is not None}
+    x, y = (np.concatenate([part[number] for part in parts.values()]) for number in (0, 1))
+    about = {key: given[key] for key in ("mean", "std") if key in given}
+    data = from_arrays(x, y, classes=classes, name=f"client {client}", **about)
+    ends = np.cumsum([0, *(len(parts[key][1]) if key in parts else 0 for key in PARTS)])
+    rows = {key: np.arange(ends[number], ends[number + 1]) for number, key in enumerate(PARTS)}
+    return data, Split.of([ClientSplit(client, **rows)])
+
+
+def _whole(data: Dataset, client: ClientId) -> tuple[Dataset, Split]:
+    """A data set as it is: its own test part, and the others to train on."""
+    rows, nothing = np.arange(len(data.y)), np.arange(0)
+    return data, Split.of([ClientSplit(client, rows[: data.train_rows], nothing, rows[data.train_rows :])])
+
+
+def site_public(value: Any, experiment: Experiment, client: ClientId) -> Dataset:
+    """A site's own copy of the public samples: `public` in what its `load` gave, a `Dataset` or an array."""
+    given = value.get("public") if isinstance(value, Mapping) else None
+    if isinstance(given, Dataset):
+        return given
+    assert experiment.public is not None
+    name = getattr(experiment.public.data, "name", "")
+    if given is None:
+        raise ConfigError(
+            f"client {client}: {experiment.method.name} needs public data, those called {name!r}; give them as "
+            "public in what --data loads"
+        )
+    return from_arrays(np.asarray(given), np.zeros(len(given), dtype="int64"), classes=2, name=name)
+
+
+def _arrays(part: Any, client: ClientId, key: str) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        if isinstance(part, tuple) and len(part) == 2:
+            x, y = part
+        else:
+            x, y = zip(*(part[row] for row in range(len(part))), strict=True)
+            x, y = np.stack([np.asarray(one) for one in x]), np.asarray([int(one) for one in y])
+        return np.asarray(x), np.asarray(y)
+    except Exception as error:  # a site's data may raise anything
+        raise DataError(
+            f"client {client}: its {key} data cannot be read ({type(error).__name__}: {error}); give a pair of "
+            "arrays (x, y), or a map-style data set of such pairs"
+        ) from error

@@ -1,0 +1,1 @@
+"""A whole cohort at once on one GPU."""

@@ -1,0 +1,50 @@
+"""Choose and build the engine of an experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from potluck.engine.multi_gpu import SpreadEngine, SpreadStore, homes
+from potluck.engine.protocol import Engine
+from potluck.engine.serial import LocalEngine
+from potluck.engine.store.budget import Budget
+from potluck.engine.store.client_store import ClientStore
+from potluck.engine.store.state_files import StateFiles
+from potluck.engine.workers import WorkersEngine, worker_count
+from potluck.experiment.schema import Experiment
+from potluck.federation.world import World
+
+
+def make_engine(
+    world: World, experiment: Experiment, files: StateFiles, notice: Callable[[str], None]
+) -> tuple[Engine, ClientStore | SpreadStore]:
+    """The engine for the devices of an experiment, and its store."""
+    devices = experiment.engine.torch_devices()
+    share, total = 1 / len(devices), experiment.engine.memory_bytes()
+    stores = [ClientStore(Budget.of(total, device, share), files, device) for device in devices]
+    if len(devices) == 1:
+        return engine_on_one(world, experiment, stores[0], notice), stores[0]
+    home = homes(world.ids, len(devices))
+    worlds = [world, *(world.on(device) for device in devices[1:])]
+    pairs = zip(worlds, stores, strict=True)
+    engines = [engine_on_one(place, experiment, store, notice) for place, store in pairs]
+    return SpreadEngine(engines, home), SpreadStore(stores, home)
+
+
+def engine_on_one(
+    world: World, experiment: Experiment, store: ClientStore, notice: Callable[[str], None]
+) -> LocalEngine:
+    """The engine for one device. On a CPU the numbers are the same with any number of workers."""
+    settings = experiment.engine
+    if world.device.type == "cuda":
+        from potluck.engine.cuda.engine import STREAMS, CudaEngine
+
+        streams = settings.streams if settings.streams != "auto" else STREAMS
+        return CudaEngine(world, store, streams=streams, notice=notice)
+    cohort = world.cohort_size
+    workers = settings.workers
+    if workers == "auto":
+        workers = worker_count(world, cohort, settings.threads)
+    if workers > 1:
+        return WorkersEngine(world, store, workers, settings.threads)
+    return LocalEngine(world, store)

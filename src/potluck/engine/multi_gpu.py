@@ -1,0 +1,126 @@
+"""Several devices: every client has one at home, and every device has an engine and a store of its own.
+
+Work is only queued on a device, so that one thread keeps all of them busy. Messages cross between the device of the
+server and that of the client; states never do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from potluck.core.card import ClientId
+from potluck.core.packed import State
+from potluck.engine.protocol import Answer, Engine, Examination, Outcome, Request
+from potluck.engine.serial import LocalEngine
+from potluck.engine.store.client_store import ClientStore
+
+R = TypeVar("R", Request, Examination)
+Home = Callable[[ClientId], int]
+
+
+def homes(clients: Sequence[ClientId], devices: int) -> Home:
+    """The number of each client's device: one after the other, in client order."""
+    places = {client: number % devices for number, client in enumerate(clients)}
+    return places.__getitem__
+
+
+class SpreadStore:
+    """The stores of all devices, as a run sees them."""
+
+    def __init__(self, stores: Sequence[ClientStore], home: Home) -> None:
+        self.stores, self.home = stores, home
+
+    def put(self, client: ClientId, state: State | Path) -> None:
+        """Take over a state, or the file a checkpoint has it in."""
+        self.stores[self.home(client)].put(client, state)
+
+    def prefetch(self, clients: Iterable[ClientId]) -> None:
+        """Start to bring up the states of clients that will be asked for soon."""
+        for store, own in self._shared_out(clients):
+            store.prefetch(own)
+
+    def mark(self, clients: Iterable[ClientId]) -> Callable[[], None]:
+        """What takes these clients back to where they stand now."""
+        undos = [store.mark(own) for store, own in self._shared_out(clients)]
+
+        def undo() -> None:
+            for one in undos:
+                one()
+
+        return undo
+
+    def save(self) -> dict[ClientId, Future[Path]]:
+        """The files of all stored states, for a manifest."""
+        saved = {client: file for store in self.stores for client, file in store.save().items()}
+        return dict(sorted(saved.items()))
+
+    def close(self) -> None:
+        """Finish what is under way."""
+        for store in self.stores:
+            store.close()
+
+    def _shared_out(self, clients: Iterable[ClientId]) -> list[tuple[ClientStore, list[ClientId]]]:
+        clients = list(clients)
+        return [
+            (store, [client for client in clients if self.home(client) == number])
+            for number, store in enumerate(self.stores)
+        ]
+
+
+class SpreadEngine(Engine):
+    """Gives every request to the engine of the client's device, and brings the answers to the server's."""
+
+    def __init__(self, engines: Sequence[LocalEngine], home: Home) -> None:
+        self.engines, self.home = engines, home
+        self.device = engines[0].world.device
+
+    def run(self, requests: Sequence[Request]) -> list[Outcome]:
+        """Put every client to work, device by device."""
+        return self._everywhere(requests, lambda engine, own: engine.run(own))
+
+    def examine(self, examinations: Sequence[Examination]) -> list[Outcome]:
+        """Measure every client, device by device."""
+        return self._everywhere(examinations, lambda engine, own: engine.examine(own))
+
+    def settle(self, round_: int, cohort: Sequence[ClientId], accepted: Sequence[ClientId]) -> None:
+        """A round is over, on every device."""
+        for number, engine in enumerate(self.engines):
+            engine.settle(round_, [client for client in cohort if self.home(client) == number], accepted)
+
+    def close(self) -> None:
+        """Give back what the engines hold."""
+        for engine in self.engines:
+            engine.close()
+
+    def _everywhere(
+        self, requests: Sequence[R], work: Callable[[LocalEngine, list[R]], list[Outcome]]
+    ) -> list[Outcome]:
+        found: dict[ClientId, Outcome] = {}
+        for number, engine in enumerate(self.engines):
+            own = [
+                replace(request, down=None if request.down is None else request.down.to(engine.world.device))
+                for request in requests
+                if self.home(request.client) == number
+            ]
+            found |= {outcome.client: outcome for outcome in (work(engine, own) if own else ())}
+        return [self._brought(found[request.client]) for request in requests]
+
+    def _brought(self, outcome: Outcome) -> Outcome:
+        if not isinstance(outcome, Answer):
+            return outcome
+        report = outcome.report
+        moved = replace(
+            report, losses=_on(self.device, report.losses), metrics=_on(self.device, report.metrics)
+        )
+        return replace(outcome, up=outcome.up.to(self.device), report=moved)
+
+
+def _on(device: torch.device, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.to(device, non_blocking=device.type == "cuda") for name, value in values.items()}

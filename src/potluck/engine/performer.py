@@ -1,0 +1,100 @@
+"""One request on one live client: the same few lines for every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from potluck.core.card import Card
+from potluck.core.client import Client
+from potluck.core.contract import Contract, Gate, Shapes, largest_size, shapes_of
+from potluck.core.message import Message
+from potluck.core.method import CardField, Method
+from potluck.core.model import Model
+from potluck.core.state import Moments
+from potluck.engine.evaluate import measure
+from potluck.engine.protocol import Answer, Examination, Request
+from potluck.models.probe import stem_shape
+
+
+class Performer:
+    """Does the steps of a method on a live client and enforces the wire contract on the client's side."""
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+        self.gate = Gate()
+
+    def perform(self, client: Client, request: Request, first: bool) -> Answer:
+        """Receive, do the steps, and let out only what is declared; `first`: the client's first of this round."""
+        self._check(client, request.down, request.steps[0], "down")
+        own_message = self.method.steps()[request.steps[0]].down is not None
+        if first:
+            _forget_round_moments(client)
+        with client.rng.child("exchange", request.stamp.exchange, *request.steps).as_default(client.device):
+            if not own_message:
+                self.method.receive(client, request.down)
+            content: dict[str, Tensor | Mapping[str, Tensor]] = {}
+            for step in request.steps:
+                client.step = step
+                function = getattr(self.method, step)
+                content |= (function(client, request.down) if own_message else function(client)) or {}
+        up = Message(content).apart_from(client.memory())
+        self._check_up(client, up, request.steps)
+        return Answer(client.id, up, client.report)
+
+    def examine(self, client: Client, examination: Examination) -> Answer:
+        """Measure on top of the downlink; whoever holds the client throws its state away afterwards."""
+        if examination.down is not None:
+            self._check(client, examination.down, "evaluate", "down")
+        client.step = f"evaluate {'+'.join(examination.modes)} {examination.on}"
+        with client.rng.child("examine").as_default(client.device):
+            if examination.down is not None:
+                self.method.receive(client, examination.down)
+            client.report.metrics = measure(self.method, client, examination.modes, examination.on)
+        return Answer(client.id, Message(), client.report)
+
+    def _check(self, client: Client, message: Message, step: str, direction: str) -> None:
+        who = (f"client {client.id}", f"step {step}", direction)
+        self._pass(client, message, self.method.down_contract(step), who)
+
+    def _check_up(self, client: Client, message: Message, steps: tuple[str, ...]) -> None:
+        who = (f"client {client.id}", f"step {'+'.join(steps)}")
+        self._pass(client, message, self.method.sent_by(steps), who)
+
+    def largest_down(self, client: Client) -> int | None:
+        """The most bytes a message to this client can rightly have, None where the contract leaves that open."""
+        symbols = self.method.symbols(client_card(client, self.method.card_fields))
+        steps = (*self.method.steps(), "evaluate")
+        sizes = [largest_size(self.method.down_contract(step), symbols, _shapes(client)) for step in steps]
+        known = [size for size in sizes if size is not None]
+        return max(known) if len(known) == len(sizes) else None
+
+    def _pass(self, client: Client, message: Message, contract: Contract, who: tuple[str, ...]) -> None:
+        def symbols() -> dict[str, int]:
+            return self.method.symbols(client_card(client, self.method.card_fields))
+
+        self.gate.check(message, contract, symbols, _shapes(client), who)
+
+
+def _shapes(client: Client) -> Callable[[str], Shapes | None]:
+    """The tensors of a client's parts."""
+    return lambda part: shapes_of(client[part].wire()) if part in client else None
+
+
+def client_card(client: Client, fields: tuple[CardField, ...]) -> Card:
+    """The client's own view of its card, as far as shapes depend on it."""
+    extra: dict[str, object] = {"classes_held": client.classes_held}
+    model = client["model"].module if "model" in client else None
+    if isinstance(model, Model):
+        extra["width"] = model.rep_dim
+        if "stem" in fields:
+            extra["stem"] = stem_shape(model, client.task) if model.has_stem else ()
+    return Card(client.id, client.samples, client.task, extra)
+
+
+def _forget_round_moments(client: Client) -> None:
+    for part in client.parts.values():
+        if isinstance(part.content, Moments) and part.content.lifetime == "round":
+            for value in part.content.values():
+                value.zero_()

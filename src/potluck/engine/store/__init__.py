@@ -1,0 +1,1 @@
+"""States at rest: in device memory, in host memory, on disk."""

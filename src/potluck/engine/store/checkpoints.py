@@ -1,0 +1,113 @@
+"""Checkpoints: a manifest that says, in one stroke, which files hold the run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError
+
+from potluck.core.card import ClientId
+from potluck.core.packed import State
+from potluck.engine.store.state_files import check, on_host, sync
+from potluck.errors import RunError
+from potluck.files import write_whole
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a run stands after a round; the clients' states are left in their files."""
+
+    round: int
+    server: State
+    clients: Mapping[ClientId, Path]
+    notes: Mapping[str, Any]
+
+
+class Checkpoints:
+    """The checkpoint folder of a run: written in the background, incremental.
+
+    The clients' files are the store's; the manifest comes after everything it names is on disk, and what only an
+    earlier manifest named is removed after that.
+    """
+
+    MANIFEST = "checkpoint.json"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._named: set[str] = set()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+
+    def save(
+        self,
+        round_: int,
+        server: State,
+        clients: Mapping[ClientId, Future[Path]],
+        notes: Mapping[str, Any],
+    ) -> None:
+        """Write a checkpoint in the background; an earlier one is finished first."""
+        self.wait()
+        self._pending = self._pool.submit(self._write, round_, server, clients, notes)
+
+    def wait(self) -> None:
+        """Until the last checkpoint is on disk."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def close(self) -> None:
+        """Finish what is under way."""
+        self.wait()
+        self._pool.shutdown()
+
+    def _write(
+        self,
+        round_: int,
+        server: State,
+        clients: Mapping[ClientId, Future[Path]],
+        notes: Mapping[str, Any],
+    ) -> None:
+        self.folder.mkdir(exist_ok=True)
+        server_file = f"server-{round_:06d}.safetensors"
+        write_whole(self.folder / server_file, safetensors.torch.save(on_host(server)))
+        files = {client: saved.result() for client, saved in clients.items()}
+        for path in files.values():
+            if path.name not in self._named:
+                sync(path)
+        names = {client: path.name for client, path in files.items()}
+        manifest = {"round": round_, "server": server_file, "clients": names, **notes}
+        write_whole(self.folder / self.MANIFEST, json.dumps(manifest).encode())
+        named = {server_file, *names.values()}
+        for name in self._named - named:
+            (self.folder / name).unlink(missing_ok=True)
+        self._named = named
+
+    def load(self) -> Checkpoint | None:
+        """The newest checkpoint, None if the run was stopped before the first; other files are removed."""
+        manifest = self.folder / self.MANIFEST
+        if not manifest.exists():
+            self._clean()
+            return None
+        try:
+            notes = json.loads(manifest.read_text())
+            round_, server, names = notes.pop("round"), notes.pop("server"), notes.pop("clients")
+            clients = {client: check(self.folder / name) for client, name in names.items()}
+            state = dict(safetensors.torch.load_file(self.folder / server))
+        except (OSError, KeyError, ValueError, SafetensorError) as error:
+            raise RunError(f"the checkpoint in {os.fspath(self.folder)} cannot be read: {error}") from error
+        self._named = {server, *names.values()}
+        self._clean()
+        return Checkpoint(round_, state, clients, notes)
+
+    def _clean(self) -> None:
+        """Remove what a killed run left behind: states that no manifest names."""
+        for path in self.folder.glob("*") if self.folder.is_dir() else ():
+            if path.name not in {self.MANIFEST, *self._named}:
+                path.unlink()

@@ -1,0 +1,322 @@
+"""Client states at rest, in device memory, pinned host memory and on disk, the least recently used lowest.
+
+A client that was never touched has no stored state: it is made from the seed when first needed. A stored state
+never changes, it is replaced. So it may lie in several places at once, a place is given up without a copy as long
+as there is another, and the file a state was put out of memory to is the one a checkpoint names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from potluck.core.card import ClientId
+from potluck.core.packed import Packed, State
+from potluck.engine.store.budget import Budget
+from potluck.engine.store.state_files import Packing, StateFiles, data_size, read
+from potluck.engine.store.transfers import Copy, Transfers, size
+from potluck.engine.transactions import Record, Work
+
+AHEAD = 0.8  # of the host's share: beyond it states are written in the background, so that nobody has to wait
+
+
+@dataclass(eq=False)
+class Kept:
+    """One state, and every place it lies in now."""
+
+    nbytes: int
+    packing: Packing | None = None
+    device: Copy | None = None
+    host: Copy | None = None
+    reading: Future[Copy] | None = None  # on its way from the file to the host
+    saved: Future[Path] | None = None
+    named: bool = False  # in a manifest: its file is the checkpoints' to remove
+
+
+class Tier:
+    """One kind of memory: how many bytes are used, by which states, least recently used first."""
+
+    def __init__(self, limit: int, pinned: bool = False) -> None:
+        self.limit, self.used, self.pinned = limit, 0, pinned
+        self._order: OrderedDict[Kept, int] = OrderedDict()
+
+    def touch(self, kept: Kept) -> None:
+        """A state lies here and is the one used last."""
+        if kept not in self._order:
+            # The allocator of pinned memory gives out powers of two.
+            self._order[kept] = 1 << (kept.nbytes - 1).bit_length() if self.pinned else kept.nbytes
+            self.used += self._order[kept]
+        self._order.move_to_end(kept)
+
+    def drop(self, kept: Kept) -> None:
+        """A state lies here no more."""
+        self.used -= self._order.pop(kept, 0)
+
+    def oldest(self) -> Kept:
+        """The state that was used least recently."""
+        return next(iter(self._order))
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+
+class StoredRecord(Record):
+    """A record whose base is brought where it is needed when it is read, and kept when it is replaced."""
+
+    def __init__(self, store: ClientStore, client: ClientId) -> None:
+        self._store, self._client = store, client
+        self._work: Work | None = None
+
+    @property
+    def base(self) -> State | None:
+        """The state at the end of the last accepted round."""
+        return self._store.fetch(self._client)
+
+    @base.setter
+    def base(self, state: State | None) -> None:
+        self._store.replace(self._client, state)
+
+    @property
+    def work(self) -> Work | None:
+        """The round the client is in; its state stays where it is until the round is settled."""
+        return self._work
+
+    @work.setter
+    def work(self, work: Work | None) -> None:
+        before, self._work = self._work, work
+        self._store.at_work(*(size(each.state) if each is not None else 0 for each in (before, work)))
+
+
+class ClientStore:
+    """The stored states of all clients that were ever touched.
+
+    Without a folder nothing leaves the host's memory; stores that share a folder share its `StateFiles`. All
+    methods are for one thread; files are written and read in the background.
+    """
+
+    def __init__(
+        self,
+        budget: Budget | None = None,
+        folder: Path | StateFiles | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        budget, device = budget or Budget(), torch.device(device)
+        self._transfers = Transfers(device) if device.type == "cuda" else None
+        self._files = StateFiles(folder) if isinstance(folder, Path) else folder
+        pinned = self._transfers is not None
+        self.device, self.host = Tier(budget.device), Tier(budget.host, pinned)
+        self.leaving = Tier(budget.host, pinned)  # still in the host's memory, and being written
+        self.working = 0  # bytes of the states of the running round
+        self._records: dict[ClientId, StoredRecord] = {}
+        self._kept: dict[ClientId, Kept] = {}
+        self._stale: set[Future[Path]] = set()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="states-out")
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="states-in")
+
+    def record(self, client: ClientId) -> Record:
+        """The client's record, made if it has none."""
+        if client not in self._records:
+            self._records[client] = StoredRecord(self, client)
+        return self._records[client]
+
+    def peek(self, client: ClientId) -> Record | None:
+        """The client's record, None for one that was never touched."""
+        return self._records.get(client)
+
+    def put(self, client: ClientId, state: State | Path) -> None:
+        """Take over a state, or the file a checkpoint has it in."""
+        self.record(client).work = None
+        if isinstance(state, Path):
+            saved: Future[Path] = Future()
+            saved.set_result(state)
+            self._install(client, Kept(data_size(state), saved=saved, named=True))
+        else:
+            self.replace(client, state)
+            self._trim()
+
+    def settle(self, client: ClientId, accepted: int) -> None:
+        """Keep or undo the client's work of a round."""
+        record = self._records.get(client)
+        if record is None:
+            return
+        record.settle(accepted)
+        if client not in self._kept:
+            del self._records[client]
+
+    def mark(self, clients: Iterable[ClientId]) -> Callable[[], None]:
+        """What takes these clients back to where they stand now; it holds until the next call."""
+        self._sweep()
+        before = {client: self._kept.get(client) for client in clients}
+
+        def undo() -> None:
+            for client, kept in before.items():
+                self.record(client).work = None
+                self._install(client, kept)
+                if kept is None:
+                    del self._records[client]
+            self._trim()
+
+        return undo
+
+    def prefetch(self, clients: Iterable[ClientId]) -> None:
+        """Start to bring up the states of clients that will be asked for soon, as far as half the room goes."""
+        room = (self.host if self._transfers is None else self.device).limit // 2
+        for client in clients:
+            kept = self._kept.get(client)
+            if kept is None:
+                continue
+            room -= kept.nbytes
+            if room < 0:
+                break
+            self._start(kept)
+        self._trim()
+
+    def save(self) -> dict[ClientId, Future[Path]]:
+        """The files of all stored states, for a manifest; those not yet on disk are written in the background."""
+        for kept in self._kept.values():
+            kept.named = True
+        return {client: self._save(kept) for client, kept in sorted(self._kept.items())}
+
+    def close(self) -> None:
+        """Finish what is under way and remove the files no manifest will name."""
+        self._reader.shutdown(cancel_futures=True)
+        unnamed = {kept.saved for kept in self._kept.values() if kept.saved is not None and not kept.named}
+        self._stale |= unnamed
+        self._sweep()
+        self._writer.shutdown()
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return iter(self._records)
+
+    def fetch(self, client: ClientId) -> State | None:
+        """A client's stored state where it is needed, None for one that is as the seed made it."""
+        kept = self._kept.get(client)
+        if kept is None:
+            return None
+        if self._transfers is None:
+            state = self._on_host(kept).state
+        else:
+            state = self._transfers.use(self._on_device(kept, self._transfers))
+        self._trim()
+        return state
+
+    def replace(self, client: ClientId, state: State | None) -> None:
+        """Keep another state for a client from now on."""
+        if state is None:
+            self._install(client, None)
+            return
+        packing = (state.flat.numel(), state.layout) if isinstance(state, Packed) else None
+        kept = Kept(size(state), packing)
+        if self._transfers is not None and self._transfers.holds(state):
+            kept.device = self._transfers.made_here(state)
+        else:
+            kept.host = Copy(state)
+        self._install(client, kept)
+
+    def at_work(self, before: int, now: int) -> None:
+        """The running round takes more or less memory than before; what is at rest makes room."""
+        self.working += now - before
+        self._trim()
+
+    def _install(self, client: ClientId, kept: Kept | None) -> None:
+        old = self._kept.pop(client, None)
+        if old is not None:
+            for tier in (self.device, self.host, self.leaving):
+                tier.drop(old)
+            if old.saved is not None and not old.named:
+                self._stale.add(old.saved)
+        if kept is not None:
+            self._kept[client] = kept
+            if kept.saved is not None:
+                self._stale.discard(kept.saved)
+            if kept.device is not None:
+                self.device.touch(kept)
+            if kept.host is not None or kept.reading is not None:
+                self.host.touch(kept)
+
+    def _on_device(self, kept: Kept, transfers: Transfers) -> Copy:
+        if kept.device is None:
+            kept.device = transfers.lift(self._on_host(kept))
+        self.device.touch(kept)
+        return kept.device
+
+    def _on_host(self, kept: Kept) -> Copy:
+        if kept.host is None:
+            kept.host = kept.reading.result() if kept.reading is not None else self._read(kept)
+            kept.reading = None
+        self._touch_host(kept)
+        return kept.host
+
+    def _touch_host(self, kept: Kept) -> None:
+        self.leaving.drop(kept)
+        self.host.touch(kept)
+
+    def _start(self, kept: Kept) -> None:
+        if kept.device is not None:
+            self.device.touch(kept)
+        elif kept.host is None:
+            kept.reading = kept.reading or self._reader.submit(self._read, kept)
+            self._touch_host(kept)
+        elif self._transfers is not None:
+            self._on_device(kept, self._transfers)
+        else:
+            self._touch_host(kept)
+
+    def _read(self, kept: Kept) -> Copy:
+        assert kept.saved is not None, "a state that is not in memory has a file"
+        return Copy(read(kept.saved.result(), kept.packing, pinned=self.host.pinned))
+
+    def _save(self, kept: Kept) -> Future[Path]:
+        failed = kept.saved is not None and kept.saved.done() and kept.saved.exception() is not None
+        if kept.saved is None or failed:
+            copy = kept.host or kept.device
+            assert copy is not None, "a state without a file is in memory"
+            kept.saved = self._writer.submit(self._write, copy)
+        return kept.saved
+
+    def _write(self, copy: Copy) -> Path:
+        assert self._files is not None, "only a store with a folder writes"
+        with self._transfers.aside() if self._transfers is not None else contextlib.nullcontext():
+            return self._files.write(copy.wait())
+
+    def _trim(self) -> None:
+        """Move states down until every kind of memory is within its share; the one used last may stay."""
+        if self._transfers is not None:
+            while self.device.used + self.working > self.device.limit and len(self.device) > 1:
+                self._lower(self.device.oldest(), self._transfers)
+        if self._files is not None:
+            self._trim_host(*((0, 0) if self._transfers is not None else (1, self.working)))
+
+    def _lower(self, kept: Kept, transfers: Transfers) -> None:
+        if kept.host is None and kept.device is not None:
+            kept.host = transfers.lower(kept.device)
+            self._touch_host(kept)
+        self.device.drop(kept)
+        kept.device = None
+
+    def _trim_host(self, stay: int, working: int) -> None:
+        while self.host.used + working > AHEAD * self.host.limit and len(self.host) > stay:
+            kept = self.host.oldest()
+            if kept.device is None:
+                self._save(kept)
+            self.host.drop(kept)
+            self.leaving.touch(kept)
+        while self.host.used + self.leaving.used + working > self.host.limit and len(self.leaving):
+            kept = self.leaving.oldest()
+            if kept.device is None:
+                self._save(kept).result()
+            self.leaving.drop(kept)
+            kept.host = kept.reading = None
+
+    def _sweep(self) -> None:
+        """Remove the files of states that were replaced before any manifest named them."""
+        for saved in self._stale:
+            if not saved.cancel() and saved.exception() is None:
+                saved.result().unlink(missing_ok=True)
+        self._stale.clear()

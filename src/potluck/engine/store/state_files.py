@@ -1,0 +1,87 @@
+"""States as safetensors files, one per state; a checkpoint and a state put out of memory use the same ones."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from potluck.core.packed import Layout, Packed, State, views
+from potluck.errors import RunError
+
+Packing = tuple[int, Layout]  # length and layout of the one piece of memory a packed state lies in
+
+
+class StateFiles:
+    """The states of a run's clients in a folder, numbered in the order they are written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @cached_property
+    def _numbers(self) -> Iterator[int]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        taken = [int(path.stem.split("-")[1]) for path in self.folder.glob("clients-*.safetensors")]
+        return itertools.count(max(taken, default=0) + 1)
+
+    def write(self, state: State) -> Path:
+        """Write a state to a new file, whole or not at all; it survives a power cut once `sync` is called."""
+        path = self.folder / f"clients-{next(self._numbers):08d}.safetensors"
+        unfinished = path.with_name(f".{path.name}")
+        try:
+            safetensors.torch.save_file(on_host(state), unfinished)
+            return unfinished.replace(path)
+        except (OSError, SafetensorError) as error:
+            with contextlib.suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+            raise RunError(f"cannot write {path}: {error}") from error
+
+
+def sync(path: Path) -> None:
+    """Make sure that a file is on the disk and not only on its way there."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def data_size(path: Path) -> int:
+    """The bytes of the tensors in a file."""
+    with path.open("rb") as file:
+        head = int.from_bytes(file.read(8), "little")
+    return path.stat().st_size - 8 - head
+
+
+def check(path: Path) -> Path:
+    """Look at the head of a file: its length must be what it says."""
+    with safe_open(path, "pt") as file:
+        file.keys()
+    return path
+
+
+def read(path: Path, packing: Packing | None = None, pinned: bool = False) -> State:
+    """Read a state into memory of its own, packed as it was."""
+    try:
+        found = safetensors.torch.load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"the client state in {path} cannot be read: {error}") from error
+    length, layout = packing or (0, ())
+    flat = torch.zeros(length, pin_memory=pinned)
+    packed = views(flat, layout)
+    for name, value in packed.items():
+        value.copy_(found.pop(name))
+    loose = {name: value.pin_memory() if pinned else value.clone() for name, value in found.items()}
+    return Packed(flat, layout, loose) if packing is not None else loose
+
+
+def on_host(state: State) -> dict[str, Tensor]:
+    """The tensors of a state in host memory, contiguous, fetched from a device in as few copies as it has."""
+    if isinstance(state, Packed):
+        state = Packed(state.flat.cpu(), state.layout, state.loose)
+    return {name: tensor.contiguous().cpu() for name, tensor in state.items()}

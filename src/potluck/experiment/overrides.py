@@ -1,0 +1,94 @@
+"""Experiment files, and overrides by dotted keys."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from potluck.errors import ConfigError
+
+Override = str | Mapping[str, Any]  # `key=value`, or values by their keys
+
+
+class _Yaml(yaml.SafeLoader):
+    """YAML as people read it: only true and false are truth values, so that `evaluate.on` is a key."""
+
+
+_Yaml.yaml_implicit_resolvers = {
+    first: [rule for rule in rules if rule[0] != "tag:yaml.org,2002:bool"]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file with a mapping in it, or one sentence with the line that is wrong."""
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Yaml)
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no experiment file {path}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "it is not YAML"
+        raise ConfigError(f"{path}{where}: {problem}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds no experiment: it must be a mapping of keys to values")
+    return values
+
+
+def apply_override(values: dict[str, Any], override: Override) -> None:
+    """Set one leaf: `training.rounds=5`, `models.0=cnn3`, `method.d1=50`; or several: `{"training.rounds": 5}`."""
+    if isinstance(override, Mapping):
+        for key, value in override.items():
+            _set(values, key, copy.deepcopy(value), f"{key}: {value}")
+        return
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{override!r} is no override; write key=value, for example training.rounds=5")
+    try:
+        value = yaml.load(text, Loader=_Yaml)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the value of {override!r} is not YAML") from error
+    _set(values, key, value, override)
+
+
+def _set(values: dict[str, Any], key: str, value: Any, override: str) -> None:
+    place: Any = values
+    *path, leaf = key.split(".")
+    for step in path:
+        place = _descend(place, step, override)
+    if isinstance(place, list):
+        place[_position(place, leaf, override)] = value
+    elif leaf == "name" or not isinstance(place.get(leaf), dict) or not isinstance(value, str):
+        place[leaf] = value
+    elif key == "method" and place[leaf].get("name") != value:
+        place[leaf] = {"name": value}  # another method does not know the options of this one
+    else:
+        place[leaf] = place[leaf] | {"name": value}
+
+
+def _descend(place: Any, step: str, override: str) -> Any:
+    if isinstance(place, list):
+        return place[_position(place, step, override)]
+    if isinstance(place.get(step), str):  # the short form, `method: fedavg`
+        place[step] = {"name": place[step]}
+    inner = place.setdefault(step, {})
+    if not isinstance(inner, dict | list):
+        raise ConfigError(f"{override!r}: {step!r} is a value, not a block with keys")
+    return inner
+
+
+def _position(place: list[Any], step: str, override: str) -> int:
+    if not step.isdigit() or int(step) >= len(place):
+        raise ConfigError(f"{override!r}: {step!r} is no position in a list of {len(place)}")
+    return int(step)

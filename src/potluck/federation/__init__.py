@@ -1,0 +1,1 @@
+"""Who takes part: facts about clients, and live clients made from them."""

@@ -1,0 +1,99 @@
+"""What leaves a client, what comes to it and what never does, with real names and sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from potluck.core.card import ClientId
+from potluck.core.contract import Contract, Field, Shapes, declared_scalars, shapes_of
+from potluck.core.method import Method
+from potluck.federation.world import World
+
+REPORT = {
+    "steps": "how many gradient steps were done",
+    "loss": "the mean of each loss term",
+    "metrics": "when evaluated: sums of right answers and losses, or the scores of its task, over its own test and "
+    "validation samples",
+}
+CARD = {
+    "samples": "how many samples the client has to train, to validate and to test on",
+    "task": "kind of task, number of classes, shape of a sample",
+    "width": "width of the representation",
+    "stem": "shape of a sample after the first part of the model",
+    "classes_held": "which classes the client has samples of",
+    "names": "names and shapes of the model's tensors",
+    "public": "which public samples the client means, as hashes of their ids, images and texts",
+}
+
+
+def explain_world(world: World, client: ClientId | None = None) -> dict[str, Any]:
+    """The wire contract of a method in an experiment, sized for one client (default: the first)."""
+    client = client if client is not None else world.ids[0]
+    method, live = world.method, world.build_client(client)
+    symbols = method.symbols(world.card(client)) | {"C_k": len(world.classes_held(client))}
+
+    def shapes(part: str) -> Shapes | None:
+        return shapes_of(live[part].wire()) if part in live else None
+
+    def sized(contract: Contract) -> list[dict[str, Any]]:
+        return [_entry(name, field, symbols, shapes) for name, field in contract.items()]
+
+    repeats, option = method.repeats(world), method.open_option(world)
+    steps = [
+        {
+            "name": name,
+            "purpose": info.purpose,
+            **_repeated(repeats.get(name)),
+            "up": sized(method.up_contract(name)),
+            "down": sized(method.down_contract(name)),
+        }
+        for name, info in method.steps().items()
+    ]
+    return {
+        "method": method.name,
+        "citation": method.citation,
+        "client": {"id": client, "model": world.label(client)},
+        "steps": steps,
+        "card": [{"name": name, "meaning": CARD[name]} for name in _card_fields(method)],
+        "report": [{"name": name, "meaning": meaning} for name, meaning in REPORT.items()],
+        "stays": list(method.stays),
+        "server_needs": method.server_needs,
+        "open": None if option is None else {"option": option.name, "candidates": list(option.candidates)},
+        "up_scalars": _total(steps, "up"),
+        "down_scalars": _total(steps, "down"),
+    }
+
+
+def _repeated(times: tuple[int, int] | None) -> dict[str, Any]:
+    return {} if times is None else {"times": dict(zip(("up", "down"), times, strict=True))}
+
+
+def _card_fields(method: Method) -> tuple[str, ...]:
+    return ("samples", "task", *method.card_fields, *(("public",) if method.needs_public_data else ()))
+
+
+def _entry(name: str, field: Field, symbols: Mapping[str, int], shapes: Any) -> dict[str, Any]:
+    scalars = declared_scalars(field, symbols, shapes)
+    if field.like is None:
+        shape = f"({field.shape})"
+    else:
+        tensors = shapes(field.like)
+        shape = f"all of {field.like!r}" + (f": {len(tensors)} tensors" if tensors is not None else "")
+    return {
+        "name": name,
+        "shape": shape,
+        "scalars": scalars,
+        "meaning": field.meaning,
+        "optional": field.optional,
+    }
+
+
+def _total(steps: list[dict[str, Any]], direction: str) -> int:
+    """Scalars of one client and round: the messages of the steps that train."""
+    return sum(
+        (entry["scalars"] or 0) * step.get("times", {direction: 1})[direction]
+        for step in steps
+        if step["purpose"] == "train"
+        for entry in step[direction]
+    )

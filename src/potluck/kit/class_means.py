@@ -1,0 +1,79 @@
+"""Class statistics: a vector and a count per class, gathered on clients and merged on the server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from potluck.core.replies import Replies
+
+
+class ClassStats:
+    """Sums of vectors by class.
+
+    >>> stats = ClassStats(3, 2)
+    >>> stats.add(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([2, 2]))
+    >>> stats.means([2])
+    tensor([[2., 3.]])
+    """
+
+    def __init__(self, classes: int, width: int, device: torch.device | str = "cpu") -> None:
+        self.sums = torch.zeros(classes, width, device=device)
+        self.counts = torch.zeros(classes, device=device)
+
+    @classmethod
+    def into(cls, sums: Tensor, counts: Tensor) -> ClassStats:
+        """Gather into tensors of the declared state, from zero: a captured step writes to the same place."""
+        stats = cls(0, 0, sums.device)
+        stats.sums, stats.counts = sums.zero_(), counts.zero_()
+        return stats
+
+    def add(self, vectors: Tensor, y: Tensor) -> None:
+        """Take in a batch."""
+        self.sums.index_add_(0, y, vectors.detach().to(self.sums.dtype))
+        self.counts.index_add_(0, y, torch.ones_like(y, dtype=self.counts.dtype))
+
+    def means(self, classes: Sequence[int] | None = None) -> Tensor:
+        """The mean vector of the given classes (default: all; zero for a class never seen)."""
+        means = self.sums / self.counts.clamp_min(1).unsqueeze(1)
+        return means if classes is None else means[self._index(classes)]
+
+    def counts_of(self, classes: Sequence[int]) -> Tensor:
+        """How many vectors each of the given classes has."""
+        return self.counts[self._index(classes)]
+
+    def _index(self, classes: Sequence[int]) -> Tensor:
+        return torch.tensor(list(classes), dtype=torch.long).to(self.sums.device, non_blocking=True)
+
+
+def merge_classes(
+    replies: Replies,
+    vectors: str,
+    classes: int,
+    weights: Literal["uniform", "count"] = "uniform",
+    label: str = "classes",
+    counts: str = "counts",
+) -> tuple[Tensor, Tensor]:
+    """The mean vector of each class over the clients that hold it, and which classes anyone holds.
+
+    `uniform` gives every holder one vote, `count` weighs a holder by its samples of the class. Where counts came
+    along, a client that counted nothing of a class is no holder of it.
+    """
+    total: Tensor | None = None
+    for client in replies:
+        message = replies[client]
+        rows, y = message[vectors], message[label]
+        counted = weights == "count" or counts in message
+        weight = message[counts] if counted else torch.ones(len(y), device=rows.device)
+        if weights == "uniform":
+            weight = (weight > 0).to(rows.dtype)
+        if total is None:
+            total = torch.zeros(classes, rows.shape[1] + 1, device=rows.device)
+        total.index_add_(0, y, torch.cat([rows * weight.unsqueeze(1), weight.unsqueeze(1)], dim=1))
+    if total is None:
+        raise ValueError("there are no replies to merge")
+    mass = total[:, -1:]
+    return total[:, :-1] / mass.clamp_min(torch.finfo(mass.dtype).tiny), mass.squeeze(1) > 0

@@ -1,0 +1,1 @@
+"""Contrastive losses over two, three or more representations of the same samples."""

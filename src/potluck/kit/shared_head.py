@@ -1,0 +1,153 @@
+"""One classifier for all, trained on the server from what the clients send: FedRE, FedGH and FedAllRep share it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from potluck.core.card import ClientId
+from potluck.core.client import Client
+from potluck.core.contract import Contract, state_of
+from potluck.core.message import Content, Message
+from potluck.core.method import Clients, Method, MethodConfig, client_step
+from potluck.core.population import Population
+from potluck.core.replies import Replies
+from potluck.core.server import Server
+from potluck.core.settings import OptimizerSettings
+from potluck.core.streams import Source, Stream, shuffled_batches
+from potluck.core.task import Batch, Task
+from potluck.errors import ConfigError
+from potluck.training.collect import collect
+from potluck.training.fit import fit
+
+
+class SharedHead(Method):
+    """The base: the head ω comes down, local training, an upload, and SGD on ω with what came up as constants.
+
+    A method says what goes up (`up`, `upload`) and how the server reads it (`examples`). The server's first ω is
+    a fresh head of the form the first model of the pool has; every client's own is overwritten by it.
+    """
+
+    models = "any, with heads of one form (models.rep_dim and models.adapter give one width)"
+    server_needs = "head"
+    card_fields = ("width",)
+    down = {"head": state_of("model/head", "the classifier the server trained")}
+    up: ClassVar[Contract] = {}
+    remedy = "lower training.optimizer.lr or method.server_lr, or set training.clip"
+
+    class Config(MethodConfig):
+        """How the server trains the head; the values are those of FedRE's released code, but for the mean."""
+
+        server_epochs: int = Field(default=1, ge=1)  # passes over a round's uploads
+        server_batch: int = Field(default=32, ge=1)  # uploads in one step
+        server_lr: float = Field(default=0.01, gt=0)  # plain SGD
+        server_loss: Literal["sum", "mean"] = "mean"  # over a batch; with a sum the step grows with the batch
+        unheld: Literal["refuse", "accept"] = "refuse"  # a class no client holds
+
+    def check(self, population: Population) -> None:
+        """One form of head, at least one sample per client, and an example of every class somewhere."""
+        first, *others = population.ids
+        if not population.head(first):
+            raise ConfigError(
+                f"{self.name}: the head of client {first} has no parameters for the server to train"
+            )
+        for client in others:
+            if population.head(client) != population.head(first):
+                raise ConfigError(
+                    f"{self.name}: the head of client {client} ({population.label(client)}) is "
+                    f"{_form(population.head(client))}, that of client {first} ({population.label(first)}) is "
+                    f"{_form(population.head(first))}; {_advice(population, first, client)}"
+                )
+        for client in population.trainers:
+            if not population.samples(client)["train"]:
+                raise ConfigError(
+                    f"{self.name}: client {client} has no training sample and so no representation to send; "
+                    "raise partition.min_size"
+                )
+        if self.config.unheld == "refuse":
+            self._every_class_is_held(population)
+
+    def _every_class_is_held(self, population: Population) -> None:
+        held = {label for client in population.trainers for label in population.classes_held(client)}
+        missing = [label for label in range(population.task.classes) if label not in held]
+        if missing:
+            name = population.class_names(population.ids[0])[missing[0]]
+            raise ConfigError(
+                f"{self.name}: no client holds class {missing[0]} ({name}), so the "
+                f"server's head would only learn to avoid it ({len(missing)} of {population.task.classes} classes); "
+                "change the partition, or set method.unheld to accept"
+            )
+
+    def server_state(self, task: Task) -> dict[str, Any]:
+        """ω."""
+        if self.pool is None:
+            raise ConfigError(f"{self.name}: the server needs to know the form of the clients' heads")
+        return {"head": self.pool.build(self.pool.keys[0], task, who="the server's head").head}
+
+    def downlink(self, server: Server, client: ClientId) -> Content:
+        """ω."""
+        return {"head": server["head"].state()}
+
+    def receive(self, client: Client, down: Message) -> None:
+        """Classify with the newest ω."""
+        client["model/head"].load(down.group("head"))
+
+    def round(self, server: Server, clients: Clients) -> None:
+        """Train everywhere, then train ω on what came up."""
+        replies = clients.ask(self.train)
+        self.train_head(server, *self.examples(replies))
+
+    @client_step(up=lambda method: method.up)
+    def train(self, client: Client) -> Content:
+        """Local epochs on the whole model, then the upload."""
+        fit(client, self.loss)
+        return self.upload(client)
+
+    def upload(self, client: Client) -> Content:
+        """What a trained client sends."""
+        raise NotImplementedError(f"{type(self).__name__} defines no upload")
+
+    def examples(self, replies: Replies) -> tuple[Tensor, Tensor]:
+        """What the head is trained on: representations, and classes or weights over the classes."""
+        raise NotImplementedError(f"{type(self).__name__} defines no examples")
+
+    def train_head(self, server: Server, x: Tensor, y: Tensor) -> None:
+        """A few epochs of SGD on ω; the uploads, in an order of their own each epoch, are constants."""
+        config = self.config
+        order = shuffled_batches(
+            np.arange(len(x)), config.server_batch, config.server_epochs, "keep", server.rng.child("uploads")
+        )
+        fit(
+            server,
+            self.head_loss,
+            train=["head"],
+            streams={"uploads": Stream(Source(x, y), order)},
+            optimizer=OptimizerSettings(lr=config.server_lr),
+        )
+
+    def head_loss(self, server: Server, batch: Batch) -> Tensor:
+        """Cross-entropy of ω(r) with a class, or −Σ_c y_c·log softmax_c(ω(r)) with weights y over the classes."""
+        return F.cross_entropy(server["head"](batch.x), batch.y, reduction=self.config.server_loss)
+
+
+def representations(client: Client) -> tuple[Tensor, Tensor]:
+    """The representation and the class of every training sample, in evaluation mode and without gradients."""
+    parts = collect(client, lambda batch: (client["model"].features(batch.x).float(), batch.y))
+    return torch.cat([z for z, _ in parts]), torch.cat([y for _, y in parts])
+
+
+def _advice(population: Population, first: ClientId, client: ClientId) -> str:
+    if population.width(first) != population.width(client):
+        return "set models.rep_dim to one width for all"
+    return "give both a head of one form"
+
+
+def _form(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    tensors = (f"{name} {'×'.join(map(str, shape))}" for name, shape in shapes.items())
+    return ", ".join(tensors) or "nothing"

@@ -1,0 +1,127 @@
+"""The ground of methods in which one small shared model works beside each private one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+
+from potluck.core.card import Card, ClientId
+from potluck.core.client import Client
+from potluck.core.contract import Shapes, state_of
+from potluck.core.message import Content, Message
+from potluck.core.method import Clients, Method, MethodConfig
+from potluck.core.model import Model
+from potluck.core.open_options import OpenOption, TuneSettings, Width, require_validation
+from potluck.core.population import Population
+from potluck.core.server import Server
+from potluck.core.settings import per_client
+from potluck.core.state import Part
+from potluck.core.task import Task
+from potluck.errors import ConfigError
+from potluck.kit.nested import Nested
+from potluck.kit.requirements import require_width
+from potluck.models import build
+from potluck.models.probe import sample_batch
+
+
+class SharedSmall(Method):
+    """Sends the small model θ around and averages it; a subclass has the client's `train` step, which returns θ_k.
+
+    A client with a smaller d1 than others holds the first d1 columns of the small representation, and every entry
+    of θ is averaged over those who hold it.
+    """
+
+    down = {"small": state_of("small", "the small model's averaged parameters")}
+    train: Any
+
+    class Config(MethodConfig):
+        """The shared model and its average."""
+
+        small: Any = None  # the shared architecture; default: the one of the pool with fewest parameters
+        d1: Width = 100  # width of its representation: for all, dealt out in turn, per client, or auto
+        tune: TuneSettings = TuneSettings()  # how `d1: auto` is chosen
+        weights: Literal["samples", "uniform"] = "samples"
+
+    def check(self, population: Population) -> None:
+        """Every d1 must fit into its client's representation; the small model must be known."""
+        self.d2 = min(map(population.width, population.ids))  # the smallest of all clients
+        widths = per_client(self._d1(population), population.ids, "method.d1")
+        option = "tune.candidates" if self.config.d1 == "auto" else "d1"
+        for client in population.ids:
+            require_width(population, client, option, widths[client])
+        self.slices = Nested(
+            widths, lambda d1: self.build_small(population.task, d1), self.config.buffers, "method.small"
+        )
+        for client in {d1: client for client, d1 in widths.items() if d1 < self.slices.widest}.values():
+            self._check_slice(population.task, client)
+
+    def _check_slice(self, task: Task, client: ClientId) -> None:
+        """A client's slice of the small model must see what the whole sees in its first columns."""
+        whole, slice_ = self.build_small(task), self.build_small(task, self.slices.widths[client])
+        Part(slice_).load(self.slices.cut(Part(whole, self.config.buffers).wire(), client))
+        x = sample_batch(task, whole)
+        with torch.no_grad():
+            expected, found = whole.eval().features(x), slice_.eval().features(x)
+        if not torch.allclose(found, expected[:, : found.shape[1]], rtol=1e-3, atol=1e-5):
+            raise ConfigError(
+                f"method.small: the representation of width {found.shape[1]} is not the beginning of that of width "
+                f"{expected.shape[1]}; choose a model whose last layer before the head is linear, or one d1 for all"
+            )
+
+    def _d1(self, population: Population) -> Any:
+        """As it is given; for `auto` the largest that will be tried."""
+        if self.config.d1 != "auto":
+            return self.config.d1
+        require_validation(population, "method.d1")
+        return self.config.tune.values(self.d2)[-1]
+
+    def d1_values(self) -> list[tuple[int, str]]:
+        """Every d1 there may be, and how it comes about."""
+        if self.config.d1 == "auto":
+            return [(d1, "auto tries as d1") for d1 in self.config.tune.values(self.d2)]
+        return [(d1, f"is d1 of client {client} already") for client, d1 in self.slices.widths.items()]
+
+    def open_option(self, population: Population) -> OpenOption | None:
+        """`d1: auto`."""
+        tune = self.config.tune
+        return OpenOption("d1", tune.values(self.d2), tune) if self.config.d1 == "auto" else None
+
+    def build_small(self, task: Task, d1: int | None = None) -> Model:
+        """The small model, its representation d1 wide; default: as wide as any client's."""
+        width = self.slices.widest if d1 is None else d1
+        if self.config.small is not None:
+            if isinstance(self.config.small, Mapping) and "rep_dim" in self.config.small:
+                raise ConfigError("method.small: its width is method.d1; leave rep_dim out")
+            return build(self.config.small, task, rep_dim=width, who="method.small")
+        if self.pool is None:
+            raise ConfigError(
+                f"{self.name}: name the small model (method.small): the server knows no client's"
+            )
+        return self.pool.build(self.pool.smallest(task), task, rep_dim=width, who="method.small")
+
+    def server_state(self, task: Task) -> dict[str, Any]:
+        """The small model."""
+        return {"small": self.build_small(task)}
+
+    def client_options(self, client: ClientId) -> dict[str, Any]:
+        """Clients may differ in d1."""
+        return {"d1": self.slices.widths[client]}
+
+    def expected(self, card: Card, part: str) -> Shapes | None:
+        """A client's own slice of θ."""
+        return self.slices.shapes(card.client) if part == "small" else super().expected(card, part)
+
+    def downlink(self, server: Server, client: ClientId) -> Content:
+        """θ, as much of it as the client holds."""
+        return {"small": self.slices.cut(server["small"].state(), client)}
+
+    def receive(self, client: Client, down: Message) -> None:
+        """Work with the newest θ."""
+        client["small"].load(down.group("small"))
+
+    def round(self, server: Server, clients: Clients) -> None:
+        """Train everywhere, average the small models."""
+        replies, small = clients.ask(self.train), server["small"]
+        small.load(self.slices.average(replies, "small", self.config.weights, small.state()))

@@ -1,0 +1,126 @@
+"""Running a module on a made-up batch without a trace in the module, its buffers or the random state."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from potluck.core.model import Model
+from potluck.core.task import Task
+from potluck.errors import ModelError, first_line
+
+_Module = TypeVar("_Module", bound=nn.Module)
+
+
+@contextmanager
+def blame(who: str) -> Iterator[None]:
+    """Put the name of the client before whatever is said about its model inside."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{who}: {error}") from error
+
+
+def duplicate(module: _Module) -> _Module:
+    """A deep copy, or a sentence that says why there is none."""
+    try:
+        return copy.deepcopy(module)
+    except (RuntimeError, TypeError) as error:
+        raise ModelError(f"{kind(module)} cannot be copied: {first_line(error)}") from error
+
+
+def trial_copy(module: _Module) -> _Module:
+    """A throwaway copy in evaluation mode: whatever a forward pass changes in it is gone with it."""
+    if any(isinstance(parameter, UninitializedParameter) for parameter in module.parameters()):
+        raise ModelError(f"{kind(module)} has lazy layers; pass a batch through it first")
+    return duplicate(module).eval()
+
+
+def sample_batch(task: Task, module: nn.Module, samples: int = 2) -> Tensor:
+    """A batch of the task's shape on the module's device, with values that differ from place to place.
+
+    Zeros would hide too much: many layers leave them as they are, and to a text model they are padding.
+    """
+    blank = task.example(samples)
+    place = torch.arange(blank.numel(), device=blank.device).view(blank.shape)
+    values = torch.sin(0.7 * place) if blank.is_floating_point() else place % (task.vocabulary or 2)
+    parameter = next(module.parameters(), blank)
+    return values.to(device=parameter.device, dtype=blank.dtype)
+
+
+def attempt(module: nn.Module, function: Callable[[Tensor], Any], x: Tensor) -> Tensor:
+    """`function(x)`, which runs parts of `module`; what goes wrong is told with the layer and the shape.
+
+    Every attempt starts from the same random state, so a layer that draws numbers draws the same ones again.
+    """
+    with _entered_layers(module) as entered, torch.no_grad(), torch.random.fork_rng(_cuda_devices(module)):
+        try:
+            result = function(x)
+        except ModelError:
+            raise
+        except Exception as error:  # a user's forward pass may raise anything
+            layer = f"layer {entered[-1]!r} of {kind(module)}" if entered and entered[-1] else kind(module)
+            message = f"{layer} failed on a batch of shape {tuple(x.shape)}: {first_line(error)}"
+            raise ModelError(message) from error
+    if not isinstance(result, Tensor):
+        raise ModelError(f"{kind(module)} gave a {kind(result)}, expected one tensor (batch, classes)")
+    return result
+
+
+def agree(left: Tensor, right: Tensor) -> bool:
+    """Whether two results of the same computation are the same up to rounding."""
+    return left.shape == right.shape and torch.allclose(left, right, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def kind(value: object) -> str:
+    """What a message calls a module: its class."""
+    return type(value).__name__
+
+
+def _cuda_devices(module: nn.Module) -> list[int]:
+    return sorted({p.device.index for p in module.parameters() if p.device.type == "cuda"})
+
+
+@contextmanager
+def _entered_layers(module: nn.Module) -> Iterator[list[str]]:
+    """The stack of layers being run, by name: after an exception its end is where it happened."""
+    stack: list[str] = []
+
+    def enter(name: str) -> Callable[..., None]:
+        return lambda *_: stack.append(name)
+
+    def leave(*_: object) -> None:
+        stack.pop()
+
+    handles = []
+    for name, part in module.named_modules():
+        handles += [part.register_forward_pre_hook(enter(name)), part.register_forward_hook(leave)]
+    try:
+        yield stack
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def stem_shape(model: Model, task: Task) -> tuple[int, ...]:
+    """The shape of one sample after a model's stem; a trial in evaluation mode finds it."""
+    modes = {part: part.training for part in model.modules()}
+    model.eval()
+    try:
+        return tuple(attempt(model, model.stem, sample_batch(task, model)).shape[1:])
+    finally:
+        for part, training in modes.items():
+            part.training = training
+
+
+def trains_body(model: Model, task: Task) -> bool:
+    """Whether a gradient of what the body gives reaches any parameter; a trial on a copy finds out."""
+    trial = trial_copy(model)
+    s = attempt(trial, trial.stem, sample_batch(task, trial))  # without gradients
+    return trial.body(s).requires_grad

@@ -1,0 +1,94 @@
+"""Two 5×5 convolutions and linear layers: CNN-1 to CNN-5 of FedMRL's pool, and the CNN of FedRE's.
+
+CNN-1 to CNN-5 differ in conv2 and fc1. Their representation is fc2's output after its ReLU, 500 wide unless
+`rep_dim` says otherwise; CNN-5 with a narrower fc2 is FedMRL's shared small model. FedRE's has one linear layer,
+512 wide, and for another `rep_dim` an adapter after it. There is no batch norm; the first weights are torch's own.
+The first linear layer takes in every position left, so larger images cost parameters.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from potluck.core.model import Model
+from potluck.core.task import Task
+from potluck.models.parts import Backbone
+from potluck.models.registry import register
+
+KERNEL = 5
+SMALLEST = 16  # below that the second convolution and its pooling leave no pixel
+
+
+class CNN(Model):
+    """Two 5×5 convolutions without padding, each with ReLU and 2×2 max-pooling, then fc1, fc2, the head."""
+
+    has_stem = True
+
+    def __init__(self, task: Task, channels: int, hidden: int, rep_dim: int) -> None:
+        super().__init__()
+        self.rep_dim = rep_dim
+        self.conv1 = nn.Conv2d(task.input[0], 16, KERNEL)
+        self.conv2 = nn.Conv2d(16, channels, KERNEL)
+        self.fc1 = nn.Linear(channels * _positions(task), hidden)
+        self.fc2 = nn.Linear(hidden, rep_dim)
+        self.head = nn.Linear(rep_dim, task.classes)
+
+    def stem(self, x: Tensor) -> Tensor:
+        """The first convolution, ReLU and pooling."""
+        return _halved(self.conv1(x))
+
+    def body(self, s: Tensor) -> Tensor:
+        """The second convolution and two linear layers."""
+        return F.relu(self.fc2(F.relu(self.fc1(_halved(self.conv2(s)).flatten(1)))))
+
+
+class FedAvgCNN(Backbone):
+    """The same convolutions with 32 and 64 channels, then fc1 to 512."""
+
+    def __init__(self, task: Task, rep_dim: int | None = None, adapter: str = "linear") -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(task.input[0], 32, KERNEL)
+        self.conv2 = nn.Conv2d(32, 64, KERNEL)
+        self.fc1 = nn.Linear(64 * _positions(task), 512)
+        self.finish(512, task, rep_dim, adapter)
+
+    def stem(self, x: Tensor) -> Tensor:
+        """The first convolution, ReLU and pooling."""
+        return _halved(self.conv1(x))
+
+    def body(self, s: Tensor) -> Tensor:
+        """The second convolution, the linear layer, and the adapter if there is one."""
+        features: Tensor = self.resize(F.relu(self.fc1(_halved(self.conv2(s)).flatten(1))))
+        return features
+
+
+def _halved(answers: Tensor) -> Tensor:
+    return F.max_pool2d(F.relu(answers), 2)
+
+
+def _positions(task: Task) -> int:
+    """How many pixels are left after both convolutions."""
+    _, height, width = task.input
+    for _ in range(2):
+        height, width = ((size - KERNEL + 1) // 2 for size in (height, width))
+    return height * width
+
+
+def _register(name: str, channels: int, hidden: int) -> None:
+    @register(name, takes=("image",), smallest=SMALLEST)
+    def cnn(task: Task, rep_dim: int | None = None) -> CNN:
+        return CNN(task, channels, hidden, rep_dim or 500)
+
+
+_register("cnn1", channels=32, hidden=2000)
+_register("cnn2", channels=16, hidden=2000)
+_register("cnn3", channels=32, hidden=1000)
+_register("cnn4", channels=32, hidden=800)
+_register("cnn5", channels=32, hidden=500)
+
+
+@register("fedavg-cnn", takes=("image",), smallest=SMALLEST)
+def fedavg_cnn(task: Task, rep_dim: int | None = None, adapter: str = "linear") -> FedAvgCNN:
+    """The CNN of FedRE's ten."""
+    return FedAvgCNN(task, rep_dim, adapter)

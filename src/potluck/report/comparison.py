@@ -1,0 +1,357 @@
+"""Runs side by side: paired differences and their intervals."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from potluck.errors import ConfigError, RunError, nearest
+
+if TYPE_CHECKING:
+    from potluck.core.rng import Rng
+
+from potluck.report.format import rounded, whole
+from potluck.report.log import (
+    ACCURACY,
+    NOBODY,
+    VIEWS,
+    Curve,
+    Floats,
+    Key,
+    Metrics,
+    Scores,
+    View,
+    method_name,
+    natural,
+    read_config,
+    read_mapping,
+    read_metrics,
+)
+from potluck.report.scores import messages_block, seconds_per_round
+
+
+def over_seeds(values: Sequence[float]) -> dict[str, float | None]:
+    """The mean and the sample deviation of one value per seed; None where there are too few."""
+    return {
+        "mean": rounded(float(np.mean(values))) if len(values) else None,
+        "std_over_seeds": rounded(float(np.std(values, ddof=1))) if len(values) > 1 else None,
+    }
+
+
+# --- comparisons ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A paired difference in accuracy, with its bootstrap interval (None when one pair is all there is)."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    pairs: int
+
+    @property
+    def tie(self) -> bool | None:
+        """Whether the interval holds 0; None without an interval."""
+        return None if self.low is None or self.high is None else self.low <= 0 <= self.high
+
+    def to_json(self) -> dict[str, Any]:
+        """The form the tables and pages take."""
+        ends = {"low": rounded(self.low), "high": rounded(self.high)}
+        return {"mean": rounded(self.mean), **ends, "tie": self.tie, "pairs": self.pairs}
+
+
+def paired(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
+    """`a` − `b` for every client that has both values, in client order."""
+    return {client: a[client] - b[client] for client in sorted(a.keys() & b.keys(), key=natural)}
+
+
+def bootstrap_interval(
+    differences: npt.ArrayLike | Sequence[npt.ArrayLike],
+    rng: np.random.Generator,
+    draws: int = 2000,
+    level: float = 0.95,
+) -> tuple[float, float]:
+    """A percentile bootstrap interval for the mean of paired differences.
+
+    One row (one seed): clients are resampled, and the interval says nothing about other seeds. Several rows:
+    seeds are resampled, then clients within each drawn seed; the statistic is the mean of the seeds' means.
+    With few seeds (five or less) such an interval is narrower than it claims. One value gives (NaN, NaN).
+    """
+    seeds = _rows(differences)
+    if sum(map(len, seeds)) < 2:
+        return math.nan, math.nan
+    means = np.array([_resampled_mean(seeds, rng) for _ in range(draws)])
+    tail = (1 - level) / 2
+    low, high = np.quantile(means, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def _rows(differences: npt.ArrayLike | Sequence[npt.ArrayLike]) -> list[Floats]:
+    """One array per seed, without the clients that have no value."""
+    nested = isinstance(differences, (list, tuple)) and any(np.ndim(row) for row in differences)
+    rows = list(differences) if nested else np.atleast_2d(np.asarray(differences, np.float64))  # type: ignore[arg-type]
+    arrays = [np.asarray(row, np.float64) for row in rows]
+    kept = [row[np.isfinite(row)] for row in arrays]
+    filled = [row for row in kept if len(row)]
+    if not filled:
+        raise RunError("there is nothing to compare: no client has a value under both methods")
+    return filled
+
+
+def _resampled_mean(seeds: Sequence[Floats], rng: np.random.Generator) -> float:
+    chosen = rng.integers(len(seeds), size=len(seeds)) if len(seeds) > 1 else [0]
+    means = [seeds[row][rng.integers(len(seeds[row]), size=len(seeds[row]))].mean() for row in chosen]
+    return float(np.mean(means))
+
+
+def difference(
+    method: Mapping[str, Mapping[str, float]],
+    baseline: Mapping[str, Mapping[str, float]],
+    rng: np.random.Generator,
+    draws: int = 2000,
+    level: float = 0.95,
+) -> Difference | None:
+    """Compare two methods, each as seed → client → accuracy; None when no seed has a client in common."""
+    rows = [
+        np.array(list(paired(method[seed], baseline[seed]).values()))
+        for seed in sorted(method.keys() & baseline.keys(), key=natural)
+    ]
+    rows = [row for row in rows if len(row)]
+    if not rows:
+        return None
+    low, high = bootstrap_interval(rows, rng, draws, level)
+    mean = float(np.mean([row.mean() for row in rows]))
+    pairs = sum(map(len, rows))
+    return Difference(mean, rounded(low), rounded(high), pairs)
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What a comparison needs of one run."""
+
+    folder: Path
+    method: str
+    seed: str
+    split: str | None
+    key: Key | None
+    scores: Scores
+    curve: Curve | None
+    messages: dict[str, Any]
+    seconds: float | None
+    about: dict[str, Any]
+    names: dict[str, str]  # client → what it is measured by, where tasks or data sets differ
+    data_sets: dict[str, str]
+    further: dict[str, dict[str, Any]]
+
+
+def compare_runs(
+    runs: Sequence[Path] | Mapping[str, Sequence[Path]],
+    rng: Rng,
+    baseline: str = "local",
+    view: View = "last",
+    when: str | None = None,
+    draws: int = 2000,
+    level: float = 0.95,
+    by_client: bool = False,
+) -> dict[str, Any]:
+    """Several finished runs side by side, each method paired with `baseline` by seed and client.
+
+    `runs` are folders, or folders by label where one method appears under several settings. Runs of one seed
+    must share their split. A method's interval does not depend on which others are compared. `by_client` adds the
+    difference of every client. The result is plain data: `table.comparison_sheet` and `page.write_comparison`
+    take it.
+    """
+    if view not in VIEWS:
+        raise ConfigError(f"there is no view {view!r}; {nearest(view, VIEWS)}")
+    labelled = runs.items() if isinstance(runs, Mapping) else [(None, runs)]
+    results = [_read_result(folder, label, view, when) for label, folders in labelled for folder in folders]
+    if not results:
+        raise RunError("there is nothing to compare: give the folders of at least two runs")
+    groups = _group(results)
+    reference = {seed: run.scores.per_client() for seed, run in groups.get(baseline, {}).items()}
+    names = {client: name for run in results for client, name in run.names.items()}
+    methods = []
+    for method, group in groups.items():
+        own = {seed: run.scores.per_client() for seed, run in group.items()}
+        stream = rng.child("bootstrap", method).numpy()
+        against = None if method == baseline else difference(own, reference, stream, draws, level)
+        methods.append(_method_entry(method, list(group.values()), against))
+        if by_client and method != baseline:
+            methods[-1]["by_client"] = client_gains(own, reference)
+        if names:
+            methods[-1] |= {"gain": rounded(relative_gain(own, reference)), "per_client": _over_seeds(own)}
+    seeds = sorted({run.seed for run in results}, key=natural)
+    measure: dict[str, Any] = {
+        "view": view,
+        "level": level,
+        "draws": draws,
+        "baseline": baseline,
+        "seeds": seeds,
+    }
+    if names:
+        measure["metrics"] = {client: names[client] for client in sorted(names, key=natural)}
+        known = results[0].data_sets
+        data_sets = {client: known[client] for client in measure["metrics"] if client in known}
+        measure |= {"data_sets": data_sets} if data_sets else {}
+    return results[0].about | measure | {"methods": methods}
+
+
+def client_gains(
+    method: Mapping[str, Mapping[str, float]], baseline: Mapping[str, Mapping[str, float]]
+) -> dict[str, Any]:
+    """The difference of every client in every seed, and how many are better, equal or worse."""
+    seeds = sorted(method.keys() & baseline.keys(), key=natural)
+    differences = {
+        seed: {client: rounded(value) for client, value in paired(method[seed], baseline[seed]).items()}
+        for seed in seeds
+    }
+    values = [value for clients in differences.values() for value in clients.values() if value is not None]
+    signs = {"better": sum(value > 0 for value in values), "worse": sum(value < 0 for value in values)}
+    return {**signs, "equal": len(values) - sum(signs.values()), "differences": differences}
+
+
+def relative_gain(
+    method: Mapping[str, Mapping[str, float]], baseline: Mapping[str, Mapping[str, float]]
+) -> float | None:
+    """Δ %: the mean over clients, then seeds, of 100·(value − baseline)/baseline, whatever each is measured by.
+
+    INFERRED from the Δ of FedMuscle's tables, whose definition was not at hand. Clients whose baseline is 0 are
+    left out.
+    """
+    means = []
+    for seed in sorted(method.keys() & baseline.keys()):
+        both = method[seed].keys() & {client for client, value in baseline[seed].items() if value > 0}
+        gains = [100 * (method[seed][one] / baseline[seed][one] - 1) for one in sorted(both, key=natural)]
+        means += [math.fsum(gains) / len(gains)] if gains else []
+    return math.fsum(means) / len(means) if means else None
+
+
+def _over_seeds(values: Mapping[str, Mapping[str, float]]) -> dict[str, float | None]:
+    """The mean over seeds of every client."""
+    clients = sorted({client for seed in values.values() for client in seed}, key=natural)
+    rows = {client: [seed[client] for seed in values.values() if client in seed] for client in clients}
+    return {client: rounded(math.fsum(row) / len(row)) for client, row in rows.items()}
+
+
+def _read_result(folder: Path, label: str | None, view: View, when: str | None) -> _Result:
+    config = read_config(folder)
+    metrics = read_metrics(folder)
+    try:
+        key = metrics.headline(when)
+    except ConfigError as error:
+        raise ConfigError(f"{folder}: {error}") from None
+    series = metrics.series.get(key) if key else None
+    split = read_mapping(folder / "split.json") or {}
+    method = method_name(config)
+    return _Result(
+        folder=folder,
+        method=label or method,
+        seed=json.dumps(config.get("seed"), sort_keys=True),
+        split=split.get("hash"),
+        key=key,
+        scores=series.scores(view) if series else NOBODY,
+        curve=series.curve(label or method) if series else None,
+        messages=messages_block(folder / "ledger.jsonl"),
+        seconds=seconds_per_round(folder / "timing.jsonl"),
+        about={name: config.get(name) for name in ("data", "partition")} | _federation(config),
+        names=_names(config, metrics, series.evaluated(view) if series else ()),
+        data_sets=_data_sets(split),
+        further=series.further_means(view) if series else {},
+    )
+
+
+def _names(config: Mapping[str, Any], metrics: Metrics, clients: Sequence[str]) -> dict[str, str]:
+    """What each client is measured by; empty where one data set and its accuracy are all there is."""
+    groups = config.get("federation") or ()
+    if not metrics.names and len(groups) < 2:
+        return {}
+    return {client: metrics.names.get(client, ACCURACY) for client in clients}
+
+
+def _data_sets(split: Mapping[str, Any]) -> dict[str, str]:
+    """The data set of each client, where groups have their own: `split.json` lists clients group by group."""
+    groups, clients = split.get("groups") or (), split.get("clients") or ()
+    names = [str(group["data"]) for group in groups for _ in range(group["clients"])]
+    return {str(part["id"]): name for part, name in zip(clients, names, strict=False)}
+
+
+def _federation(config: Mapping[str, Any]) -> dict[str, Any]:
+    groups = config.get("federation")
+    return {"federation": [{"data": group.get("data")} for group in groups]} if groups else {}
+
+
+def _group(results: Sequence[_Result]) -> dict[str, dict[str, _Result]]:
+    """Method → seed → run; refuses two runs of one seed, and runs of one seed on different splits."""
+    groups: dict[str, dict[str, _Result]] = defaultdict(dict)
+    splits: dict[str, _Result] = {}
+    for run in results:
+        other = groups[run.method].setdefault(run.seed, run)
+        if other is not run:
+            raise RunError(
+                f"{other.folder} and {run.folder} are both {run.method} with seed {run.seed}: "
+                "remove one, or give them labels"
+            )
+        first = splits.setdefault(run.seed, run)
+        if first.split != run.split:
+            raise RunError(
+                f"{first.folder} and {run.folder} have seed {run.seed} but different splits: "
+                "only runs on the same split can be compared"
+            )
+    return dict(groups)
+
+
+def _method_entry(method: str, runs: Sequence[_Result], against: Difference | None) -> dict[str, Any]:
+    means = [mean for run in runs if (mean := run.scores.mean()) is not None]
+    seconds = [run.seconds for run in runs if run.seconds is not None]
+    key, further = runs[0].key, _further_over_seeds(runs)
+    return {
+        "method": method,
+        "when": key[0] if key else None,
+        "mode": key[1] if key else None,
+        "seeds": len(runs),
+        "clients": max(len(run.scores.clients) for run in runs),
+        "accuracy": over_seeds(means),
+        "difference": against.to_json() if against else None,
+        "messages": _mean_messages(runs),
+        "seconds_per_round": rounded(float(np.mean(seconds))) if seconds else None,
+        "curve": _curve_over_seeds(runs),
+        **({"further": further} if further else {}),
+    }
+
+
+def _further_over_seeds(runs: Sequence[_Result]) -> dict[str, dict[str, float | None]]:
+    """The mean and the sample deviation over seeds of every further measure."""
+    names = dict.fromkeys(name for run in runs for name in run.further)
+    rows = {name: [run.further[name]["mean"] for run in runs if name in run.further] for name in names}
+    return {name: over_seeds(row) for name, row in rows.items()}
+
+
+def _mean_messages(runs: Sequence[_Result]) -> dict[str, Any]:
+    return {
+        direction: {
+            unit: whole(float(np.mean([run.messages[direction][unit] for run in runs])))
+            for unit in ("scalars", "bytes")
+        }
+        for direction in ("up", "down")
+    }
+
+
+def _curve_over_seeds(runs: Sequence[_Result]) -> dict[str, list[Any]] | None:
+    """The mean over seeds in every round that all seeds evaluated, and the lowest and highest seed."""
+    curves = [dict(zip(c.rounds.tolist(), c.mean.tolist(), strict=True)) for run in runs if (c := run.curve)]
+    if not curves:
+        return None
+    rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
+    values = [[curve[number] for curve in curves] for number in rounds]
+    mean = [rounded(float(np.mean(row))) for row in values]
+    ends = {"low": [rounded(min(row)) for row in values], "high": [rounded(max(row)) for row in values]}
+    return {"rounds": rounds, "mean": mean} | ends

@@ -1,0 +1,103 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+NOTHING = "–"
+MOMENT_NAMES = {
+    "after_aggregation": "after aggregation",
+    "after_training": "after training",
+    "before": "before training",
+}
+
+METRIC_NAMES = {
+    "mean_ap": "mean AP",
+    "f1": "F1",
+    "mean_iou": "mean IoU",
+    "pixel_accuracy": "pixel accuracy",
+    "mean_recall": "mean recall",
+    **{f"i2t_r{k}": f"R@{k} image to text" for k in (1, 5, 10)},
+    **{f"t2i_r{k}": f"R@{k} text to image" for k in (1, 5, 10)},
+}
+
+# --- numbers for people ---------------------------------------------------------------------------------
+
+
+def count(value: float | None) -> str:
+    """A number of things with thousands separators: 465,658."""
+    if value is None:
+        return NOTHING
+    return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 100 else f"{value:,.1f}"
+
+
+def size(value: float | None) -> str:
+    """Bytes in decimal units: 1.8 MB is 1,800,000 bytes."""
+    if value is None:
+        return NOTHING
+    if value < 999.5:
+        return f"{value:.0f} B"
+    for unit in ("kB", "MB", "GB", "TB"):
+        value /= 1000
+        if value < 999.95:
+            return f"{value:.1f} {unit}"
+    return f"{value / 1000:,.1f} PB"
+
+
+def percent(value: float | None) -> str:
+    """A fraction in percent with two digits."""
+    return NOTHING if value is None else f"{100 * value:.2f} %"
+
+
+def points(value: float | None) -> str:
+    """A signed difference of two fractions, in percentage points, with a real minus sign."""
+    if value is None:
+        return NOTHING
+    text = f"{100 * value:+.2f}"
+    return "0.00" if float(text) == 0 else text.replace("-", "−")
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as people say them: 8 ms, 0.42 s, 2 min 05 s, 3 h 07 min."""
+    if seconds is None:
+        return NOTHING
+    if seconds < 0.0995:
+        return f"{1000 * seconds:.2g} ms"
+    if seconds < 59.95:
+        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def measured(metrics: Mapping[str, str] | None) -> str:
+    """What a mean over clients is a mean of: accuracy, another measure, or a score where clients have several."""
+    names = {*(metrics or {}).values()} or {"accuracy"}
+    return metric_name(names.pop()) if len(names) == 1 else "score"
+
+
+def metric_name(name: str) -> str:
+    """A measure in words."""
+    return METRIC_NAMES.get(name, name)
+
+
+def moment(when: str | None) -> str:
+    """A moment of evaluation in words."""
+    return NOTHING if when is None else MOMENT_NAMES.get(when, when)
+
+
+def capital(word: str) -> str:
+    """With a capital letter in front; the others stay as they are."""
+    return word[0].upper() + word[1:]
+
+
+def rounded(value: float | None) -> float | None:
+    """Six digits, and None for what is not a number: JSON has no NaN."""
+    return round(float(value), 6) if value is not None and math.isfinite(value) else None
+
+
+def whole(value: float) -> float | int:
+    """A mean of counts: an integer where it is one."""
+    return int(value) if value == int(value) else round(value, 6)

@@ -1,0 +1,1 @@
+"""A run: rounds played into a folder, alone or side by side."""

@@ -1,0 +1,69 @@
+"""What a run's numbers may depend on besides the experiment."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from potluck.errors import RunError
+from potluck.experiment.schema import Experiment
+from potluck.federation.world import World
+from potluck.runs.folder import FORMAT
+from potluck.version import __version__
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Compute with this many threads: their number changes the last bits of a sum."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def precision(name: str) -> Iterator[None]:
+    """Whether matrix products on a GPU may round to tf32."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = name != "float32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def environment(experiment: Experiment, world: World) -> dict[str, Any]:
+    """What the numbers may depend on besides the experiment."""
+    device = world.device
+    origins = {} if experiment.portable else world.fingerprints()
+    return {
+        "format": FORMAT,
+        "potluck": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "portable": experiment.portable,
+        "origins": origins,
+        "models": {client: world.label(client) for client in world.ids[:1000]},
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": " ".join(Path(word).name if number == 0 else word for number, word in enumerate(sys.argv)),
+    }
+
+
+def check_version(folder: Path, about: Mapping[str, Any]) -> None:
+    """A run is only continued by the version that began it: another may compute other numbers."""
+    if about.get("format") != FORMAT or about.get("potluck") != __version__:
+        raise RunError(
+            f"{folder} was made by potluck {about.get('potluck')} (format {about.get('format')}), this is "
+            f"{__version__} (format {FORMAT}); install that version to resume it, or start a new run"
+        )

@@ -1,0 +1,74 @@
+"""The folder of a run: its lock, and logs that are cut back to where a checkpoint left them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from potluck.errors import RunError
+
+FORMAT = 1  # the layout of a run folder; a folder of another format is not resumed
+LOGS = ("metrics.jsonl", "ledger.jsonl", "timing.jsonl", "observations.jsonl")
+
+
+class RunFolder:
+    """The folder of a run and its logs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: Any = None
+
+    @classmethod
+    def create(cls, wanted: Path, exact: bool) -> RunFolder:
+        """Make a new folder: the wanted one, or (unless `exact`) the next free `-2`, `-3`, …"""
+        number = 1
+        while True:
+            path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+            try:
+                path.mkdir(parents=True)
+                return cls(path)
+            except FileExistsError as error:
+                if exact:
+                    raise RunError(
+                        f"{path} exists; choose another folder, or go on with it: potluck resume {path}"
+                    ) from error
+                number += 1
+            except OSError as error:
+                raise RunError(f"cannot make the folder {path}: {error.strerror or error}") from error
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep every other process out of the folder while this one works in it."""
+        with (self / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise RunError(f"another process is at work in {self.path}; wait for it or end it") from error
+            yield
+
+    def append(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Add lines to a log."""
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        try:
+            with (self / name).open("a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise RunError(f"cannot write {self / name}: {error.strerror or error}") from error
+
+    def offsets(self) -> dict[str, int]:
+        """The length of every log."""
+        return {name: (self / name).stat().st_size if (self / name).exists() else 0 for name in LOGS}
+
+    def cut(self, offsets: Mapping[str, int]) -> None:
+        """Cut every log back to a length it had."""
+        for name in LOGS:
+            if (self / name).exists():
+                os.truncate(self / name, offsets.get(name, 0))

@@ -1,0 +1,174 @@
+"""A tiny federation to try a method on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import safetensors.torch
+import torch
+
+from potluck.core.card import ClientId
+from potluck.core.client import Client
+from potluck.core.dataset import Dataset
+from potluck.core.method import Method
+from potluck.core.packed import State
+from potluck.core.rng import Rng
+from potluck.core.streams import Stream
+from potluck.data import ClientSplit, Split, from_arrays
+from potluck.engine.cohort import Cohort
+from potluck.engine.protocol import Engine
+from potluck.engine.rounds import Rounds
+from potluck.engine.serial import LocalEngine
+from potluck.experiment.schema import Experiment
+from potluck.federation.world import World
+from potluck.runs.environment import threads
+
+CLASSES = 3
+SIZES = (12, 9, 8, 1)  # the third client has one class, the last one sample
+DEFAULT_MODELS = ("mlp-small", "conv-large")  # conv-large has batch norm
+
+AnyMethod = str | type[Method] | Mapping[str, Any]
+
+
+class Bench:
+    """A tiny federation to try a method on: four clients of 8×8 images, one with one class, one with one sample."""
+
+    def __init__(
+        self,
+        method: AnyMethod,
+        models: Any = DEFAULT_MODELS,
+        make_engine: Callable[[World], LocalEngine] = LocalEngine,
+        **settings: Any,
+    ) -> None:
+        self.options = _options(method)
+        self.models = models
+        self.make_engine = make_engine
+        self.settings: dict[str, Any] = {
+            "training": {"epochs": 2, "batch_size": 4, "optimizer": {"lr": 0.05, "momentum": 0.9}},
+            "engine": {"device": "cpu"},
+        } | settings
+        self.data = _tiny_data()
+        self.split = _tiny_split(self.data)
+
+    def world(self, method: Mapping[str, Any] | None = None) -> World:
+        """A fresh world, with nothing in it from another one."""
+        experiment = Experiment.make(
+            name="check",
+            data=self.data,
+            partition=self.split,
+            models=self.models if isinstance(self.models, dict) else list(self.models),
+            public={"data": self.data},  # for methods that use some
+            method=dict(method or self.options),
+            **self.settings,
+        )
+        return experiment.world()
+
+    def play(
+        self,
+        schedule: Sequence[Sequence[ClientId]],
+        wrap: Callable[[Engine], Engine] = lambda engine: engine,
+        method: Mapping[str, Any] | None = None,
+    ) -> Played:
+        """Play rounds with the given cohorts from the start."""
+        played = Played(self.world(method), wrap, self.make_engine)
+        for cohort in schedule:
+            played.round(cohort)
+        return played
+
+
+class Played:
+    """Rounds that were played, and the states they led to."""
+
+    def __init__(
+        self,
+        world: World,
+        wrap: Callable[[Engine], Engine] = lambda engine: engine,
+        engine: Callable[[World], LocalEngine] = LocalEngine,
+    ) -> None:
+        self.world, self.make_engine = world, engine
+        self.local = engine(world)
+        self.rounds = Rounds(world, wrap(self.local), name="check")
+        self.number = 0
+        self.cohorts: list[Cohort] = []
+
+    def round(self, ids: Sequence[ClientId]) -> Cohort:
+        """Play one more round."""
+        self.number += 1
+        with threads(1):
+            cohort = self.rounds.play(self.number, tuple(ids))
+        self.cohorts.append(cohort)
+        return cohort
+
+    def client(self, client: ClientId) -> State | None:
+        """A client's stored state, None if it was never touched."""
+        record = self.local.store.peek(client)
+        return record.base if record else None
+
+    def states(self) -> dict[str, State | None]:
+        """Everything: the server and every client."""
+        return {"server": self.rounds.server.snapshot()} | {one: self.client(one) for one in self.world.ids}
+
+    def reborn(self, world: World) -> Played:
+        """The same federation in a new process: only what was saved is left."""
+        other = Played(world, engine=self.make_engine)
+        other.number = self.number
+        other.rounds.accepted = dict(self.rounds.accepted)
+        other.rounds.server.restore(_through_disk(self.rounds.server.snapshot(), world.device))
+        for client in self.world.ids:
+            state = self.client(client)
+            if state is not None:
+                other.local.store.put(client, _through_disk(state, world.device))
+        return other
+
+
+def _options(method: AnyMethod) -> dict[str, Any]:
+    if isinstance(method, str):
+        options: dict[str, Any] = {"name": method}
+    elif isinstance(method, type):
+        options = {"name": method.name}
+    else:
+        options = dict(method)
+    return options
+
+
+def _tiny_data() -> Dataset:
+    draw = Rng(0, ("check",)).numpy()
+    y = np.concatenate(
+        [draw.permutation(np.arange(2 * size) % CLASSES) for size in SIZES[:2]]
+        + [np.full(2 * SIZES[2], 1), np.array([2, 0])]
+    )
+    x = draw.normal(size=(len(y), 1, 8, 8)).astype(np.float32) + y[:, None, None, None]
+    return from_arrays(x.astype(np.float32), y, classes=CLASSES, name="check")
+
+
+def _tiny_split(data: Dataset) -> Split:
+    start, clients = 0, []
+    for number, size in enumerate(SIZES):
+        rows = np.arange(start, start + 2 * size)
+        clients.append(ClientSplit(str(number), rows[:size], np.arange(0), rows[size:]))
+        start += 2 * size
+    return Split.of(clients)
+
+
+@contextlib.contextmanager
+def _listening() -> Iterator[dict[tuple[str, int], list[list[int]]]]:
+    """Hear which private batches every client trains on first in each round."""
+    heard: dict[tuple[str, int], list[list[int]]] = {}
+    original = Client.batches
+
+    def listen(client: Client, *args: Any, **keywords: Any) -> Stream:
+        stream = original(client, *args, **keywords)
+        heard.setdefault((client.id, client.round), [rows.tolist() for rows in stream.order])
+        return stream
+
+    with mock.patch.object(Client, "batches", listen):
+        yield heard
+
+
+def _through_disk(state: State, device: torch.device) -> State:
+    written = safetensors.torch.save({name: value.contiguous() for name, value in state.items()})
+    return {name: value.to(device) for name, value in safetensors.torch.load(written).items()}

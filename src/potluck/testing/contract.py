@@ -1,0 +1,214 @@
+"""`check_method`: the contract of every method, for ours and for yours.
+
+>>> from potluck.testing import check_method
+>>> check_method("local")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from potluck.core.card import ClientId
+from potluck.core.message import Message
+from potluck.core.packed import State
+from potluck.core.rng import Rng
+from potluck.engine.protocol import Answer, Examination
+from potluck.testing.bench import DEFAULT_MODELS, AnyMethod, Bench, Played, _listening
+from potluck.testing.faulty_engines import Losing, Repeating, Reversed, Spy, Taped
+
+Check = Callable[["Bench"], None]
+
+
+ALL = ("0", "1", "2", "3")
+
+
+def clients_of_every_kind_work(bench: Bench) -> None:
+    """One class, one sample, batch norm: nobody fails, every value is finite, everyone can be evaluated."""
+    played = bench.play([ALL, ALL])
+    for cohort in played.cohorts:
+        _require(not cohort.failures, f"clients failed: {cohort.failures}")
+    for name, state in played.states().items():
+        for key, value in (state or {}).items():
+            _require(bool(value.isfinite().all()), f"{key} of {name} is not finite")
+    method, server = played.world.method, played.rounds.server
+    before = played.states()
+    for client in ALL:
+        down = Message(method.downlink(server, client))
+        outcome = played.local.examine(
+            [Examination(client, down, played.rounds.stamp(client, 2, 1), method.modes)]
+        )[0]
+        _require(isinstance(outcome, Answer), f"evaluation failed: {outcome}")
+    _same(before, played.states(), "evaluation changed a state")
+
+
+def state_survives(bench: Bench) -> None:
+    """What is trained is declared: sitting out, saving and a new process change nothing to the last bit."""
+    schedule: list[Sequence[ClientId]] = [("0", "1", "3"), ("1", "2"), ("0", "2", "3")]
+    straight = bench.play(schedule)
+    broken = bench.play(schedule[:1])
+    resting = broken.client("0")
+    broken = broken.reborn(bench.world())
+    broken.round(schedule[1])
+    _same({"0": resting}, {"0": broken.client("0")}, "a client that sat out was changed")
+    broken = broken.reborn(bench.world())
+    broken.round(schedule[2])
+    _same(straight.states(), broken.states(), "a run that was saved and resumed went another way")
+
+
+def unsampled_clients_stay(bench: Bench) -> None:
+    """A client that is not asked is not touched."""
+    played = bench.play([ALL])
+    before = played.states()
+    played.round(("1", "2"))
+    for client in ("0", "3"):
+        _same({client: before[client]}, {client: played.client(client)}, "an unsampled client was changed")
+
+
+def only_declared_crosses(bench: Bench) -> None:
+    """Every name is declared on both sides, and no tensor that is said to stay is in a message."""
+    spies: list[Spy] = []
+    played = bench.play([ALL, ALL], wrap=lambda engine: spies.append(Spy(engine)) or spies[0])  # type: ignore[func-returns-value]
+    _require(not any(cohort.failures for cohort in played.cohorts), "a message was refused")
+    method = played.world.method
+    for answer, state in spies[0].seen:
+        for name, value in answer.up.items():
+            for key, private in state.items():
+                if key.split("/")[0] in method.stays and private.numel() > 1:
+                    alike = value.shape == private.shape and bool(torch.equal(value.float(), private.float()))
+                    _require(not alike, f"{name} in a message is {key}, which is said to stay at home")
+
+
+def no_global_randomness(bench: Bench) -> None:
+    """Other seeds of the global generators change nothing, and they are left as they were."""
+    with Rng(1).as_default():
+        first = bench.play([ALL, ALL]).states()
+    with Rng(2).as_default():
+        before = torch.get_rng_state()
+        legacy = np.random.get_state()[1].copy()  # type: ignore[index]  # noqa: NPY002
+        second = bench.play([ALL, ALL]).states()
+        _require(torch.equal(before, torch.get_rng_state()), "torch's global generator was used")
+        now = np.random.get_state()[1]  # type: ignore[index]  # noqa: NPY002
+        _require(bool((legacy == now).all()), "NumPy's global generator was used")
+    _same(first, second, "the result depends on global randomness")
+
+
+def order_does_not_matter(bench: Bench) -> None:
+    """Clients served in another order give the same bits."""
+    straight = bench.play([ALL, ALL])
+    turned = bench.play([ALL, ALL], wrap=Reversed)
+    _same(straight.states(), turned.states(), "the order of clients matters")
+
+
+def comparisons_are_paired(bench: Bench) -> None:
+    """Split, private initial models, cohorts and batch order are those of `local`."""
+    world, local = bench.world(), bench.world({"name": "local"})
+    _require(world.split.hash == local.split.hash, "the split depends on the method")
+    for client in world.ids:
+        ours, theirs = world.build_model(client).state_dict(), local.build_model(client).state_dict()
+        _same({client: dict(theirs)}, {client: dict(ours)}, "the initial private model depends on the method")
+    for round_ in range(1, 5):
+        _require(world.cohort(round_, 2) == local.cohort(round_, 2), "the cohort depends on the method")
+    with _listening() as ours_:
+        bench.play([ALL, ALL])
+    with _listening() as theirs_:
+        bench.play([ALL, ALL], method={"name": "local"})
+    for key, order in theirs_.items():
+        _require(ours_.get(key, order) == order, "the order of batches depends on the method")
+
+
+def faults_leave_no_trace(bench: Bench) -> None:
+    """A repeated exchange, a lost reply and a client that drops out in mid-round."""
+    straight = bench.play([ALL, ALL, ALL])
+    repeated = bench.play([ALL, ALL, ALL], wrap=Repeating)
+    _same(straight.states(), repeated.states(), "a repeated exchange left a trace")
+    exchanges = straight.cohorts[1].exchange
+    for lost in sorted({1, exchanges}):
+        played = bench.play([ALL])
+        before = played.client("1")
+        played.rounds.engine = Losing(played.local, "1", lost)
+        played.round(ALL)
+        _same({"1": before}, {"1": played.client("1")}, "a lost reply left a trace on the client")
+        _require(played.rounds.accepted["1"] == 1, "a lost reply was accepted")
+        if exchanges == 1:
+            absent = bench.play([ALL, ("0", "2", "3")])
+            _same(absent.states(), played.states(), "a lost reply differs from an absent client")
+        played.rounds.engine = played.local
+        _require(not played.round(ALL).failures, "a client that was lost cannot come back")
+
+
+def a_captured_step_is_right(bench: Bench) -> None:
+    """A step or collection recorded once and replayed later gives what Python gives: no number is frozen in."""
+    schedule = [ALL, ALL, ("0", "1")]
+    eager, taped = bench.play(schedule), bench.play(schedule, wrap=Taped)
+    moved = [name for client in eager.local.live() for name in client.misplaced()]
+    _require(not moved, f"{moved[:1]} of the state was replaced by another tensor: write to it in place")
+    failures = [cohort.failures for cohort in taped.cohorts if cohort.failures]
+    _require(not failures, f"a step cannot be captured: {failures}")
+    _same(
+        eager.states(),
+        taped.states(),
+        "a captured step gives other values in later rounds: pass what changes through fit(scalars=…), gather into "
+        "declared tensors",
+        tolerance=1e-5,
+    )
+
+
+CHECKS: tuple[Check, ...] = (
+    clients_of_every_kind_work,
+    state_survives,
+    unsampled_clients_stay,
+    only_declared_crosses,
+    no_global_randomness,
+    order_does_not_matter,
+    comparisons_are_paired,
+    faults_leave_no_trace,
+    a_captured_step_is_right,
+)
+
+
+def check_method(method: AnyMethod, models: Any = DEFAULT_MODELS, **settings: Any) -> None:
+    """Check the whole contract; an `AssertionError` says which part is broken and how.
+
+    `method` is a name, a class or a mapping with options; `settings` are blocks of an experiment.
+    """
+    bench = Bench(method, models, **settings)
+    for check in CHECKS:
+        try:
+            check(bench)
+        except AssertionError as error:
+            raise AssertionError(f"{bench.options['name']}: {check.__name__}: {error}") from error
+
+
+def _require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise AssertionError(sentence)
+
+
+def _same(
+    expected: Mapping[str, State | None],
+    found: Mapping[str, State | None],
+    sentence: str,
+    tolerance: float = 0.0,
+) -> None:
+    for who, state in expected.items():
+        other = found[who]
+        _require((state is None) == (other is None), f"{sentence}: {who} was touched in one case only")
+        if state is None or other is None:
+            continue
+        _require(set(state) == set(other), f"{sentence}: {who} has other tensors")
+        for name, value in state.items():
+            _require(_alike(value, other[name], tolerance), f"{sentence}: {name} of {who} differs")
+
+
+def _alike(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    if not tolerance or not a.is_floating_point():
+        return a.shape == b.shape and bool(torch.equal(a, b))
+    return a.shape == b.shape and bool(torch.allclose(a, b, rtol=tolerance, atol=tolerance))
+
+
+__all__ = ["CHECKS", "Bench", "Check", "Played", "check_method"]

@@ -1,0 +1,393 @@
+"""The library's only training loop, and the whole-set pass beside it.
+
+`fit` takes named streams whose batches meet in one step, and a loss that returns a scalar or named terms.
+Nothing inside a step reads a value back from the device, and everything a step touches keeps its place in
+memory from round to round (parameters, optimiser, references, scalars): a step can be captured once and
+replayed. Values that change from round to round therefore come in as tensors, through `scalars`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from potluck.core.client import Client
+from potluck.core.settings import OptimizerSettings
+from potluck.core.state import Holder, Moments
+from potluck.core.streams import Stream
+from potluck.core.task import Batch
+from potluck.errors import ConfigError, nearest
+from potluck.training.fused_casts import gathered
+from potluck.training.modes import set_modes
+from potluck.training.optimizers import Group, _below, _clip, _closest, _optimizer, _without_rate
+from potluck.training.plan import Plan, Rows, _single_sample
+
+Gradients = dict[str, Tensor]
+Loss = Callable[..., "Tensor | Mapping[str, Tensor]"]
+Combine = Callable[[Mapping[str, Gradients]], Gradients]
+Step = Callable[[Rows], None]
+Runner = Callable[["Workspace", Step, "Plan"], None]
+H = TypeVar("H", bound=Holder)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What `fit` did: the number of steps, and the mean of each loss term, still on the device."""
+
+    steps: int
+    losses: dict[str, Tensor]
+
+
+def run_eagerly(workspace: Workspace, step: Step, plan: Plan) -> None:
+    """The reference runner: one step after the other."""
+    for rows in plan:
+        step(rows)
+
+
+_runner: contextvars.ContextVar[Runner] = contextvars.ContextVar("runner", default=run_eagerly)
+
+
+@contextlib.contextmanager
+def running_with(runner: Runner) -> Iterator[None]:
+    """Let another runner (one that captures and replays) do the steps of every `fit` inside."""
+    token = _runner.set(runner)
+    try:
+        yield
+    finally:
+        _runner.reset(token)
+
+
+def fit(
+    holder: H,
+    loss: Loss,
+    *,
+    train: Sequence[str] | None = None,
+    streams: Mapping[str, Stream] | None = None,
+    epochs: int | None = None,
+    steps: int | None = None,
+    optimizer: OptimizerSettings | None = None,
+    groups: Mapping[str, Group] | None = None,
+    clip: float | None = None,
+    prox: Mapping[str, float] | None = None,
+    combine: Combine | None = None,
+    scalars: Mapping[str, Tensor] | None = None,
+    moments: Moments | None = None,
+) -> Fit:
+    """Train parts of a client (or of the server) by gradient steps.
+
+    loss: called as `loss(holder, batch, **other_streams, **scalars)`; the first stream's batch is positional.
+    train: prefixes of the parameters to train (`"model"`, `"model/head"`); default: every module. What is not
+        below one of them is in evaluation mode: its batch statistics do not move either.
+    streams: default: the client's private data for `epochs`. The first stream sets the number of steps
+        unless `steps` is given; the others start over when they end.
+    prox: prefix → μ; adds the term `prox` = μ/2·‖w − w₀‖² with w₀ the values at the start of this call.
+    combine: sees the gradients of each named term (and of `prox`) and returns the gradient to step along;
+        default: their sum.
+    """
+    if streams is None:
+        if not isinstance(holder, Client):
+            raise ConfigError("fit() on the server needs its streams named")
+        streams = {"private": holder.batches(epochs=epochs)}
+    settings = optimizer or holder.training.optimizer
+    request = _Request(
+        None if train is None else tuple(train),
+        _without_rate(settings),
+        dict(groups or {}),
+        clip or holder.training.clip,
+        dict(prox or {}),
+        tuple(scalars or ()),
+    )
+    workspace = _workspace(holder, request)
+    workspace.augments = any(stream.augment and stream.source.prepare for stream in streams.values())
+    workspace.begin(holder, settings.lr, request.prox, scalars or {}, moments)
+    plan = Plan(streams, steps, holder.device)
+    _runner.get()(workspace, _Step(holder, loss, workspace, streams, request.prox, combine), plan)
+    # Fused optimisers write without counting it, and by that count the server knows that what it sent is old.
+    torch.autograd.graph.increment_version(list(workspace.parameters.values()))
+    workspace.end(moments)
+    losses = workspace.means(len(plan))
+    holder.report.steps += len(plan)
+    holder.report.losses |= losses
+    return Fit(len(plan), losses)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What shapes a workspace: a call that differs in any of it gets a new one. The rate is a value in it."""
+
+    train: tuple[str, ...] | None
+    optimizer: OptimizerSettings
+    groups: Mapping[str, Group]
+    clip: float | None
+    prox: Mapping[str, float]
+    scalars: tuple[str, ...]
+
+
+@dataclass
+class Workspace:
+    """What one `fit` call of a holder keeps between rounds, each tensor always at the same address."""
+
+    parameters: dict[str, nn.Parameter]
+    optimizer: torch.optim.Optimizer
+    moving: list[Tensor]  # the memory of the optimiser's state, in few pieces
+    rates: list[Tensor]
+    own_rates: list[float | None]  # of the groups that have one
+    clips: list[float | None]
+    request: _Request
+    references: dict[str, Tensor] = field(default_factory=dict)
+    scalars: dict[str, Tensor] = field(default_factory=dict)
+    totals: dict[str, Tensor] = field(default_factory=dict)
+    augment: torch.Generator | None = None
+    augments: bool = False
+    recordings: dict[Any, Any] = field(default_factory=dict)
+    alone: tuple[int, ...] | None = None  # sizes of the batch that came last without others of its size
+    constants: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def begin(
+        self,
+        holder: Holder,
+        lr: float,
+        prox: Mapping[str, float],
+        scalars: Mapping[str, Tensor],
+        moments: Moments | None,
+    ) -> None:
+        """A fresh optimiser (or the kept moments), the round's learning rate, references and scalars."""
+        decay = holder.training.lr_decay ** max(holder.round - 1, 0)
+        torch._foreach_zero_([*self.moving, *self.rates, *self.totals.values()])
+        torch._foreach_add_(self.rates, [_first(own, lr) * decay for own in self.own_rates])
+        if moments:
+            self._take_over(moments)
+        for name, parameter in self.parameters.items() if prox else ():
+            if _closest(name, prox) is not None:
+                _put(self.references, name, parameter)
+        for name, value in scalars.items():
+            _put(self.scalars, name, value)
+        number = holder.count(f"{holder.step}:augment")
+        if self.augments:
+            node = holder.rng.child(holder.step, "augment", number)
+            self.augment = node.reseed(self.augment or torch.Generator(holder.device))
+
+    def _take_over(self, moments: Moments) -> None:
+        kept = {name: value for name, value in self._state().items() if name in moments}
+        if kept:
+            torch._foreach_copy_([*kept.values()], [moments[name] for name in kept])
+
+    @torch.no_grad()
+    def end(self, moments: Moments | None) -> None:
+        """Hand the optimiser's state over to the declared moments."""
+        state = self._state()
+        if moments is None or not state:
+            return
+        for name, value in state.items():
+            if name not in moments:
+                moments[name] = torch.empty_like(value)
+        torch._foreach_copy_([moments[name] for name in state], [*state.values()])
+
+    def _state(self) -> dict[str, Tensor]:
+        """The optimiser's state by the names it has in declared moments."""
+        return {
+            f"{name}:{key}": value
+            for name, parameter in self.parameters.items()
+            for key, value in self.optimizer.state[parameter].items()
+        }
+
+    def add(self, terms: Mapping[str, Tensor]) -> None:
+        """Add up the terms of the loss, on the device."""
+        for name, value in terms.items():
+            if name not in self.totals:
+                self.totals[name] = torch.zeros((), device=value.device)
+            self.totals[name].add_(value.detach())
+
+    def means(self, steps: int) -> dict[str, Tensor]:
+        """The mean of each term of the loss over the steps done."""
+        values = torch._foreach_div([*self.totals.values()], max(steps, 1)) if self.totals else ()
+        return dict(zip(self.totals, values, strict=True))
+
+    def apply(self, gradients: Gradients) -> None:
+        """Clip each group and take the optimiser's step."""
+        if not gradients.keys() <= self.parameters.keys():
+            unknown = next(name for name in gradients if name not in self.parameters)
+            raise ConfigError(f"no parameter {unknown!r} is trained; {nearest(unknown, self.parameters)}")
+        for name, parameter in self.parameters.items():
+            gradient = gradients.get(name)
+            parameter.grad = None if gradient is None else _laid_out(gradient, parameter)
+        limited = [
+            ([value for value in group["params"] if value.grad is not None], limit)
+            for group, limit in zip(self.optimizer.param_groups, self.clips, strict=True)
+            if limit is not None
+        ]
+        _clip([(values, limit) for values, limit in limited if values], self.constants)
+        self.optimizer.step()
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One training step: take the batches, differentiate each term, combine, step."""
+
+    holder: Holder
+    loss: Loss
+    workspace: Workspace
+    streams: Mapping[str, Stream]
+    prox: Mapping[str, float]
+    combine: Combine | None
+
+    def __call__(self, rows: Rows) -> None:
+        if self.holder.mode is not self.workspace:
+            set_modes(self.holder, self.workspace.parameters, self.workspace.request.train)
+            self.holder.mode = self.workspace
+        first, *others = batches = self._batches(rows)
+        with self.holder.autocast(), _single_sample(self.holder, min(map(len, batches))), self._gathered():
+            names = list(self.streams)[1:]
+            value = self.loss(
+                self.holder, first, **dict(zip(names, others, strict=True)), **self.workspace.scalars
+            )
+        terms = value if isinstance(value, Mapping) else {"loss": value}
+        gradients = self._gradients(terms)
+        self.workspace.apply(gradients)
+        self.workspace.add(terms)
+
+    def _gathered(self) -> contextlib.AbstractContextManager[None]:
+        """On a GPU small operations are done together; on a CPU they cost nothing apart."""
+        if self.holder.device.type != "cuda":
+            return contextlib.nullcontext()
+        trained = self.workspace.parameters.values()
+        return gathered(self.holder.modules().values(), trained, self.holder.precision == "bfloat16")
+
+    def _batches(self, rows: Rows) -> list[Batch]:
+        generator = self.workspace.augment
+        return [
+            stream.source.take(rows[name], generator if stream.augment else None)
+            for name, stream in self.streams.items()
+        ]
+
+    def _gradients(self, terms: Mapping[str, Tensor]) -> Gradients:
+        if self.combine is None:
+            gradients = self._differentiate(functools.reduce(operator.add, terms.values()))
+            return plus(gradients, self._pull()) if self.prox else gradients
+        by_term = {name: self._differentiate(term, keep=True) for name, term in terms.items()}
+        if self.prox:
+            by_term["prox"] = self._pull()
+        return self.combine(by_term)
+
+    def _differentiate(self, term: Tensor, keep: bool = False) -> Gradients:
+        parameters = self.workspace.parameters
+        if keep and not term.requires_grad:
+            return {}
+        values = torch.autograd.grad(term, list(parameters.values()), retain_graph=keep, allow_unused=True)
+        return {name: value for name, value in zip(parameters, values, strict=True) if value is not None}
+
+    @torch.no_grad()
+    def _pull(self) -> Gradients:
+        """The gradient of the proximal term, in closed form: μ·(w − w₀)."""
+        strengths = {name: self.prox[_closest(name, self.prox) or ""] for name in self.workspace.references}
+        if not strengths:
+            return {}
+        parameters: list[Tensor] = [self.workspace.parameters[name] for name in strengths]
+        distances = torch._foreach_sub(parameters, [*self.workspace.references.values()])
+        by_strength: dict[float, list[Tensor]] = {}
+        for mu, length in zip(strengths.values(), torch._foreach_norm(distances), strict=True):
+            by_strength.setdefault(mu, []).append(length)
+        terms = (mu / 2 * torch.stack(lengths).square().sum() for mu, lengths in by_strength.items())
+        self.workspace.add({"prox": functools.reduce(operator.add, terms)})
+        torch._foreach_mul_(distances, [*strengths.values()])
+        return dict(zip(strengths, distances, strict=True))
+
+
+def plus(one: Gradients, other: Gradients, share: float = 1.0) -> Gradients:
+    """`one` + share · `other`, name by name, in few operations; a name that only one has keeps what it has."""
+    both = [name for name in one if name in other]
+    lone = {name: share * value for name, value in other.items() if name not in one}
+    if not both:
+        return one | lone
+    sums = torch._foreach_add([one[name] for name in both], [other[name] for name in both], alpha=share)
+    return one | dict(zip(both, sums, strict=True)) | lone
+
+
+def _laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """The gradient in the parameter's own memory layout: fused optimisers read both side by side, unchecked."""
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
+
+
+def _put(place: dict[str, Tensor], name: str, value: Tensor) -> None:
+    """Copy a value to where it was last time."""
+    if name in place and place[name].shape == value.shape:
+        place[name].copy_(value)
+    else:
+        place[name] = value.detach().clone()
+
+
+def _workspace(holder: Holder, request: _Request) -> Workspace:
+    """The workspace of this call: the n-th `fit` of this step, as it was in earlier rounds."""
+    key = (holder.step, holder.fits)
+    holder.fits += 1
+    workspace = holder.workspaces.get(key)
+    if not isinstance(workspace, Workspace) or workspace.request != request:
+        workspace = _new_workspace(holder, request)
+        holder.workspaces[key] = workspace
+    return workspace
+
+
+def _new_workspace(holder: Holder, request: _Request) -> Workspace:
+    for prefixes in (request.train or (), request.groups, request.prox):
+        _check_prefixes(holder, prefixes)
+    parameters = _trained(holder, request.train)
+    settings, groups = request.optimizer, request.groups
+    arranged: dict[str, list[nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        arranged.setdefault(_closest(name, groups) or "", []).append(parameter)
+    chosen = [groups.get(prefix, Group()) for prefix in arranged]
+    rates = [torch.tensor(0.0, device=holder.device) for _ in chosen]
+    options = [
+        {"params": values, "lr": rate, "weight_decay": _first(group.weight_decay, settings.weight_decay)}
+        for values, rate, group in zip(arranged.values(), rates, chosen, strict=True)
+    ]
+    chosen_optimizer, moving = _optimizer(settings, options)
+    return Workspace(
+        parameters,
+        chosen_optimizer,
+        moving,
+        rates,
+        [group.lr for group in chosen],
+        [group.clip if group.clip is not None else request.clip for group in chosen],
+        request,
+    )
+
+
+def _check_prefixes(holder: Holder, prefixes: Iterable[str]) -> None:
+    """One sentence about a prefix that names nothing, instead of training the wrong things."""
+    names = [
+        f"{name}/{key}" for name, module in holder.modules().items() for key, _ in module.named_parameters()
+    ]
+    for prefix in prefixes:
+        if not any(_below(name, prefix) for name in names):
+            raise ConfigError(f"fit() finds no parameters under {prefix!r}; {nearest(prefix, holder.parts)}")
+
+
+def _first(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _trained(holder: Holder, train: Sequence[str] | None) -> dict[str, nn.Parameter]:
+    """The parameters to train, by their full names."""
+    everything = {
+        f"{name}/{key}": value
+        for name, part in holder.parts.items()
+        for key, value in part.trainable().items()
+    }
+    if train is None:
+        return everything
+    chosen = {name: value for name, value in everything.items() if _closest(name, train) is not None}
+    if not chosen:
+        raise ConfigError(f"nothing to train under {', '.join(train)}; there is {', '.join(holder.parts)}")
+    return chosen

@@ -1,0 +1,57 @@
+"""Training and evaluation modes of modules, batch norm above all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from potluck.core.state import Holder
+from potluck.training.optimizers import _below
+
+
+def set_modes(holder: Holder, parameters: Iterable[str], prefixes: Sequence[str] | None) -> None:
+    """Training mode for what is trained, evaluation mode for the rest."""
+    for name, module in holder.modules().items():
+        module.train(any(_below(key, name) for key in parameters))
+        for key, inner in module.named_modules() if prefixes is not None else ():
+            path = f"{name}/{key}" if key else name
+            if not any(_below(path, prefix) or _below(prefix, path) for prefix in prefixes or ()):
+                inner.eval()
+
+
+@contextlib.contextmanager
+def still_statistics(module: nn.Module) -> Iterator[None]:
+    """Batch norm uses the statistics of its batch inside, and does not remember them: for foreign features."""
+    norms = [norm for norm in module.modules() if isinstance(norm, _BatchNorm) and norm.track_running_stats]
+    for norm in norms:
+        norm.track_running_stats = False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.track_running_stats = True
+
+
+@contextlib.contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside, with gradients: batch norm uses what it remembers, and dropout rests."""
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+@contextlib.contextmanager
+def on_the_batch(module: nn.Module) -> Iterator[None]:
+    """As `evaluating`, but trained batch norm uses the statistics of its batch, and does not remember them."""
+    norms = [norm for norm in module.modules() if isinstance(norm, _BatchNorm) and norm.training]
+    with evaluating(module), still_statistics(module):
+        for norm in norms:
+            norm.train()
+        yield

@@ -1,0 +1,140 @@
+"""Optimisers, parameter groups, clipping and moments."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from potluck.core.packed import ALIGNMENT
+from potluck.core.settings import OptimizerSettings
+from potluck.core.state import Moments
+
+
+@dataclass(frozen=True)
+class Group:
+    """Settings of the parameters below a prefix: `groups={"small": Group(lr=0.1, clip=50)}`.
+
+    Of several prefixes above a parameter the longest counts.
+    """
+
+    lr: float | None = None
+    clip: float | None = None
+    weight_decay: float | None = None
+
+
+@functools.lru_cache(maxsize=256)
+def _without_rate(settings: OptimizerSettings) -> OptimizerSettings:
+    """The settings that shape an optimiser; its rate is a value."""
+    return settings.model_copy(update={"lr": 1.0})
+
+
+def _clip(
+    groups: Sequence[tuple[list[nn.Parameter], float]], constants: dict[Any, tuple[Tensor, Tensor]]
+) -> None:
+    """Shorten each group's gradient to its norm, the norms of all groups in few operations.
+
+    Into new memory, as two gradients may be one and the same tensor.
+    """
+    if not groups:
+        return
+    gradients = [[value.grad for value in values if value.grad is not None] for values, _ in groups]
+    norms = torch.stack(torch._foreach_norm([gradient for group in gradients for gradient in group]))
+    members, limits = _membership(
+        [len(group) for group in gradients], [limit for _, limit in groups], norms, constants
+    )
+    factors = (limits / ((members @ norms.square()).sqrt() + 1e-6)).clamp(max=1.0)
+    for (values, _), group, factor in zip(groups, gradients, factors.unbind(), strict=True):
+        for value, shortened in zip(values, torch._foreach_mul(group, factor), strict=True):
+            value.grad = shortened
+
+
+def _membership(
+    sizes: Sequence[int], limits: Sequence[float], like: Tensor, constants: dict[Any, tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Which gradient belongs to which group (a row per group), and the groups' limits; made once."""
+    key = (tuple(sizes), tuple(limits))
+    if key not in constants:
+        members = np.repeat(np.eye(len(sizes)), sizes, axis=1)
+        constants[key] = torch.from_numpy(members).to(like), torch.tensor(limits).to(like)
+    return constants[key]
+
+
+def _below(name: str, prefix: str) -> bool:
+    """Whether a parameter or module is what the prefix names, or a part of it."""
+    return name == prefix or name.startswith((f"{prefix}/", f"{prefix}."))
+
+
+def _closest(name: str, prefixes: Iterable[str]) -> str | None:
+    """The longest of the prefixes that a name lies below."""
+    return max((prefix for prefix in prefixes if _below(name, prefix)), key=len, default=None)
+
+
+def _optimizer(
+    settings: OptimizerSettings, groups: list[dict[str, Any]]
+) -> tuple[torch.optim.Optimizer, list[Tensor]]:
+    """A fused optimiser whose state exists from the start, so that a fresh one is this one zeroed."""
+    parameters = [value for group in groups for value in group["params"]]
+    if settings.name == "sgd":
+        options = {"momentum": settings.momentum, "nesterov": settings.nesterov}
+        made: torch.optim.Optimizer = torch.optim.SGD(groups, **options, fused=True)  # type: ignore[arg-type]
+    else:
+        kind = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
+        on_gpu = any(parameter.is_cuda for parameter in parameters)
+        made = kind(groups, betas=settings.betas, fused=True, capturable=on_gpu)
+    moving = []
+    for key in _moving_names(settings):
+        piece, parts = _together(parameters)
+        moving.append(piece)
+        for parameter, part in zip(parameters, parts, strict=True):
+            made.state[parameter][key] = part
+    if settings.name != "sgd" and parameters:
+        steps = torch.zeros(len(parameters), dtype=torch.float32, device=parameters[0].device)
+        moving.append(steps)
+        for number, parameter in enumerate(parameters):
+            made.state[parameter]["step"] = steps[number]
+    return made, moving
+
+
+def _moving_names(settings: OptimizerSettings) -> tuple[str, ...]:
+    """What an optimiser keeps of every parameter, in its shape."""
+    if settings.name != "sgd":
+        return "exp_avg", "exp_avg_sq"
+    return ("momentum_buffer",) if settings.momentum else ()
+
+
+def fresh_moments(
+    settings: OptimizerSettings,
+    modules: Mapping[str, nn.Module],
+    train: Sequence[str],
+    lifetime: Literal["run", "round"] = "run",
+) -> Moments:
+    """Moments to declare that have their place from the start: they lie with the rest of the state, in one piece.
+
+    `modules` are parts of the state by name and `train` is what `fit` will be given.
+    """
+    moments = Moments(lifetime)
+    for part, module in modules.items():
+        for key, value in module.named_parameters():
+            name = f"{part}/{key}"
+            if value.requires_grad and _closest(name, train) is not None:
+                moments |= {f"{name}:{kept}": torch.zeros_like(value) for kept in _moving_names(settings)}
+                moments |= {f"{name}:step": torch.zeros(())} if settings.name != "sgd" else {}
+    return moments
+
+
+def _together(parameters: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Zeros of the shapes of all parameters, in one piece of memory."""
+    sizes = [-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in parameters]
+    like = parameters[0] if parameters else torch.zeros(())
+    piece = torch.zeros(sum(sizes), dtype=like.dtype, device=like.device)
+    parts = [
+        part[: parameter.numel()].as_strided(parameter.shape, parameter.stride())
+        for part, parameter in zip(torch.split(piece, sizes), parameters, strict=True)
+    ]
+    return piece, parts
