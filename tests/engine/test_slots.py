@@ -18,7 +18,9 @@ from potluck.errors import ConfigError
 def engine(monkeypatch: pytest.MonkeyPatch) -> CudaEngine:
     """The engine's slots alone: clients "a…" are of one kind, clients "b…" of another; at most three slots."""
     made: Any = object.__new__(CudaEngine)
-    made.world = SimpleNamespace(kind=lambda client: client[0], label=lambda client: client, device="cuda")
+    made.federation = SimpleNamespace(
+        kind=lambda client: client[0], label=lambda client: client, device="cuda"
+    )
     made.waited = []
     made.limit, made.streams = 3, [SimpleNamespace(synchronize=lambda: made.waited.append(1))]
     made._pools, made._homes, made._now, made._told, made._used = {}, {}, None, set(), 0

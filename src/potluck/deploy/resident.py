@@ -23,7 +23,7 @@ from potluck.errors import (
     MessageError,
     StepFailed,
 )
-from potluck.federation.world import World
+from potluck.federation.federation import Federation
 
 
 class Agreed(Protocol):
@@ -96,22 +96,27 @@ class Resident:
 
     def __init__(
         self,
-        world: World,
+        federation: Federation,
         client: ClientId,
         folder: Path,
         agreement: Agreed | None = None,
         fresh: bool = True,
     ) -> None:
-        self.world, self.client, self.record, self.fresh = world, client, DurableRecord(folder), fresh
-        self.live = world.build_client(client)
+        self.federation, self.client, self.record, self.fresh = (
+            federation,
+            client,
+            DurableRecord(folder),
+            fresh,
+        )
+        self.live = federation.clients.build_client(client)
         if agreement is not None:
-            agreement.admit(world.method, self.live)
+            agreement.admit(federation.method, self.live)
         self._initial = self.live.snapshot()
-        self.performer = GuardedPerformer(world.method, self.record, agreement)
+        self.performer = GuardedPerformer(federation.method, self.record, agreement)
 
     def enrolment(self) -> Enrolment:
         """The card, and the sizes of the splits."""
-        return enrolment(self.world, self.client)
+        return enrolment(self.federation, self.client)
 
     @property
     def most_bytes(self) -> int:
@@ -126,7 +131,7 @@ class Resident:
             return repeated
         state, counters = record.start()
         self.live.restore(self._initial if state is None else state)
-        self.world.enter(self.live, at.round, counters)
+        self.federation.clients.enter(self.live, at.round, counters)
         attempt = record.attempt(at.round)
         self.live.attempt = attempt if self.fresh else 1
         answer = self.performer.perform(self.live, request, first=record.work is None)
@@ -145,10 +150,10 @@ class Resident:
         """Measure the client as it stands; nothing is kept."""
         state = self.record.current(examination.stamp)
         self.live.restore(self._initial if state is None else state)
-        self.world.enter(self.live, examination.stamp.round, {})
+        self.federation.clients.enter(self.live, examination.stamp.round, {})
         return self.performer.examine(self.live, examination)
 
 
-def enrolment(world: World, client: ClientId) -> Enrolment:
+def enrolment(federation: Federation, client: ClientId) -> Enrolment:
     """What a client tells when it joins: its card, and the sizes of its splits."""
-    return Enrolment(world.card(client), world.samples(client))
+    return Enrolment(federation.population.card(client), federation.population.samples(client))

@@ -12,39 +12,39 @@ from potluck.engine.store.client_store import ClientStore
 from potluck.engine.store.state_files import StateFiles
 from potluck.engine.workers import WorkersEngine, worker_count
 from potluck.experiment.schema import Experiment
-from potluck.federation.world import World
+from potluck.federation.builder import ClientBuilder
 
 
 def make_engine(
-    world: World, experiment: Experiment, files: StateFiles, notice: Callable[[str], None]
+    clients: ClientBuilder, experiment: Experiment, files: StateFiles, notice: Callable[[str], None]
 ) -> tuple[Engine, ClientStore | SpreadStore]:
     """The engine for the devices of an experiment, and its store."""
     devices = experiment.engine.torch_devices()
     share, total = 1 / len(devices), experiment.engine.memory_bytes()
     stores = [ClientStore(Budget.of(total, device, share), files, device) for device in devices]
     if len(devices) == 1:
-        return engine_on_one(world, experiment, stores[0], notice), stores[0]
-    home = homes(world.ids, len(devices))
-    worlds = [world, *(world.on(device) for device in devices[1:])]
-    pairs = zip(worlds, stores, strict=True)
+        return engine_on_one(clients, experiment, stores[0], notice), stores[0]
+    home = homes(clients.population.ids, len(devices))
+    builders = [clients, *(clients.on(device) for device in devices[1:])]
+    pairs = zip(builders, stores, strict=True)
     engines = [engine_on_one(place, experiment, store, notice) for place, store in pairs]
     return SpreadEngine(engines, home), SpreadStore(stores, home)
 
 
 def engine_on_one(
-    world: World, experiment: Experiment, store: ClientStore, notice: Callable[[str], None]
+    clients: ClientBuilder, experiment: Experiment, store: ClientStore, notice: Callable[[str], None]
 ) -> LocalEngine:
     """The engine for one device. On a CPU the numbers are the same with any number of workers."""
     settings = experiment.engine
-    if world.device.type == "cuda":
+    if clients.device.type == "cuda":
         from potluck.engine.cuda.engine import STREAMS, CudaEngine
 
         streams = settings.streams if settings.streams != "auto" else STREAMS
-        return CudaEngine(world, store, streams=streams, notice=notice)
-    cohort = world.cohort_size
+        return CudaEngine(clients, store, streams=streams, notice=notice)
+    cohort = clients.population.cohort_size
     workers = settings.workers
     if workers == "auto":
-        workers = worker_count(world, cohort, settings.threads)
+        workers = worker_count(clients, cohort, settings.threads)
     if workers > 1:
-        return WorkersEngine(world, store, workers, settings.threads)
-    return LocalEngine(world, store)
+        return WorkersEngine(clients, store, workers, settings.threads)
+    return LocalEngine(clients, store)

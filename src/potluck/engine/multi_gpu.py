@@ -79,7 +79,7 @@ class SpreadEngine(Engine):
 
     def __init__(self, engines: Sequence[LocalEngine], home: Home) -> None:
         self.engines, self.home = engines, home
-        self.device = engines[0].world.device
+        self.device = engines[0].clients.device
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
         """Put every client to work, device by device."""
@@ -105,7 +105,9 @@ class SpreadEngine(Engine):
         found: dict[ClientId, Outcome] = {}
         for number, engine in enumerate(self.engines):
             own = [
-                replace(request, down=None if request.down is None else request.down.to(engine.world.device))
+                replace(
+                    request, down=None if request.down is None else request.down.to(engine.clients.device)
+                )
                 for request in requests
                 if self.home(request.client) == number
             ]

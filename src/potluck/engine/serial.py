@@ -14,7 +14,7 @@ from potluck.engine.protocol import Engine, Examination, Failure, Outcome, Reque
 from potluck.engine.store.client_store import ClientStore
 from potluck.engine.transactions import Work
 from potluck.errors import PotluckError
-from potluck.federation.world import World
+from potluck.federation.builder import ClientBuilder
 
 R = TypeVar("R", Request, Examination)
 
@@ -25,10 +25,10 @@ INITIAL_STATES = 16  # states of untouched clients kept; the others are made fro
 class LocalEngine(Engine):
     """Moves a client's stored state into a live client of its kind, works, and stores the result."""
 
-    def __init__(self, world: World, store: ClientStore | None = None) -> None:
-        self.world = world
+    def __init__(self, clients: ClientBuilder, store: ClientStore | None = None) -> None:
+        self.clients = clients
         self.store = store if store is not None else ClientStore()
-        self.performer = Performer(world.method)
+        self.performer = Performer(clients.method)
         self._slots: OrderedDict[str, Client] = OrderedDict()
         self._initial: OrderedDict[tuple[str, str], State] = OrderedDict()
 
@@ -59,7 +59,9 @@ class LocalEngine(Engine):
             client = f"client {request.client}"
             return Failure(request.client, reason if reason.startswith(client) else f"{client}: {reason}")
         except Exception as error:
-            error.add_note(f"while client {request.client} ({self.world.label(request.client)}) was at work")
+            error.add_note(
+                f"while client {request.client} ({self.clients.population.label(request.client)}) was at work"
+            )
             raise
 
     def _serve(self, request: Request) -> Outcome:
@@ -69,7 +71,7 @@ class LocalEngine(Engine):
             return repeated
         state, counters = record.start()
         client = self._live(request.client, state)
-        self.world.enter(client, request.stamp.round, counters)
+        self.clients.enter(client, request.stamp.round, counters)
         answer = self.performer.perform(client, request, first=record.work is None)
         stamp = request.stamp
         record.work = Work(
@@ -81,25 +83,25 @@ class LocalEngine(Engine):
         record = self.store.peek(examination.client)
         state = record.current(examination.stamp) if record else None
         client = self._live(examination.client, state)
-        self.world.enter(client, examination.stamp.round, {})
+        self.clients.enter(client, examination.stamp.round, {})
         return self.performer.examine(client, examination)
 
     def _live(self, client_id: ClientId, state: State | None) -> Client:
         """A live client of this kind that holds the given state, or the initial one."""
-        key = self.world.kind(client_id)
-        client = self._slots.pop(key, None) or self.world.build_client(client_id)
+        key = self.clients.kind(client_id)
+        client = self._slots.pop(key, None) or self.clients.build_client(client_id)
         self._slots[key] = client
         if len(self._slots) > SLOTS:
             self._slots.popitem(last=False)
-        self.world.assign(client, client_id)
+        self.clients.assign(client, client_id)
         client.restore(state if state is not None else self._initial_state(client_id))
         return client
 
     def _initial_state(self, client_id: ClientId) -> State:
-        key = self.world.origin(client_id), self.world.kind(client_id)
+        key = self.clients.origin(client_id), self.clients.kind(client_id)
         state = self._initial.pop(key, None)
         if state is None:
-            state = self.world.build_client(client_id).snapshot()
+            state = self.clients.build_client(client_id).snapshot()
         self._initial[key] = state
         if len(self._initial) > INITIAL_STATES:
             self._initial.popitem(last=False)

@@ -40,7 +40,7 @@ from potluck.engine.serial import LocalEngine
 from potluck.engine.store.client_store import ClientStore
 from potluck.engine.transactions import Work
 from potluck.errors import ConfigError, PotluckError, RunError, StepFailed
-from potluck.federation.world import World
+from potluck.federation.builder import ClientBuilder
 from potluck.signals import SIGNALS, held_back
 
 R = TypeVar("R", Request, Examination)
@@ -149,17 +149,24 @@ class Errand:
         return cls(request, frame.groups.get("state"), frame.note["counters"], frame.note["first"])
 
 
-def worker_count(world: World, cohort: int, threads: int) -> int:
+def worker_count(clients: ClientBuilder, cohort: int, threads: int) -> int:
     """`engine.workers: auto`: as many as there are cores and clients for, 1 where processes do not pay.
 
     1 also on a machine with a GPU: there PyTorch refuses gradients in a fork of a process that computed some.
     """
     if sys.platform != "linux" or torch.cuda.device_count():
         return 1
-    first = {world.architecture(client): client for client in reversed(world.trainers[:FEW])}
-    largest = max(sum(p.numel() for p in world.build_model(one).parameters()) for one in first.values())
-    samples = sum(world.samples(client)["train"] for client in world.trainers) / len(world.trainers)
-    if largest * samples * world.training.epochs < SMALL:
+    first = {
+        clients.population.architecture(client): client
+        for client in reversed(clients.population.trainers[:FEW])
+    }
+    largest = max(
+        sum(p.numel() for p in clients.population.build_model(one).parameters()) for one in first.values()
+    )
+    samples = sum(
+        clients.population.samples(client)["train"] for client in clients.population.trainers
+    ) / len(clients.population.trainers)
+    if largest * samples * clients.training.epochs < SMALL:
         return 1
     return max(1, min(len(os.sched_getaffinity(0)) // threads, cohort))
 
@@ -168,9 +175,9 @@ class WorkersEngine(LocalEngine):
     """Clients of this machine's CPU cores, each at work in one of a few worker processes."""
 
     def __init__(
-        self, world: World, store: ClientStore | None = None, workers: int = 2, threads: int = 1
+        self, clients: ClientBuilder, store: ClientStore | None = None, workers: int = 2, threads: int = 1
     ) -> None:
-        super().__init__(world, store)
+        super().__init__(clients, store)
         if sys.platform != "linux":
             raise ConfigError("engine.workers: worker processes need Linux; set it to auto or 1")
         self.count, self.threads = workers, threads
@@ -234,7 +241,7 @@ class WorkersEngine(LocalEngine):
 
     def _hire(self) -> Worker:
         with held_back():  # a worker that nobody knows of would never be ended
-            worker = Worker(self.world, self.threads, [other.channel for other in self.workers])
+            worker = Worker(self.clients, self.threads, [other.channel for other in self.workers])
             self.workers.append(worker)
         return worker
 
@@ -282,12 +289,12 @@ class WorkersEngine(LocalEngine):
 class Worker:
     """One worker process, as its parent sees it."""
 
-    def __init__(self, world: World, threads: int, others: Sequence[socket.socket]) -> None:
+    def __init__(self, clients: ClientBuilder, threads: int, others: Sequence[socket.socket]) -> None:
         self.channel, theirs = socket.socketpair()
         self.errand: Errand | None = None
         with theirs:
             try:
-                self.process = _fork(lambda: _serve(world, threads, theirs, [*others, self.channel]))
+                self.process = _fork(lambda: _serve(clients, threads, theirs, [*others, self.channel]))
             except OSError as error:
                 raise RunError(f"no worker process can be started ({error}); lower engine.workers") from error
 
@@ -330,7 +337,9 @@ def _fork(work: Callable[[], NoReturn]) -> int:
     return process
 
 
-def _serve(world: World, threads: int, channel: socket.socket, foreign: Sequence[socket.socket]) -> NoReturn:
+def _serve(
+    clients: ClientBuilder, threads: int, channel: socket.socket, foreign: Sequence[socket.socket]
+) -> NoReturn:
     """The life of a worker: it works until its parent has gone or lets go of it."""
     try:
         for number in SIGNALS:  # Ctrl-C reaches all processes: the parent decides
@@ -338,7 +347,7 @@ def _serve(world: World, threads: int, channel: socket.socket, foreign: Sequence
         for other in foreign:  # the parent's ends; while one is open nobody can see that the parent is gone
             other.close()
         context = contextvars.copy_context()
-        threading.Thread(target=context.run, args=(_work, world, threads, channel), daemon=True).start()
+        threading.Thread(target=context.run, args=(_work, clients, threads, channel), daemon=True).start()
         watch = select.poll()
         watch.register(channel, 0)  # wakes up for the end of the connection only
         watch.poll()
@@ -346,10 +355,10 @@ def _serve(world: World, threads: int, channel: socket.socket, foreign: Sequence
         os._exit(0)
 
 
-def _work(world: World, threads: int, channel: socket.socket) -> None:
+def _work(clients: ClientBuilder, threads: int, channel: socket.socket) -> None:
     try:
         torch.set_num_threads(threads)
-        side = WorkerSide(world)
+        side = WorkerSide(clients)
         while True:
             for piece in side.do(Frame.receive(channel)):
                 channel.sendall(piece)
@@ -379,7 +388,7 @@ class WorkerSide(LocalEngine):
     def _do(self, errand: Errand) -> Frame:
         request = errand.request
         client = self._live(request.client, errand.state)
-        self.world.enter(client, request.stamp.round, dict(errand.counters))
+        self.clients.enter(client, request.stamp.round, dict(errand.counters))
         if isinstance(request, Examination):
             answer = self.performer.examine(client, request)
             state: State = {}

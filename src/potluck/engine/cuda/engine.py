@@ -30,7 +30,7 @@ from potluck.engine.protocol import Examination, Outcome, Request
 from potluck.engine.serial import LocalEngine
 from potluck.engine.store.client_store import ClientStore
 from potluck.errors import ConfigError, PotluckError
-from potluck.federation.world import World
+from potluck.federation.builder import ClientBuilder
 from potluck.training.collect import collecting_with
 from potluck.training.fit import Step, Workspace, running_with
 from potluck.training.plan import Plan, rows_on
@@ -310,19 +310,19 @@ class CudaEngine(LocalEngine):
 
     def __init__(
         self,
-        world: World,
+        clients: ClientBuilder,
         store: ClientStore | None = None,
         slots: int = 128,
         streams: int = STREAMS,
         notice: Callable[[str], None] = lambda sentence: None,
     ) -> None:
-        super().__init__(world, store)
+        super().__init__(clients, store)
         self.limit = slots
-        self.index = _index(world.device)
-        self.streams = [torch.cuda.Stream(world.device) for _ in range(streams)]  # type: ignore[no-untyped-call]
+        self.index = _index(clients.device)
+        self.streams = [torch.cuda.Stream(clients.device) for _ in range(streams)]  # type: ignore[no-untyped-call]
         self._told: set[str] = set()
         self._notice = notice
-        self._rows = RowsOnDevice(world.device)
+        self._rows = RowsOnDevice(clients.device)
         self._pools: dict[str, list[Slot]] = {}
         self._homes: dict[ClientId, Slot] = {}  # the slot a client was in last
         self._now: Slot | None = None
@@ -350,7 +350,7 @@ class CudaEngine(LocalEngine):
                     raise
             # Only here, as the frames of an error at hand still hold the slots.
             idle = sum(map(len, self._pools.values())) > self._used
-            torch.cuda.synchronize(self.world.device)
+            torch.cuda.synchronize(self.clients.device)
             self._forget_slots()
             if cleared or not (idle or self._used <= kinds):
                 self._shrink(self._used, kinds)
@@ -361,10 +361,10 @@ class CudaEngine(LocalEngine):
     def _shrink(self, used: int, kinds: int) -> None:
         """Half as many slots, though at first one of each kind, as a slot cannot change its kind."""
         if used <= 1:
-            free, total = (number / 2**30 for number in torch.cuda.mem_get_info(self.world.device))
-            held = torch.cuda.memory_allocated(self.world.device) / 2**30
+            free, total = (number / 2**30 for number in torch.cuda.mem_get_info(self.clients.device))
+            held = torch.cuda.memory_allocated(self.clients.device) / 2**30
             raise ConfigError(
-                f"{self.world.device} has {free:.1f} of {total:.1f} GiB free, beside {held:.1f} GiB of data, "
+                f"{self.clients.device} has {free:.1f} of {total:.1f} GiB free, beside {held:.1f} GiB of data, "
                 "states and messages of this run: too little for one client; have fewer clients in a round, a "
                 "smaller batch or model, or engine.device: cpu"
             )
@@ -379,7 +379,7 @@ class CudaEngine(LocalEngine):
 
     def close(self) -> None:
         """Leave the device to the next run: a comparison plays many in one process."""
-        torch.cuda.synchronize(self.world.device)
+        torch.cuda.synchronize(self.clients.device)
         self._forget_slots()
 
     def _spread(self, work: Callable[[R], Outcome], requests: Sequence[R]) -> list[Outcome]:
@@ -408,10 +408,10 @@ class CudaEngine(LocalEngine):
         """As they come; kind by kind where there are more kinds than slots, so that few slots are replaced."""
         if self._kinds(requests) <= self.limit:
             return requests
-        return sorted(requests, key=lambda request: self.world.kind(request.client))
+        return sorted(requests, key=lambda request: self.clients.kind(request.client))
 
     def _kinds(self, requests: Sequence[R]) -> int:
-        return len({self.world.kind(request.client) for request in requests})
+        return len({self.clients.kind(request.client) for request in requests})
 
     @contextlib.contextmanager
     def _at_work(self) -> Iterator[None]:
@@ -460,7 +460,7 @@ class CudaEngine(LocalEngine):
         home = self._homes.get(client)
         if home is not None and home not in busy:
             return home
-        pool = self._pools.setdefault(self.world.kind(client), [])
+        pool = self._pools.setdefault(self.clients.kind(client), [])
         free = next((slot for slot in pool if slot not in busy), None)
         if free is not None:
             return free
@@ -496,7 +496,7 @@ class CudaEngine(LocalEngine):
 
     def _new_slot(self, client: ClientId, stream: torch.cuda.Stream) -> Slot:
         """A live client built on the main stream, which the slot's own waits for."""
-        live = self.world.build_client(client)
+        live = self.clients.build_client(client)
         stream.wait_stream(self._main)
         runner = GraphRunner(live, self._rows, self._tell)
         return Slot(live, stream, runner, torch.Generator(live.device))
@@ -520,7 +520,7 @@ class CudaEngine(LocalEngine):
     def _live(self, client_id: ClientId, state: State | None) -> Client:
         slot = self._now
         assert slot is not None
-        self.world.assign(slot.client, client_id)
+        self.clients.assign(slot.client, client_id)
         wanted = state if state is not None else self._initial_state(client_id)
         if slot.holds is None or slot.holds() is not wanted:
             slot.client.restore(wanted)

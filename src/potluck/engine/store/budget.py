@@ -10,7 +10,7 @@ import torch
 
 from potluck.engine.store.transfers import size
 from potluck.errors import ConfigError
-from potluck.federation.world import World
+from potluck.federation.builder import ClientBuilder
 
 DEVICE_SHARE = 0.6  # of the device memory that is free at the start; the rest is for live clients and graphs
 HOST_SHARE = 0.5  # of the machine's memory
@@ -37,15 +37,15 @@ class Budget:
         return cls(min(total, free), total - min(total, free))
 
 
-def check_memory(total: int | None, world: World) -> None:
+def check_memory(total: int | None, clients: ClientBuilder) -> None:
     """Refuse a budget that cannot hold the largest client."""
     if total is None:
         return
-    first = {world.kind(client): client for client in reversed(world.ids)}
+    first = {clients.kind(client): client for client in reversed(clients.population.ids)}
     for client in first.values():
-        needed = size(world.build_client(client).snapshot())
+        needed = size(clients.build_client(client).snapshot())
         if needed > total:
             raise ConfigError(
-                f"engine.memory: {total} bytes are too few for client {client} ({world.label(client)}), "
+                f"engine.memory: {total} bytes are too few for client {client} ({clients.population.label(client)}), "
                 f"whose state takes {needed}; give at least that much, or auto"
             )
