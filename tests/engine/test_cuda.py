@@ -149,7 +149,7 @@ def test_32_clients_at_once_are_the_same_32_one_by_one() -> None:
 def test_graphs_agree_with_the_reference_engine(method: Any) -> None:
     sizes = [80, 64, 50, 33, 17, 1]
     made = [federate(sizes, method, CNNS) for _ in range(2)]
-    serial, graphs = play(made[0], LocalEngine(made[0])), play(made[1], engine(made[1]))
+    serial, graphs = play(made[0], LocalEngine(made[0].clients)), play(made[1], engine(made[1]))
     assert worst(states(serial), states(graphs)) < 1e-3
 
 
@@ -158,7 +158,7 @@ def test_graphs_agree_with_the_reference_engine(method: Any) -> None:
 )
 def test_every_optimiser_starts_fresh_in_every_round(optimizer: Any) -> None:
     made = [federate([64, 64], {"name": "local"}, ["resnet10"], optimizer=optimizer) for _ in range(2)]
-    serial, graphs = play(made[0], LocalEngine(made[0]), 3), play(made[1], engine(made[1]), 3)
+    serial, graphs = play(made[0], LocalEngine(made[0].clients), 3), play(made[1], engine(made[1]), 3)
     assert worst(states(serial), states(graphs)) < 2e-2  # batch norm in a deep net amplifies the last bits
 
 
@@ -264,7 +264,7 @@ def test_what_cannot_be_captured_runs_eagerly_with_one_notice(monkeypatch: pytes
     played = play(made, engine(made, notice=notices.append))
     assert len(notices) == 1
     assert "cannot be captured" in notices[0]
-    assert worst(states(play(reference, LocalEngine(reference))), states(played)) < 1e-3
+    assert worst(states(play(reference, LocalEngine(reference.clients))), states(played)) < 1e-3
 
 
 class FailsOnce(Local):
@@ -381,14 +381,14 @@ def test_nobody_waits_for_the_device_in_a_client_step(method: Any) -> None:
             torch.cuda.set_sync_debug_mode("default")
 
     played.engine.run = without_waiting  # type: ignore[method-assign]
-    assert not played.play(4, place.ids).failures
+    assert not played.play(4, place.population.ids).failures
 
 
 def test_a_short_last_batch_is_captured_when_it_comes_again() -> None:
     place = federate([50] * 4, {"name": "local"}, ["cnn5"])
     busy = engine(place)
     play(place, busy, rounds=3)
-    for slot in busy._pools[place.architecture("0")]:
+    for slot in busy._pools[place.population.architecture("0")]:
         (workspace,) = slot.client.workspaces.values()
         assert sorted(workspace.recordings) == [(2,), (16,)]
 

@@ -261,7 +261,7 @@ def test_methods_of_classes_refuse_one_task_of_another_kind():
     for method in ("fedproto", "fedgh", "fedmrl", "fedin", "fedre"):
         with pytest.raises(ConfigError, match=f"{method} learns from one class per sample"):
             Experiment.make(**values, method=method).build()
-    assert Experiment.make(**values, method="fedavg").build().task.kind == "segmentation"
+    assert Experiment.make(**values, method="fedavg").build().population.task.kind == "segmentation"
 
 
 def test_two_groups_cannot_have_a_client_of_one_name():

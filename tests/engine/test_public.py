@@ -185,7 +185,7 @@ def test_a_file_names_it_and_a_method_that_needs_none_ignores_it(tmp_path):
     assert again.public is not None
     assert resume(result.folder).accuracy == result.accuracy
     local = asked.variant(method="local").build()
-    assert local.public() is None
+    assert local.population.public() is None
     assert "public" not in local.card("0").extra
 
 
@@ -268,7 +268,7 @@ def test_what_cannot_work_is_said_in_a_sentence(changes, sentence):
 
 
 def test_a_batch_larger_than_the_public_data_is_refused():
-    view = mixed().build().public()
+    view = mixed().build().population.public()
     assert view is not None
     with pytest.raises(
         ConfigError, match=r"method.batch of 21 samples is larger than the public data, which has 20"
@@ -281,7 +281,7 @@ def test_a_batch_larger_than_the_public_data_is_refused():
 def viewed(public: Dataset | str, ids: Any = None) -> Public:
     """The public data as a server sees them; `ids` instead of those drawn."""
     group = {"data": few("digits"), "partition": PARTITION, "models": "mlp-small"}
-    view = mixed(federation=[group], public={"data": public, "samples": 20}).build().public()
+    view = mixed(federation=[group], public={"data": public, "samples": 20}).build().population.public()
     assert view is not None
     return view if ids is None else replace(view, ids=ids)
 
@@ -338,7 +338,7 @@ def test_other_content_under_the_same_ids_is_refused():
 
 def viewed_vectors(public: Dataset) -> Public:
     group = {"data": public, "partition": PARTITION, "models": "mlp-small"}
-    view = mixed(federation=[group], public={"data": public, "samples": 20}).build().public()
+    view = mixed(federation=[group], public={"data": public, "samples": 20}).build().population.public()
     assert view is not None
     return view
 

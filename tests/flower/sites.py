@@ -124,7 +124,7 @@ def serial(method, folder, away=(), **others):
     """The metrics of a simulation."""
     experiment = simulated(method, **others)
     federation, home = experiment.build(), RunFolder.create(folder, exact=True)
-    engine = Absent(federation)
+    engine = Absent(federation.clients)
     engine.away = frozenset(away)
     write_start(home, experiment, federation)
     Run(experiment, home, federation, engine=engine).play()

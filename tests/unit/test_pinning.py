@@ -378,22 +378,22 @@ def test_a_server_that_asks_for_more_is_refused(
     method: str, agreed: dict[str, Any], asked: dict[str, Any], sentence: str
 ) -> None:
     home, server = bench(method, **agreed).build(), bench(method, **asked).build()
-    agreement = Agreement.of(home.method, home.build_client("0"))
+    agreement = Agreement.of(home.method, home.clients.build_client("0"))
     with pytest.raises(PinError, match=sentence):
-        agreement.admit(server.method, server.build_client("0"))
+        agreement.admit(server.method, server.clients.build_client("0"))
 
 
 def test_more_noise_is_welcome() -> None:
     home, server = bench("fedre", noise=0.5).build(), bench("fedre", noise=0.7).build()
-    Agreement.of(home.method, home.build_client("0")).admit(server.method, server.build_client("0"))
+    Agreement.of(home.method, home.clients.build_client("0")).admit(server.method, server.clients.build_client("0"))
 
 
 def test_options_left_open_still_do_not_widen_what_leaves() -> None:
     """A site that unpins d1 has still agreed to the shapes it saw."""
     home, server = bench("fedmrl", d1=16).build(), bench("fedmrl", d1=32).build()
-    agreement = Agreement.of(home.method, home.build_client("0")).model_copy(update={"options": {}})
+    agreement = Agreement.of(home.method, home.clients.build_client("0")).model_copy(update={"options": {}})
     with pytest.raises(PinError, match="step train would receive 'small/"):
-        agreement.admit(server.method, server.build_client("0"))
+        agreement.admit(server.method, server.clients.build_client("0"))
 
 
 def test_the_rehearsal_is_shown_tensor_by_tensor() -> None:

@@ -50,18 +50,18 @@ def federate(model: Any) -> Federation:
 @pytest.mark.parametrize(("model", "last"), [("conv-small", True), (viewer, False)])
 def test_the_layout_is_one_the_model_runs_on(model: Any, last: bool) -> None:
     place = federate(model)
-    weights = [value for value in place.build_client("0")["model"].tensors().values() if value.dim() == 4]
+    weights = [value for value in place.clients.build_client("0")["model"].tensors().values() if value.dim() == 4]
     assert weights
     assert all(value.is_contiguous(memory_format=torch.channels_last) == last for value in weights)
-    cohort = Rounds(place, LocalEngine(place)).play(1, place.ids)
+    cohort = Rounds(place, LocalEngine(place.clients)).play(1, place.population.ids)
     assert not cohort.failures
 
 
 def test_a_model_that_cannot_read_them_is_handed_images_channel_by_channel() -> None:
     place = federate(viewer)
-    stored = place.source.prepared(channels_last=True)
+    stored = place.clients.sources[0].prepared(channels_last=True)
     place._sources = [stored]
-    batch = place.build_client("0").source.take(torch.arange(4))
+    batch = place.clients.build_client("0").source.take(torch.arange(4))
     assert batch.x.is_contiguous()
     torch.testing.assert_close(batch.x, stored.take(torch.arange(4)).x)
     assert not stored.take(torch.arange(4)).x.is_contiguous()
