@@ -186,7 +186,7 @@ def test_a_file_names_it_and_a_method_that_needs_none_ignores_it(tmp_path):
     assert resume(result.folder).accuracy == result.accuracy
     local = asked.variant(method="local").build()
     assert local.population.public() is None
-    assert "public" not in local.card("0").extra
+    assert "public" not in local.population.card("0").extra
 
 
 def test_images_are_brought_to_a_clients_size_and_colours():

@@ -60,7 +60,7 @@ def test_the_layout_is_one_the_model_runs_on(model: Any, last: bool) -> None:
 def test_a_model_that_cannot_read_them_is_handed_images_channel_by_channel() -> None:
     place = federate(viewer)
     stored = place.clients.sources[0].prepared(channels_last=True)
-    place._sources = [stored]
+    place.clients.sources = [stored]
     batch = place.clients.build_client("0").source.take(torch.arange(4))
     assert batch.x.is_contiguous()
     torch.testing.assert_close(batch.x, stored.take(torch.arange(4)).x)
