@@ -672,13 +672,14 @@ def split(
 ) -> None:
     """Show who has which class, as a table and as a picture."""
     from potluck.cli.views import split_entry, split_view
+    from potluck.experiment.build import build_grounds
     from potluck.experiment.schema import Experiment
 
     screen = Screen(json)
     chosen = Experiment.load(experiment, overrides or ())
     data = chosen.load_data(labels_only=True)
     whole = chosen.make_split(data)
-    groups = whole.by_group((ground.data, ground.clients) for ground in chosen.grounds(data, whole))
+    groups = whole.by_group((ground.data, ground.clients) for ground in build_grounds(chosen, data, whole))
     path, entries = png or RUNS / f"{chosen.name}-split.png", []
     for number, (part, own) in enumerate(groups):
         entry, place = split_entry(part, own), path.with_stem(f"{path.stem}-{number}") if number else path

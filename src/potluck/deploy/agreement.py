@@ -28,6 +28,8 @@ from potluck.core.method import Method, MethodConfig
 from potluck.core.settings import Settings
 from potluck.engine.performer import client_card
 from potluck.errors import ConfigError, MessageError, PinError
+from potluck.experiment.validation import one_sentence
+from potluck.files import write_whole
 
 ALWAYS_TOLD = ("samples", "task")  # on every card
 EVALUATE = "evaluate"  # the library's own step, beside those of the method
@@ -147,8 +149,6 @@ class Agreement(Settings):
     @classmethod
     def load(cls, path: Path | str) -> Self:
         """The agreement in a file; whatever is wrong with the file is told in one sentence."""
-        from potluck.experiment.schema import one_sentence
-
         try:
             return cls.model_validate(json.loads(Path(path).read_text(encoding="utf-8")))
         except OSError as error:
@@ -160,8 +160,6 @@ class Agreement(Settings):
 
     def write(self, path: Path | str) -> None:
         """Write the file; one that exists is somebody's decision and is left alone."""
-        from potluck.files import write_whole
-
         if Path(path).exists():
             raise ConfigError(f"{path} exists; move it away, or write the agreement to another file")
         write_whole(Path(path), (self.model_dump_json(indent=2) + "\n").encode())

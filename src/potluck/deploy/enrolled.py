@@ -21,7 +21,8 @@ from potluck.deploy.wire import (
     Enrolment,
 )
 from potluck.errors import ConfigError
-from potluck.experiment.schema import Experiment, Sites
+from potluck.experiment.blocks import Sites
+from potluck.experiment.schema import Experiment
 from potluck.federation.world import Ground, World
 from potluck.methods.registry import find_method
 

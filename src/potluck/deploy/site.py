@@ -43,7 +43,8 @@ from potluck.errors import (
     RunError,
     StepFailed,
 )
-from potluck.experiment.schema import Experiment, Sites
+from potluck.experiment.blocks import Sites
+from potluck.experiment.schema import Experiment
 from potluck.federation.world import Ground, World, check_public
 from potluck.files import read_json, write_json, write_whole
 from potluck.methods.registry import find_method

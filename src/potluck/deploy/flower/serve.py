@@ -15,7 +15,8 @@ from potluck.deploy.flower.processes import (
 )
 from potluck.deploy.run import open_folder, play, prepared
 from potluck.errors import ConfigError
-from potluck.experiment.schema import Experiment, Sites
+from potluck.experiment.blocks import Sites
+from potluck.experiment.schema import Experiment
 from potluck.runs.observers import Watcher
 from potluck.runs.result import RunResult
 
