@@ -50,6 +50,7 @@ from potluck.files import read_json, write_json, write_whole
 from potluck.methods.registry import find_method
 from potluck.models import ModelPool
 from potluck.models.build import Entry
+from potluck.plugins import load_function
 from potluck.version import __version__
 
 SENT = (
@@ -316,11 +317,13 @@ class Site(Orders):
         return world
 
 
+def model_entry(name: str) -> Entry:
+    """A model by its registered name, or the function `file.py:build`."""
+    return load_function(name) if ":" in name else name
+
+
 def rehearsal_world(experiment: Experiment, client: ClientId, model: str, data: str) -> World:
     """The world of a site that joins nobody yet; its secret is one for this once."""
-    from potluck.deploy.flower.worker import model_entry
-    from potluck.plugins import load_function
-
     with tempfile.TemporaryDirectory(prefix="potluck-") as home:
         site = Site(client, model_entry(model), load_function(data), Path(home))
         return site._world(welcome(experiment, REHEARSAL)["experiment"], REHEARSAL)

@@ -19,9 +19,8 @@ from pathlib import Path
 
 from potluck.deploy import frames
 from potluck.deploy.resident import load_agreement
-from potluck.deploy.site import Site
+from potluck.deploy.site import Site, model_entry
 from potluck.errors import MessageError, PotluckError
-from potluck.models.build import Entry
 from potluck.plugins import load_function
 from potluck.runs.folder import RunFolder
 
@@ -51,11 +50,6 @@ def answer_one(site: Site, channel: socket.socket) -> None:
         raise EOFError("an order is one piece")
     channel.settimeout(None)
     frames.send(channel, {}, [site.answer(pieces[0])])
-
-
-def model_entry(name: str) -> Entry:
-    """A model by its registered name, or the function `file.py:build`."""
-    return load_function(name) if ":" in name else name
 
 
 def _parser() -> argparse.ArgumentParser:
