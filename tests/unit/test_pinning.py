@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from potluck.cli.views import rehearsal_entry, rehearsal_sheet
+from potluck.cli.views.rehearsal import rehearsal_entry, rehearsal_sheet
 from potluck.core.message import Message
 from potluck.deploy.agreement import Agreement, Crossing, TensorSpec, fits
 from potluck.deploy.rehearsal import propose, rehearse
