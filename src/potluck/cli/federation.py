@@ -60,7 +60,7 @@ def serve(
 
     Started again after a crash, the same command goes on with the same run.
     """
-    from potluck.deploy.flower.processes import Security
+    from potluck.deploy.flower.connections import Security
     from potluck.deploy.flower.serve import serve as play
     from potluck.experiment import Experiment
 
@@ -137,7 +137,7 @@ def join(
         raise ConfigError("--server is missing: where is the server?")
     from potluck.deploy.flower.join import Joining, default_home
     from potluck.deploy.flower.join import join as take_part
-    from potluck.deploy.flower.processes import Security
+    from potluck.deploy.flower.connections import Security
 
     screen = Screen(json=False)
     security = Security(insecure, ca, node_key=node_key)
