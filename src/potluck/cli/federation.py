@@ -135,9 +135,9 @@ def join(
         raise ConfigError("--write goes with --check")
     if not server and only != "worker":
         raise ConfigError("--server is missing: where is the server?")
+    from potluck.deploy.flower.connections import Security
     from potluck.deploy.flower.join import Joining, default_home
     from potluck.deploy.flower.join import join as take_part
-    from potluck.deploy.flower.connections import Security
 
     screen = Screen(json=False)
     security = Security(insecure, ca, node_key=node_key)
