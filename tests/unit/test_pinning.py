@@ -11,11 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from potluck.cli.views import rehearsal_entry, rehearsal_sheet
+from potluck.cli.views.rehearsal import rehearsal_entry, rehearsal_sheet
 from potluck.core.message import Message
-from potluck.deploy.agreement import Agreement, Crossing, TensorSpec, fits
+from potluck.deploy.agreement import Agreement, Crossing, fits
 from potluck.deploy.rehearsal import propose, rehearse
 from potluck.deploy.resident import enrolment
+from potluck.deploy.tensor_specs import TensorSpec
 from potluck.deploy.wire import told_at_enrolment
 from potluck.errors import ConfigError, PinError
 from potluck.methods.registry import method_names
@@ -385,7 +386,9 @@ def test_a_server_that_asks_for_more_is_refused(
 
 def test_more_noise_is_welcome() -> None:
     home, server = bench("fedre", noise=0.5).build(), bench("fedre", noise=0.7).build()
-    Agreement.of(home.method, home.clients.build_client("0")).admit(server.method, server.clients.build_client("0"))
+    Agreement.of(home.method, home.clients.build_client("0")).admit(
+        server.method, server.clients.build_client("0")
+    )
 
 
 def test_options_left_open_still_do_not_widen_what_leaves() -> None:

@@ -50,7 +50,9 @@ def federate(model: Any) -> Federation:
 @pytest.mark.parametrize(("model", "last"), [("conv-small", True), (viewer, False)])
 def test_the_layout_is_one_the_model_runs_on(model: Any, last: bool) -> None:
     place = federate(model)
-    weights = [value for value in place.clients.build_client("0")["model"].tensors().values() if value.dim() == 4]
+    weights = [
+        value for value in place.clients.build_client("0")["model"].tensors().values() if value.dim() == 4
+    ]
     assert weights
     assert all(value.is_contiguous(memory_format=torch.channels_last) == last for value in weights)
     cohort = Rounds(place, LocalEngine(place.clients)).play(1, place.population.ids)
