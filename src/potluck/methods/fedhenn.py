@@ -102,11 +102,7 @@ class FedHeNN(OnPublicData):
 
     def columns(self, width: int) -> int:
         """|R| for K, d_k for A."""
-        return {
-            "kernel": self.samples,
-            "representations": width,
-            "smaller": min(self.samples, width),
-        }[self.config.send]
+        return self.samples if self.sends_kernel(width) else width
 
     def sends_kernel(self, width: int) -> bool:
         """Whether a client with this width sends K."""
@@ -161,7 +157,8 @@ class FedHeNN(OnPublicData):
         there = client.public.mask[public.id] & (target.diagonal() > 0)
         with torch.autocast(z.device.type, enabled=False):
             gap = 1 - cka(target, z @ z.T, there.to(z.dtype))
-        return {"task": _total(self.loss(client, batch)), "alignment": eta * gap}
+        task = client.task.loss(client["model"](batch.x), batch.y, batch.weight)
+        return {"task": task, "alignment": eta * gap}
 
     def rows(self, holder: Holder, round_: int) -> np.ndarray:
         """R of a round."""
@@ -200,9 +197,3 @@ def mean_kernel(kernels: Iterable[Tensor]) -> Tensor:
     assert total is not None
     assert count is not None
     return total / count.clamp_min(1)
-
-
-def _total(value: Any) -> Tensor:
-    """A loss as one number, also where it has named terms."""
-    total: Tensor = value if isinstance(value, Tensor) else torch.stack([*value.values()]).sum()
-    return total

@@ -64,7 +64,7 @@ from potluck.kit.public_knowledge import (
 )
 from potluck.kit.representation_model import representation_model
 from potluck.kit.requirements import require_one_width, require_peers
-from potluck.methods.fedmuscle_observations import Drawn, Observations, report_bounds
+from potluck.methods.fedmuscle_observations import Drawn, Observations, report_bounds, write_bounds
 from potluck.methods.fedmuscle_variants import (
     AligningOptimizer,
     Variants,
@@ -87,7 +87,7 @@ def _sent(method: FedMuscle, optional: bool = False) -> Contract:
 
 def _received(method: FedMuscle) -> Contract:
     rows, peers = f"r<={method.bundle * method.config.batch}", f"m<={method.config.peers}"
-    meaning = "the representations of the same samples by m other clients"
+    meaning = "what m other clients make of the same samples"
     return {"peers": tensor(f"{rows}, {peers}, d", meaning, optional=True)}
 
 
@@ -251,7 +251,7 @@ class FedMuscle(OnPublicData):
         masks: dict[str, Any] = {"weight": client.public.mask[batch.id].float(), "present": peers.y.unbind(1)}
         tau, tau_prev = client["temperatures"]() if config.learned else (config.tau, config.tau_prev)
         bounds = information_bounds(anchor, others, tau, normalize=config.normalize, **masks)
-        client["peers"]["bounds"].index_copy_(0, rows_of(peers)[:1] // config.batch, bounds[None])
+        write_bounds(client, rows_of(peers)[:1] // config.batch, bounds)
         if config.loss != "muscle":
             return compared_loss(config, anchor, others, tau, masks)
         options = {"memory": config.memory, "normalize": config.normalize}

@@ -20,8 +20,13 @@ from potluck.core.state import Report
 Drawn = Sequence[Sequence[ClientId]]  # the peers of a client, batch by batch
 
 
+def write_bounds(client: Client, batch: Tensor, bounds: Tensor) -> None:
+    """Keep the bounds of a batch, one per peer, in the client's state; `batch` (1,) says which batch it is."""
+    client["peers"]["bounds"].index_copy_(0, batch, bounds[None])
+
+
 def report_bounds(client: Client, batches: Iterable[int], peers: int) -> None:
-    """Report the bounds that the last steps wrote, of the batches that were aligned on."""
+    """Report the bounds of the batches that were just aligned on."""
     bounds = client["peers"]["bounds"].clone()
     client.report.metrics |= {
         f"bound {batch} {m}": bounds[batch, m] for batch in batches for m in range(peers)
