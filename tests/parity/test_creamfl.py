@@ -53,7 +53,7 @@ def test_the_contrast_between_modalities_is_with_all_public_samples():
     assert float(both) == pytest.approx((np.mean(expected) + math.log(4)) / 2, abs=1e-6)
 
 
-def test_a_share_in_pieces_is_the_share_at_once(monkeypatch):
+def test_the_log_share_in_pieces_is_the_one_of_the_whole(monkeypatch):
     draw = torch.tensor(np.random.Generator(np.random.PCG64(4)).standard_normal((2, 9, 4)))
     whole = log_share(*draw)
     monkeypatch.setattr(global_tables, "CHUNK", 2)

@@ -131,7 +131,7 @@ def test_without_gamma_it_is_the_pairwise_loss():
 
 
 @pytest.mark.parametrize("loss", [muscle, gramian])
-def test_the_order_of_peers_is_nothing(loss):
+def test_the_order_of_peers_does_not_matter(loss):
     anchor, peers = batch(6)
     close(loss(anchor, [peers[2], peers[0], peers[1]]), float(loss(anchor, peers)), 1e-12)
 
@@ -161,7 +161,7 @@ def test_a_missing_row_is_no_positive_and_no_negative(memory):
     close(pairwise(anchor, peers, present=masks, reduction="none"), pairs, 1e-10)
 
 
-def test_an_anchor_nobody_can_answer_does_not_count():
+def test_an_anchor_without_any_peer_does_not_count():
     anchor, peers = batch(4, 2)
     anchor.requires_grad_()
     nobody = torch.tensor([True, True, False, True])
