@@ -149,7 +149,7 @@ def test_32_clients_at_once_are_the_same_32_one_by_one() -> None:
 def test_graphs_agree_with_the_reference_engine(method: Any) -> None:
     sizes = [80, 64, 50, 33, 17, 1]
     made = [federate(sizes, method, CNNS) for _ in range(2)]
-    serial, graphs = play(made[0], LocalEngine(made.clients[0].clients)), play(made[1], engine(made[1]))
+    serial, graphs = play(made[0], LocalEngine(made[0].clients)), play(made[1], engine(made[1]))
     assert worst(states(serial), states(graphs)) < 1e-3
 
 
@@ -158,7 +158,7 @@ def test_graphs_agree_with_the_reference_engine(method: Any) -> None:
 )
 def test_every_optimiser_starts_fresh_in_every_round(optimizer: Any) -> None:
     made = [federate([64, 64], {"name": "local"}, ["resnet10"], optimizer=optimizer) for _ in range(2)]
-    serial, graphs = play(made[0], LocalEngine(made.clients[0].clients), 3), play(made[1], engine(made[1]), 3)
+    serial, graphs = play(made[0], LocalEngine(made[0].clients), 3), play(made[1], engine(made[1]), 3)
     assert worst(states(serial), states(graphs)) < 2e-2  # batch norm in a deep net amplifies the last bits
 
 
