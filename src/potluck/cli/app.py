@@ -249,8 +249,7 @@ def _watched(
 def _run_sheet(result: RunResult) -> Sheet:
     """The clients of a run; with many of them only how it went as a whole."""
     from potluck.files import read_json
-    from potluck.report.page import client_rows
-    from potluck.report.sheets import run_sheet
+    from potluck.report.sheets import client_rows, run_sheet
 
     split = read_json(result.folder / "split.json")
     models = read_json(result.folder / "environment.json").get("models", {})

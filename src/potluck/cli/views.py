@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -12,8 +13,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from potluck.report.format import NOTHING, count, size
-from potluck.report.render import Column, Sheet
+from potluck.report.format import count, size
+from potluck.report.render import Column, Sheet, words
 
 if TYPE_CHECKING:
     from potluck.core.dataset import Dataset
@@ -46,20 +47,16 @@ def method_entry(method: type[Method]) -> dict[str, Any]:
 
 def methods_sheet(entries: Sequence[Mapping[str, Any]]) -> Sheet:
     """The methods, a row each."""
-    names = ("method", "published", "models of the clients", "sends", "receives", "public data")
-    rows = tuple(
-        (
-            entry["name"],
-            entry["citation"] or NOTHING,
-            entry["models"],
-            ", ".join(entry["sends"]) or "nothing",
-            ", ".join(entry["receives"]) or "nothing",
-            "needed" if entry["needs_public_data"] else NOTHING,
-        )
-        for entry in entries
+    columns = (
+        words("method", itemgetter("name")),
+        words("published", lambda entry: entry["citation"] or None),
+        words("models of the clients", itemgetter("models")),
+        words("sends", lambda entry: ", ".join(entry["sends"]) or "nothing"),
+        words("receives", lambda entry: ", ".join(entry["receives"]) or "nothing"),
+        words("public data", lambda entry: "needed" if entry["needs_public_data"] else None),
     )
     notes = ("`potluck explain METHOD` shows what each of these is and how large.",)
-    sheet = Sheet(f"{len(rows)} methods", tuple(Column(name, "left") for name in names), rows, notes)
+    sheet = Sheet(f"{len(entries)} methods", columns, entries, notes)
     return sheet.without_empty_columns()
 
 
@@ -199,15 +196,15 @@ def rehearsal_entry(
 
 def rehearsal_sheet(entry: Mapping[str, Any], client: str) -> Sheet:
     """A row for every tensor that would leave in a round."""
-    rows = tuple(
-        (
-            *(line["step"], line["name"], f"({', '.join(map(str, line['shape']))})", line["type"]),
-            *(count(line["scalars"]), size(line["bytes"])),
-        )
-        for line in entry["leaves"]
+    columns = (
+        words("step", itemgetter("step")),
+        words("name", itemgetter("name")),
+        words("shape", lambda line: f"({', '.join(map(str, line['shape']))})"),
+        words("type", itemgetter("type")),
+        Column("scalars", itemgetter("scalars"), count),
+        Column("size", itemgetter("bytes"), size),
     )
-    columns = (*(Column(name, "left") for name in ("step", "name", "shape", "type")), *map(Column, NUMBERS))
-    return Sheet(f"leaves {client} in a round", columns, rows, _rehearsal_notes(entry))
+    return Sheet(f"leaves {client} in a round", columns, entry["leaves"], _rehearsal_notes(entry))
 
 
 def _rehearsal_notes(entry: Mapping[str, Any]) -> tuple[str, ...]:

@@ -23,9 +23,9 @@ from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from potluck.report.format import points, size
+from potluck.report.format import method_label, points, size
 from potluck.report.log import Curve
-from potluck.report.sheets import METHOD_NAMES, ranked
+from potluck.report.sheets import ranked
 
 INK = "#24292f"
 FAINT = "#6e7781"
@@ -383,11 +383,11 @@ def interval_picture(comparison: Mapping[str, Any]) -> Figure:
     for row, entry in enumerate(entries):
         _draw_interval(axes, row, entry["difference"])
     axes.set_ylim(len(entries) - 0.4, -0.6)
-    names = [METHOD_NAMES.get(entry["method"], entry["method"]) for entry in entries]
+    names = [method_label(entry["method"]) for entry in entries]
     axes.set_yticks(range(len(entries)), [shorten(name, 22) for name in names])
     axes.tick_params(axis="y", labelcolor=INK, labelsize=9)
     baseline = str(comparison.get("baseline", "local"))
-    axes.set_xlabel(f"points against {METHOD_NAMES.get(baseline, baseline)}", color=FAINT)
+    axes.set_xlabel(f"points against {method_label(baseline)}", color=FAINT)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8))
     axes.xaxis.set_major_formatter(
         FuncFormatter(lambda value, _: f"{value:+g}".replace("-", "−") if value else "0")
