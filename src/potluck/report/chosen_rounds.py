@@ -14,7 +14,7 @@ from potluck.report.log import Key, Series, read_metrics
 
 
 def check_rounds(rounds: Sequence[int], last: int, every: int, who: str) -> None:
-    """Refuse rounds that are not evaluated: the experiment `who` has `last` rounds and evaluates each `every`-th."""
+    """Refuse rounds that `who`, an experiment of `last` rounds with `evaluate.every`, does not evaluate."""
     for number in rounds:
         if not 1 <= number <= last:
             raise ConfigError(f"{who} has no round {number}: the rounds are 1 to {last}")

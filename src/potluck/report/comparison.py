@@ -184,8 +184,8 @@ def compare_runs(
     groups = _group(results)
     values = {method: _values(group) for method, group in groups.items()}
     reference = values.get(baseline, {})
-    settings = {"view": view, "level": level, "draws": draws, "baseline": baseline}
-    settings["seeds"] = sorted({run.seed for run in results}, key=natural)
+    seeds = sorted({run.seed for run in results}, key=natural)
+    settings = {"view": view, "level": level, "draws": draws, "baseline": baseline, "seeds": seeds}
     measures = _measures(results)
     methods = []
     for method, own in values.items():

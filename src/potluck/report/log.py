@@ -205,15 +205,12 @@ def _mean(values: Floats) -> float | None:
 
 @dataclass(frozen=True)
 class LogFormat:
-    """The columns of a log; those that are not nullable must be in every line."""
+    """The columns of a log."""
 
     entry: str  # what an error message calls a line
     schema: pa.Schema
+    required: tuple[str, ...] = ()  # the columns that every line must have
     open: bool = False  # whether fields outside the schema are read too
-
-
-def _required(name: str, kind: pa.DataType) -> pa.Field:
-    return pa.field(name, kind, nullable=False)
 
 
 _PART = pa.struct(
@@ -222,33 +219,35 @@ _PART = pa.struct(
 METRICS = LogFormat(
     "a measurement",
     pa.schema(
-        [
-            _required("round", pa.int64()),
-            _required("client", pa.string()),
-            _required("when", pa.string()),
-            ("mode", pa.string()),
-            ("held_out", pa.bool_()),
-            ("test", _PART),
-            ("validation", _PART),
-        ]
+        {
+            "round": pa.int64(),
+            "client": pa.string(),
+            "when": pa.string(),
+            "mode": pa.string(),
+            "held_out": pa.bool_(),
+            "test": _PART,
+            "validation": _PART,
+        }
     ),
-    open=True,
+    required=("round", "client", "when"),
+    open=True,  # tasks log further measures
 )
 LEDGER = LogFormat(
     "an entry of the ledger",
     pa.schema(
-        [
-            _required("round", pa.int64()),
-            _required("client", pa.string()),
-            _required("direction", pa.string()),
-            _required("purpose", pa.string()),
-            _required("scalars", pa.int64()),
-            _required("bytes", pa.int64()),
-            ("as_published", pa.int64()),
-        ]
+        {
+            "round": pa.int64(),
+            "client": pa.string(),
+            "direction": pa.string(),
+            "purpose": pa.string(),
+            "scalars": pa.int64(),
+            "bytes": pa.int64(),
+            "as_published": pa.int64(),
+        }
     ),
+    required=("round", "client", "direction", "purpose", "scalars", "bytes"),
 )
-TIMING = LogFormat("a timing", pa.schema([("round", pa.int64()), ("seconds", pa.float64())]))
+TIMING = LogFormat("a timing", pa.schema({"round": pa.int64(), "seconds": pa.float64()}))
 
 
 def read_table(path: Path, format: LogFormat) -> pa.Table:
@@ -282,9 +281,9 @@ def _parse(file: BinaryIO, format: LogFormat) -> pa.Table:
             unexpected_field_behavior="infer" if format.open else "ignore",
         ),
     )
-    for column in format.schema:
-        if not column.nullable and table[column.name].null_count:
-            raise pa.ArrowInvalid(f"it has no {column.name}")
+    for name in format.required:
+        if table[name].null_count:
+            raise pa.ArrowInvalid(f"it has no {name}")
     return table
 
 
@@ -397,7 +396,9 @@ def _further_values(values: pa.Table) -> dict[str, Floats]:
     columns = {name: values[name] for name in values.column_names if name.startswith(_FURTHER)}
     found = {name: column for name, column in columns.items() if column.null_count < len(column)}
     first = {name: pc.min(values["line"].filter(column.is_valid())).as_py() for name, column in found.items()}
-    return {name.removeprefix(_FURTHER): found[name].to_numpy() for name in sorted(found, key=first.get)}
+    return {
+        name.removeprefix(_FURTHER): found[name].to_numpy() for name in sorted(found, key=first.__getitem__)
+    }
 
 
 def _metrics_by_client(lines: pa.Table, names: tuple[str, ...]) -> dict[str, str]:

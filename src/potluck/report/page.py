@@ -248,7 +248,8 @@ def _curves(run: _Run) -> Part:
     common = isinstance(evaluate, Mapping) and evaluate.get("on") == "global"
     data = "the common test data" if common else "each client's own test data"
     band = f", {_name(run.key, keys)}" if len(keys) > 1 else ""
-    lead = f"Mean over clients of the {run.measure} on {data}. The band is one standard deviation over clients{band}."
+    mean = f"Mean over clients of the {run.measure} on {data}."
+    lead = f"{mean} The band is one standard deviation over clients{band}."
     return {"picture": plots.accuracy_over_rounds(curves), "lead": lead}
 
 
