@@ -6,7 +6,6 @@ gives the scores of the round that a view looks at.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import math
@@ -259,14 +258,16 @@ def read_table(path: Path, format: LogFormat) -> pa.Table:
         raise RunError(f"there is no folder {path.parent}: give the folder of a run")
     if not path.exists():
         return format.schema.empty_table()
-    with contextlib.suppress(pa.ArrowInvalid), path.open("rb") as file:
-        return _parse(file, format)
-    lines = path.read_bytes().splitlines(keepends=True)
-    whole = [line for line in lines if line.endswith(b"\n")]
+    with path.open("rb") as file:
+        try:
+            return _parse(file, format)
+        except pa.ArrowException:
+            file.seek(0)
+            lines = [line for line in file if line.endswith(b"\n")]
     try:
-        return _parse(io.BytesIO(b"".join(whole)), format)
-    except pa.ArrowInvalid:
-        raise _refusal(path, whole, format) from None
+        return _parse(io.BytesIO(b"".join(lines)), format)
+    except pa.ArrowException:
+        raise _refusal(path, lines, format) from None
 
 
 def _parse(file: BinaryIO, format: LogFormat) -> pa.Table:
@@ -290,14 +291,14 @@ def _parse(file: BinaryIO, format: LogFormat) -> pa.Table:
 def _refusal(path: Path, lines: list[bytes], format: LogFormat) -> RunError:
     """The error that names the first broken line.
 
-    Arrow does not say which line it refused. But whatever begins with a broken log is broken too, so the line is
-    found by bisection.
+    Arrow does not say which line it refused. But once a line is refused, every longer part of the log is refused
+    too, so bisection finds it.
     """
 
     def reason(last: int) -> str:
         try:
             _parse(io.BytesIO(b"".join(lines[: last + 1])), format)
-        except pa.ArrowInvalid as error:
+        except pa.ArrowException as error:
             return re.sub(r"^JSON parse error: | in row \d+$", "", str(error))
         return ""
 

@@ -50,7 +50,7 @@ from potluck.report.sheets import (
     targets_sheet,
 )
 
-Part = dict[str, Any] | None  # what the template of a section needs; None leaves the section out
+_Part = dict[str, Any] | None  # what the template of a section needs; None leaves the section out
 
 # --- templates ------------------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ def _failures(run: _Run) -> list[str]:
     return [_in_words(line) for line in (failures if isinstance(failures, list) else [failures])]
 
 
-def _curves(run: _Run) -> Part:
+def _curves(run: _Run) -> _Part:
     """Accuracy over rounds, with a band around the series that the run is judged by."""
     if run.key is None or run.key not in run.metrics.series:
         return None
@@ -261,7 +261,7 @@ def _name(key: Key, keys: Sequence[Key]) -> str:
     return mode if len({other for other, _ in keys}) == 1 else f"{mode}, {when}"
 
 
-def _protocols(run: _Run) -> Part:
+def _protocols(run: _Run) -> _Part:
     """The log under every protocol: papers differ in the column they quote."""
     if run.key is None or run.key not in run.metrics.series:
         return None
@@ -284,7 +284,7 @@ def _protocols(run: _Run) -> Part:
     return {"sheet": Sheet("", columns, blocks, sortable=False), "headline": headline}
 
 
-def _tuning(tuning: Mapping[str, Any]) -> Part:
+def _tuning(tuning: Mapping[str, Any]) -> _Part:
     """How an option that was left open got its value: what each candidate reached, and what it cost."""
     if not tuning:
         return None
@@ -306,7 +306,7 @@ def _tuning(tuning: Mapping[str, Any]) -> Part:
     }
 
 
-def _clients(run: _Run) -> Part:
+def _clients(run: _Run) -> _Part:
     accuracy = run.summary.get("accuracy") or {}
     rows = client_rows(run.split, accuracy, _models(run))
     if not rows:
@@ -330,7 +330,7 @@ def _models(run: _Run) -> dict[str, str]:
     return {str(client): str(m.get("name") if isinstance(m, Mapping) else m) for client, m in named}
 
 
-def _split(run: _Run) -> Part:
+def _split(run: _Run) -> _Part:
     """A picture of who has which class, one per data set where groups have their own."""
     clients = [part for part in run.split.get("clients") or () if part.get("counts")]
     if not clients:
@@ -350,7 +350,7 @@ def _split(run: _Run) -> Part:
 # --- the wire -------------------------------------------------------------------------------------------
 
 
-def _contract(contract: Mapping[str, Any]) -> Part:
+def _contract(contract: Mapping[str, Any]) -> _Part:
     """What leaves a client, what comes to it, and what stays."""
     if not contract:
         return None
