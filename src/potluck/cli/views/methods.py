@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from potluck.core.method import Method
-from potluck.report.format import NOTHING
-from potluck.report.render import Column, Sheet
+from potluck.report.render import Sheet, words
 
 
 def method_entry(method: type[Method]) -> dict[str, Any]:
@@ -27,18 +27,13 @@ def method_entry(method: type[Method]) -> dict[str, Any]:
 
 def methods_sheet(entries: Sequence[Mapping[str, Any]]) -> Sheet:
     """A row for every method."""
-    names = ("method", "published", "models of the clients", "sends", "receives", "public data")
-    rows = tuple(
-        (
-            entry["name"],
-            entry["citation"] or NOTHING,
-            entry["models"],
-            ", ".join(entry["sends"]) or "nothing",
-            ", ".join(entry["receives"]) or "nothing",
-            "needed" if entry["needs_public_data"] else NOTHING,
-        )
-        for entry in entries
+    columns = (
+        words("method", itemgetter("name")),
+        words("published", lambda entry: entry["citation"] or None),
+        words("models of the clients", itemgetter("models")),
+        words("sends", lambda entry: ", ".join(entry["sends"]) or "nothing"),
+        words("receives", lambda entry: ", ".join(entry["receives"]) or "nothing"),
+        words("public data", lambda entry: "needed" if entry["needs_public_data"] else None),
     )
     notes = ("`potluck explain METHOD` shows what each of these is and how large.",)
-    sheet = Sheet(f"{len(rows)} methods", tuple(Column(name, "left") for name in names), rows, notes)
-    return sheet.without_empty_columns()
+    return Sheet(f"{len(entries)} methods", columns, entries, notes).without_empty_columns()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from potluck.deploy.agreement import Agreement
 from potluck.deploy.rehearsal import Exchange
 from potluck.federation.explain import REPORT
 from potluck.report.format import count, size
-from potluck.report.render import Column, Sheet
+from potluck.report.render import Column, Sheet, words
 
 
 def rehearsal_entry(
@@ -41,16 +42,15 @@ def rehearsal_entry(
 
 def rehearsal_sheet(entry: Mapping[str, Any], client: str) -> Sheet:
     """A row for every tensor that would leave in a round; the rest in notes below."""
-    rows = tuple(
-        (
-            *(line["step"], line["name"], f"({', '.join(map(str, line['shape']))})", line["type"]),
-            *(count(line["scalars"]), size(line["bytes"])),
-        )
-        for line in entry["leaves"]
+    columns = (
+        words("step", itemgetter("step")),
+        words("name", itemgetter("name")),
+        words("shape", lambda line: f"({', '.join(map(str, line['shape']))})"),
+        words("type", itemgetter("type")),
+        Column("scalars", itemgetter("scalars"), count),
+        Column("size", itemgetter("bytes"), size),
     )
-    names = ("step", "name", "shape", "type")
-    columns = (*(Column(name, "left") for name in names), Column("scalars"), Column("size"))
-    return Sheet(f"leaves {client} in a round", columns, rows, _notes(entry))
+    return Sheet(f"leaves {client} in a round", columns, entry["leaves"], _notes(entry))
 
 
 def _notes(entry: Mapping[str, Any]) -> tuple[str, ...]:

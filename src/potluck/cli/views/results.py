@@ -7,7 +7,6 @@ from typing import Any
 
 from potluck.files import read_json
 from potluck.report import sheets
-from potluck.report.page import client_rows
 from potluck.report.render import Sheet
 from potluck.runs.result import RunResult
 
@@ -18,7 +17,7 @@ def run_sheet_of(result: RunResult) -> Sheet:
     """A row per client and the run as a whole; with many clients the whole alone."""
     split = read_json(result.folder / "split.json")
     models = read_json(result.folder / "environment.json").get("models", {})
-    rows = client_rows(split, result.summary["accuracy"], models)
+    rows = sheets.client_rows(split, result.summary["accuracy"], models)
     return sheets.run_sheet(result.summary, rows if len(rows) <= MOST_CLIENTS else [])
 
 
