@@ -12,6 +12,7 @@ import torch
 
 import potluck
 import potluck.core.method
+from helpers import Listener, StopAfter
 from potluck.data import ClientSplit, Split
 from potluck.engine.store.checkpoints import Checkpoints
 from potluck.engine.store.client_store import ClientStore
@@ -20,7 +21,6 @@ from potluck.experiment.schema import Experiment
 from potluck.runs.api import resume, run
 from potluck.runs.folder import RunFolder
 from potluck.runs.loop import Interrupted
-from potluck.runs.observers import RoundEnd, Watcher
 
 SETTINGS: dict[str, Any] = {
     "name": "tiny",
@@ -50,25 +50,6 @@ def experiment(**changes: Any) -> Experiment:
 
 def lines(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
-
-
-class StopAfter(Watcher):
-    """Ctrl-C after some rounds."""
-
-    def __init__(self, rounds: int) -> None:
-        self.rounds = rounds
-
-    def round(self, end: RoundEnd) -> None:
-        if end.round == self.rounds:
-            raise KeyboardInterrupt
-
-
-class Listener(Watcher):
-    def __init__(self) -> None:
-        self.notices: list[str] = []
-
-    def notice(self, sentence: str) -> None:
-        self.notices.append(sentence)
 
 
 @pytest.mark.parametrize("method", ["fedmrl", "scaffold", "fedproto"])

@@ -17,6 +17,7 @@ import yaml
 from potluck.core.dataset import Data
 from potluck.core.rng import Rng
 from potluck.data import Split
+from potluck.engine.evaluate import check_modes
 from potluck.errors import ConfigError, RunError, nearest
 from potluck.experiment.schema import Experiment
 from potluck.files import read_json, write_json, write_whole
@@ -29,8 +30,7 @@ from potluck.report.targets import check_targets, with_targets
 from potluck.runs.api import resume, run
 from potluck.runs.environment import check_version
 from potluck.runs.folder import RunFolder
-from potluck.runs.loop import chosen_modes
-from potluck.runs.observers import Watcher
+from potluck.runs.observers import Observer
 from potluck.runs.pilots import PILOTS, settled
 
 BASELINE = "local"
@@ -38,7 +38,7 @@ MARK = "experiment.yaml"  # what makes a folder a comparison's: nothing else is 
 # What a run that never began may have left.
 START = ("split.json", "contract.json", "environment.json", "tuning.json", ".lock")
 
-Watch = Callable[[str], Watcher]
+Watch = Callable[[str], Observer]
 Skip = Callable[[str], None]
 
 
@@ -96,7 +96,7 @@ def compare(
     experiments: Mapping[str, Experiment],
     seeds: Sequence[int],
     folder: Path | str,
-    watch: Watch = lambda label: Watcher(),
+    watch: Watch = lambda label: Observer(),
     skip: Skip = lambda sentence: None,
     *,
     targets: Sequence[float] = (),
@@ -149,7 +149,7 @@ def check_reference(against: str | None, labels: Iterable[str]) -> None:
 
 def check(experiment: Experiment, data: Data, split: Split) -> None:
     """Refuse a method that cannot work here before another one has trained for hours."""
-    chosen_modes(experiment, experiment.world(data, split).method.modes)
+    check_modes(experiment.evaluate, experiment.world(data, split).method)
 
 
 def _make_folder(path: Path, experiment: Experiment) -> None:
