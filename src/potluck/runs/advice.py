@@ -1,4 +1,4 @@
-"""What is worth a word before a run begins: nothing is wrong, but it may not do what one hopes for."""
+"""Advice before a run: settings that are allowed but often a mistake."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from potluck.errors import ModelError
 from potluck.federation.world import World
 from potluck.models.probe import attempt, sample_batch, trial_copy
 
-ENOUGH = 8  # values per channel whose mean and variance say something of the others'
+ENOUGH = 8  # values per channel for a usable mean and variance in batch norm
 
 
 def advice(world: World) -> Iterator[str]:
-    """A sentence for everything one should know about this run before it begins."""
+    """One sentence for each thing the user should know before this run begins."""
     single = [client for client in world.trainers if world.samples(client)["train"] == 1]
     if single:
         yield (
@@ -52,7 +52,7 @@ def _has_one_class(world: World, client: ClientId) -> bool:
 
 
 def _too_small_for_batch_norm(world: World) -> dict[ClientId, int]:
-    """Whose last batch gives batch norm too few values, where whole ones give enough, and its number of samples."""
+    """Clients whose last batch is too small for batch norm though a full one is not, with its number of samples."""
     left = {
         client: samples for client in world.trainers if 1 < (samples := _left_over(world, client)) < ENOUGH
     }
@@ -68,7 +68,7 @@ def _too_small_for_batch_norm(world: World) -> dict[ClientId, int]:
 
 
 def _left_over(world: World, client: ClientId) -> int:
-    """The samples of a client's short last batch, 0 where there is none; a single one is left out anyway."""
+    """The size of a client's short last batch, 0 if there is none. Training leaves out a batch of one sample."""
     training, samples = world.client_training(client), world.samples(client)["train"]
     keeps = training.last_batch == "keep" and samples > training.batch_size
     return samples % training.batch_size if keeps else 0
@@ -79,14 +79,14 @@ def _form(world: World, client: ClientId) -> tuple[str, Task]:
 
 
 def _positions(world: World, architecture: str, task: Task) -> int | None:
-    """Over how many values per sample the coarsest batch norm of a model averages; None if none learns."""
+    """The fewest values per sample and channel that a batch norm of the model sees; None without a trained one."""
     if not world.pool.has_batch_norm(architecture, task):
         return None
     with torch.random.fork_rng(devices=[]):
-        return _coarsest(world.pool.build(architecture, task), task)
+        return _fewest_values(world.pool.build(architecture, task), task)
 
 
-def _coarsest(model: nn.Module, task: Task) -> int | None:
+def _fewest_values(model: nn.Module, task: Task) -> int | None:
     tried, seen = trial_copy(model), list[int]()
     batch = sample_batch(task, tried)
 
@@ -100,5 +100,5 @@ def _coarsest(model: nn.Module, task: Task) -> int | None:
     try:
         attempt(tried, tried, batch)
     except ModelError:
-        return None  # advice is no reason to stop
+        return None  # advice must not stop a run
     return min(seen, default=None)

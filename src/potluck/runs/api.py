@@ -17,7 +17,7 @@ from potluck.experiment.schema import Experiment
 from potluck.federation.explain import explain_world
 from potluck.federation.world import World
 from potluck.files import read_json, write_json, write_whole
-from potluck.runs import pilots as tuning
+from potluck.runs import pilots
 from potluck.runs.environment import check_version, environment
 from potluck.runs.folder import RunFolder
 from potluck.runs.loop import Interrupted, Run
@@ -70,14 +70,14 @@ def _tuned(
     option = world.method.open_option(world)
     if option is None:
         return experiment, world
-    pilots = folder / tuning.PILOTS
+    home = folder / pilots.PILOTS
 
     def play(pilot: Experiment) -> Path:
-        place = pilots / str(getattr(pilot.method, option.name))
+        place = home / str(getattr(pilot.method, option.name))
         return run(pilot, out=place, world=(world.data, world.split)).folder
 
     try:
-        choice = tuning.tune(experiment, option, play, watcher.notice)
+        choice = pilots.tune(experiment, option, play, watcher.notice)
     except BaseException as error:
         shutil.rmtree(
             folder.path, ignore_errors=True
@@ -87,9 +87,9 @@ def _tuned(
         if isinstance(error, RoundFailed):  # drop its hint to resume: the folder is gone
             raise RoundFailed(f"{error.__cause__ or error} (while {option.name} was chosen)") from error
         raise
-    shutil.rmtree(pilots)
-    write_json(folder / tuning.FILE, choice)
-    chosen = tuning.settled(experiment, folder.path)
+    shutil.rmtree(home)
+    write_json(folder / pilots.FILE, choice)
+    chosen = pilots.settled(experiment, folder.path)
     return chosen, chosen.world(world.data, world.split)
 
 
@@ -125,7 +125,7 @@ def resume(
                 "resume it there: potluck.resume(folder, experiment=…)"
             )
         experiment = Experiment.load(home / "config.yaml")
-    experiment = _ready(tuning.settled(experiment, home.path))
+    experiment = _ready(pilots.settled(experiment, home.path))
     with home.locked():
         world = experiment.world(split=Split.load(home / "split.json"))
         check_modes(experiment.evaluate, world.method)
