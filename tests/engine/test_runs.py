@@ -236,6 +236,16 @@ def test_moments_of_evaluation(tmp_path: Path) -> None:
     assert len(everyone) == 5
 
 
+def test_a_mode_the_method_does_not_have_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    wrong = experiment(evaluate={"modes": ["mix-large", "mix-lage"]})
+    with pytest.raises(ConfigError, match=r"evaluate\.modes: fedmrl has no mode 'mix-lage'.*'mix-large'"):
+        run(wrong, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    folder = run(experiment(), out=tmp_path / "run").folder
+    with pytest.raises(ConfigError, match="no mode 'mix-lage'"):
+        resume(folder, experiment=wrong)
+
+
 def test_before_a_round_is_after_the_last_one(tmp_path: Path) -> None:
     asked = experiment(evaluate={"when": ["before", "after_aggregation"]})
     found = lines(run(asked, out=tmp_path / "run").folder)
