@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any, Protocol
 
 from potluck.engine.multi_gpu import SpreadEngine, SpreadStore, homes
 from potluck.engine.protocol import Engine
@@ -11,8 +13,34 @@ from potluck.engine.store.budget import Budget
 from potluck.engine.store.client_store import ClientStore
 from potluck.engine.store.state_files import StateFiles
 from potluck.engine.workers import WorkersEngine, worker_count
+from potluck.errors import ConfigError
 from potluck.experiment.schema import Experiment
 from potluck.federation.builder import ClientBuilder
+
+
+class Player(Protocol):
+    """Plays whole runs on an engine of its own, such as Flower's simulation."""
+
+    def ready(self, experiment: Any) -> Any:
+        """The experiment as this engine plays it; refused if it cannot."""
+
+    def play(self, experiment: Any, folder: Any, federation: Any, watcher: Any, fresh: bool) -> Any:
+        """Play a run whose folder is begun, from its start (`fresh`) or from its last checkpoint."""
+
+
+_players: dict[str, Player] = {}
+
+
+def player(name: str) -> Player | None:
+    """Who plays the runs of an engine, by the entry points `potluck.engines`; None: `make_engine` builds it."""
+    if name == "local":
+        return None
+    if name not in _players:
+        found = list(entry_points(group="potluck.engines", name=name))
+        if not found:
+            raise ConfigError(f"engine.name: no package that is installed has the engine {name!r}")
+        _players[name] = found[0].load()
+    return _players[name]
 
 
 def make_engine(

@@ -1,4 +1,4 @@
-"""What is worth a word before a run begins: nothing is wrong, but it may not do what one hopes for."""
+"""Advice before a run: settings that are allowed but often a mistake."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from potluck.core.trial import attempt, sample_batch, trial_copy
 from potluck.errors import ModelError
 from potluck.federation.federation import Federation
 
-ENOUGH = 8  # values per channel whose mean and variance say something of the others'
+ENOUGH = 8  # values per channel for a usable mean and variance in batch norm
 
 
 def advice(federation: Federation) -> Iterator[str]:
-    """A sentence for everything one should know about this run before it begins."""
+    """One sentence for each thing the user should know before this run begins."""
     single = [
         client
         for client in federation.population.trainers
@@ -64,7 +64,7 @@ def _has_one_class(federation: Federation, client: ClientId) -> bool:
 
 
 def _too_small_for_batch_norm(federation: Federation) -> dict[ClientId, int]:
-    """Whose last batch gives batch norm too few values, where whole ones give enough, and its number of samples."""
+    """Clients whose last batch is too small for batch norm though a full one is not, with its number of samples."""
     left = {
         client: samples
         for client in federation.population.trainers
@@ -83,7 +83,7 @@ def _too_small_for_batch_norm(federation: Federation) -> dict[ClientId, int]:
 
 
 def _left_over(federation: Federation, client: ClientId) -> int:
-    """The samples of a client's short last batch, 0 where there is none; a single one is left out anyway."""
+    """The size of a client's short last batch, 0 if there is none. Training leaves out a batch of one sample."""
     training, samples = (
         federation.clients.client_training(client),
         federation.population.samples(client)["train"],
@@ -97,14 +97,14 @@ def _form(federation: Federation, client: ClientId) -> tuple[str, Task]:
 
 
 def _positions(federation: Federation, architecture: str, task: Task) -> int | None:
-    """Over how many values per sample the coarsest batch norm of a model averages; None if none learns."""
+    """The fewest values per sample and channel that a batch norm of the model sees; None without a trained one."""
     if not federation.clients.models.pool.has_batch_norm(architecture, task):
         return None
     with torch.random.fork_rng(devices=[]):
-        return _coarsest(federation.clients.models.pool.build(architecture, task), task)
+        return _fewest_values(federation.clients.models.pool.build(architecture, task), task)
 
 
-def _coarsest(model: nn.Module, task: Task) -> int | None:
+def _fewest_values(model: nn.Module, task: Task) -> int | None:
     tried, seen = trial_copy(model), list[int]()
     batch = sample_batch(task, tried)
 
@@ -118,5 +118,5 @@ def _coarsest(model: nn.Module, task: Task) -> int | None:
     try:
         attempt(tried, tried, batch)
     except ModelError:
-        return None  # advice is no reason to stop
+        return None  # advice must not stop a run
     return min(seen, default=None)

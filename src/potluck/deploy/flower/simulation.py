@@ -22,7 +22,7 @@ from potluck.deploy.engine import FlowerEngine
 from potluck.deploy.flower.processes import START, Process, environment, installed
 from potluck.deploy.flower.relay import Relay
 from potluck.deploy.resident import Resident
-from potluck.deploy.run import FederatedRun, begin
+from potluck.deploy.run import begin, federated_run
 from potluck.deploy.site import Orders
 from potluck.deploy.wire import Enrolment, Order
 from potluck.engine.protocol import Outcome
@@ -81,9 +81,14 @@ def simulate(
             courier, federation.population.ids, experiment.engine, fields, welcome, notice_of(watcher)
         )
         engine.gather()
-        return FederatedRun.over(
-            engine, experiment, folder, federation, watcher, run, incarnation, fresh
-        ).play()
+        return federated_run(engine, experiment, folder, federation, watcher, run, incarnation, fresh).play()
+
+
+class Simulation:
+    """The player of this engine; the project's entry point `potluck.engines` names it."""
+
+    ready = staticmethod(ready)
+    play = staticmethod(simulate)
 
 
 def notice_of(watcher: Watcher) -> Callable[[str], None]:
