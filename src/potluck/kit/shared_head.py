@@ -79,9 +79,8 @@ class SharedHead(Method):
         if missing:
             name = population.class_names(population.ids[0])[missing[0]]
             raise ConfigError(
-                f"{self.name}: no client holds class {missing[0]} ({name}), so the "
-                f"server's head would only learn to avoid it ({len(missing)} of {population.task.classes} classes); "
-                "change the partition, or set method.unheld to accept"
+                f"{self.name}: no client holds class {missing[0]} ({name}), so the server's head would only learn to "
+                f"avoid it ({len(missing)} of {population.task.classes} classes); change the partition, or set method.unheld to accept"
             )
 
     def server_state(self, task: Task) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from potluck.core.server import Server
 from potluck.core.task import Task
 from potluck.errors import ConfigError
 from potluck.kit.averaging import Weights, average
+from potluck.kit.requirements import named
 from potluck.training.fit import Fit, fit
 
 
@@ -65,8 +66,8 @@ class FedAvg(Method):
         for client in others:
             if population.names(client) != population.names(first):
                 raise ConfigError(
-                    f"{self.name}: client {client} ({population.label(client)}) has another model than client {first} "
-                    f"({population.label(first)}); set method.share to groups or layers"
+                    f"{self.name}: {named(population, client)} has another model than {named(population, first)}; set "
+                    "method.share to groups or layers"
                 )
 
     def server_state(self, task: Task) -> dict[str, Any]:
