@@ -7,7 +7,6 @@ from typing import Any
 
 from potluck.core.card import ClientId
 from potluck.core.contract import Contract, Field, Shapes, declared_scalars, shapes_of
-from potluck.core.method import Method
 from potluck.federation.world import World
 
 REPORT = {
@@ -55,7 +54,7 @@ def explain_world(world: World, client: ClientId | None = None) -> dict[str, Any
         "citation": method.citation,
         "client": {"id": client, "model": world.label(client)},
         "steps": steps,
-        "card": [{"name": name, "meaning": CARD[name]} for name in _card_fields(method)],
+        "card": [{"name": name, "meaning": CARD[name]} for name in ("samples", "task", *method.told())],
         "report": [{"name": name, "meaning": meaning} for name, meaning in REPORT.items()],
         "stays": list(method.stays),
         "server_needs": method.server_needs,
@@ -67,10 +66,6 @@ def explain_world(world: World, client: ClientId | None = None) -> dict[str, Any
 
 def _repeated(times: tuple[int, int] | None) -> dict[str, Any]:
     return {} if times is None else {"times": dict(zip(("up", "down"), times, strict=True))}
-
-
-def _card_fields(method: Method) -> tuple[str, ...]:
-    return ("samples", "task", *method.card_fields, *(("public",) if method.needs_public_data else ()))
 
 
 def _entry(name: str, field: Field, symbols: Mapping[str, int], shapes: Any) -> dict[str, Any]:
