@@ -33,8 +33,8 @@ AS_THEY_ARE = SharedSpace("none", {})
 def blurred(features: Tensor, level: float, per: Literal["batch", "channel"] = "batch") -> Tensor:
     """Add Gaussian noise of `level` standard deviations, of the whole batch or of each channel.
 
-    A channel with one value everywhere (as every channel of a single vector) has no deviation that could hide it: it
-    gets the noise of the whole batch. The noise comes from torch's default generator, the only one that a captured
+    A channel with one value everywhere (as every channel of a single vector) has no deviation that could hide it;
+    it gets the noise of the whole batch. The noise comes from torch's default generator, the only one a captured
     step can use; see `Client.drawing_privately`.
     """
     if not level:

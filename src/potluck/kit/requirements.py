@@ -55,8 +55,8 @@ def require_peers(population: Population, peers: int) -> None:
         raise ConfigError(f"{asked}, but a client has {clients - 1} others; lower it")
     if peers > cohort - 1:
         raise ConfigError(
-            f"{asked}, but with training.participation {population.participation:g} a round has {cohort} of {clients} "
-            f"clients, {cohort - 1} others for each; lower the first or raise the second"
+            f"{asked}, but with training.participation {population.participation:g} a round has {cohort} of "
+            f"{clients} clients, {cohort - 1} others for each; lower the first or raise the second"
         )
 
 
@@ -67,8 +67,8 @@ def require_representation(population: Population) -> None:
         trained = (name for name, value in parameters if value.requires_grad)
         if all(name.startswith("head.") for name in trained):
             raise ConfigError(
-                f"{population.method_name}: {named(population, client)} has no representation to train, nothing before "
-                "its head has parameters; give it a model with layers of its own"
+                f"{population.method_name}: {named(population, client)} has no representation to train, nothing "
+                "before its head has parameters; give it a model with layers of its own"
             )
 
 

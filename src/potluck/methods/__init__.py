@@ -1,4 +1,4 @@
-"""One file per method; importing this package registers them all."""
+"""One file per method, ablations beside it; importing this package registers them all."""
 
 from potluck.methods.cofed import CoFED
 from potluck.methods.creamfl import CreamFL
