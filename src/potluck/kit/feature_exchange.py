@@ -53,10 +53,8 @@ class FeatureExchange:
     """One batch of features up from every client, up to `batches` batches of other clients down to it."""
 
     batch: int  # samples in a batch
-    batches: int  # how many a client is sent
-    pool: Literal[
-        "round", "all"
-    ]  # drawn from what came in the last round, or from each client's newest batch
+    batches: int = 1  # how many a client is sent
+    pool: Literal["round", "all"] = "round"  # drawn from the last round's, or from each client's newest batch
     space: SharedSpace = AS_THEY_ARE
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch.nn.functional as F
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from torch import Tensor
 
 from potluck.core.card import Card, ClientId
@@ -48,7 +48,7 @@ class FedIN(FedAvg):
 
     A model is stem, body and head: s_in = stem(x), s_out = body(s_in), scores = head(s_out).
     Up: the weights and one batch of (s_in, s_out), with noise, as features can be turned back into images.
-    Down: the averaged weights of the client's layers, and such batches of other clients.
+    Down: the averaged weights of the client's layers, and another client's batch of the last round.
 
         L_local = CE + (μ/2)·‖w − w⁰‖²,  L_IN = MSE(body(s_in), s_out) on received features
 
@@ -56,10 +56,10 @@ class FedIN(FedAvg):
     Server: every tensor is averaged over the clients that have one of its name and shape (Eq. 19).
 
     No code was released. Inferred, not published: w⁰ are the weights received; the first round, without features,
-    follows G_local; of several batches each step takes the next; batch norm uses but does not remember the
+    follows G_local; noise is measured in deviations of the whole batch; batch norm uses but does not remember the
     statistics of foreign features; the batch sent is a random one, in evaluation mode, with the noise of a noisy
-    pass (s_out of the noisy s_in), repeated, noise and all, where samples are fewer; the server draws whose batches
-    a client gets, never its own.
+    pass (s_out of the noisy s_in), repeated, noise and all, where samples are fewer; the server draws whose batch a
+    client gets, never its own.
     """
 
     name = "fedin"
@@ -90,17 +90,8 @@ class FedIN(FedAvg):
             allow_inf_nan=False,
             description="noise on features, in their standard deviations; 0.8 in the paper",
         )
-        noise_per: Literal["batch", "channel"] = Field(
-            default="batch", description="what has one standard deviation; batch is inferred"
-        )
         batch: int = Field(
             default=16, ge=2, description="samples in a batch of features; the paper's batch size"
-        )
-        batches: PositiveInt = Field(
-            default=1, description="batches a client is sent; our reading of the paper's `sample number`"
-        )
-        pool: Literal["round", "all"] = Field(
-            default="round", description="batches are drawn from the last round's, or from everyone's newest"
         )
 
     def __init__(self, *args: Any) -> None:
@@ -109,7 +100,7 @@ class FedIN(FedAvg):
 
     def build_exchange(self) -> FeatureExchange:
         """How features cross."""
-        return FeatureExchange(self.config.batch, self.config.batches, self.config.pool)
+        return FeatureExchange(self.config.batch)
 
     def check(self, population: Population) -> None:
         """Every client needs a stem and a body that learns, and features that others can read."""
@@ -175,8 +166,12 @@ class FedIN(FedAvg):
 
     def features(self, client: Client, x: Tensor, noise: float) -> dict[str, Tensor]:
         """s_in and s_out of a batch; with noise the body sees the noisy s_in."""
-        s_in = blurred(client["model"].stem(x), noise, self.config.noise_per)
-        return {"s_in": s_in, "s_out": blurred(client["model"].body(s_in), noise, self.config.noise_per)}
+        s_in = self.blur(client["model"].stem(x), noise)
+        return {"s_in": s_in, "s_out": self.blur(client["model"].body(s_in), noise)}
+
+    def blur(self, features: Tensor, noise: float) -> Tensor:
+        """Add noise, in standard deviations of the whole batch."""
+        return blurred(features, noise)
 
     def local_terms(self, client: Client, batch: Batch, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """CE(head(s_out), y)."""

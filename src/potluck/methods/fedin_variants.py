@@ -21,7 +21,7 @@ from potluck.core.server import Server
 from potluck.core.streams import Stream
 from potluck.core.task import Batch, Task
 from potluck.kit.averaging import Weights
-from potluck.kit.feature_exchange import FeatureExchange
+from potluck.kit.feature_exchange import FeatureExchange, blurred
 from potluck.kit.shared_space import Kind, SharedSpace
 from potluck.methods.fedin import NOTHING, FedIN, local_gradients, received, sent
 from potluck.training.fit import Gradients, fit, plus
@@ -38,8 +38,9 @@ class FedINVariants(FedIN):
 
     "w/o IN" is `intermediate: false`, "w/o Prox" is `mu: 0`. `schedule: alternate` (INFERRED) trains on L_local,
     then the body alone for as many steps, without the proximal term. `noise_when: upload` trains without noise and
-    sends the features of a noisy pass. Ours: `project`, maps to a shared space for features of different shapes;
-    `averaged` maps learn from L_IN, too.
+    sends the features of a noisy pass. With several `batches` each step takes the next (INFERRED).
+
+    Ours: `project`, maps to a shared space for features of different shapes; `averaged` maps learn from L_IN, too.
     """
 
     name = FedIN.name
@@ -66,6 +67,15 @@ class FedINVariants(FedIN):
         )
         noise_when: Literal["training", "upload"] = Field(
             default="training", description="noise in training too, as published, or only on what is sent"
+        )
+        noise_per: Literal["batch", "channel"] = Field(
+            default="batch", description="what has one standard deviation; batch is inferred"
+        )
+        batches: PositiveInt = Field(
+            default=1, description="batches a client is sent; our reading of the paper's `sample number`"
+        )
+        pool: Literal["round", "all"] = Field(
+            default="round", description="batches are drawn from the last round's, or from everyone's newest"
         )
         project: Kind = Field(
             default="none",
@@ -140,6 +150,10 @@ class FedINVariants(FedIN):
     def training_noise(self) -> float:
         """None where only what is sent has noise."""
         return super().training_noise if self.config.noise_when == "training" else 0.0
+
+    def blur(self, features: Tensor, noise: float) -> Tensor:
+        """Noise in standard deviations of the whole batch, or of each channel."""
+        return blurred(features, noise, self.config.noise_per)
 
     def local_terms(self, client: Client, batch: Batch, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """As published, and what keeps averaged maps from losing anything."""
