@@ -61,7 +61,7 @@ class CoFED(OnPublicData):
     tasks = "any"
     models = "any"
     card_fields = ("classes_held",)
-    stays = ("data", "labels", "model", "scores")
+    stays = ("data", "labels", "model")
 
     class Config(MethodConfig):
         """Options of CoFED."""

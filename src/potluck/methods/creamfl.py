@@ -82,7 +82,7 @@ class CreamFL(OnPublicData):
     tasks = "any"
     models = "any, with the same representation width"
     card_fields = ("width",)
-    stays = ("data", "labels", "model", "head")
+    stays = ("data", "labels", "model")
     modalities: tuple[str, ...] = ()
 
     class Config(Variants):

@@ -63,7 +63,7 @@ class FedHeNN(OnPublicData):
     tasks = "any"
     models = "any, of any width"
     card_fields = ("width",)
-    stays = ("data", "labels", "model", "head")
+    stays = ("data", "labels", "model")
 
     class Config(MethodConfig):
         """Options of FedHeNN."""

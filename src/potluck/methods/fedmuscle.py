@@ -99,7 +99,7 @@ class FedMuscle(OnPublicData):
     models = "any, with representations of one width (models.rep_dim gives one)"
     tasks = "any"
     card_fields = ("width",)
-    stays = ("data", "labels", "model", "head", "representations of private data")
+    stays = ("data", "labels", "model", "representations")
     remedy = "lower training.optimizer.lr or method.optimizer.lr, or set training.clip"
     bundle: int = 1
 

@@ -38,7 +38,7 @@ def run(
     """Run an experiment: a ready one, or one made of the keyword values.
 
     `out` is the run folder, which must not exist; default `runs/<name>`, or the next free `runs/<name>-2`.
-    `observers` are told how the run goes (see `potluck.Observer`); `watcher` is one more, told first. `world` is
+    `observers` are told how the run goes (see `potluck.Observer`); `watcher` is one more, told first. `given` is
     data and split that were made before, so that several runs can share them.
     """
     if experiment is not None and values:
