@@ -313,8 +313,14 @@ class Holder:
     def misplaced(self) -> list[str]:
         """Tensors that are not where `pack` put them: something was assigned instead of written in place."""
         now = self.tensors() if self.flat is not None else {}
-        begin = 0 if self.flat is None else self.flat.data_ptr()
-        return [name for name, start, _, _ in self.layout if now[name].data_ptr() != begin + 4 * start]
+        return [name for name, place in self._places().items() if now[name].data_ptr() != place]
+
+    def _places(self) -> dict[str, int]:
+        """The address `pack` gave to each tensor."""
+        if self.flat is None:
+            return {}
+        begin, size = self.flat.data_ptr(), self.flat.element_size()
+        return {name: begin + size * start for name, start, _, _ in self.layout}
 
     def tensors(self) -> dict[str, Tensor]:
         """Every declared tensor, live, by its full name."""
@@ -333,8 +339,7 @@ class Holder:
             return self._unpacked
         if self.flat is None:
             return self.tensors()
-        begin = self.flat.data_ptr()
-        packed = {name: begin + 4 * start for name, start, _, _ in self.layout}
+        packed = self._places()
         return {name: value for name, value in self.tensors().items() if packed.get(name) != value.data_ptr()}
 
     def __getitem__(self, name: str) -> Part:
