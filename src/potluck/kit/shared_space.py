@@ -106,7 +106,6 @@ class SharedSpace:
         return torch.stack(gaps).sum()
 
 
-@functools.lru_cache(maxsize=256)
 def semi_orthogonal(rng: Rng, rows: int, columns: int) -> Tensor:
     """A matrix whose shorter side is orthonormal: there and back keeps as much as it can.
 
@@ -114,7 +113,12 @@ def semi_orthogonal(rng: Rng, rows: int, columns: int) -> Tensor:
     >>> torch.allclose(matrix.T @ matrix, torch.eye(3), atol=1e-6)
     True
     """
-    return nn.init.orthogonal_(torch.empty(rows, columns), generator=rng.generator())
+    return _drawn(rng, rows, columns, torch.get_default_dtype())
+
+
+@functools.lru_cache(maxsize=256)
+def _drawn(rng: Rng, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return nn.init.orthogonal_(torch.empty(rows, columns, dtype=dtype), generator=rng.generator())
 
 
 def channel_axis(batch: Tensor) -> int:
