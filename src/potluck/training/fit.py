@@ -12,7 +12,7 @@ import contextlib
 import contextvars
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -26,9 +26,10 @@ from potluck.core.streams import Stream
 from potluck.core.task import Batch
 from potluck.errors import ConfigError, nearest
 from potluck.training.fused_casts import gathered
-from potluck.training.modes import set_modes
-from potluck.training.optimizers import Group, _below, _clip, _closest, _optimizer, _without_rate
-from potluck.training.plan import Plan, Rows, _single_sample
+from potluck.training.modes import set_modes, single_sample
+from potluck.training.optimizers import Group, build_optimizer, clip_gradients, without_rate
+from potluck.training.plan import Plan, Rows
+from potluck.training.prefixes import check_prefixes, closest_prefix, trained_parameters
 
 Gradients = dict[str, Tensor]
 Loss = Callable[..., "Tensor | Mapping[str, Tensor]"]
@@ -99,7 +100,7 @@ def fit(
     settings = optimizer or holder.training.optimizer
     request = _Request(
         None if train is None else tuple(train),
-        _without_rate(settings),
+        without_rate(settings),
         dict(groups or {}),
         clip or holder.training.clip,
         dict(prox or {}),
@@ -167,7 +168,7 @@ class Workspace:
         if moments:
             self._take_over(moments)
         for name, parameter in self.parameters.items() if prox else ():
-            if _closest(name, prox) is not None:
+            if closest_prefix(name, prox) is not None:
                 _put(self.references, name, parameter)
         for name, value in scalars.items():
             _put(self.scalars, name, value)
@@ -225,7 +226,7 @@ class Workspace:
             for group, limit in zip(self.optimizer.param_groups, self.clips, strict=True)
             if limit is not None
         ]
-        _clip([(values, limit) for values, limit in limited if values], self.constants)
+        clip_gradients([(values, limit) for values, limit in limited if values], self.constants)
         self.optimizer.step()
 
 
@@ -245,7 +246,7 @@ class _Step:
             set_modes(self.holder, self.workspace.parameters, self.workspace.request.train)
             self.holder.mode = self.workspace
         first, *others = batches = self._batches(rows)
-        with self.holder.autocast(), _single_sample(self.holder, min(map(len, batches))), self._gathered():
+        with self.holder.autocast(), single_sample(self.holder, min(map(len, batches))), self._gathered():
             names = list(self.streams)[1:]
             value = self.loss(
                 self.holder, first, **dict(zip(names, others, strict=True)), **self.workspace.scalars
@@ -288,7 +289,9 @@ class _Step:
     @torch.no_grad()
     def _pull(self) -> Gradients:
         """The gradient of the proximal term, in closed form: μ·(w − w₀)."""
-        strengths = {name: self.prox[_closest(name, self.prox) or ""] for name in self.workspace.references}
+        strengths = {
+            name: self.prox[closest_prefix(name, self.prox) or ""] for name in self.workspace.references
+        }
         if not strengths:
             return {}
         parameters: list[Tensor] = [self.workspace.parameters[name] for name in strengths]
@@ -340,19 +343,19 @@ def _workspace(holder: Holder, request: _Request) -> Workspace:
 
 def _new_workspace(holder: Holder, request: _Request) -> Workspace:
     for prefixes in (request.train or (), request.groups, request.prox):
-        _check_prefixes(holder, prefixes)
-    parameters = _trained(holder, request.train)
+        check_prefixes(holder, prefixes)
+    parameters = trained_parameters(holder, request.train)
     settings, groups = request.optimizer, request.groups
     arranged: dict[str, list[nn.Parameter]] = {}
     for name, parameter in parameters.items():
-        arranged.setdefault(_closest(name, groups) or "", []).append(parameter)
+        arranged.setdefault(closest_prefix(name, groups) or "", []).append(parameter)
     chosen = [groups.get(prefix, Group()) for prefix in arranged]
     rates = [torch.tensor(0.0, device=holder.device) for _ in chosen]
     options = [
         {"params": values, "lr": rate, "weight_decay": _first(group.weight_decay, settings.weight_decay)}
         for values, rate, group in zip(arranged.values(), rates, chosen, strict=True)
     ]
-    chosen_optimizer, moving = _optimizer(settings, options)
+    chosen_optimizer, moving = build_optimizer(settings, options)
     return Workspace(
         parameters,
         chosen_optimizer,
@@ -364,30 +367,5 @@ def _new_workspace(holder: Holder, request: _Request) -> Workspace:
     )
 
 
-def _check_prefixes(holder: Holder, prefixes: Iterable[str]) -> None:
-    """One sentence about a prefix that names nothing, instead of training the wrong things."""
-    names = [
-        f"{name}/{key}" for name, module in holder.modules().items() for key, _ in module.named_parameters()
-    ]
-    for prefix in prefixes:
-        if not any(_below(name, prefix) for name in names):
-            raise ConfigError(f"fit() finds no parameters under {prefix!r}; {nearest(prefix, holder.parts)}")
-
-
 def _first(value: float | None, default: float) -> float:
     return default if value is None else value
-
-
-def _trained(holder: Holder, train: Sequence[str] | None) -> dict[str, nn.Parameter]:
-    """The parameters to train, by their full names."""
-    everything = {
-        f"{name}/{key}": value
-        for name, part in holder.parts.items()
-        for key, value in part.trainable().items()
-    }
-    if train is None:
-        return everything
-    chosen = {name: value for name, value in everything.items() if _closest(name, train) is not None}
-    if not chosen:
-        raise ConfigError(f"nothing to train under {', '.join(train)}; there is {', '.join(holder.parts)}")
-    return chosen

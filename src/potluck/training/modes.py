@@ -9,16 +9,16 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from potluck.core.state import Holder
-from potluck.training.optimizers import _below
+from potluck.training.prefixes import is_below
 
 
 def set_modes(holder: Holder, parameters: Iterable[str], prefixes: Sequence[str] | None) -> None:
     """Training mode for what is trained, evaluation mode for the rest."""
     for name, module in holder.modules().items():
-        module.train(any(_below(key, name) for key in parameters))
+        module.train(any(is_below(key, name) for key in parameters))
         for key, inner in module.named_modules() if prefixes is not None else ():
             path = f"{name}/{key}" if key else name
-            if not any(_below(path, prefix) or _below(prefix, path) for prefix in prefixes or ()):
+            if not any(is_below(path, prefix) or is_below(prefix, path) for prefix in prefixes or ()):
                 inner.eval()
 
 
@@ -55,3 +55,25 @@ def on_the_batch(module: nn.Module) -> Iterator[None]:
         for norm in norms:
             norm.train()
         yield
+
+
+@contextlib.contextmanager
+def single_sample(holder: Holder, samples: int) -> Iterator[None]:
+    """One sample has no variance: it goes through batch norm in evaluation mode.
+
+    Such a step can do harm, as a network's statistics lag behind it. Of a client's own data only those with a
+    single one, or in batches of one, come to it: a single sample left over makes no batch.
+    """
+    norms = [
+        norm
+        for module in (holder.modules().values() if samples == 1 else ())
+        for norm in module.modules()
+        if isinstance(norm, _BatchNorm) and norm.training
+    ]
+    for norm in norms:
+        norm.eval()
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.train()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from potluck.core.packed import ALIGNMENT
 from potluck.core.settings import OptimizerSettings
 from potluck.core.state import Moments
+from potluck.training.prefixes import closest_prefix
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,12 @@ class Group:
 
 
 @functools.lru_cache(maxsize=256)
-def _without_rate(settings: OptimizerSettings) -> OptimizerSettings:
+def without_rate(settings: OptimizerSettings) -> OptimizerSettings:
     """The settings that shape an optimiser; its rate is a value."""
     return settings.model_copy(update={"lr": 1.0})
 
 
-def _clip(
+def clip_gradients(
     groups: Sequence[tuple[list[nn.Parameter], float]], constants: dict[Any, tuple[Tensor, Tensor]]
 ) -> None:
     """Shorten each group's gradient to its norm, the norms of all groups in few operations.
@@ -65,17 +66,7 @@ def _membership(
     return constants[key]
 
 
-def _below(name: str, prefix: str) -> bool:
-    """Whether a parameter or module is what the prefix names, or a part of it."""
-    return name == prefix or name.startswith((f"{prefix}/", f"{prefix}."))
-
-
-def _closest(name: str, prefixes: Iterable[str]) -> str | None:
-    """The longest of the prefixes that a name lies below."""
-    return max((prefix for prefix in prefixes if _below(name, prefix)), key=len, default=None)
-
-
-def _optimizer(
+def build_optimizer(
     settings: OptimizerSettings, groups: list[dict[str, Any]]
 ) -> tuple[torch.optim.Optimizer, list[Tensor]]:
     """A fused optimiser whose state exists from the start, so that a fresh one is this one zeroed."""
@@ -122,7 +113,7 @@ def fresh_moments(
     for part, module in modules.items():
         for key, value in module.named_parameters():
             name = f"{part}/{key}"
-            if value.requires_grad and _closest(name, train) is not None:
+            if value.requires_grad and closest_prefix(name, train) is not None:
                 moments |= {f"{name}:{kept}": torch.zeros_like(value) for kept in _moving_names(settings)}
                 moments |= {f"{name}:step": torch.zeros(())} if settings.name != "sgd" else {}
     return moments

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,9 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from potluck.core.state import Holder
 from potluck.core.streams import Stream
 from potluck.errors import ConfigError
 
@@ -60,28 +57,6 @@ class Plan(Sequence[Rows]):
                 },
             )
             start = end
-
-
-@contextlib.contextmanager
-def _single_sample(holder: Holder, samples: int) -> Iterator[None]:
-    """One sample has no variance: it goes through batch norm in evaluation mode.
-
-    Such a step can do harm, as a network's statistics lag behind it. Of a client's own data only those with a
-    single one, or in batches of one, come to it: a single sample left over makes no batch.
-    """
-    norms = [
-        norm
-        for module in (holder.modules().values() if samples == 1 else ())
-        for norm in module.modules()
-        if isinstance(norm, _BatchNorm) and norm.training
-    ]
-    for norm in norms:
-        norm.eval()
-    try:
-        yield
-    finally:
-        for norm in norms:
-            norm.train()
 
 
 def rows_on(rows: np.ndarray, device: torch.device) -> Tensor:
