@@ -13,7 +13,9 @@ SOURCE = Path(__file__).parents[2] / "src"
 
 def modules_with_examples() -> list[str]:
     """Found in the text: importing every module only to look for examples would be slow."""
-    found = [path for path in (SOURCE / "potluck").rglob("*.py") if ">>> " in path.read_text(encoding="utf-8")]
+    found = [
+        path for path in (SOURCE / "potluck").rglob("*.py") if ">>> " in path.read_text(encoding="utf-8")
+    ]
     names = [".".join(path.relative_to(SOURCE).with_suffix("").parts) for path in sorted(found)]
     return [name.removesuffix(".__init__") for name in names]
 

@@ -9,7 +9,7 @@ from potluck.core.rng import Rng
 from potluck.core.task import Task
 from potluck.data import from_arrays
 from potluck.errors import ModelError
-from potluck.models import POOLS, build, probe
+from potluck.models import POOLS, build, check_model
 from potluck.models.parts import FeaturePool
 from potluck.models.zoo.cnn import FedAvgCNN
 from potluck.models.zoo.googlenet import GoogLeNet, Inception
@@ -137,7 +137,7 @@ def test_every_width_comes_to_512(name, adapter):
 @pytest.mark.parametrize("name", SMALL)
 def test_contract_and_gradients(name):
     model = made(SMALL[name], CIFAR10, rep_dim=512, adapter="pool")
-    probe(model, CIFAR10)
+    check_model(model, CIFAR10)
     model(images(CIFAR10)).square().sum().backward()
     assert [n for n, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0] == []
 

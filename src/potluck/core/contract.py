@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from potluck.core.formulas import evaluate
-from potluck.core.message import Message, Signature, _encoded_size
+from potluck.core.formulas import formula_value
+from potluck.core.message import Message, Signature, encoded_size
 from potluck.errors import MessageError
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -57,7 +57,7 @@ def excess(message: Message, contract: Contract, symbols: Mapping[str, int]) -> 
     worst: Tensor | None = None
     for name, field in contract.items():
         if field.below and name in message and message[name].numel():
-            top = evaluate(field.below, symbols) - 1
+            top = formula_value(field.below, symbols) - 1
             value = torch.maximum(message[name].max() - top, -message[name].min()).clamp_min(0)
             worst = value if worst is None else torch.maximum(worst, value)
     return worst
@@ -192,9 +192,9 @@ def _dimension_fits(formula: str, size: int, known: dict[str, int]) -> bool:
     symbol, _, bound = (piece.strip() for piece in formula.partition("<="))
     if symbol.isidentifier() and symbol not in known:
         known[symbol] = size
-    elif evaluate(symbol, known) != size:
+    elif formula_value(symbol, known) != size:
         return False
-    return not bound or size <= evaluate(bound, known)
+    return not bound or size <= formula_value(bound, known)
 
 
 def declared_scalars(
@@ -216,7 +216,7 @@ def _largest_shape(field: Field, known: dict[str, int]) -> torch.Size | None:
         size = symbol if not symbol.isidentifier() or symbol in known else bound
         if not size:
             return None
-        known[symbol] = evaluate(size, known)
+        known[symbol] = formula_value(size, known)
         sizes.append(known[symbol])
     return torch.Size(sizes)
 
@@ -241,7 +241,7 @@ def largest_size(
             return None
         dtype = field.dtype if field.like is None else torch.float64  # a group may be of any floating type
         signature += [(key, dtype, torch.Size(shape)) for key, shape in rows.items()]
-    return _encoded_size(tuple(signature))
+    return encoded_size(tuple(signature))
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:

@@ -87,7 +87,7 @@ class Message(Mapping[str, Tensor]):
     @property
     def nbytes(self) -> int:
         """The size of `encode()`, from names, shapes and types alone."""
-        return _encoded_size(self.signature)
+        return encoded_size(self.signature)
 
     def sizes(self) -> dict[str, int]:
         """Scalars per declared name or group."""
@@ -147,7 +147,7 @@ def _sizes(signature: Signature) -> dict[str, int]:
 
 
 @lru_cache(maxsize=4096)
-def _encoded_size(signature: Signature) -> int:
+def encoded_size(signature: Signature) -> int:
     """Eight bytes of length, a JSON header padded to eight, then the data by type and name."""
     header: dict[str, Any] = {}
     offset = 0

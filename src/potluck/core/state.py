@@ -10,20 +10,17 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from potluck.core.packed import ALIGNMENT, Layout, Packed, State, views
+from potluck.core.public import Public
 from potluck.core.rng import Rng
 from potluck.core.settings import ClientTraining
 from potluck.core.task import Task
 from potluck.errors import ConfigError, MessageError, nearest
-
-if TYPE_CHECKING:
-    from potluck.core.public import Public
-
-from potluck.core.packed import ALIGNMENT, Layout, Packed, State, views
 
 BufferPolicy = Literal["average", "local"]
 Precision = Literal["float32", "tf32", "bfloat16"]

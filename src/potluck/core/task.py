@@ -9,9 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from potluck.core.task_kinds import Measure, measure_of
+from potluck.core.task_kinds import TaskKind, task_kind
 
-TaskKind = Literal["classification", "text-classification", "multi-label", "segmentation", "retrieval"]
+KindName = Literal["classification", "text-classification", "multi-label", "segmentation", "retrieval"]
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,16 @@ class Task:
     width of both embeddings together.
     """
 
-    kind: TaskKind
+    kind: KindName
     classes: int
     input: tuple[int, ...]
     vocabulary: int | None = None
     image: tuple[int, ...] = ()
 
     @property
-    def rules(self) -> Measure:
+    def rules(self) -> TaskKind:
         """How a task of this kind is learnt and scored."""
-        return measure_of(self.kind)
+        return task_kind(self.kind)
 
     @property
     def scores(self) -> tuple[int, ...]:

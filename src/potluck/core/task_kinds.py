@@ -23,7 +23,7 @@ TEMPERATURE = 0.07  # of the contrastive loss; ours
 CHUNK = 1024  # rows of a similarity matrix at a time
 
 
-class Measure:
+class TaskKind:
     """One kind of task. The first number of `conclude` is what a client is judged by."""
 
     whole: ClassVar[tuple[str, ...]] = ()  # gathered a row per sample
@@ -59,7 +59,7 @@ class Measure:
         return tuple(int(label) for label in np.unique(y))
 
 
-class OneClass(Measure):
+class OneClass(TaskKind):
     """One class per sample. The two sums cross as they are: they can be added up over clients."""
 
     told = ("correct", "loss")
@@ -81,7 +81,7 @@ class OneClass(Measure):
         return found
 
 
-class MultiLabel(Measure):
+class MultiLabel(TaskKind):
     """Any number of labels per sample: y is (batch, classes), 1 where a label holds."""
 
     whole = ("scores", "labels")
@@ -109,7 +109,7 @@ class MultiLabel(Measure):
         return tuple(int(label) for label in np.flatnonzero(y.any(axis=0)))
 
 
-class Segmentation(Measure):
+class Segmentation(TaskKind):
     """A class per pixel: scores are (batch, classes, height, width), y (batch, height, width)."""
 
     told = ("mean_iou", "pixel_accuracy", "loss")
@@ -141,7 +141,7 @@ class Segmentation(Measure):
         }
 
 
-class Retrieval(Measure):
+class Retrieval(TaskKind):
     """Images and captions: scores are (batch, 2·d), the image's embedding beside its caption's; y is not used."""
 
     whole = ("pairs",)
@@ -240,7 +240,7 @@ def recalls_at(queries: Tensor, answers: Tensor, ks: tuple[int, ...]) -> list[Te
     return list((found / len(queries)).unbind())
 
 
-MEASURES: dict[str, Measure] = {
+TASK_KINDS: dict[str, TaskKind] = {
     "classification": OneClass(),
     "text-classification": OneClass(),
     "multi-label": MultiLabel(),
@@ -249,8 +249,8 @@ MEASURES: dict[str, Measure] = {
 }
 
 
-def measure_of(kind: str) -> Measure:
+def task_kind(kind: str) -> TaskKind:
     """The measure of a kind of task."""
-    if kind not in MEASURES:
-        raise ConfigError(f"there is no task {kind!r}; choose from {', '.join(MEASURES)}")
-    return MEASURES[kind]
+    if kind not in TASK_KINDS:
+        raise ConfigError(f"there is no task {kind!r}; choose from {', '.join(TASK_KINDS)}")
+    return TASK_KINDS[kind]

@@ -13,7 +13,7 @@ from torch import Tensor
 from potluck.core.dataset import Dataset, Encoder
 from potluck.core.task import Task
 from potluck.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, TEST_SPLITS, TEXT_COLUMNS
-from potluck.data.texts import _text_dataset
+from potluck.data.texts import text_dataset
 from potluck.errors import DataError
 
 Array = np.ndarray | Tensor | Sequence[Any]
@@ -172,7 +172,7 @@ def from_datasets(
     class_names = class_names or tuple(map(str, range(_count_classes(name, y, None, None))))
     _count_classes(name, y, None, class_names)
     texts = tuple(str(row[text]) for row in rows)
-    return _text_dataset(name, texts, y, len(train), class_names, vocabulary, length, tokenizer)
+    return text_dataset(name, texts, y, len(train), class_names, vocabulary, length, tokenizer)
 
 
 def _parts_of(source: Any, name: str) -> tuple[Any, Any | None]:

@@ -22,7 +22,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, f
 from potluck.core.client import Client
 from potluck.core.contract import Contract
 from potluck.core.contract import Field as WireField
-from potluck.core.formulas import evaluate
+from potluck.core.formulas import formula_value
 from potluck.core.message import Message
 from potluck.core.method import Method, MethodConfig
 from potluck.core.settings import Settings
@@ -335,9 +335,9 @@ def _size(formula: str, symbols: Mapping[str, int]) -> str:
     """One size of a shape: exact where its symbols are known, else at most its bound, else open."""
     symbol, _, bound = (piece.strip() for piece in formula.partition("<="))
     try:
-        return str(evaluate(symbol, symbols))
+        return str(formula_value(symbol, symbols))
     except MessageError:
-        return f"<={evaluate(bound, symbols)}" if bound else "*"
+        return f"<={formula_value(bound, symbols)}" if bound else "*"
 
 
 def _largest(specs: Specs) -> dict[str, torch.Tensor]:

@@ -12,8 +12,8 @@ from torch import nn
 from potluck.core.model import Model
 from potluck.core.task import Task
 from potluck.errors import ModelError, first_line, nearest
-from potluck.models.adapt import adapt, probe
-from potluck.models.parts import check_complete, check_width
+from potluck.models.adapt import adapt
+from potluck.models.check import check_complete, check_model, check_width
 from potluck.models.probe import blame, duplicate, kind
 from potluck.models.registry import lookup
 
@@ -58,7 +58,7 @@ def build(
         _refuse_unknown(source, made, rep_dim, rest)
     if isinstance(made, Model) and rep_dim in (None, made.rep_dim):
         if check:
-            probe(made, task, who)
+            check_model(made, task, who)
         return made
     if default_adapter is not None:
         rest = {"adapter": default_adapter} | rest

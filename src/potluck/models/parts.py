@@ -64,16 +64,3 @@ def scale_convolutions(net: nn.Module) -> None:
     for part in net.modules():
         if isinstance(part, nn.Conv2d):
             nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
-
-
-def check_width(width: int | None, option: str = "rep_dim") -> None:
-    """One sentence unless the width is absent or a positive whole number."""
-    if width is not None and (not isinstance(width, int) or isinstance(width, bool) or width < 1):
-        raise ModelError(f"{option} is {width!r}, expected a positive whole number")
-
-
-def check_complete(model: Model) -> None:
-    """One sentence unless the model says how wide its features are and has a head."""
-    width, head = getattr(model, "rep_dim", None), getattr(model, "head", None)
-    if not isinstance(width, int) or not isinstance(head, nn.Module):
-        raise ModelError(f"{type(model).__name__} must set rep_dim (a whole number) and head (a module)")

@@ -23,20 +23,18 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from potluck.core.task import Task
 from potluck.data.word_pieces import Pieces
-from potluck.errors import ModelError, first_line
-from potluck.hub import folder_of, library, loaded
+from potluck.errors import ModelError
+from potluck.models.hugging_face import add_lora, check_options, make_network, network_settings, network_width
 from potluck.models.parts import Backbone
 from potluck.models.registry import InputKind, input_kind, register
 from potluck.models.zoo.dense import MapsHead
 from potluck.models.zoo.text import PADDING
 
 RANK = 16  # FedMuscle
-# What the families, in several versions of the library, call the layers for queries and values.
-TARGETS = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin")
 MASKED = -1e9  # finite in bfloat16 too: a text of padding alone must not become NaN
 
 
@@ -56,13 +54,13 @@ class Transformer(Backbone):
         lora: int = RANK,
     ) -> None:
         super().__init__()
-        _check_options(config, lora)
-        settings = _settings(family, weights, config)
+        check_options(config, lora)
+        settings = network_settings(family, weights, config)
         self.prepare(settings, task, fixed=weights is not None)
-        self.network = _network(settings, weights)
+        self.network = make_network(settings, weights)
         if lora:
-            _add_lora(self.network, lora)
-        self.finish(_width(settings), task, rep_dim, adapter)
+            add_lora(self.network, lora)
+        self.finish(network_width(settings), task, rep_dim, adapter)
 
     def prepare(self, settings: Any, task: Task, fixed: bool) -> None:
         """Fit the settings to the task, or refuse it where weights have `fixed` them."""
@@ -167,68 +165,6 @@ def tokenize(source: str, texts: Sequence[str], length: int) -> tuple[Tensor, Pi
     """
     pieces = Pieces.of(source)
     return torch.from_numpy(pieces.encode(texts, length)), pieces
-
-
-def _check_options(config: object, lora: object) -> None:
-    if config is not None and not isinstance(config, Mapping):
-        raise ModelError(f"config is {config!r}, expected settings of the network and their values")
-    if not isinstance(lora, int) or isinstance(lora, bool) or lora < 0:
-        raise ModelError(f"lora is {lora!r}, expected a rank: a whole number, or 0 for none")
-
-
-def _settings(family: str, weights: str | None, config: Mapping[str, Any] | None) -> Any:
-    """The library's description of a network: that of the weights, or the family's with some settings changed."""
-    transformers = library("transformers")
-    if weights is None:
-        known = transformers.AutoConfig.for_model(family)
-        unknown = [name for name in config or {} if not hasattr(known, name)]
-        if unknown:
-            raise ModelError(f"config: {family} has no setting {unknown[0]!r}")
-        for name, value in (config or {}).items():
-            usual = getattr(known, name)
-            if isinstance(value, str) and isinstance(usual, int | float):
-                raise ModelError(f"config: {name} is {value!r}, expected a number such as {usual}")
-        return transformers.AutoConfig.for_model(family, **(config or {}))
-    if config is not None:
-        raise ModelError("config is for networks without weights; weights bring their own")
-    folder = folder_of(weights)
-    if folder is not None and not (folder / "config.json").is_file():
-        raise ModelError(f"the folder {folder} has no config.json")
-    settings = loaded(transformers.AutoConfig.from_pretrained, weights)
-    if settings.model_type != family:
-        raise ModelError(f"the weights {weights} are those of a {settings.model_type}, expected {family}")
-    return settings
-
-
-def _network(settings: Any, weights: str | None) -> nn.Module:
-    """The network, without a layer of its own on top."""
-    auto = library("transformers").AutoModel
-    if weights is None:
-        try:
-            network: nn.Module = auto.from_config(settings)
-        except ValueError as error:
-            raise ModelError(f"config: {first_line(error)}") from error
-    else:
-        network = loaded(auto.from_pretrained, weights, config=settings, use_safetensors=True)
-    if getattr(network, "pooler", None) is not None:
-        network.pooler = None  # type: ignore[assignment]
-    return network.float()
-
-
-def _add_lora(network: nn.Module, rank: int) -> None:
-    """LoRA beside queries and values; everything else is frozen."""
-    peft = library("peft")
-    names = {name.rpartition(".")[2] for name, part in network.named_modules() if isinstance(part, nn.Linear)}
-    targets = sorted(names & set(TARGETS))
-    peft.inject_adapter_in_model(peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=targets), network)
-    for name, parameter in network.named_parameters():
-        parameter.requires_grad_("lora_" in name)
-
-
-def _width(settings: Any) -> int:
-    """How wide the last states are; SegFormer widens from stage to stage."""
-    widths = getattr(settings, "hidden_sizes", None)
-    return int(widths[-1] if widths else settings.hidden_size)
 
 
 def _step(settings: Any) -> int:

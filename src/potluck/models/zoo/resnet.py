@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from potluck.core.task import Task
 from potluck.errors import ModelError, nearest
-from potluck.models.parts import Backbone, check_width, scale_convolutions
+from potluck.models.check import check_width
+from potluck.models.parts import Backbone, scale_convolutions
 from potluck.models.registry import register
 
 STEMS = ("imagenet", "cifar")
