@@ -1,4 +1,4 @@
-"""Formulas over whole numbers, as shapes in a wire contract use them."""
+"""Formulas over whole numbers, for the shapes in a wire contract."""
 
 from __future__ import annotations
 

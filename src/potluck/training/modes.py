@@ -1,4 +1,4 @@
-"""Training and evaluation modes of modules, batch norm above all."""
+"""Training and evaluation modes of modules, above all for batch norm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from potluck.training.prefixes import is_below
 
 
 def set_modes(holder: Holder, parameters: Iterable[str], prefixes: Sequence[str] | None) -> None:
-    """Training mode for what is trained, evaluation mode for the rest."""
+    """Put what is trained into training mode, and the rest into evaluation mode."""
     for name, module in holder.modules().items():
         module.train(any(is_below(key, name) for key in parameters))
         for key, inner in module.named_modules() if prefixes is not None else ():
@@ -24,7 +24,7 @@ def set_modes(holder: Holder, parameters: Iterable[str], prefixes: Sequence[str]
 
 @contextlib.contextmanager
 def still_statistics(module: nn.Module) -> Iterator[None]:
-    """Batch norm uses the statistics of its batch inside, and does not remember them: for foreign features."""
+    """Batch norm uses the statistics of the batch without updating its running ones: for other clients' features."""
     norms = [norm for norm in module.modules() if isinstance(norm, _BatchNorm) and norm.track_running_stats]
     for norm in norms:
         norm.track_running_stats = False
@@ -37,7 +37,7 @@ def still_statistics(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, with gradients: batch norm uses what it remembers, and dropout rests."""
+    """Evaluation mode with gradients: batch norm uses its running statistics, dropout is off."""
     training = [part for part in module.modules() if part.training]
     module.eval()
     try:
@@ -49,7 +49,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def on_the_batch(module: nn.Module) -> Iterator[None]:
-    """As `evaluating`, but trained batch norm uses the statistics of its batch, and does not remember them."""
+    """As `evaluating`, but trained batch norm uses the statistics of the batch, without updating its running ones."""
     norms = [norm for norm in module.modules() if isinstance(norm, _BatchNorm) and norm.training]
     with evaluating(module), still_statistics(module):
         for norm in norms:
@@ -59,10 +59,10 @@ def on_the_batch(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def single_sample(holder: Holder, samples: int) -> Iterator[None]:
-    """One sample has no variance: it goes through batch norm in evaluation mode.
+    """Batch norm in evaluation mode for a batch of one sample, which has no variance.
 
-    Such a step can do harm, as a network's statistics lag behind it. Of a client's own data only those with a
-    single one, or in batches of one, come to it: a single sample left over makes no batch.
+    Such a step can do harm, as running statistics lag behind the weights. It happens only to clients with a single
+    sample or a batch size of 1: elsewhere a single sample left over is dropped.
     """
     norms = [
         norm

@@ -1,4 +1,4 @@
-"""Optimisers, parameter groups, clipping and moments."""
+"""Optimisers, parameter groups, gradient clipping and moments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from potluck.training.prefixes import closest_prefix
 class Group:
     """Settings of the parameters below a prefix: `groups={"small": Group(lr=0.1, clip=50)}`.
 
-    Of several prefixes above a parameter the longest counts.
+    If several prefixes match a parameter, the longest one counts.
     """
 
     lr: float | None = None
@@ -31,16 +31,16 @@ class Group:
 
 @functools.lru_cache(maxsize=256)
 def without_rate(settings: OptimizerSettings) -> OptimizerSettings:
-    """The settings that shape an optimiser; its rate is a value."""
+    """The settings with the learning rate left out: it can change without a new optimiser."""
     return settings.model_copy(update={"lr": 1.0})
 
 
 def clip_gradients(
     groups: Sequence[tuple[list[nn.Parameter], float]], constants: dict[Any, tuple[Tensor, Tensor]]
 ) -> None:
-    """Shorten each group's gradient to its norm, the norms of all groups in few operations.
+    """Clip each group's gradient to a largest norm; the norms of all groups take few operations.
 
-    Into new memory, as two gradients may be one and the same tensor.
+    The results get new memory, as two gradients may be the same tensor.
     """
     if not groups:
         return
@@ -58,7 +58,7 @@ def clip_gradients(
 def _membership(
     sizes: Sequence[int], limits: Sequence[float], like: Tensor, constants: dict[Any, tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """Which gradient belongs to which group (a row per group), and the groups' limits; made once."""
+    """A 0/1 matrix of groups by gradients, and the groups' limits; cached."""
     key = (tuple(sizes), tuple(limits))
     if key not in constants:
         members = np.repeat(np.eye(len(sizes)), sizes, axis=1)
@@ -69,7 +69,7 @@ def _membership(
 def build_optimizer(
     settings: OptimizerSettings, groups: list[dict[str, Any]]
 ) -> tuple[torch.optim.Optimizer, list[Tensor]]:
-    """A fused optimiser whose state exists from the start, so that a fresh one is this one zeroed."""
+    """A fused optimiser, and the memory of its state: zeroing that is the same as a new optimiser."""
     parameters = [value for group in groups for value in group["params"]]
     if settings.name == "sgd":
         options = {"momentum": settings.momentum, "nesterov": settings.nesterov}
@@ -93,7 +93,7 @@ def build_optimizer(
 
 
 def _moving_names(settings: OptimizerSettings) -> tuple[str, ...]:
-    """What an optimiser keeps of every parameter, in its shape."""
+    """The names of what an optimiser keeps per parameter, in its shape."""
     if settings.name != "sgd":
         return "exp_avg", "exp_avg_sq"
     return ("momentum_buffer",) if settings.momentum else ()
@@ -105,9 +105,9 @@ def fresh_moments(
     train: Sequence[str],
     lifetime: Literal["run", "round"] = "run",
 ) -> Moments:
-    """Moments to declare that have their place from the start: they lie with the rest of the state, in one piece.
+    """Zero moments to declare, so that they are packed with the rest of the state from the start.
 
-    `modules` are parts of the state by name and `train` is what `fit` will be given.
+    `modules` are parts of the state by name; `train` is what `fit` will get.
     """
     moments = Moments(lifetime)
     for part, module in modules.items():
@@ -120,7 +120,7 @@ def fresh_moments(
 
 
 def _together(parameters: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Zeros of the shapes of all parameters, in one piece of memory."""
+    """Zeros shaped like the parameters: one flat tensor, and its parts."""
     sizes = [-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in parameters]
     like = parameters[0] if parameters else torch.zeros(())
     piece = torch.zeros(sum(sizes), dtype=like.dtype, device=like.device)

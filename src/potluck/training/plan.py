@@ -1,4 +1,4 @@
-"""The rows of every step of a `fit`."""
+"""The plan of a `fit`: which rows each step reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Rows = Mapping[str, Tensor]
 
 
 class Plan(Sequence[Rows]):
-    """The rows of every stream in every step; they go to the device when they are asked for."""
+    """The rows of every stream in every step; copied to the device when a step is read."""
 
     def __init__(self, streams: Mapping[str, Stream], steps: int | None, device: torch.device) -> None:
         self._streams, self._device = streams, device
@@ -39,7 +39,7 @@ class Plan(Sequence[Rows]):
         return {name: rows_on(rows, self._device) for name, rows in self.order(number).items()}
 
     def blocks(self) -> Iterator[tuple[tuple[int, ...], dict[str, np.ndarray]]]:
-        """Steps in a row with the same batch sizes, as one table of rows per stream."""
+        """Runs of steps with the same batch sizes: the sizes, and a table of rows (steps × batch) per stream."""
         orders = {
             name: [stream.order[number % len(stream)] for number in range(self._total)]
             for name, stream in self._streams.items()
@@ -60,5 +60,5 @@ class Plan(Sequence[Rows]):
 
 
 def rows_on(rows: np.ndarray, device: torch.device) -> Tensor:
-    """Row numbers on the device, without waiting for it."""
+    """Row numbers on the device; the copy does not wait."""
     return torch.from_numpy(np.ascontiguousarray(rows)).to(device, non_blocking=True)

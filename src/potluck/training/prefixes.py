@@ -11,17 +11,17 @@ from potluck.errors import ConfigError, nearest
 
 
 def is_below(name: str, prefix: str) -> bool:
-    """Whether a parameter or module is what the prefix names, or a part of it."""
+    """Whether the prefix names this parameter or module, or one that contains it."""
     return name == prefix or name.startswith((f"{prefix}/", f"{prefix}."))
 
 
 def closest_prefix(name: str, prefixes: Iterable[str]) -> str | None:
-    """The longest of the prefixes that a name lies below."""
+    """The longest prefix that matches a name, None if none does."""
     return max((prefix for prefix in prefixes if is_below(name, prefix)), key=len, default=None)
 
 
 def check_prefixes(holder: Holder, prefixes: Iterable[str]) -> None:
-    """One sentence about a prefix that names nothing, instead of training the wrong things."""
+    """Refuse a prefix without parameters: the wrong things would be trained."""
     names = [
         f"{name}/{key}" for name, module in holder.modules().items() for key, _ in module.named_parameters()
     ]
