@@ -185,8 +185,8 @@ def test_an_encoder_layer_is_torch_s_own():
         old = next(old for old in names if key.startswith(old))
         state[key.replace(old, names[old], 1)] = value
     theirs.load_state_dict(state)
-    x = torch.randn(2, 5, 768, generator=Rng(0).generator())
-    torch.testing.assert_close(ours(x), theirs(x))
+    x = torch.randn(2, 5, 768, generator=Rng(0).generator(), dtype=torch.float64)
+    torch.testing.assert_close(ours.double()(x), theirs.double()(x))
 
 
 def test_a_small_image_is_padded_evenly():
@@ -194,8 +194,8 @@ def test_a_small_image_is_padded_evenly():
     model = made(vit16, small).eval()
     padded = vit16(large).eval()
     padded.load_state_dict(model.state_dict())
-    x = images(small)
-    torch.testing.assert_close(model(x), padded(nn.functional.pad(x, (2, 2, 2, 2))))
+    x = images(small).double()
+    torch.testing.assert_close(model.double()(x), padded.double()(nn.functional.pad(x, (2, 2, 2, 2))))
 
 
 def test_first_weights_of_each_family():

@@ -50,7 +50,7 @@ class Rng:
         return self.reseed(torch.Generator(device))
 
     def reseed(self, generator: torch.Generator) -> torch.Generator:
-        """Seed an existing generator from this node: a captured step keeps the generator object it was captured with."""
+        """Seed an existing generator from this node; a captured step always uses the same generator object."""
         return generator.manual_seed(self.integer)
 
     @contextlib.contextmanager

@@ -208,7 +208,7 @@ def mean_average_precision(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def macro_f1(answers: Tensor, labels: Tensor) -> Tensor:
-    """The mean over labels of 2·TP / (2·TP + FP + FN); 0 for a label that is neither true nor predicted anywhere."""
+    """The mean over labels of 2·TP / (2·TP + FP + FN); 0 for a label that is never true nor predicted."""
     right = (answers & labels).sum(0).double()
     named = answers.sum(0).double() + labels.sum(0).double()
     return (2 * right / named.clamp_min(1)).mean()

@@ -24,7 +24,7 @@ def set_modes(holder: Holder, parameters: Iterable[str], prefixes: Sequence[str]
 
 @contextlib.contextmanager
 def still_statistics(module: nn.Module) -> Iterator[None]:
-    """Batch norm uses the statistics of the batch without updating its running ones: for other clients' features."""
+    """Batch norm uses the batch's statistics without updating its running ones: for other clients' features."""
     norms = [norm for norm in module.modules() if isinstance(norm, _BatchNorm) and norm.track_running_stats]
     for norm in norms:
         norm.track_running_stats = False
@@ -49,7 +49,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def on_the_batch(module: nn.Module) -> Iterator[None]:
-    """As `evaluating`, but trained batch norm uses the statistics of the batch, without updating its running ones."""
+    """As `evaluating`, but trained batch norm uses the batch's statistics, without updating its running ones."""
     norms = [norm for norm in module.modules() if isinstance(norm, _BatchNorm) and norm.training]
     with evaluating(module), still_statistics(module):
         for norm in norms:
