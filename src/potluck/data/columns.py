@@ -1,4 +1,4 @@
-"""The columns and splits of data sets in the Hugging Face layout."""
+"""The usual columns and splits of data sets in the Hugging Face layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Image data sets: the embedded digits and those of the papers."""
+"""Image data sets: the embedded digits, and those used in papers."""
 
 from __future__ import annotations
 

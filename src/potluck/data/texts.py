@@ -20,7 +20,7 @@ from potluck.data.words import strip_headers as without_headers
 from potluck.data.words import words as split_words
 from potluck.errors import DataError, ModelError
 
-VOCABULARY = 8_000  # words that get a number of their own
+VOCABULARY = 8_000  # words in the vocabulary
 
 
 @register("sst2")
@@ -55,7 +55,7 @@ def _newsgroups20(
     train, test = parquet.find(parquet.Location("newsgroups20", None), dir)
     y, train_rows = labels_of_splits(train, test, LABEL_COLUMNS, 20)
     texts = () if labels_only else parquet.read_texts(train + test, TEXT_COLUMNS)
-    # A header names the sender, his institution and sometimes the newsgroup itself: a model that sees it
+    # A header names the sender, the institution and sometimes the newsgroup itself: a model that sees it
     # learns who writes where, not what the text is about.
     if strip_headers:
         texts = tuple(without_headers(posting) for posting in texts)
@@ -100,7 +100,7 @@ def text_dataset(
 
 
 def encode_pieces(name: str, source: str, texts: tuple[str, ...], length: int) -> tuple[Tensor, Pieces]:
-    """The token ids of a data set's texts from the tokenizer of a folder or hub repository, and that tokenizer."""
+    """The token ids of texts, and the tokenizer from a folder or hub repository that made them."""
     try:
         pieces = Pieces.of(source)
         return _encode_pieces(pieces, texts, length), pieces

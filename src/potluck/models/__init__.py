@@ -1,4 +1,4 @@
-"""Models: the contract, the named ones, and whatever a user brings.
+"""Models: the contract, the registered models, and models of users.
 
 >>> from potluck.core.task import Task
 >>> model = build("cnn5", Task("classification", classes=10, input=(3, 32, 32)), rep_dim=100)

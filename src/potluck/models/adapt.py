@@ -1,4 +1,4 @@
-"""Splitting a module a user brings into features and head, and checking that any model keeps the contract."""
+"""`adapt`: turns a user's module into a `Model` with features and a head."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def adapt(
     who: str = "model",
     check: bool = True,
 ) -> Model:
-    """A `Model` made of a copy of `module`, which itself is left as it is.
+    """A `Model` made from a copy of `module`, which itself is not changed.
 
-    `head` is the dotted path of the last layer; None finds the linear layer that gives the output. Where
-    `rep_dim` differs from the width that layer sees, an adapter ("linear", "pool" or "max-pool") and a new
-    head follow. `classes` asks for a new head where the present one gives another number of scores. `stem`
-    and `body` name the layers of the first and the middle part, in order; without `body` it is every
-    top-level layer after the stem. With a `task` all of it is tried at once on a made-up batch; without one
-    that is done in `build`. `check=False` leaves the trial out where the same module has passed it before.
+    `head` is the dotted path of the last layer; None finds the linear layer whose output is the module's. If
+    `rep_dim` differs from that layer's input width, an adapter ("linear", "pool" or "max-pool") and a new head
+    are added. `classes` asks for a new head if the present one has another number of outputs. `stem` and `body`
+    name the layers of the first and the middle part, in order; the default body is every top-level layer after
+    the stem. With a `task` the result is tried on a made-up batch; otherwise `build` does that. `check=False`
+    skips the trial, for a module that has passed it before.
     """
     with blame(who):
         model = _adapted(duplicate(module), head, rep_dim, task, classes, adapter, check)
@@ -105,7 +105,7 @@ def _producer(net: nn.Module, linears: list[str], task: Task) -> str:
 
 
 def _width(net: nn.Module, path: str, task: Task | None, check: bool) -> int:
-    """How many values the head sees: what a trial shows, else what is written in the net."""
+    """The input width of the head: measured in a trial, or else read from its layer."""
     declared = _declared_width(net, path)
     if task is not None and (check or declared is None):
         width = head_input_width(net, path, kind(net), task)
@@ -125,7 +125,7 @@ def _declared_width(net: nn.Module, path: str) -> int | None:
 
 
 def _head(old: nn.Module, width: int, rep_dim: int, classes: int | None, task: Task | None) -> nn.Module:
-    """The net's own head, or a new one where the width or, if asked for, the number of classes differs."""
+    """The net's own head, or a new one if the width or the number of classes asked for differs."""
     linears = _linears(old)
     present = linears[-1].out_features if linears else None
     if rep_dim == width and classes in (None, present):
@@ -146,7 +146,7 @@ def _paths(paths: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _name_parts(model: Model, stem: tuple[str, ...], body: tuple[str, ...]) -> None:
-    """Note which layers are the stem and which the body."""
+    """Set the layers of stem and body."""
     if not isinstance(model, Adapted):
         raise ModelError(
             f"{kind(model)} is a Model: it defines stem(x) and body(s) itself, stem= is not for it"

@@ -1,4 +1,4 @@
-"""A module that a user brought, split into features and head."""
+"""A user's module, split into features and head."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from potluck.models.probe import kind
 class Adapted(Model):
     """A user's module, the `trunk`, with its last layer taken out and set as `head`.
 
-    `head_path` is where the head was. `stem_paths` and `body_paths` name the layers that, run one after the
-    other, are the first and the middle part; they are empty if the module was not split that far.
+    `head_path` is where the head was. `stem_paths` and `body_paths` name the layers that make up the first and
+    the middle part, in order; they are empty if the module was not split that far.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class Adapted(Model):
         return self._through(self.stem_paths, x)
 
     def body(self, s: Tensor) -> Tensor:
-        """From the first part to the features."""
+        """The middle part, from the stem's output to the features."""
         if not self.stem_paths and isinstance(self.trunk, Model):
             return self._resized(self.trunk.body(s))
         return self._resized(self._through(self.body_paths, s))
 
     def features(self, x: Tensor) -> Tensor:
-        """What the head used to see, flattened, and brought to `rep_dim` if it has another width."""
+        """The former input of the head, flattened and brought to `rep_dim`."""
         return self._resized(self.trunk(x))
 
     def _resized(self, inner: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Checks that a model keeps the contract: tried out on a made-up batch, refused in one sentence."""
+"""Checks that a model keeps the contract, by running it on a made-up batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from potluck.models.probe import agree, attempt, blame, kind, sample_batch, tria
 
 
 def check_model(model: Model, task: Task, who: str = "model") -> None:
-    """Try a model on a made-up batch of the task; one sentence if it breaks the contract."""
+    """Run a model on a made-up batch of the task, and refuse it if it breaks the contract."""
     with blame(who):
         if isinstance(model, Adapted):
             head_input_width(model.trunk, model.head_path, model.source, task)
@@ -21,20 +21,20 @@ def check_model(model: Model, task: Task, who: str = "model") -> None:
 
 
 def check_width(width: int | None, option: str = "rep_dim") -> None:
-    """One sentence unless the width is absent or a positive whole number."""
+    """Refuse a width that is neither None nor a positive whole number."""
     if width is not None and (not isinstance(width, int) or isinstance(width, bool) or width < 1):
         raise ModelError(f"{option} is {width!r}, expected a positive whole number")
 
 
 def check_complete(model: Model) -> None:
-    """One sentence unless the model says how wide its features are and has a head."""
+    """Refuse a model without a feature width or a head."""
     width, head = getattr(model, "rep_dim", None), getattr(model, "head", None)
     if not isinstance(width, int) or not isinstance(head, nn.Module):
         raise ModelError(f"{type(model).__name__} must set rep_dim (a whole number) and head (a module)")
 
 
 class _StandIn:
-    """Speaks for a layer: notes what the layer sees and has it answer known scores instead of its own."""
+    """Replaces the output of a layer by known scores, and records its input."""
 
     def __init__(self, layer: nn.Module, classes: int) -> None:
         self.classes = classes
@@ -43,7 +43,7 @@ class _StandIn:
         layer.register_forward_hook(self._speak)
 
     def _speak(self, _layer: nn.Module, inputs: tuple[Tensor, ...], _output: object) -> Tensor:
-        """Scores that no activation, scaling or average leaves as they are."""
+        """Scores that any activation, scaling or average would change."""
         features = inputs[0]
         self.seen.append(features)
         line = torch.linspace(
@@ -54,10 +54,10 @@ class _StandIn:
 
 
 def head_input_width(net: nn.Module, path: str, name: str, task: Task) -> int:
-    """How wide the head's input is, provided that the net runs the head once and hands out what it gives.
+    """The width of the head's input. The net must run the head once and return its output unchanged.
 
-    A net that goes on after its head would do so to the features too once the head is out. The stand-in's
-    answer shows it whatever the head's weights are; the second pass shows what depends on the width.
+    Whatever a net does after its head, it would also do to the features once the head is taken out. The stand-in's
+    scores reveal that whatever the head's weights are; a second pass reveals what depends on the width.
     """
     trial = trial_copy(net)
     x = sample_batch(task, trial)
@@ -78,7 +78,7 @@ def head_input_width(net: nn.Module, path: str, name: str, task: Task) -> int:
 
 
 def _result(trial: nn.Module, x: Tensor) -> Tensor:
-    """What a pass gives; nothing if layers after the head cannot bear what the head's place now gives."""
+    """The output of a pass; empty if layers after the head fail on what now replaces its output."""
     try:
         return attempt(trial, trial, x)
     except ModelError:
@@ -95,7 +95,7 @@ def check_contract(model: Model, task: Task) -> None:
     if tuple(features.shape) != wanted:
         raise ModelError(f"features() gave {tuple(features.shape)}, expected {wanted}")
     _check_parts(trial, x, features)
-    dense = task.kind == "segmentation"  # a pixel's class is not in the representation alone
+    dense = task.kind == "segmentation"  # pixel scores depend on more than the features
     scores = attempt(trial, trial, x) if dense else attempt(trial, trial.head, features)
     _expect_scores(scores, len(x), task)
     if not dense and type(model).forward is not Model.forward and not agree(attempt(trial, trial, x), scores):
@@ -106,7 +106,7 @@ def check_contract(model: Model, task: Task) -> None:
 
 
 def _check_parts(trial: Model, x: Tensor, features: Tensor) -> None:
-    """Where there is a stem, stem and body together must be the features."""
+    """If there is a stem, body(stem(x)) must be the features."""
     if not trial.has_stem:
         return
     parts = attempt(trial, lambda batch: trial.body(trial.stem(batch)), x)

@@ -26,7 +26,7 @@ def check_options(config: object, lora: object) -> None:
 
 
 def network_settings(family: str, weights: str | None, config: Mapping[str, Any] | None) -> Any:
-    """The library's description of a network: that of the weights, or the family's with some settings changed."""
+    """The library's configuration of a network: that of the weights, or the family's with some values changed."""
     transformers = library("transformers")
     if weights is None:
         known = transformers.AutoConfig.for_model(family)
@@ -50,7 +50,7 @@ def network_settings(family: str, weights: str | None, config: Mapping[str, Any]
 
 
 def make_network(settings: Any, weights: str | None) -> nn.Module:
-    """The network, without a layer of its own on top."""
+    """The network without a pooling layer on top."""
     auto = library("transformers").AutoModel
     if weights is None:
         try:
@@ -65,7 +65,7 @@ def make_network(settings: Any, weights: str | None) -> nn.Module:
 
 
 def add_lora(network: nn.Module, rank: int) -> None:
-    """LoRA beside queries and values; everything else is frozen."""
+    """Add LoRA to queries and values, and freeze everything else."""
     peft = library("peft")
     names = {name.rpartition(".")[2] for name, part in network.named_modules() if isinstance(part, nn.Linear)}
     targets = sorted(names & set(LORA_TARGETS))
@@ -75,6 +75,6 @@ def add_lora(network: nn.Module, rank: int) -> None:
 
 
 def network_width(settings: Any) -> int:
-    """How wide the last states are; SegFormer widens from stage to stage."""
+    """The width of the last hidden states; SegFormer has one width per stage."""
     widths = getattr(settings, "hidden_sizes", None)
     return int(widths[-1] if widths else settings.hidden_size)

@@ -2,17 +2,17 @@
 
 They need `pip install "potluck[transformers]"`; nothing of it is imported before such a model is built.
 `weights` is a folder with `config.json` and safetensors, or a repository of the hub; without it the network
-starts from the seed, in the family's usual size or that of `config`, a mapping of its own settings. LoRA (Hu et
+starts from the seed, in the family's default size or with the settings in `config`. LoRA (Hu et
 al., ICLR 2022) goes to queries and values, `lora` is its rank (16 in FedMuscle, 0: no LoRA, everything is
-trained); with it only the adapters of LoRA, the projection to `rep_dim` and the head are trained. That its
-scale is 1 (alpha equal to the rank) and the choice of layers are ours.
+trained); with it only LoRA's adapters, the projection to `rep_dim` and the head are trained. Its scale of 1
+(alpha equal to the rank) and the choice of layers are our decisions.
 
 Representation: the class token's last state in a vision transformer, the mean over all positions in SegFormer, the
 mean over the tokens that are not padding (id 0) in text. Weights for images expect colours normalised as they were
 trained with: see `data.normalize`. Weights for text expect the ids of their own tokenizer: see
 `data.tokenizer` and `tokenize`.
 
-SegFormer also gives every pixel a class, where the task is to segment: see `PixelTransformer`.
+SegFormer also does segmentation: see `PixelTransformer`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from potluck.models.zoo.dense import MapsHead
 from potluck.models.zoo.text import PADDING
 
 RANK = 16  # FedMuscle
-MASKED = -1e9  # finite in bfloat16 too: a text of padding alone must not become NaN
+MASKED = -1e9  # finite in bfloat16 too: a text of nothing but padding must not become NaN
 
 
 class Transformer(Backbone):
-    """One network of the library, its representation brought to `rep_dim`, and a linear head."""
+    """A network of the library, an adapter to `rep_dim` and a linear head."""
 
     has_stem = False
 
@@ -63,15 +63,15 @@ class Transformer(Backbone):
         self.finish(network_width(settings), task, rep_dim, adapter)
 
     def prepare(self, settings: Any, task: Task, fixed: bool) -> None:
-        """Fit the settings to the task, or refuse it where weights have `fixed` them."""
+        """Fit the settings to the task; with weights they are `fixed`, and a task that does not fit is refused."""
         raise NotImplementedError
 
 
 class ImageTransformer(Transformer):
-    """A vision transformer or SegFormer; images are enlarged to what its patches or weights ask for."""
+    """A vision transformer or SegFormer; images are enlarged to the size its patches or weights need."""
 
     def prepare(self, settings: Any, task: Task, fixed: bool) -> None:
-        """The task's colours, or three of a grey image where weights have them; whole patches."""
+        """Channels as in the task or the weights (grey images are repeated), and sides of whole patches."""
         colours, *sides = task.input
         self.family = settings.model_type
         if not fixed:
@@ -96,12 +96,12 @@ class ImageTransformer(Transformer):
         return self.represent(self.network(pixel_values=self.fitted(x)).last_hidden_state)
 
     def fitted(self, x: Tensor) -> Tensor:
-        """The images with the colours and in the size of the network."""
+        """The images with the network's channels and size."""
         x = x.expand(-1, self.colours, -1, -1)
         return x if x.shape[2:] == self.size else F.interpolate(x, self.size, mode="bilinear")
 
     def represent(self, last: Tensor) -> Tensor:
-        """The representation in the last states of the network."""
+        """The features from the last hidden states."""
         features: Tensor = self.resize(last[:, 0] if self.family == "vit" else last.mean((2, 3)))
         return features
 
@@ -109,9 +109,9 @@ class ImageTransformer(Transformer):
 class PixelTransformer(ImageTransformer):
     """SegFormer with a class for every pixel, at the resolution of the images.
 
-    Its representation is that of the whole image, as without pixels: encoder, mean, projection. The head is the
-    decoder of SegFormer over the maps of all stages and, as in `conv-dense`, the representation, here one more map
-    with a single position: what others align is what the head reads. The decoder always starts from the seed.
+    Its features describe the whole image, as in classification: encoder, mean, projection. The head is SegFormer's
+    decoder over the maps of all stages and, as in `conv-dense`, the features, as one more map with a single
+    position, so that methods that align features reach the head. The decoder always starts from the seed.
     """
 
     def finish(self, native: int, task: Task, rep_dim: int | None, adapter: str) -> None:
@@ -132,7 +132,7 @@ class TextTransformer(Transformer):
     """BERT or DistilBERT on token ids; 0 is padding."""
 
     def prepare(self, settings: Any, task: Task, fixed: bool) -> None:
-        """As many token ids as the task has, and room for its texts."""
+        """The task's vocabulary, and enough positions for its texts."""
         if task.vocabulary is None:
             raise ModelError("a text model needs a task with a vocabulary")
         if not fixed:
@@ -150,7 +150,7 @@ class TextTransformer(Transformer):
         """The representation of a batch of token ids."""
         kept = (x != PADDING).float()
         mask = (1 - kept) * MASKED
-        # Whole, as the library leaves it alone: of a mask per text it would read back whether anything is masked.
+        # Expanded, because the library uses such a mask as it is; for a mask per text it would read values back.
         mask = mask[:, None, None, :].expand(-1, 1, x.shape[1], -1)
         last: Tensor = self.network(input_ids=x, attention_mask=mask).last_hidden_state
         weight = kept[..., None].to(last.dtype)
@@ -161,14 +161,14 @@ class TextTransformer(Transformer):
 def tokenize(source: str, texts: Sequence[str], length: int) -> tuple[Tensor, Pieces]:
     """Token ids (texts × length) from the tokenizer of a folder or hub repository, and that tokenizer.
 
-    `from_arrays(ids, y, vocabulary=tokenizer)` is a data set whose clients can read public texts, too.
+    `from_arrays(ids, y, vocabulary=tokenizer)` is a data set whose clients can also read public texts.
     """
     pieces = Pieces.of(source)
     return torch.from_numpy(pieces.encode(texts, length)), pieces
 
 
 def _step(settings: Any) -> int:
-    """What the sides of an image are a multiple of: a patch, or what SegFormer's first attention takes together."""
+    """The sides of an image are multiples of this: a patch, or what SegFormer's first attention reduces."""
     if settings.model_type == "vit":
         return int(settings.patch_size)
     return int(settings.strides[0] * settings.sr_ratios[0])
