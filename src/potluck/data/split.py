@@ -252,7 +252,7 @@ def _cut_client(
 
 
 def join_splits(splits: Sequence[Split], renumber: Sequence[bool]) -> Split:
-    """Join the splits of several groups; numeric client ids are renumbered consecutively."""
+    """Join the splits of several groups; those marked in `renumber` continue the count of client ids."""
     clients: list[ClientSplit] = []
     held_out: list[str] = []
     for split, anew in zip(splits, renumber, strict=True):
