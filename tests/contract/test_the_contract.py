@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from potluck.core.model import Model
 from potluck.core.server import Server
 from potluck.core.task import Batch, Task
 from potluck.testing import contract as testing
+from potluck.testing.double_precision import double_precision
 from potluck.training.collect import collect
 from potluck.training.fit import fit
 
@@ -185,6 +187,14 @@ def test_a_broken_method_is_found(registered: Any, cls: Any, check: Any, sentenc
 
     with pytest.raises((AssertionError, RoundFailed), match=sentence):
         check(testing.Bench(registered(cls)))
+
+
+def test_double_precision_reaches_every_state_and_ends() -> None:
+    for inside, expected in ((double_precision, torch.float64), (contextlib.nullcontext, torch.float32)):
+        with inside():
+            played = testing.Bench("fedproto").play([testing.ALL])
+        found = [value for state in played.states().values() for value in (state or {}).values()]
+        assert {value.dtype for value in found if value.is_floating_point()} == {expected}
 
 
 def test_check_method_says_which_part_is_broken(registered: Any) -> None:

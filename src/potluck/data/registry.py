@@ -124,7 +124,7 @@ def _in_words(kind: Any) -> str:
 
 
 def fewer(data: Dataset, samples: int) -> Dataset:
-    """A random subset: `samples` of the training part and at most as many of the test part, the same for all seeds."""
+    """A subset of `samples` training rows and at most as many test rows, the same for all seeds."""
     if samples > data.train_rows:
         raise DataError(f"data set {data.name!r} has {data.train_rows} training samples, not {samples}")
     draw, tests = Rng(0).child("fewer", data.name).numpy(), len(data) - data.train_rows

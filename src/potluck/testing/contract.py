@@ -18,7 +18,7 @@ from potluck.core.message import Message
 from potluck.core.packed import State
 from potluck.core.rng import Rng
 from potluck.engine.protocol import Answer, Examination
-from potluck.testing.bench import DEFAULT_MODELS, AnyMethod, Bench, Played, _listening
+from potluck.testing.bench import DEFAULT_MODELS, AnyMethod, Bench, Played, listening
 from potluck.testing.double_precision import double_precision
 from potluck.testing.faulty_engines import Losing, Repeating, Reversed, Spy, Taped
 
@@ -114,9 +114,9 @@ def comparisons_are_paired(bench: Bench) -> None:
         _same({client: dict(theirs)}, {client: dict(ours)}, "the initial private model depends on the method")
     for round_ in range(1, 5):
         _require(world.cohort(round_, 2) == local.cohort(round_, 2), "the cohort depends on the method")
-    with _listening() as ours_:
+    with listening() as ours_:
         bench.play([ALL, ALL])
-    with _listening() as theirs_:
+    with listening() as theirs_:
         bench.play([ALL, ALL], method={"name": "local"})
     for key, order in theirs_.items():
         _require(ours_.get(key, order) == order, "the order of batches depends on the method")
