@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from potluck.core.server import Server
 from potluck.core.task import Batch, Task
 from potluck.methods.registry import find_method
 from potluck.testing import contract as testing
+from potluck.testing.double_precision import double_precision
 from potluck.training.collect import collect
 from potluck.training.fit import fit
 
@@ -260,6 +262,14 @@ def test_a_subclass_without_a_name_of_its_own_does_not_take_the_place_of_its_bas
     base = find_method("fedavg")
     leaking(base, SECRETS["data"])
     assert find_method("fedavg") is base
+
+
+def test_double_precision_reaches_every_state_and_ends() -> None:
+    for inside, expected in ((double_precision, torch.float64), (contextlib.nullcontext, torch.float32)):
+        with inside():
+            played = testing.Bench("fedproto").play([testing.ALL])
+        found = [value for state in played.states().values() for value in (state or {}).values()]
+        assert {value.dtype for value in found if value.is_floating_point()} == {expected}
 
 
 def test_check_method_says_which_part_is_broken(registered: Any) -> None:

@@ -42,8 +42,8 @@ def test_two_rounds_of_softmax_regression(kit, share, weights):
         game.round(*cohort)
     weight, bias = numpy_fedavg(kit, game, schedule, weights)
     down = game.method.downlink(game.server, "a")["model"]
-    np.testing.assert_allclose(down["head.weight"], weight, atol=1e-6)
-    np.testing.assert_allclose(down["head.bias"], bias, atol=1e-6)
+    np.testing.assert_allclose(down["head.weight"], weight, atol=1e-5)
+    np.testing.assert_allclose(down["head.bias"], bias, atol=1e-5)
 
 
 def test_clients_that_start_apart_are_brought_together_first(kit):
@@ -53,7 +53,7 @@ def test_clients_that_start_apart_are_brought_together_first(kit):
     cohort = game.round("a", "b")
     weight, _ = numpy_fedavg(kit, game, [("a", "b")], "samples")
     np.testing.assert_allclose(
-        game.method.downlink(game.server, "c")["model"]["head.weight"], weight, atol=1e-6
+        game.method.downlink(game.server, "c")["model"]["head.weight"], weight, atol=1e-5
     )
     setup = [line for line in cohort.ledger.lines if line["purpose"] == "setup"]
     assert [(line["client"], line["direction"]) for line in setup] == [("a", "up")]
@@ -117,7 +117,7 @@ def test_two_architectures_over_two_rounds(kit, share):
         down = game.method.downlink(game.server, client)["model"]
         assert down.keys() == game.initial(client).keys()
         for name, value in down.items():
-            np.testing.assert_allclose(value, start[client][name], atol=1e-6, err_msg=f"{client} {name}")
+            np.testing.assert_allclose(value, start[client][name], atol=1e-5, err_msg=f"{client} {name}")
 
 
 def test_layer_wise_mean_of_known_numbers(kit):
@@ -198,7 +198,7 @@ class TestBatchNorm:
         assert {"norm.running_mean", "norm.running_var"} < down.keys()
         for name in down:
             expected = (7 * a[name].double() + 5 * b[name].double()) / 12
-            np.testing.assert_allclose(down[name], expected, atol=1e-6, err_msg=name)
+            np.testing.assert_allclose(down[name], expected, atol=1e-5, err_msg=name)
         parameters = sum(value.numel() for value in game.initial("a").values())
         assert {line["scalars"] for line in lines} == {parameters + 12}
 

@@ -25,6 +25,8 @@ from potluck.report.scores import messages_block
 from potluck.report.sheets import headline
 from potluck.runs.api import run
 from potluck.testing.bench import Played
+from potluck.testing.contract import require_same_from_tape
+from potluck.testing.double_precision import double_precision
 from potluck.testing.faulty_engines import Losing, Taped, Wrapped
 
 E = [[1.0, 0.0], [0.0, 1.0]]
@@ -591,13 +593,12 @@ class TestModalities:
         seen = [json.loads(line) for line in (one.folder / "observations.jsonl").read_text().splitlines()]
         assert [(line["round"], line["client"]) for line in seen] == [(r, c) for r in (1, 2) for c in "0123"]
         assert all(line.keys() >= {"muscle", "theorem1_value", "information_bound"} for line in seen)
-        plain, taped = Played(mixed().build()), Played(mixed().build(), Taped)
-        for game in (plain, taped):
-            for _ in range(3):
-                assert not game.round(game.federation.population.ids).failures
-        for client in plain.federation.population.ids:
-            left, right = plain.client(client), taped.client(client)
-            assert all(torch.allclose(left[name], right[name], atol=1e-5) for name in left)
+        with double_precision():
+            plain, taped = Played(mixed().build()), Played(mixed().build(), Taped)
+            for played in (plain, taped):
+                for _ in range(3):
+                    assert not played.round(played.federation.population.ids).failures
+        require_same_from_tape(plain, taped)
 
 
 @pytest.mark.parametrize(

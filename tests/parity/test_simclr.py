@@ -69,7 +69,7 @@ def test_the_private_phase_is_local_and_the_public_one_leaves_the_head_alone(kit
     kit.plain_training(model, batches, lr=0.2)
     after = game.part("a", "model")
     for name, value in model.named_parameters():
-        alike = torch.allclose(after[name], value, atol=1e-6)
+        alike = torch.allclose(after[name], value, atol=1e-5)
         assert alike == name.startswith("head"), name
     for name, value in game.part("a", "projector").items():
         assert not torch.equal(value, before[name]), name

@@ -15,7 +15,7 @@ from potluck.core.client import Client
 from potluck.core.rng import Rng
 from potluck.core.streams import Source
 from potluck.core.task import Task
-from potluck.core.task_kinds import macro_f1, mean_average_precision, mean_iou, measure_of, recalls_at
+from potluck.core.task_kinds import macro_f1, mean_average_precision, mean_iou, recalls_at, task_kind
 from potluck.data import DataConfig, load
 from potluck.engine.evaluate import measure, score_of
 from potluck.errors import ConfigError, DataError, ModelError
@@ -103,7 +103,7 @@ def test_tasks_go_through_json():
         assert Task.from_json(json.loads(json.dumps(task.to_json()))) == task
     assert "image" not in MULTI.to_json()
     with pytest.raises(ConfigError, match="there is no task 'guessing'"):
-        measure_of("guessing")
+        task_kind("guessing")
 
 
 def test_models_for_pixels_and_pairs():

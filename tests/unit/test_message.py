@@ -19,7 +19,7 @@ from potluck.core.contract import (
     state_of,
     tensor,
 )
-from potluck.core.formulas import evaluate
+from potluck.core.formulas import formula_value
 from potluck.core.message import Message
 from potluck.core.method import Method
 from potluck.core.task import Task
@@ -353,7 +353,7 @@ class TestFormulas:
         ],
     )
     def test_values(self, formula, value):
-        assert evaluate(formula, {"C": 10, "d": 512}) == value
+        assert formula_value(formula, {"C": 10, "d": 512}) == value
 
     @pytest.mark.parametrize(
         "formula",
@@ -374,14 +374,14 @@ class TestFormulas:
     )
     def test_what_is_not_understood(self, formula):
         with pytest.raises(MessageError) as caught:
-            evaluate(formula, {"C": 10, "d": 512})
+            formula_value(formula, {"C": 10, "d": 512})
         assert str(caught.value) == f"the shape formula {formula!r} is not understood; known: C, d"
 
     @settings(deadline=None)
     @given(st.integers(0, 99), st.integers(1, 99))
     @example(0, 1)
     def test_they_agree_with_python(self, a, b):
-        assert evaluate("(a + 2*b) * a // b - b", {"a": a, "b": b}) == (a + 2 * b) * a // b - b
+        assert formula_value("(a + 2*b) * a // b - b", {"a": a, "b": b}) == (a + 2 * b) * a // b - b
 
     @pytest.mark.parametrize(
         ("field", "scalars"),

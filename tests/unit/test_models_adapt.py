@@ -14,7 +14,7 @@ from potluck.core.model import Model
 from potluck.core.rng import Rng
 from potluck.core.task import Task
 from potluck.errors import ModelError
-from potluck.models import FeaturePool, adapt, build, probe
+from potluck.models import FeaturePool, adapt, build, check_model
 
 TASK = Task("classification", 10, (3, 8, 8))
 WHO = "client 7"
@@ -137,7 +137,7 @@ def test_probing_leaves_no_trace():
     state, modes = snapshot(module)
     random_state = torch.get_rng_state()
     model = adapt(module, task=TASK)
-    probe(model, TASK)
+    check_model(model, TASK)
     assert torch.equal(torch.get_rng_state(), random_state)
     assert same_state(state, module.state_dict())
     assert [part.training for part in module.modules()] == modes
@@ -310,7 +310,7 @@ class Probabilities(Wrong):
 )
 def test_probe_says_what_is_wrong_with_a_model(model, sentence):
     with pytest.raises(ModelError, match=sentence):
-        probe(model, TASK, WHO)
+        check_model(model, TASK, WHO)
     with pytest.raises(ModelError, match=sentence):
         build(model, TASK, who=WHO)
 

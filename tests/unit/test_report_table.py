@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from potluck.core.task_kinds import MEASURES
+from potluck.core.task_kinds import TASK_KINDS
 from potluck.report import format, render, sheets
 
 
@@ -241,7 +241,7 @@ def test_a_run_tells_its_further_measures():
 
 
 def test_every_measure_a_task_tells_has_a_name_in_words():
-    told = {name for measure in MEASURES.values() for name in measure.told} - {"correct", "loss"}
+    told = {name for measure in TASK_KINDS.values() for name in measure.told} - {"correct", "loss"}
     assert {name for name in told if "_" in format.metric_name(name)} == set()
 
 

@@ -1,4 +1,4 @@
-"""The client: one participant's data, task and declared state, and what it may draw at random."""
+"""The client: its data, task, declared state and sources of randomness."""
 
 from __future__ import annotations
 
@@ -35,11 +35,13 @@ class Client(Holder):
         self.rows: Mapping[str, np.ndarray] = {}
         self.classes_held: tuple[int, ...] = ()
         self.secret = Rng(0)
-        self.attempt = 1  # how often the round was begun here: private noise is for one content only
+        self.attempt = (
+            1  # how often this round was started here: private noise must never be used for two contents
+        )
 
     @property
     def samples(self) -> int:
-        """How many training samples the client has."""
+        """The number of training samples."""
         return len(self.rows["train"])
 
     def batches(
@@ -47,7 +49,7 @@ class Client(Holder):
     ) -> Stream:
         """The client's own samples, shuffled anew each epoch in an order that no method influences.
 
-        A single sample left over makes no batch where the private model has batch norm: it has no variance.
+        If the private model has batch norm, a single sample left over is dropped: it has no variance.
         """
         training = self.training
         order = shuffled_batches(
@@ -62,17 +64,17 @@ class Client(Holder):
         return Stream(self.source, order, augment=split == "train")
 
     def _has_batch_norm(self) -> bool:
-        """Of the private model alone: what else a method declares must not change the order."""
+        """Looks at the private model alone: what else a method declares must not change the order."""
         model = self.modules().get("model")
         return model is not None and any(isinstance(part, _BatchNorm) for part in model.modules())
 
     def draw_private(self, purpose: str) -> torch.Generator:
-        """As `draw`, from the client's own secret: the server cannot draw the same numbers again."""
+        """As `draw`, from the client's secret, so that the server cannot reproduce the numbers."""
         return self._private(purpose).generator(self.device)
 
     @contextlib.contextmanager
     def drawing_privately(self, purpose: str) -> Iterator[None]:
-        """Torch's default generator from the client's own secret, inside: the only one a captured step can use."""
+        """Seed torch's default generator from the client's secret: a captured step can use no other one."""
         with self._private(purpose).as_default(self.device):
             yield
 

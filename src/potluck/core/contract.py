@@ -1,7 +1,7 @@
-"""The wire contract: which tensors may cross, of which shape and type.
+"""The wire contract: which tensors may be in a message, with shape and type.
 
-A contract declares names or groups, each with its shape (as a formula, or "as this part of the state") and
-its meaning. Whatever is not declared does not cross.
+A contract declares tensors (their shape is a formula) and groups (the tensors of a part of the state), each
+with its meaning. A message with anything else is refused.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from potluck.core.formulas import evaluate
-from potluck.core.message import Message, Signature, _encoded_size
+from potluck.core.formulas import formula_value
+from potluck.core.message import Message, Signature, encoded_size
 from potluck.errors import MessageError
 
 Shapes = Mapping[str, tuple[int, ...]]
-REMEMBERED = 100_000  # kinds of messages a gate knows before it starts over
+REMEMBERED = 100_000  # kinds of messages a gate remembers before it forgets all
 
 
 @dataclass(frozen=True)
 class Field:
     """One declared name of a message.
 
-    `shape` is a formula over known symbols (`C, d`); a symbol nobody knows is bound by the first tensor that
-    shows it and must agree afterwards (`C_k<=C, d` also bounds it). `like` says instead that the field is a
-    group: the tensors of that part of the state.
+    `shape` is a formula over known symbols (`C, d`). An unknown symbol takes its value from the first tensor
+    that has it, and must agree afterwards; `C_k<=C, d` also limits it. With `like` the field is a group
+    instead: the tensors of that part of the state.
     """
 
     meaning: str
@@ -48,16 +48,16 @@ def tensor(shape: str, meaning: str, dtype: torch.dtype = torch.float32, optiona
 
 
 def numbers(shape: str, meaning: str, below: str, optional: bool = False) -> Field:
-    """Declare whole numbers from 0 to less than a formula: `numbers("C_k", "classes held", below="C")`."""
+    """Declare whole numbers from 0 up to, not including, `below`: `numbers("C_k", "classes held", below="C")`."""
     return Field(meaning, shape=shape, dtype=torch.int64, optional=optional, below=below)
 
 
 def excess(message: Message, contract: Contract, symbols: Mapping[str, int]) -> Tensor | None:
-    """How far the worst whole number lies outside its declared range, on the device; 0 if none does."""
+    """How far the worst number is outside its declared range, on the device; 0 if all are inside."""
     worst: Tensor | None = None
     for name, field in contract.items():
         if field.below and name in message and message[name].numel():
-            top = evaluate(field.below, symbols) - 1
+            top = formula_value(field.below, symbols) - 1
             value = torch.maximum(message[name].max() - top, -message[name].min()).clamp_min(0)
             worst = value if worst is None else torch.maximum(worst, value)
     return worst
@@ -66,13 +66,13 @@ def excess(message: Message, contract: Contract, symbols: Mapping[str, int]) -> 
 def state_of(part: str, meaning: str, optional: bool = False, partial: bool = False) -> Field:
     """Declare the tensors of a part of the state, all of them unless `partial`.
 
-    `"model/head"` is the module `head` inside the part `model`: that alone crosses, under its own names.
+    `"model/head"` is the module `head` inside the part `model`; its tensors are named as in that module.
     """
     return Field(meaning, like=part, optional=optional, partial=partial)
 
 
 def shapes_below(shapes: Shapes, path: str) -> Shapes:
-    """The tensors of a module inside a module, by their names there.
+    """The shapes of the tensors below a path, by their names below it.
 
     >>> shapes_below({"fc.weight": (9, 4), "head.weight": (3, 9), "head.bias": (3,)}, "head")
     {'weight': (3, 9), 'bias': (3,)}
@@ -90,7 +90,7 @@ def check(
 ) -> None:
     """Refuse a message that breaks the contract, in one sentence that names the tensor.
 
-    `shapes(part)` gives the tensors of a part as this side knows them, None where it knows nothing.
+    `shapes(part)` returns the shapes of a part of the state, None where this side does not know them.
     """
     known = dict(symbols)
     for name in message:
@@ -106,15 +106,15 @@ def check(
 
 
 class Gate:
-    """Enforces the wire contracts of one method, and remembers what it let through.
+    """Enforces the wire contracts of one method, and remembers which kinds of messages have passed.
 
-    A client's symbols and shapes stay the same for a run, so that a message of a kind that passed once passes
-    again; values are checked elsewhere. What is refused is not remembered.
+    A client's symbols and shapes stay the same during a run, so a message with the same signature passes again
+    without a check. Values are checked elsewhere.
     """
 
     def __init__(self) -> None:
         self._passed: set[tuple[Any, ...]] = set()
-        self._kinds: dict[Signature, Signature] = {}  # one object for all equal ones
+        self._kinds: dict[Signature, Signature] = {}  # one object for all equal signatures
 
     def check(
         self,
@@ -124,7 +124,7 @@ class Gate:
         shapes: Callable[[str], Shapes | None],
         who: tuple[str, ...],
     ) -> None:
-        """As `check`; `who` names client, step and direction, and with the signature decides."""
+        """As `check`, once for each `who` (client, step and direction) and signature."""
         kind = self._kinds.get(message.signature, message.signature)
         if (*who, kind) in self._passed:
             return
@@ -192,15 +192,15 @@ def _dimension_fits(formula: str, size: int, known: dict[str, int]) -> bool:
     symbol, _, bound = (piece.strip() for piece in formula.partition("<="))
     if symbol.isidentifier() and symbol not in known:
         known[symbol] = size
-    elif evaluate(symbol, known) != size:
+    elif formula_value(symbol, known) != size:
         return False
-    return not bound or size <= evaluate(bound, known)
+    return not bound or size <= formula_value(bound, known)
 
 
 def declared_scalars(
     field: Field, symbols: Mapping[str, int], shapes: Callable[[str], Shapes | None]
 ) -> int | None:
-    """How many numbers a field holds (at most, where only a bound is known), None where nothing is."""
+    """How many numbers a field holds, at most where only a bound is known; None where its size is open."""
     if field.like is not None:
         part = shapes(field.like)
         return None if part is None else sum(torch.Size(shape).numel() for shape in part.values())
@@ -209,14 +209,14 @@ def declared_scalars(
 
 
 def _largest_shape(field: Field, known: dict[str, int]) -> torch.Size | None:
-    """The largest shape a formula allows; a symbol that has a bound counts as that from here on."""
+    """The largest shape a formula allows; a bounded symbol is set to its bound in `known`."""
     sizes: list[int] = []
     for formula in filter(None, (piece.strip() for piece in field.shape.split(","))):
         symbol, _, bound = (piece.strip() for piece in formula.partition("<="))
         size = symbol if not symbol.isidentifier() or symbol in known else bound
         if not size:
             return None
-        known[symbol] = evaluate(size, known)
+        known[symbol] = formula_value(size, known)
         sizes.append(known[symbol])
     return torch.Size(sizes)
 
@@ -241,9 +241,9 @@ def largest_size(
             return None
         dtype = field.dtype if field.like is None else torch.float64  # a group may be of any floating type
         signature += [(key, dtype, torch.Size(shape)) for key, shape in rows.items()]
-    return _encoded_size(tuple(signature))
+    return encoded_size(tuple(signature))
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
-    """Names and shapes of live tensors."""
+    """The shape of each tensor, by name."""
     return {name: tuple(value.shape) for name, value in tensors.items()}

@@ -1,4 +1,4 @@
-"""Data sets in memory, and what encodes texts."""
+"""Data sets in memory, and the protocol of text encoders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from potluck.core.task import Task
 
 @runtime_checkable
 class Encoder(Protocol):
-    """Another way from texts to token ids; 0 is padding."""
+    """A tokenizer: turns texts into token ids; 0 is padding."""
 
     @property
     def vocabulary(self) -> int:
@@ -30,43 +30,43 @@ class Dataset:
     """All rows of a data set, the official training part first.
 
     `x` is uint8 or float32 (N, channels, height, width) for images, float32 (N, features) for vectors, int64
-    (N, length) for text. It may be shared with other users of the same data set: never write into it. `y` is one
-    class per row, or what else the task learns: (N, labels) for multi-label, (N, height, width) for segmentation.
+    (N, length) for text. It may be shared with other users of the same data set: never write into it. `y` is
+    one class per row; (N, labels) for multi-label; (N, height, width) for segmentation.
     """
 
     name: str
     task: Task
     x: Tensor
     y: Tensor
-    train_rows: int  # rows [0, train_rows) are the official training part; all rows where there is no other
+    train_rows: int  # rows [0, train_rows) are the official training part; all rows if there is no test part
     class_names: tuple[str, ...]
     mean: tuple[float, ...] = ()  # per channel on the 0..1 scale; () means no normalisation
     std: tuple[float, ...] = ()
-    strata: Tensor | None = None  # the class of a row by which partitions deal it, where y is something else
+    strata: Tensor | None = None  # the class by which a partition distributes a row, where y is not a class
     words: Mapping[str, int] | None = None  # text: the number of every word that has one
-    encoder: Encoder | None = None  # text: what makes token ids where it is not `words`
-    images: Tensor | None = None  # of pairs: the images as they were; x holds them prepared
-    texts: tuple[str, ...] | None = None  # as written, or the captions of pairs; empty where a row has none
+    encoder: Encoder | None = None  # text: the tokenizer, where it is not `words`
+    images: Tensor | None = None  # pairs: the original images; x holds them prepared
+    texts: tuple[str, ...] | None = None  # the original texts or captions; empty where a row has none
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
 
     @property
     def labels(self) -> Tensor:
-        """The class of every row for a partition; all rows alike where neither y nor strata says one."""
+        """The class of every row, for partitioning; 0 for all rows if the data has no classes."""
         if self.strata is not None:
             return self.strata
         return self.y if self.y.ndim == 1 else torch.zeros(len(self), dtype=torch.long)
 
     @property
     def label_count(self) -> int:
-        """How many classes `labels` may have."""
+        """The number of classes in `labels`."""
         return self.task.classes if self.task.single_label else int(self.labels.max()) + 1
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """What the classes of `labels` are called."""
+        """The names of the classes in `labels`."""
         return self.class_names if self.task.single_label else tuple(map(str, range(self.label_count)))
 
 
-Data = Dataset | tuple[Dataset, ...]  # of an experiment: one data set, or that of each group of clients
+Data = Dataset | tuple[Dataset, ...]  # of an experiment: one data set, or one per group of clients

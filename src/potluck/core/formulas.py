@@ -1,4 +1,4 @@
-"""Formulas over whole numbers, as shapes in a wire contract use them."""
+"""Formulas over whole numbers, for the shapes in a wire contract."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 }
 
 
-def evaluate(formula: str, symbols: Mapping[str, int]) -> int:
+def formula_value(formula: str, symbols: Mapping[str, int]) -> int:
     """The value of a formula of whole numbers, symbols, + - * // and brackets.
 
-    >>> evaluate("C * (d + 1)", {"C": 10, "d": 512})
+    >>> formula_value("C * (d + 1)", {"C": 10, "d": 512})
     5130
     """
 

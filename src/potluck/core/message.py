@@ -31,7 +31,7 @@ _RANKS = {dtype: rank for rank, dtype in enumerate(_DTYPES)}  # the order in whi
 
 
 class Message(Mapping[str, Tensor]):
-    """All a method sends in one direction at once.
+    """Everything a method sends in one direction in one exchange.
 
     >>> Message({"small": {"w": torch.zeros(2, 3)}, "counts": torch.ones(4)}).scalars
     10
@@ -46,7 +46,7 @@ class Message(Mapping[str, Tensor]):
                 flat.update({f"{name}/{key}": tensor.detach() for key, tensor in value.items()})
             else:
                 raise MessageError(f"{name!r} of a message is a {type(value).__name__}, not a tensor")
-        self._tensors = dict(sorted(flat.items()))  # the same order before and after any trip
+        self._tensors = dict(sorted(flat.items()))  # the same order before and after encoding
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
@@ -62,7 +62,7 @@ class Message(Mapping[str, Tensor]):
         return f"Message({inside})"
 
     def group(self, name: str) -> dict[str, Tensor]:
-        """The tensors of one group, by their names inside it; empty when the group did not come."""
+        """The tensors of one group, by their names inside it; empty if the message has no such group."""
         return dict(self._groups.get(name, {}))
 
     @functools.cached_property
@@ -76,7 +76,7 @@ class Message(Mapping[str, Tensor]):
 
     @functools.cached_property
     def signature(self) -> Signature:
-        """Name, type and shape of every tensor: all that sizes and most of the contract depend on."""
+        """Name, type and shape of every tensor: sizes and most of the contract depend on nothing else."""
         return tuple((name, tensor.dtype, tensor.shape) for name, tensor in self._tensors.items())
 
     @property
@@ -86,15 +86,15 @@ class Message(Mapping[str, Tensor]):
 
     @property
     def nbytes(self) -> int:
-        """The size of `encode()`, from names, shapes and types alone."""
-        return _encoded_size(self.signature)
+        """The length of `encode()`, computed from names, shapes and types alone."""
+        return encoded_size(self.signature)
 
     def sizes(self) -> dict[str, int]:
         """Scalars per declared name or group."""
         return dict(_sizes(self.signature))
 
     def apart_from(self, live: Iterable[Tensor]) -> Message:
-        """The message with memory of its own: what is trained later must not change what was sent."""
+        """The message without memory shared with `live`: later training must not change what was sent."""
         places = {value.untyped_storage().data_ptr() for value in live}
         shared = {name for name, value in self.items() if value.untyped_storage().data_ptr() in places}
         if not shared:
@@ -102,20 +102,20 @@ class Message(Mapping[str, Tensor]):
         return Message({name: value.clone() if name in shared else value for name, value in self.items()})
 
     def not_finite(self) -> str | None:
-        """The first tensor that holds a NaN or an infinity."""
+        """The name of the first tensor with a NaN or an infinity, None if all are finite."""
         for name, tensor in self.items():
             if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
                 return name
         return None
 
     def to(self, device: torch.device | str) -> Message:
-        """The same message on another device; on a CPU it has arrived."""
+        """The same message on another device; copies to a GPU do not wait."""
         device = torch.device(device)
         moved = {name: tensor.to(device, non_blocking=device.type == "cuda") for name, tensor in self.items()}
         return Message(moved)
 
     def encode(self, envelope: Mapping[str, str] | None = None) -> bytes:
-        """The bytes that leave a process: safetensors, with the envelope in its header."""
+        """The message as safetensors, with the envelope in its header."""
         tensors: dict[str, Tensor] = {}
         places: set[int] = set()
         for name, tensor in self.items():
@@ -128,7 +128,7 @@ class Message(Mapping[str, Tensor]):
 
     @classmethod
     def decode(cls, data: bytes) -> tuple[Message, dict[str, str]]:
-        """The message and its envelope; a `MessageError` when the bytes are no message."""
+        """The message and its envelope; raises `MessageError` if the bytes are not a message."""
         try:
             tensors = safetensors.torch.load(data)
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
@@ -147,8 +147,8 @@ def _sizes(signature: Signature) -> dict[str, int]:
 
 
 @lru_cache(maxsize=4096)
-def _encoded_size(signature: Signature) -> int:
-    """Eight bytes of length, a JSON header padded to eight, then the data by type and name."""
+def encoded_size(signature: Signature) -> int:
+    """The length of a message as safetensors: 8 bytes, a JSON header padded to 8, then the data."""
     header: dict[str, Any] = {}
     offset = 0
     for name, dtype, shape in sorted(signature, key=lambda row: (_RANKS[row[1]], row[0])):

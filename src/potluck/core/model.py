@@ -1,4 +1,4 @@
-"""The model contract: features and then a head."""
+"""The model contract: features, then a head."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Model(nn.Module):
     """`features(x)` gives (batch, rep_dim), `head(features)` gives (batch, classes).
 
     A model in three parts has `has_stem` set and defines `stem` and `body` instead of `features`;
-    then `features(x)` is `body(stem(x))`. `adapter` says what brings the features to `rep_dim`: "linear"
-    (trained), "pool" or "max-pool" (no parameters), or None where the network's own width is used.
+    then `features(x)` is `body(stem(x))`. `adapter` names the layer that brings the features to `rep_dim`:
+    "linear" (trained), "pool" or "max-pool" (no parameters), or None where the network's own width is used.
     """
 
     rep_dim: int
@@ -29,7 +29,7 @@ class Model(nn.Module):
         raise ModelError(f"{type(self).__name__} has no stem(x) and body(s)")
 
     def body(self, s: Tensor) -> Tensor:
-        """From the stem's output to the features."""
+        """The layers between the stem and the features."""
         raise ModelError(f"{type(self).__name__} has no stem(x) and body(s)")
 
     def features(self, x: Tensor) -> Tensor:
@@ -43,14 +43,14 @@ class Model(nn.Module):
 
 
 class Models(Protocol):
-    """The models an experiment names, as a method sees them: to build one for everybody."""
+    """The models of an experiment, as a method sees them: it can build more of them."""
 
     @property
     def keys(self) -> Sequence[str]:
         """The key of every architecture."""
 
     def build(self, entry: Any, task: Task, rep_dim: int | None = None, *, who: str = "model") -> Model:
-        """A fresh model: of a key, or of an entry as experiment files have them."""
+        """A fresh model from a key, or from an entry as in an experiment file."""
 
     def smallest(self, task: Task) -> str:
         """The key of the architecture with the fewest parameters."""

@@ -1,25 +1,19 @@
-"""States in one piece of memory, so that they are copied in one stroke."""
+"""States packed into one piece of memory: a whole state is copied in one operation."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-if TYPE_CHECKING:
-    pass
-
 State = Mapping[str, Tensor]
-
-
 Layout = tuple[tuple[str, int, tuple[int, ...], tuple[int, ...]], ...]  # name, start, shape, strides
-ALIGNMENT = 64  # numbers: every tensor of a packed state starts at a multiple of 256 bytes
+ALIGNMENT = 64  # in numbers: every tensor of a packed state starts at a multiple of 256 bytes
 
 
 class Packed(Mapping[str, Tensor]):
-    """A state whose floating tensors lie in one piece of memory, so that it is copied in one stroke."""
+    """A state whose float32 tensors are views of one flat tensor; the others are `loose`."""
 
     def __init__(self, flat: Tensor, layout: Layout, loose: Mapping[str, Tensor]) -> None:
         self.flat, self.layout, self.loose = flat, layout, dict(loose)
@@ -39,6 +33,6 @@ class Packed(Mapping[str, Tensor]):
 
 
 def views(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
-    """The tensors of a packed piece of memory, by name."""
+    """The tensors inside a flat tensor, by name; they share its memory."""
     begin = flat.storage_offset()
     return {name: flat.as_strided(shape, strides, begin + start) for name, start, shape, strides in layout}

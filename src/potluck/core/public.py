@@ -1,7 +1,7 @@
-"""Public data: unlabelled samples that the server and all clients can reach, each in the form it can read.
+"""Public data: unlabelled samples that the server and all clients have, each in the modality it can read.
 
-A sample has an id, its row in the data set, and is the same thing to everyone: an image and its caption are one. A
-client that lacks a sample in its modality has it masked; nothing else is ever put in its place.
+A sample's id is its row in the data set. An id means the same sample to everyone: an image and its caption
+share one. A sample that is missing in a client's modality is masked there, never replaced by another.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ MODALITIES = ("images", "texts", "vectors")
 
 @dataclass(frozen=True)
 class Public:
-    """The public samples as one side sees them. Rows of `source`, `ids` and `mask` go together.
+    """The public samples as the server or one client sees them; `source`, `ids` and `mask` have the same rows.
 
-    In a batch of `stream`, `batch.id` are rows: `public.mask[batch.id]` says which samples this side has.
+    In a batch of `stream`, `batch.id` holds rows: `public.mask[batch.id]` says which samples exist on this side.
     """
 
     data: Dataset  # as this side has it, with all its samples
     ids: np.ndarray  # sample ids, ascending, the same on every side
     source: Source
-    mask: Tensor  # on the device; false where a sample is not there in this side's modality
+    mask: Tensor  # on the device; false where a sample is missing in this side's modality
     rng: Rng  # shared: the order is the same on every side
 
     def __len__(self) -> int:
@@ -42,26 +42,26 @@ class Public:
 
     @property
     def name(self) -> str:
-        """What the data set is called."""
+        """The name of the data set."""
         return self.data.name
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
-        """What two sides compare to know that they mean the same samples: see `fingerprint_of`."""
+        """Hashes by which two sides check that they have the same samples; see `fingerprint_of`."""
         return fingerprint_of(self.data, self.ids)
 
     def order(self, round_: int, batch_size: int, passes: int = 1) -> list[np.ndarray]:
-        """The rows of every batch of a round, the same on every side; a short last batch is left out."""
+        """The rows of every batch of a round, the same on every side; a short last batch is dropped."""
         self.check_batch(batch_size, "a public batch")
         rows, rng = np.arange(len(self)), self.rng.child("round", round_)
         return shuffled_batches(rows, batch_size, passes, "drop", rng)
 
     def stream(self, round_: int, batch_size: int, passes: int = 1) -> Stream:
-        """The same batches for `fit`."""
+        """The batches of `order` as a stream for `fit`."""
         return Stream(self.source, self.order(round_, batch_size, passes))
 
     def check_batch(self, size: int, key: str) -> None:
-        """Refuse a batch that the public data cannot fill; `key` names the option that asks for it."""
+        """Refuse a batch larger than the public data; `key` names the option for the error."""
         if size > len(self):
             raise ConfigError(
                 f"{key} of {size} samples is larger than the public data, which has {len(self)}; lower it, or "
@@ -70,9 +70,9 @@ class Public:
 
 
 def fingerprint_of(data: Dataset, ids: np.ndarray, lacking: str = "") -> dict[str, str]:
-    """Hashes of the data set's name, of the ids, and of what stands under them in each modality that is there.
+    """Hashes of the data set's name, of the ids, and of the samples in each modality it has.
 
-    Of texts, `lacking` names the ids that have none, besides those that are left out.
+    `lacking` lists ids whose texts another side does not have: they are left out of the hash of the texts.
     """
     rows = torch.from_numpy(ids)
     found = {"name": _hash([data.name.encode()]), "ids": _hash([ids.astype("<i8").tobytes()])}
@@ -90,7 +90,7 @@ def fingerprint_of(data: Dataset, ids: np.ndarray, lacking: str = "") -> dict[st
 
 
 def _grey_levels(images: Tensor) -> bytes:
-    """Their shape and their colours in 256ths of a level: the same for whole numbers to 255 and fractions of 1."""
+    """Shape and colours in 256ths of a level, so that uint8 images and floats from 0 to 1 give the same bytes."""
     levels = images.long() * 256 if images.dtype == torch.uint8 else (images.double() * 255 * 256).round()
     return str(tuple(images.shape[1:])).encode() + levels.cpu().numpy().astype("<i4").tobytes()
 
@@ -103,7 +103,10 @@ def _hash(pieces: Iterable[bytes]) -> str:
 
 
 def check_same_samples(own: Public, cards: Mapping[ClientId, Card]) -> None:
-    """Refuse a client whose public samples are others than the server's, or, in what it lacks, another client's."""
+    """Refuse a client whose public samples differ from the server's.
+
+    A modality that the server does not have is compared with the first client that has it.
+    """
     met: dict[str, tuple[ClientId, str]] = {}
     for client, card in cards.items():
         theirs: Mapping[str, str] = card.extra.get("public") or {}
@@ -119,7 +122,7 @@ def check_same_samples(own: Public, cards: Mapping[ClientId, Card]) -> None:
 
 
 def _difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str | None:
-    """In what two sides differ, of that which both have."""
+    """How two sides differ in the modalities that both have; None where they agree."""
     if ours["ids"] != theirs.get("ids"):
         return "with other ids"
     common = [what for what in MODALITIES if what in ours and what in theirs]

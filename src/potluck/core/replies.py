@@ -1,4 +1,4 @@
-"""Replies: what came back from one `ask`, always in the order of the clients."""
+"""The replies to one `ask`, always in the order of the clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from potluck.core.task import Task
 
 @dataclass(frozen=True)
 class Replies(Mapping[ClientId, Message]):
-    """Client → message, with the cards and the reports beside them."""
+    """A mapping from client to message, with the clients' cards and reports."""
 
     messages: Mapping[ClientId, Message]
     cards: Mapping[ClientId, Card]
@@ -30,7 +30,7 @@ class Replies(Mapping[ClientId, Message]):
 
     @property
     def clients(self) -> tuple[ClientId, ...]:
-        """Who answered."""
+        """The ids of the clients that answered."""
         return tuple(self.messages)
 
     def map(self, change: Callable[[ClientId, Message], Content]) -> Replies:
@@ -40,7 +40,7 @@ class Replies(Mapping[ClientId, Message]):
 
     @classmethod
     def of(cls, contents: Mapping[ClientId, Content], samples: Mapping[ClientId, int]) -> Replies:
-        """Replies made by hand, for tests and examples."""
+        """Replies built by hand, for tests and examples."""
         task = Task("classification", 2, (1,))
         cards = {client: Card(client, count, task) for client, count in samples.items()}
         return cls({client: Message(content) for client, content in contents.items()}, cards)

@@ -1,8 +1,8 @@
-"""All randomness: a tree of streams, the same for every engine and every order of clients.
+"""All randomness: a tree of random streams, the same for every engine and every order of clients.
 
-A stream is a seed and a path of keys; a child's numbers depend on its path alone, never on what was drawn
-elsewhere. `shared` purposes (cohort, batch order, initial weights) come from the experiment's seeds, which
-everyone knows. `private` ones (noise, mixing weights) come from a client's own secret, which is never sent.
+A node is a seed and a path of keys; its numbers depend on these alone, never on what was drawn elsewhere. Shared
+randomness (cohort, batch order, initial weights) comes from the experiment's seeds, which everyone knows. Private
+randomness (noise, mixing weights) comes from a client's own secret, which is never sent.
 
 >>> Rng(0).child("client", 3, "shuffle").numpy().permutation(4).tolist()
 [0, 1, 2, 3]
@@ -25,7 +25,7 @@ Key = str | int
 
 @dataclass(frozen=True)
 class Rng:
-    """A node of the tree. Nodes are values: drawing twice from the same node gives the same numbers."""
+    """A node of the tree. Two generators from the same node give the same numbers."""
 
     seed: int
     path: tuple[Key, ...] = ()
@@ -36,7 +36,7 @@ class Rng:
 
     @cached_property
     def integer(self) -> int:
-        """63 bits that depend on seed and path alone."""
+        """A hash of seed and path, 63 bits."""
         keys = (f"{type(key).__name__}:{key}".replace("\x1f", "\x1f\x1f") for key in (self.seed, *self.path))
         text = "\x1f".join(keys)
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
@@ -50,12 +50,12 @@ class Rng:
         return self.reseed(torch.Generator(device))
 
     def reseed(self, generator: torch.Generator) -> torch.Generator:
-        """Put a generator at this node; a captured step keeps the generator object it was captured with."""
+        """Seed an existing generator from this node; a captured step always uses the same generator object."""
         return generator.manual_seed(self.integer)
 
     @contextlib.contextmanager
     def as_default(self, device: torch.device | str = "cpu") -> Iterator[None]:
-        """Seed torch's default generators inside, restore them after: `nn.init` and dropout know no other."""
+        """Seed torch's default generators, which `nn.init` and dropout use, and restore them afterwards."""
         generators = [torch.default_generator]
         device = torch.device(device)
         if device.type == "cuda":
@@ -86,7 +86,7 @@ class Seeds:
         return Rng(int(getattr(self, name)), (name,))
 
     def secret(self, client: str) -> Rng:
-        """A simulated client's secret. A deployed client makes its own with `new_secret` and keeps it."""
+        """The secret of a simulated client. A deployed client makes its own with `new_secret` and keeps it."""
         return Rng(self.training, ("secret", client))
 
 

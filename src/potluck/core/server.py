@@ -1,4 +1,4 @@
-"""The server: the shared half of a method, and the view it has of its clients."""
+"""The server: the shared state of a method, and the cards of the clients."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from potluck.core.task import Task
 
 
 class Server(Holder):
-    """Named modules and tensors that belong to everyone, and the cards of the enrolled clients.
+    """The shared modules and tensors, and the cards of the enrolled clients.
 
-    `task` is that of the first client; where tasks differ (`Method.tasks` is `any`) each is on its card.
+    `task` is the task of the first client. Where tasks differ (`Method.tasks` is `any`) each is on its client's
+    card.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The base of every block of an experiment: typed, frozen, closed to unknown keys."""
+"""Settings blocks of an experiment: their base class, optimiser and training settings, and values per client."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ T = TypeVar("T")
 
 
 class Settings(BaseModel):
-    """A block of settings. Unknown keys and infinite numbers are refused; once made it does not change."""
+    """A block of settings: frozen, without unknown keys or infinite numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
 
 
 class OptimizerSettings(Settings):
-    """How a client (or the server) takes its gradient steps."""
+    """The optimiser of a client or the server."""
 
     name: Literal["sgd", "adam", "adamw"] = Field(default="sgd", description="the optimiser")
     lr: float = Field(default=0.01, gt=0, description="learning rate")
@@ -43,11 +43,11 @@ LastBatch = Literal["keep", "drop", "wrap"]
 
 
 class ClientTraining(Settings):
-    """What one client does in one round, after its own overrides."""
+    """How one client trains in one round, with its own overrides applied."""
 
     epochs: int = Field(default=1, ge=1)
     batch_size: int = Field(default=32, ge=1)
-    last_batch: LastBatch = "keep"  # a single sample is left out where the model has batch norm
+    last_batch: LastBatch = "keep"  # a single sample is dropped if the model has batch norm
     optimizer: OptimizerSettings = OptimizerSettings()
     lr_decay: float = Field(default=1.0, gt=0)  # the learning rate is multiplied by this after every round
     clip: float | None = Field(default=None, gt=0)  # largest norm of the gradient, per parameter group
@@ -61,7 +61,7 @@ class ClientOverrides(Settings):
     lr: float | None = Field(default=None, gt=0)
 
     def apply(self, training: ClientTraining) -> ClientTraining:
-        """The client's own values on top of everyone's."""
+        """The common settings with this client's values in place."""
         changes: dict[str, Any] = self.model_dump(exclude_none=True, exclude={"lr"})
         if self.lr is not None:
             changes["optimizer"] = training.optimizer.model_copy(update={"lr": self.lr})
@@ -69,7 +69,7 @@ class ClientOverrides(Settings):
 
 
 def per_client(value: T | Sequence[T] | Mapping[str, T], ids: Sequence[str], key: str) -> dict[str, T]:
-    """A setting of every client: one value for all, a list dealt out in turn, or a mapping that names everyone.
+    """A setting for every client: one value for all, a list dealt out in turn, or a mapping of all clients.
 
     >>> per_client([8, 4], ["a", "b", "c"], "method.d1")
     {'a': 8, 'b': 4, 'c': 8}

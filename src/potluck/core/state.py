@@ -10,20 +10,17 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from potluck.core.packed import ALIGNMENT, Layout, Packed, State, views
+from potluck.core.public import Public
 from potluck.core.rng import Rng
 from potluck.core.settings import ClientTraining
 from potluck.core.task import Task
 from potluck.errors import ConfigError, MessageError, nearest
-
-if TYPE_CHECKING:
-    from potluck.core.public import Public
-
-from potluck.core.packed import ALIGNMENT, Layout, Packed, State, views
 
 BufferPolicy = Literal["average", "local"]
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -308,8 +305,14 @@ class Holder:
     def misplaced(self) -> list[str]:
         """Tensors that are not where `pack` put them: something was assigned instead of written in place."""
         now = self.tensors() if self.flat is not None else {}
-        begin = 0 if self.flat is None else self.flat.data_ptr()
-        return [name for name, start, _, _ in self.layout if now[name].data_ptr() != begin + 4 * start]
+        return [name for name, place in self._places().items() if now[name].data_ptr() != place]
+
+    def _places(self) -> dict[str, int]:
+        """The address `pack` gave to each tensor."""
+        if self.flat is None:
+            return {}
+        begin, size = self.flat.data_ptr(), self.flat.element_size()
+        return {name: begin + size * start for name, start, _, _ in self.layout}
 
     def tensors(self) -> dict[str, Tensor]:
         """Every declared tensor, live, by its full name."""
@@ -328,8 +331,7 @@ class Holder:
             return self._unpacked
         if self.flat is None:
             return self.tensors()
-        begin = self.flat.data_ptr()
-        packed = {name: begin + 4 * start for name, start, _, _ in self.layout}
+        packed = self._places()
         return {name: value for name, value in self.tensors().items() if packed.get(name) != value.data_ptr()}
 
     def __getitem__(self, name: str) -> Part:

@@ -18,17 +18,17 @@ Prepare = Callable[[Tensor, "torch.Generator | None"], Tensor]
 
 @dataclass(frozen=True)
 class Source:
-    """Rows of samples that stay where the model is; a batch is a selection of row numbers."""
+    """Samples on the model's device; a batch is a selection of their row numbers."""
 
     x: Tensor
     y: Tensor
     prepare: Prepare | None = None
     channels_last: bool = False  # the rows of x are stored as height, width, channels
-    contiguous: bool = False  # … but handed out channel by channel, for a model that cannot read them so
+    contiguous: bool = False  # … but batches are copied to channels first, for a model that needs that
 
     @torch.no_grad()
     def prepared(self, channels_last: bool) -> Source:
-        """The same source with its samples prepared once, where nothing about that is random."""
+        """The same source with all samples prepared in advance, for a preparation without randomness."""
         parts = []
         for start in range(0, len(self.x), 4096):
             part = self.x[start : start + 4096]
@@ -37,7 +37,7 @@ class Source:
         return Source(torch.cat(parts), self.y, None, channels_last)
 
     def take(self, rows: Tensor, generator: torch.Generator | None = None) -> Batch:
-        """The samples of some rows, prepared; augmented if a generator is given."""
+        """A prepared batch of these rows, augmented if a generator is given."""
         x = self.x.index_select(0, rows)
         if self.channels_last:
             x = x.permute(0, 3, 1, 2)
@@ -49,7 +49,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Stream:
-    """A source and the rows of each step; it starts over when a longer stream meets it."""
+    """A source and the rows of each step. Beside a longer stream it starts over when it ends."""
 
     source: Source
     order: Sequence[np.ndarray]
@@ -60,7 +60,7 @@ class Stream:
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor | None = None, batch_size: int | None = None) -> Stream:
-        """Tensors at hand (received features, uploads) in their own order, in one batch by default."""
+        """A stream of given tensors (received features, for example) in their order, in one batch by default."""
         labels = torch.zeros(len(x), dtype=torch.long, device=x.device) if y is None else y
         size = batch_size or max(len(x), 1)
         order = [np.arange(start, min(start + size, len(x))) for start in range(0, len(x), size)]
@@ -70,7 +70,7 @@ class Stream:
 def shuffled_batches(rows: np.ndarray, size: int, epochs: int, last: LastBatch, rng: Rng) -> list[np.ndarray]:
     """The rows of every step: a fresh permutation per epoch, cut into batches of min(size, n).
 
-    `last` says what becomes of a short last batch: kept, dropped, or filled up from the epoch's beginning.
+    `last` says what happens to a short last batch: keep it, drop it, or fill it up from the start of the epoch.
     """
     size = min(size, len(rows))
     order: list[np.ndarray] = []
@@ -86,5 +86,5 @@ def shuffled_batches(rows: np.ndarray, size: int, epochs: int, last: LastBatch, 
 
 
 def several_each(order: list[np.ndarray]) -> list[np.ndarray]:
-    """The batches of at least two samples, as batch norm learns nothing good from one; all if no other is there."""
+    """Drop batches of one sample, which batch norm cannot train on; keep all if there are no others."""
     return [rows for rows in order if len(rows) > 1] or order

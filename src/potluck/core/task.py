@@ -1,4 +1,4 @@
-"""What a client has to solve: the shape of a sample, the labels, the loss and the measure."""
+"""A client's task: the shape of its samples and labels, its loss and its metrics."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from potluck.core.task_kinds import Measure, measure_of
+from potluck.core.task_kinds import TaskKind, task_kind
 
-TaskKind = Literal["classification", "text-classification", "multi-label", "segmentation", "retrieval"]
+KindName = Literal["classification", "text-classification", "multi-label", "segmentation", "retrieval"]
 
 
 @dataclass(frozen=True)
@@ -19,38 +19,38 @@ class Task:
     """One client's task. Two clients of one federation may have different ones.
 
     `input` is the shape of one prepared sample: (channels, height, width) for images, (features,) for
-    vectors, (tokens,) for text, where `vocabulary` is the number of token ids. For retrieval a sample is a pair in
-    one row, the numbers of an image of shape `image` and then the token ids of its caption, and `classes` is the
-    width of both embeddings together.
+    vectors, (tokens,) for text, where `vocabulary` is the number of token ids. A retrieval sample is a pair in one
+    row: the pixels of an image of shape `image`, then the token ids of its caption. There `classes` is the width of
+    both embeddings together.
     """
 
-    kind: TaskKind
+    kind: KindName
     classes: int
     input: tuple[int, ...]
     vocabulary: int | None = None
     image: tuple[int, ...] = ()
 
     @property
-    def rules(self) -> Measure:
-        """How a task of this kind is learnt and scored."""
-        return measure_of(self.kind)
+    def rules(self) -> TaskKind:
+        """The loss and metrics of this kind of task."""
+        return task_kind(self.kind)
 
     @property
     def scores(self) -> tuple[int, ...]:
-        """The shape of one sample's scores: a number per class, for segmentation in every pixel."""
+        """The shape of one sample's scores: one per class, and for segmentation one per class and pixel."""
         return (self.classes, *self.input[1:]) if self.kind == "segmentation" else (self.classes,)
 
     @property
     def single_label(self) -> bool:
-        """Whether a label is one class number."""
+        """Whether every sample has exactly one class."""
         return self.kind in ("classification", "text-classification")
 
     def loss(self, scores: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        """The mean loss of a batch; `weight` counts samples (0 leaves one out)."""
+        """The mean loss of a batch; `weight` is one number per sample, 0 leaves the sample out."""
         return self.rules.loss(scores, y) if weight is None else self.rules.weighted(scores, y, weight)
 
     def measure(self, scores: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """What evaluation gathers of a batch, on the device; `correct` and `loss` where there is one label."""
+        """What evaluation gathers from a batch, on the device; see `task_kinds`."""
         return self.rules.gather(scores, y)
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Task:
         return f"{self.kind} with {self.classes} {what} of samples {shape}"
 
     def to_json(self) -> dict[str, Any]:
-        """The part of the card that names the task."""
+        """The task as plain values, for a client's card."""
         known = {"kind": self.kind, "classes": self.classes, "input": list(self.input)}
         known |= {"vocabulary": self.vocabulary} if self.vocabulary else {}
         return known | ({"image": list(self.image)} if self.image else {})
@@ -78,7 +78,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples that meet in one training step: inputs, labels, weights (None: all one), row ids."""
+    """The samples of one training step: inputs, labels, weights (None: all 1) and row numbers."""
 
     x: Tensor
     y: Tensor

@@ -1,8 +1,8 @@
-"""How each kind of task is learnt and scored: its loss, what evaluation gathers, and the numbers made of it.
+"""The kinds of tasks: the loss of each, what evaluation gathers from a batch, and the metrics computed from that.
 
-Everything is tensor operations of fixed shapes on the device, and nothing is read back. What is gathered of a batch
-is either a sum of fixed shape (`sums`), added up over the batches, or a row per sample (`whole`), put together: a
-mean average precision is not a sum over batches. Both stay on the client; only the numbers leave it.
+All of it is tensor operations of fixed shapes on the device, so that it can be captured. A batch gives either sums,
+which are added up over batches (`sums`), or one row per sample, which are concatenated (`whole`): a mean average
+precision, for example, cannot be added up. Both stay on the client; only the metrics leave it.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from potluck.errors import ConfigError
 Reduction = Literal["mean", "sum", "none"]
 Numbers = dict[str, Tensor]
 RECALLS = (1, 5, 10)
-TEMPERATURE = 0.07  # of the contrastive loss; ours
+TEMPERATURE = 0.07  # of the contrastive loss; our choice
 CHUNK = 1024  # rows of a similarity matrix at a time
 
 
-class Measure:
-    """One kind of task. The first number of `conclude` is what a client is judged by."""
+class TaskKind:
+    """One kind of task. The first metric that `conclude` returns is the one clients are compared by."""
 
-    whole: ClassVar[tuple[str, ...]] = ()  # gathered a row per sample
-    told: ClassVar[tuple[str, ...]]  # the names of what `conclude` gives, and a client tells
+    whole: ClassVar[tuple[str, ...]] = ()  # names gathered as one row per sample
+    told: ClassVar[tuple[str, ...]]  # names of the metrics that `conclude` returns and a client reports
 
     def sums(self, classes: int) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of what is added up."""
+        """Names and shapes of the sums that are added up over batches."""
         return {"loss": ()}
 
     def loss(self, scores: Tensor, y: Tensor, reduction: Reduction = "mean") -> Tensor:
-        """The loss of a batch; `none`: of every sample."""
+        """The loss of a batch; with reduction "none", one loss per sample."""
         each = self.per_sample(scores, y)
         return each if reduction == "none" else each.mean() if reduction == "mean" else each.sum()
 
     def weighted(self, scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """The mean loss of a batch whose samples count by their weight; 0 leaves one out."""
+        """The weighted mean loss of a batch; a weight of 0 leaves a sample out."""
         return (self.loss(scores, y, "none") * weight).sum() / weight.sum().clamp_min(1e-12)
 
     def per_sample(self, scores: Tensor, y: Tensor) -> Tensor:
@@ -47,25 +47,25 @@ class Measure:
         raise NotImplementedError
 
     def gather(self, scores: Tensor, y: Tensor) -> Numbers:
-        """What a batch contributes."""
+        """The sums and rows of one batch."""
         raise NotImplementedError
 
     def conclude(self, found: Numbers) -> Numbers:
-        """The numbers of a split: fractions, and the sum of the losses."""
+        """The metrics of a whole split: fractions, and the sum of the losses."""
         raise NotImplementedError
 
     def held(self, y: np.ndarray) -> tuple[int, ...]:
-        """The classes that samples with these labels have."""
+        """The classes that appear in these labels."""
         return tuple(int(label) for label in np.unique(y))
 
 
-class OneClass(Measure):
-    """One class per sample. The two sums cross as they are: they can be added up over clients."""
+class OneClass(TaskKind):
+    """One class per sample. Its two sums are also its metrics, as they can be added up over clients."""
 
     told = ("correct", "loss")
 
     def sums(self, classes: int) -> dict[str, tuple[int, ...]]:
-        """Right answers and losses."""
+        """The number of right answers and the sum of losses."""
         return {"correct": (), "loss": ()}
 
     def loss(self, scores: Tensor, y: Tensor, reduction: Reduction = "mean") -> Tensor:
@@ -77,12 +77,12 @@ class OneClass(Measure):
         return {"correct": (scores.argmax(1) == y).sum(), "loss": self.loss(scores, y, "sum")}
 
     def conclude(self, found: Numbers) -> Numbers:
-        """The sums."""
+        """The sums, unchanged."""
         return found
 
 
-class MultiLabel(Measure):
-    """Any number of labels per sample: y is (batch, classes), 1 where a label holds."""
+class MultiLabel(TaskKind):
+    """Any number of labels per sample: y is (batch, classes), 1 where the sample has the label."""
 
     whole = ("scores", "labels")
     told = ("mean_ap", "f1", "loss")
@@ -105,17 +105,17 @@ class MultiLabel(Measure):
         }
 
     def held(self, y: np.ndarray) -> tuple[int, ...]:
-        """The labels that hold for at least one sample."""
+        """The labels that at least one sample has."""
         return tuple(int(label) for label in np.flatnonzero(y.any(axis=0)))
 
 
-class Segmentation(Measure):
+class Segmentation(TaskKind):
     """A class per pixel: scores are (batch, classes, height, width), y (batch, height, width)."""
 
     told = ("mean_iou", "pixel_accuracy", "loss")
 
     def sums(self, classes: int) -> dict[str, tuple[int, ...]]:
-        """How often each class was taken for each other, and losses."""
+        """The confusion matrix of pixels, and the sum of losses."""
         return {"confusion": (classes, classes), "loss": ()}
 
     def per_sample(self, scores: Tensor, y: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ class Segmentation(Measure):
         return F.cross_entropy(scores, y.long(), reduction="none").mean((1, 2))
 
     def gather(self, scores: Tensor, y: Tensor) -> Numbers:
-        """Pixels by true class (row) and answer (column)."""
+        """The confusion matrix: pixels by true class (row) and predicted class (column)."""
         classes = scores.shape[1]
         cells = y.long() * classes + scores.argmax(1)
         counts = torch.zeros(classes * classes, device=scores.device, dtype=torch.float64)
@@ -141,18 +141,18 @@ class Segmentation(Measure):
         }
 
 
-class Retrieval(Measure):
-    """Images and captions: scores are (batch, 2·d), the image's embedding beside its caption's; y is not used."""
+class Retrieval(TaskKind):
+    """Images and captions: scores are (batch, 2·d), an image's embedding, then its caption's; y is not used."""
 
     whole = ("pairs",)
     told = ("mean_recall", *(f"{way}_r{k}" for way in ("i2t", "t2i") for k in RECALLS), "loss")
 
     def per_sample(self, scores: Tensor, y: Tensor) -> Tensor:
-        """Contrastive: of all captions of the batch the image's own, and the other way round."""
+        """Contrastive: find an image's own caption among those of the batch, and a caption's own image."""
         return self._contrast(scores, torch.ones(len(scores), dtype=torch.bool, device=scores.device))
 
     def weighted(self, scores: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """As for other tasks; a pair that is left out is no negative of the others either."""
+        """As for other tasks; a pair that is left out is also not used as a negative of the others."""
         return (self._contrast(scores, weight > 0) * weight).sum() / weight.sum().clamp_min(1e-12)
 
     def _contrast(self, scores: Tensor, there: Tensor) -> Tensor:
@@ -162,18 +162,18 @@ class Retrieval(Measure):
         ):  # half precision is too coarse at this temperature
             similarity = images @ texts.T / TEMPERATURE
         own = torch.arange(len(scores), device=scores.device)
-        # Each pair keeps its own place, for a finite loss where it is not there itself.
+        # A pair that is left out still sees itself: with nothing to see its loss would not be finite.
         hidden = ~(there | (own[:, None] == own))
         similarity, mirrored = (one.masked_fill(hidden, -torch.inf) for one in (similarity, similarity.T))
         both = [F.cross_entropy(one, own, reduction="none") for one in (similarity, mirrored)]
         return (both[0] + both[1]) / 2
 
     def gather(self, scores: Tensor, y: Tensor) -> Numbers:
-        """All embeddings: a rank is among the whole split. The loss is that within batches."""
+        """All embeddings, as ranks are computed over the whole split; the loss is computed within batches."""
         return {"pairs": scores, "loss": self.loss(scores, y, "sum")}
 
     def conclude(self, found: Numbers) -> Numbers:
-        """R@1, 5, 10 from image to text and from text to image, and before them their mean."""
+        """Recall at 1, 5 and 10 from image to text and from text to image; their mean comes first."""
         images, texts = embeddings(found["pairs"])
         recalls = {
             f"{name}_r{k}": value
@@ -183,26 +183,24 @@ class Retrieval(Measure):
         return {"mean_recall": torch.stack([*recalls.values()]).mean(), **recalls, "loss": found["loss"]}
 
     def held(self, y: np.ndarray) -> tuple[int, ...]:
-        """There are no classes."""
+        """None: pairs have no classes."""
         return ()
 
 
 def embeddings(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """The two halves of retrieval scores, each of length one."""
+    """The embeddings of images and captions in retrieval scores, normalised to length 1."""
     images, texts = scores.float().chunk(2, 1)
     return F.normalize(images), F.normalize(texts)
 
 
 def mean_average_precision(scores: Tensor, labels: Tensor) -> Tensor:
-    """The mean over labels of Σ (R_n − R_{n−1})·P_n, equal scores being one threshold.
+    """The mean over labels of Σ (R_n − R_{n−1})·P_n; samples with equal scores share one threshold.
 
-    A label that no sample has is left out; NaN where that is all of them.
+    Labels that no sample has are left out; NaN where no label is left.
     """
     ranked, order = scores.double().T.contiguous().sort(dim=1, descending=True)
     hits = labels.double().T.gather(1, order)
-    last = torch.searchsorted(
-        -ranked, -ranked, right=True
-    )  # samples down to the last of those that score alike
+    last = torch.searchsorted(-ranked, -ranked, right=True)  # how many samples score at least as high
     precision = hits.cumsum(1).gather(1, last - 1) / last
     positives = hits.sum(1)
     each = (precision * hits).sum(1) / positives
@@ -210,24 +208,23 @@ def mean_average_precision(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def macro_f1(answers: Tensor, labels: Tensor) -> Tensor:
-    """The mean over labels of 2·TP / (2·TP + FP + FN); 0 for a label nobody has and nobody is given."""
+    """The mean over labels of 2·TP / (2·TP + FP + FN); 0 for a label that is never true nor predicted."""
     right = (answers & labels).sum(0).double()
     named = answers.sum(0).double() + labels.sum(0).double()
     return (2 * right / named.clamp_min(1)).mean()
 
 
 def mean_iou(confusion: Tensor) -> Tensor:
-    """The mean of TP / (TP + FP + FN) over the classes that appear, in truth or in the answers."""
+    """The mean of TP / (TP + FP + FN) over the classes that are true or predicted somewhere."""
     right = confusion.diagonal()
     union = confusion.sum(0) + confusion.sum(1) - right
     return (right / union).nanmean()
 
 
 def recalls_at(queries: Tensor, answers: Tensor, ks: tuple[int, ...]) -> list[Tensor]:
-    """How often the answer of a query's own row is among the k most similar.
+    """The share of queries whose own answer (the same row) is among the k most similar ones.
 
-    Answers that are equally similar stand in random order, and the expectation over it is taken: embeddings that
-    are all the same reach k/n, not 1.
+    Ties count as their expectation over a random order: if all embeddings are the same, the recall is k/n, not 1.
     """
     found = torch.zeros(len(ks), dtype=torch.float64, device=queries.device)
     for start in range(0, len(queries), CHUNK):
@@ -240,7 +237,7 @@ def recalls_at(queries: Tensor, answers: Tensor, ks: tuple[int, ...]) -> list[Te
     return list((found / len(queries)).unbind())
 
 
-MEASURES: dict[str, Measure] = {
+TASK_KINDS: dict[str, TaskKind] = {
     "classification": OneClass(),
     "text-classification": OneClass(),
     "multi-label": MultiLabel(),
@@ -249,8 +246,8 @@ MEASURES: dict[str, Measure] = {
 }
 
 
-def measure_of(kind: str) -> Measure:
-    """The measure of a kind of task."""
-    if kind not in MEASURES:
-        raise ConfigError(f"there is no task {kind!r}; choose from {', '.join(MEASURES)}")
-    return MEASURES[kind]
+def task_kind(kind: str) -> TaskKind:
+    """The task kind of that name."""
+    if kind not in TASK_KINDS:
+        raise ConfigError(f"there is no task {kind!r}; choose from {', '.join(TASK_KINDS)}")
+    return TASK_KINDS[kind]

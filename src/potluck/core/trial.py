@@ -1,4 +1,4 @@
-"""Running a module on a made-up batch without a trace in the module, its buffers or the random state."""
+"""Running a module on a made-up batch without changing the module, its buffers or the random state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 @contextmanager
 def blame(who: str) -> Iterator[None]:
-    """Put the name of the client before whatever is said about its model inside."""
+    """Put a client's name in front of every `ModelError` raised inside."""
     try:
         yield
     except ModelError as error:
@@ -29,7 +29,7 @@ def blame(who: str) -> Iterator[None]:
 
 
 def duplicate(module: _Module) -> _Module:
-    """A deep copy, or a sentence that says why there is none."""
+    """A deep copy; a `ModelError` that says why, if there can be none."""
     try:
         return copy.deepcopy(module)
     except (RuntimeError, TypeError) as error:
@@ -37,16 +37,16 @@ def duplicate(module: _Module) -> _Module:
 
 
 def trial_copy(module: _Module) -> _Module:
-    """A throwaway copy in evaluation mode: whatever a forward pass changes in it is gone with it."""
+    """A throwaway copy in evaluation mode, so that forward passes do not change the original."""
     if any(isinstance(parameter, UninitializedParameter) for parameter in module.parameters()):
         raise ModelError(f"{kind(module)} has lazy layers; pass a batch through it first")
     return duplicate(module).eval()
 
 
 def sample_batch(task: Task, module: nn.Module, samples: int = 2) -> Tensor:
-    """A batch of the task's shape on the module's device, with values that differ from place to place.
+    """A batch of the task's shape on the module's device, with a different value at every place.
 
-    Zeros would hide too much: many layers leave them as they are, and to a text model they are padding.
+    Zeros would hide too much: many layers do not change them, and to a text model they are padding.
     """
     blank = task.example(samples)
     place = torch.arange(blank.numel(), device=blank.device).view(blank.shape)
@@ -56,9 +56,9 @@ def sample_batch(task: Task, module: nn.Module, samples: int = 2) -> Tensor:
 
 
 def attempt(module: nn.Module, function: Callable[[Tensor], Any], x: Tensor) -> Tensor:
-    """`function(x)`, which runs parts of `module`; what goes wrong is told with the layer and the shape.
+    """Call `function(x)`, which runs parts of `module`; an error names the layer and the shape.
 
-    Every attempt starts from the same random state, so a layer that draws numbers draws the same ones again.
+    Every attempt starts from the same random state, so that random layers draw the same numbers each time.
     """
     with _entered_layers(module) as entered, torch.no_grad(), torch.random.fork_rng(_cuda_devices(module)):
         try:
@@ -75,12 +75,12 @@ def attempt(module: nn.Module, function: Callable[[Tensor], Any], x: Tensor) -> 
 
 
 def agree(left: Tensor, right: Tensor) -> bool:
-    """Whether two results of the same computation are the same up to rounding."""
+    """Whether two results are equal up to rounding."""
     return left.shape == right.shape and torch.allclose(left, right, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 def kind(value: object) -> str:
-    """What a message calls a module: its class."""
+    """The class name of a value, for error messages."""
     return type(value).__name__
 
 
@@ -90,7 +90,7 @@ def _cuda_devices(module: nn.Module) -> list[int]:
 
 @contextmanager
 def _entered_layers(module: nn.Module) -> Iterator[list[str]]:
-    """The stack of layers being run, by name: after an exception its end is where it happened."""
+    """The names of the layers being run; after an exception the last one is where it happened."""
     stack: list[str] = []
 
     def enter(name: str) -> Callable[..., None]:
@@ -130,7 +130,7 @@ def _tried_stem(model: Model, task: Task) -> tuple[int, ...]:
 
 
 def trains_body(model: Model, task: Task) -> bool:
-    """Whether a gradient of what the body gives reaches any parameter; a trial on a copy finds out."""
+    """Whether the gradient of the body's output reaches any parameter, found in a trial on a copy."""
     trial = trial_copy(model)
     s = attempt(trial, trial.stem, sample_batch(task, trial))  # without gradients
     return trial.body(s).requires_grad

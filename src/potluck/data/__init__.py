@@ -1,4 +1,4 @@
-"""Data sets, their division among clients, and the preparation of samples."""
+"""Data sets, splits among clients, and the preparation of samples."""
 
 from potluck.core.dataset import Data, Dataset
 from potluck.data import derived, images, texts  # noqa: F401  importing them registers their data sets

@@ -1,4 +1,4 @@
-"""The columns and splits of data sets in the Hugging Face layout."""
+"""The usual columns and splits of data sets in the Hugging Face layout."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ LABEL_COLUMNS = ("label", "labels", "fine_label")
 TEST_SPLITS = ("test", "validation", "valid")
 
 
-def _labels(
+def labels_of_splits(
     train: parquet.Files, test: parquet.Files, columns: Sequence[str], classes: int
 ) -> tuple[Tensor, int]:
+    """The labels of both splits, one after the other, and how many belong to the training split."""
     parts = [parquet.read_labels(files, columns, classes) for files in (train, test)]
     return torch.from_numpy(np.concatenate(parts)), len(parts[0])

@@ -32,18 +32,18 @@ class DataConfig(BaseModel):
     dir: Path | None = None  # relative to the experiment file; none: POTLUCK_DATA, else the hub
     samples: int | None = Field(
         default=None, ge=1
-    )  # of the training part, and at most as many of the test part
+    )  # rows of the training part to use, and at most as many of the test part
     normalize: bool | Normalisation = True  # true: the preset's mean and std, else the data set's own
     augment: AugmentConfig = AugmentConfig()
     labels: Literal["fine", "coarse"] | None = None  # cifar100; none: fine
-    vocabulary: int | None = Field(default=None, ge=1)  # text: words that get a number of their own
-    length: int | None = Field(default=None, ge=1)  # text: words of a sample that are read
+    vocabulary: int | None = Field(default=None, ge=1)  # text: size of the vocabulary of words
+    length: int | None = Field(default=None, ge=1)  # text: number of words read from a sample
     strip_headers: bool | None = None  # newsgroups20; none: true
     tokenizer: str | None = None  # text: a folder (from the experiment file), or hub repository; none: words
-    options: dict[str, Any] = {}  # what a registered data set takes besides
+    options: dict[str, Any] = {}  # further options of a registered data set
 
     def load(self, base_dir: Path | str | None = None, *, labels_only: bool = False) -> Dataset:
-        """The data set, with the mean and std that will be used; `dir` is taken relative to `base_dir`."""
+        """The data set, with the mean and std to use; `dir` is relative to `base_dir`."""
         folder = self.dir.expanduser() if self.dir is not None else None
         if folder is not None and base_dir is not None:
             folder = Path(base_dir) / folder
@@ -57,14 +57,14 @@ class DataConfig(BaseModel):
         return replace(dataset, mean=mean, std=std)
 
     def tokenizer_from(self, base_dir: Path | str | None) -> str | None:
-        """The tokenizer's folder where there is one, found from `base_dir`; else its name as it is given."""
+        """The tokenizer's folder relative to `base_dir` if it exists, else the name as given."""
         if self.tokenizer is None:
             return None
         folder = Path(base_dir or ".") / Path(self.tokenizer).expanduser()
         return str(folder.resolve()) if folder.is_dir() else self.tokenizer
 
     def preparation(self, dataset: Dataset) -> Preparation:
-        """What prepares the batches of a data set that `load` gave."""
+        """The preparation for batches of a data set from `load`."""
         if self.augment.operations and len(dataset.task.input) != 3:
             raise DataError(f"data set {dataset.name!r} has no images to augment: leave out augment")
         if self.augment.operations and dataset.task.kind == "segmentation":

@@ -1,7 +1,7 @@
-"""Data sets for other tasks, made from those at hand: attributes, pixels to name, images with captions.
+"""Data sets for other tasks, derived from image data sets: attributes, segmentation, images with captions.
 
-They are deterministic: the same rows in every run, whatever the seeds. `strata` is the class of the original, by
-which partitions deal the rows.
+They are deterministic: the same rows in every run, whatever the seeds. `strata` holds the original classes, by
+which partitions distribute the rows.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ DIGIT_CAPTIONS = (
     "{} written by hand",
 )
 PHOTO_CAPTIONS = ("a photo of a {}", "a small picture of a {}", "this is a {}", "one {} and nothing else")
-SIDE = 16  # of the pictures digits are put into
+SIDE = 16  # of the images that digits are placed in
 INK = 0.25  # a pixel darker than that belongs to the digit
 EMBEDDING = 64  # width of an image's or a caption's embedding
-LENGTH = 8  # words of a caption that are read
-PIECES = 16  # the same with a tokenizer, whose special tokens and pieces of words need room
+LENGTH = 8  # number of words read from a caption
+PIECES = 16  # the same with a tokenizer: special tokens and word pieces need more
 
 
 def with_attributes(base: Dataset, attributes: Mapping[str, Sequence[int]], name: str) -> Dataset:
-    """A multi-label set: every attribute holds for the classes listed."""
+    """A multi-label data set: each attribute lists the classes that have it."""
     table = torch.zeros(base.task.classes, len(attributes), dtype=torch.uint8)
     for column, classes in enumerate(attributes.values()):
         table[list(classes), column] = 1
@@ -70,7 +70,7 @@ def with_attributes(base: Dataset, attributes: Mapping[str, Sequence[int]], name
 
 @register("digits-attributes")
 def _digits_attributes(dir: Path | None) -> Dataset:
-    """The embedded digits as a multi-label set: even, prime, has a loop, above four."""
+    """The embedded digits as a multi-label data set: even, prime, has a loop, above four."""
     return with_attributes(load("digits"), DIGITS, "digits-attributes")
 
 
@@ -82,7 +82,7 @@ def _cifar10_attributes(dir: Path | None, *, labels_only: bool = False) -> Datas
 
 @register("digits-segments")
 def _digits_segments(dir: Path | None) -> Dataset:
-    """The embedded digits somewhere on a textured ground, 16×16; a pixel is ground or the digit it belongs to."""
+    """The embedded digits at random places of a textured 16×16 background; each pixel is background or a digit."""
     digits, draw = load("digits"), Rng(0).child("digits-segments").numpy()
     grounds = _textures(len(digits), draw)
     ink = np.zeros_like(grounds)
@@ -104,7 +104,7 @@ def _digits_segments(dir: Path | None) -> Dataset:
 
 
 def _textures(count: int, draw: np.random.Generator) -> np.ndarray:
-    """Gratings of any direction with some noise, between 0 and about a half."""
+    """Gratings in random directions with some noise, with values from 0 to about 0.5."""
     axis = np.arange(SIDE)
     angle, wave, phase = draw.uniform([0, 0.5, 0], [np.pi, 2, 6], size=(count, 3)).T[:, :, None, None]
     grating = np.sin(wave * (np.cos(angle) * axis[:, None] + np.sin(angle) * axis) + phase)
@@ -122,10 +122,10 @@ def with_captions(
     length: int | None = None,
     tokenizer: str | None = None,
 ) -> Dataset:
-    """A retrieval set: every image with a sentence that names its class, in one of several wordings.
+    """A retrieval data set: every image with a caption that names its class, in one of several wordings.
 
-    `shuffled` is the control: the same captions, dealt to other images. `tokenizer` is the folder or hub repository
-    of one; without it the words are numbered. `length` tokens of a caption are read.
+    `shuffled` is the control: the same captions, assigned to other images. `tokenizer` is a folder or hub
+    repository; without it words are numbered. `length` tokens of a caption are read.
     """
     length = length or (LENGTH if tokenizer is None else PIECES)
     draw = Rng(0).child(name).numpy()
@@ -161,14 +161,14 @@ def with_captions(
 
 
 def _paired(base: Dataset, tokens: Tensor) -> Tensor:
-    """The normalised image and the token ids in one row; ids are exact as floating numbers."""
+    """The normalised image and the token ids in one row; float32 holds the ids exactly."""
     images = Preparation(base.mean, base.std).prepare(base.x)
     return torch.cat([images.flatten(1), tokens.float()], 1)
 
 
 @register("noise")
 def _noise(dir: Path | None, *, samples: int = 5_000, side: int = 32, channels: int = 3) -> Dataset:
-    """Pixels drawn at random, of no class: public data that shows nothing, as a control."""
+    """Random pixels without classes: uninformative public data, as a control."""
     if min(samples, side, channels) < 1:
         raise DataError("data set 'noise' needs samples, side and channels of at least 1")
     draw = Rng(0).child("noise").numpy()
@@ -180,7 +180,7 @@ def _noise(dir: Path | None, *, samples: int = 5_000, side: int = 32, channels: 
 def _digits_captions(
     dir: Path | None, *, shuffled: bool = False, length: int | None = None, tokenizer: str | None = None
 ) -> Dataset:
-    """The embedded digits with captions; `shuffled`: with those of others."""
+    """The embedded digits with captions; if `shuffled`, with captions of other digits."""
     base, name = load("digits"), "digits-captions"
     return with_captions(base, DIGIT_NAMES, DIGIT_CAPTIONS, name, shuffled, length, tokenizer)
 
@@ -195,7 +195,7 @@ def _cifar10_captions(
     tokenizer: str | None = None,
     labels_only: bool = False,
 ) -> Dataset:
-    """The first images of CIFAR-10's two parts with captions: `samples` to train on, a fifth of that to test."""
+    """CIFAR-10 images with captions: the first `samples` of the training part, a fifth as many of the test part."""
     base = load("cifar10", dir, labels_only=labels_only)
     if not 5 <= samples <= base.train_rows:
         raise DataError(f"data set 'cifar10-captions' has 5 to {base.train_rows} samples, not {samples}")

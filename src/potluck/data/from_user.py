@@ -1,4 +1,4 @@
-"""A user's own data: arrays, and Hugging Face data sets."""
+"""A user's own data: from arrays or Hugging Face data sets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from potluck.core.dataset import Dataset, Encoder
 from potluck.core.task import Task
 from potluck.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, TEST_SPLITS, TEXT_COLUMNS
-from potluck.data.texts import _text_dataset
+from potluck.data.texts import text_dataset
 from potluck.errors import DataError
 
 Array = np.ndarray | Tensor | Sequence[Any]
@@ -33,9 +33,9 @@ def from_arrays(
 ) -> Dataset:
     """A data set from arrays or tensors.
 
-    Images are (N, channels, height, width), uint8 from 0 to 255 or float as they are; vectors are
-    (N, features); with `vocabulary`, `x` holds token ids (N, length): it says how many there are, or is the
-    tokenizer they come from, with which clients can read public texts, too. `test` is an official test part.
+    Images are (N, channels, height, width), uint8 from 0 to 255 or unscaled floats; vectors are (N, features).
+    With `vocabulary`, `x` holds token ids (N, length): `vocabulary` is their number or the tokenizer they come
+    from, with which clients can also read public texts. `test` is an official test part.
     """
     encoder = vocabulary if isinstance(vocabulary, Encoder) else None
     vocabulary = vocabulary.vocabulary if isinstance(vocabulary, Encoder) else vocabulary
@@ -106,7 +106,7 @@ def _features(name: str, x: Tensor) -> Tensor:
             f"{name}: x is {_describe(x)}; give (samples, features) or (samples, channels, height, width), "
             f"x[:, None] for images without a channel axis"
         )
-    # Only the clear case is refused: a last axis that can only be colour after two that cannot.
+    # Refuse only the clear case: the last axis can only be colour, and the first two cannot.
     if x.ndim == 4 and x.shape[-1] in (1, 3, 4) and min(x.shape[1:3]) > 4:
         raise DataError(
             f"{name}: x is {_describe(x)}, channels last; give channels first: x.transpose(0, 3, 1, 2)"
@@ -154,9 +154,9 @@ def from_datasets(
 ) -> Dataset:
     """A data set from a Hugging Face `datasets.Dataset`, or `DatasetDict` with `train` and perhaps `test`.
 
-    Any object will do that has `column_names` and yields one mapping per row. `image` names a column of
-    Pillow images or channels-first arrays, `text` one of texts; else the usual column names are tried. `tokenizer`
-    is the folder or hub repository of one for texts; without it the words are numbered, `vocabulary` of them.
+    Any object works that has `column_names` and yields one mapping per row. `image` names a column of Pillow
+    images or channels-first arrays, `text` one of texts; by default the usual column names are tried.
+    `tokenizer` is a folder or hub repository; without it the `vocabulary` most frequent words are numbered.
     """
     train, test = _parts_of(source, name)
     columns = list(train.column_names)
@@ -172,7 +172,7 @@ def from_datasets(
     class_names = class_names or tuple(map(str, range(_count_classes(name, y, None, None))))
     _count_classes(name, y, None, class_names)
     texts = tuple(str(row[text]) for row in rows)
-    return _text_dataset(name, texts, y, len(train), class_names, vocabulary, length, tokenizer)
+    return text_dataset(name, texts, y, len(train), class_names, vocabulary, length, tokenizer)
 
 
 def _parts_of(source: Any, name: str) -> tuple[Any, Any | None]:

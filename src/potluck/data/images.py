@@ -1,4 +1,4 @@
-"""Image data sets: the embedded digits and those of the papers."""
+"""Image data sets: the embedded digits, and those used in papers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from potluck.core.dataset import Dataset
 from potluck.core.task import Task
 from potluck.data import parquet
-from potluck.data.columns import IMAGE_COLUMNS, _labels
+from potluck.data.columns import IMAGE_COLUMNS, labels_of_splits
 from potluck.data.from_user import from_arrays
 from potluck.data.registry import register
 
@@ -45,7 +45,7 @@ class _ImageSet:
 
 def _load_images(images: _ImageSet, dir: Path | None, *, labels_only: bool = False) -> Dataset:
     train, test = parquet.find(images.location, dir)
-    y, train_rows = _labels(train, test, images.labels, images.classes)
+    y, train_rows = labels_of_splits(train, test, images.labels, images.classes)
     if labels_only:
         x = torch.zeros(1, *images.input, dtype=torch.uint8).expand(len(y), *images.input)
     else:

@@ -1,4 +1,4 @@
-"""Parquet in the Hugging Face hub's layout: a local folder, a downloaded snapshot, or the hub itself."""
+"""Reading Parquet files in the Hugging Face layout: from a local folder, a downloaded snapshot, or the hub."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ _BROKEN_IMAGE = (
     zlib.error,
     Image.DecompressionBombError,
 )
-# Below this many images decoding takes about a second, which is not worth a file.
+# Fewer images are decoded in about a second, which is not worth a cache file.
 _WORTH_KEEPING = 5_000
 
 
 @dataclass(frozen=True)
 class Location:
-    """Where a data set's Parquet lies: its folder name, its hub repository and configuration, its splits."""
+    """Where a data set's Parquet files are: folder name, hub repository and configuration, splits."""
 
     name: str
     repository: str | None
@@ -61,7 +61,7 @@ class Location:
 
 @dataclass(frozen=True)
 class File:
-    """One Parquet file as it was when it was found; a changed file is another `File`."""
+    """One Parquet file with its size and time; a changed file is a different `File`."""
 
     path: Path
     size: int
@@ -69,7 +69,7 @@ class File:
 
     @classmethod
     def at(cls, path: Path) -> File:
-        """The file at `path` now."""
+        """The file at `path` as it is now."""
         status = path.stat()
         return cls(path.resolve(), status.st_size, status.st_mtime_ns)
 
@@ -138,7 +138,7 @@ def _download(location: Location, shelf: str | None) -> tuple[Files, Files]:
         root = huggingface_hub.snapshot_download(
             location.repository, repo_type="dataset", allow_patterns=patterns
         )
-    # The hub's client raises whatever its HTTP library raises, which is not the same one in all versions.
+    # The hub's client raises the errors of its HTTP library, which differs between versions.
     except Exception as error:
         raise DataError(
             f"data set {location.name!r} ({looked}) could not be fetched from the hub repository "
@@ -169,7 +169,7 @@ def _labels_of(path: Path, names: Sequence[str], classes: int) -> np.ndarray:
 
 
 def read_class_names(files: Files, names: Sequence[str], classes: int) -> tuple[str, ...]:
-    """The class names from the hub's feature metadata, or the numbers where there is none."""
+    """The class names from the hub's feature metadata, or the class numbers if there are none."""
     numbers = tuple(str(label) for label in range(classes))
     for name in names:
         stored = tuple(_features(files[0].path).get(name, {}).get("names", ()))
@@ -203,10 +203,10 @@ def read_texts(files: Files, names: tuple[str, ...]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4)
 def read_images(files: Files, names: tuple[str, ...], shape: tuple[int, int, int]) -> np.ndarray:
-    """All images in order as uint8 (N, channels, height, width); read it, do not write into it.
+    """All images in order as uint8 (N, channels, height, width); never write into it.
 
-    Decoding small images is bound by the interpreter (threads made it slower, 0.30 against 0.26 ms an
-    image), so large sets are decoded once and kept in the user's cache folder, memory-mapped thereafter.
+    Decoding small images is bound by the interpreter (with threads 0.30 ms per image, without 0.26 ms), so large
+    data sets are decoded once, kept in the user's cache folder and memory-mapped from then on.
     """
     rows = sum(_open(file.path).metadata.num_rows for file in files)
     kept = _kept_at(files, shape)

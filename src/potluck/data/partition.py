@@ -1,7 +1,7 @@
-"""Who gets which rows: the partitioners of the field and the exact ones of the papers.
+"""Partitioners: which client gets which rows, by common schemes and by the exact ones of papers.
 
-Every partitioner draws a table of counts, clients by classes (by one, where labels play no part): how many
-rows of each class a client gets. Which rows those are is always drawn at random within the class.
+Every partitioner draws a table of counts, clients by classes (one column if labels do not matter): how many rows of
+each class a client gets. Which rows those are is drawn at random within the class.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NEEDS = {
     "pathological": "classes_per_client",
     "shards": "shards_per_client",
 }
-# FedRE asks for a batch of ten in the part that is tested; flwr-datasets and FedIN for ten rows in all.
+# FedRE demands ten rows in a client's test part; flwr-datasets and FedIN ten rows in total.
 _FEW = 10
 
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
@@ -43,24 +43,24 @@ class PartitionConfig(BaseModel):
     `pathological`: each client holds `classes_per_client` classes. `shards`: rows sorted by class, cut into
     shards, `shards_per_client` dealt to each. `quantity`: sizes from Dirichlet(alpha), labels at random.
 
-    Variants. `dirichlet/fedin` and `dirichlet/fedre` leave out, class after class, the clients that already
+    Variants. `dirichlet/fedin` and `dirichlet/fedre` go through the classes and skip clients that already
     hold a fair share of the rows; they differ in `min_size` and `source`. `pathological/plain` uses all
     classes equally often. `pathological/fedre` fills the clients in order with parts of random size and stops
     when they are full. `pathological/fedmrl` draws a table of shares and applies it to training, validation
-    and test rows alike, rounding down, so that a few rows stay unused.
+    and test rows alike, rounding down, so a few rows stay unused.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Kind
-    clients: int = Field(ge=1)  # all of them, held-out ones too
+    clients: int = Field(ge=1)  # including held-out clients
     variant: Variant = "plain"
     alpha: float | None = Field(default=None, gt=0, allow_inf_nan=False)  # dirichlet, quantity
     classes_per_client: int | None = Field(default=None, ge=1)  # pathological
     shards_per_client: int | None = Field(default=None, ge=1)  # shards
-    min_size: int | None = Field(default=None, ge=0)  # rows of a client; none: 10 where alpha rules, else 1
+    min_size: int | None = Field(default=None, ge=0)  # rows per client; none: 10 for kinds with alpha, else 1
     validation: Fraction = 0.0  # fraction of a client's rows (merged) or of its training rows (separate)
-    test: Fraction = 0.25  # fraction of a client's rows; plays no part when the official test rows are used
+    test: Fraction = 0.25  # fraction of a client's rows; not used with official test rows
     source: Source = "auto"  # auto: separate where there is an official test part, merged for fedre
     held_out: int | float = 0  # clients that never train: a number or a fraction
     redraws: int = Field(default=1000, ge=1)  # draws before giving up on min_size
@@ -98,7 +98,7 @@ class PartitionConfig(BaseModel):
         return round(self.held_out * self.clients) if fraction else int(self.held_out)
 
     def smallest(self, rows: int) -> int:
-        """The rows every client must get out of `rows`."""
+        """The least number of rows per client, out of `rows`."""
         if self.min_size is not None:
             return self.min_size
         if self.kind not in ("dirichlet", "quantity"):
@@ -125,7 +125,7 @@ def partition(
 def redraw(
     draw: Callable[[], np.ndarray | None], rows: int, classes: int, config: PartitionConfig
 ) -> np.ndarray:
-    """The first drawn table of counts that gives every client enough rows; a bounded number of tries."""
+    """Draw tables of counts until every client has enough rows, up to `redraws` times."""
     check_against_data(rows, classes, config)
     smallest = config.smallest(rows)
     if smallest * config.clients <= rows:
@@ -137,7 +137,7 @@ def redraw(
 
 
 def check_against_data(rows: int, classes: int, config: PartitionConfig) -> None:
-    """Refuse what the data cannot give, before anything is drawn."""
+    """Refuse a configuration that the data cannot satisfy, before anything is drawn."""
     if config.clients > rows:
         raise DataError(f"{rows} rows cannot be divided among {config.clients} clients: lower clients")
     if (config.classes_per_client or 0) > classes:
@@ -162,7 +162,7 @@ def _gave_up(rows: int, smallest: int, config: PartitionConfig) -> str:
 
 
 def deal(groups: np.ndarray, counts: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """The client of every row, or -1: as many rows as `counts` (clients by groups) says, drawn at random."""
+    """The client of every row, or -1: random rows, as many as `counts` (clients by groups) says."""
     order = generator.permutation(len(groups))
     order = order[np.argsort(groups[order], kind="stable")]
     left_over = np.bincount(groups, minlength=counts.shape[1]) - counts.sum(axis=0)
@@ -174,10 +174,10 @@ def deal(groups: np.ndarray, counts: np.ndarray, generator: np.random.Generator)
 
 
 def match(labels: np.ndarray, counts: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Deal further rows so that every client gets the label mix, and the share, that `counts` gave it.
+    """Distribute further rows in the proportions of `counts`, for test rows that match the training rows.
 
-    A client's expected number of rows of a class is its exact share; the actual one differs by less than one.
-    The random start per class keeps small shares from always falling to the same clients.
+    A client's expected number of rows of a class is its exact share; the actual number differs by less than one.
+    The random offset per class keeps leftover rows from always going to the same clients.
     """
     totals = counts.sum(axis=0)
     sizes = np.where(totals > 0, np.bincount(labels, minlength=counts.shape[1]), 0)
@@ -188,8 +188,8 @@ def match(labels: np.ndarray, counts: np.ndarray, generator: np.random.Generator
 
 
 def _cut(shares: np.ndarray, sizes: np.ndarray | int) -> np.ndarray:
-    """Whole numbers in proportion to `shares` along the first axis; they add up to `sizes`."""
-    # The small addend keeps a sum that should reach a whole number from falling short of it in the last bit.
+    """Whole numbers proportional to `shares` along the first axis, adding up to `sizes`."""
+    # The small addend makes up for rounding where a sum should be a whole number.
     bounds = np.floor(np.cumsum(shares, axis=0) * sizes + 1e-9).astype(np.int64)
     bounds[-1] = sizes
     return np.diff(bounds, axis=0, prepend=0)
@@ -201,7 +201,7 @@ def _iid(sizes: np.ndarray, config: PartitionConfig, generator: np.random.Genera
 
 
 def _shares(groups: int, config: PartitionConfig, generator: np.random.Generator) -> np.ndarray | None:
-    """Dirichlet shares, groups by clients; none where an extreme alpha under- or overflows."""
+    """Dirichlet shares, groups by clients; None if an extreme alpha under- or overflows."""
     shares = generator.dirichlet(np.full(config.clients, config.alpha), size=groups)
     return shares if np.allclose(shares.sum(axis=1), 1) else None
 
@@ -216,7 +216,7 @@ def _dirichlet(
 def _dirichlet_fair(
     sizes: np.ndarray, config: PartitionConfig, generator: np.random.Generator
 ) -> np.ndarray | None:
-    """Dirichlet shares, class after class, only for clients that are still below the mean size."""
+    """Dirichlet shares, class by class, only for clients still below the mean size."""
     shares = _shares(len(sizes), config, generator)
     if shares is None:
         return None
@@ -234,7 +234,7 @@ def _dirichlet_fair(
 
 
 def _pathological(sizes: np.ndarray, config: PartitionConfig, generator: np.random.Generator) -> np.ndarray:
-    """Classes at random, the least used first: none is lost as long as there is room for all."""
+    """Random classes, the least used first, so that no class is left out if there is room for all."""
     holds = np.zeros((config.clients, len(sizes)), dtype=bool)
     used = np.zeros(len(sizes), dtype=np.int64)
     for client in range(config.clients):
@@ -249,7 +249,7 @@ def _pathological(sizes: np.ndarray, config: PartitionConfig, generator: np.rand
 def _pathological_fedre(
     sizes: np.ndarray, config: PartitionConfig, generator: np.random.Generator
 ) -> np.ndarray:
-    """Each class to the first clients that still have room; all but the last get a random part of it."""
+    """Give each class to the first clients with room; all but the last get a random part of it."""
     counts = np.zeros((config.clients, len(sizes)), dtype=np.int64)
     room = np.full(config.clients, config.classes_per_client)
     holders = -(-config.clients * int(config.classes_per_client or 0) // len(sizes))
@@ -303,7 +303,7 @@ class ShareTable:
 
     @classmethod
     def draw(cls, classes: int, config: PartitionConfig, generator: np.random.Generator) -> ShareTable:
-        """Cut every class into equally many shares; client after client picks among the fullest classes."""
+        """Cut every class into equally many shares; each client in turn picks from the fullest classes."""
         shape = (config.clients, int(config.classes_per_client or 0))
         per_class, odd = divmod(shape[0] * shape[1], classes)
         if odd:

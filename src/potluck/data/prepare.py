@@ -1,8 +1,8 @@
-"""From stored samples to what a model sees: scaling, normalisation, augmentation.
+"""Preparation of samples for a model: scaling, normalisation, augmentation.
 
 Every operation works on a whole float32 batch (samples, channels, height, width) with random numbers from a
-generator on the batch's device. Shapes never depend on what was drawn and nothing is read back to the host,
-so that a training step with its augmentation can be captured in a CUDA graph.
+generator on the batch's device. Shapes never depend on random values and nothing is read back to the host, so a
+training step with its augmentation can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def horizontal_flip(x: Tensor, generator: torch.Generator, probability: float = 
 
 
 def random_crop(x: Tensor, generator: torch.Generator, pad: int = 4) -> Tensor:
-    """Surround each image with `pad` zeros and cut the original size out of it at a random place."""
+    """Pad each image with `pad` zeros and crop the original size at a random place."""
     samples, channels, height, width = x.shape
     top, left = torch.randint(2 * pad + 1, (2, samples, 1), device=x.device, generator=generator)
     rows = (top + torch.arange(height, device=x.device))[:, None, :, None]
@@ -46,8 +46,8 @@ def random_erasing(
 ) -> Tensor:
     """Zero a rectangle of each image with the given probability.
 
-    Its area is a fraction of the image drawn uniformly from `scale`, its height over its width is drawn from
-    `ratio`, uniformly in the logarithm; a side longer than the image is cut to it.
+    Its area is a fraction of the image, uniform in `scale`; its height / width is log-uniform in `ratio`. A
+    side longer than the image is cut.
     """
     samples, _, height, width = x.shape
     draws = torch.rand(5, samples, device=x.device, generator=generator)
@@ -62,7 +62,7 @@ def random_erasing(
 
 
 def cutout(x: Tensor, generator: torch.Generator, size: int = 16) -> Tensor:
-    """Zero a square of `size` around a random pixel of each image; what lies outside the image is cut off."""
+    """Zero a square of `size` around a random pixel of each image; the part outside the image is cut off."""
     samples, _, height, width = x.shape
     row = torch.randint(height, (samples,), device=x.device, generator=generator)
     column = torch.randint(width, (samples,), device=x.device, generator=generator)
@@ -83,7 +83,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class _Operation(BaseModel):
-    """One step of an augmentation; written `name`, `{name: value}` or `{name: {field: value}}`."""
+    """One augmentation step, written as `name`, `{name: value}` or `{name: {field: value}}`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -98,7 +98,7 @@ class _Operation(BaseModel):
 
 
 class Normalize(_Operation):
-    """Marks where normalisation happens; without the mark it happens first."""
+    """Marks where normalisation happens; by default it comes first."""
 
     kind: Literal["normalize"] = "normalize"
 
@@ -156,7 +156,7 @@ class Cutout(_Operation):
 
 
 Operation = Annotated[Normalize | Flip | Crop | Erasing | Cutout, Field(discriminator="kind")]
-# The field a bare value stands for: `{crop: 4}` is `{crop: {pad: 4}}`.
+# The field that a bare value sets: `{crop: 4}` is `{crop: {pad: 4}}`.
 _MAIN_FIELD = {
     "normalize": "value",
     "flip": "probability",
@@ -168,7 +168,7 @@ _MAIN_FIELD = {
 
 @dataclass(frozen=True)
 class Preset:
-    """A paper's preparation: operations, and mean and std by data set where they are not the data's own."""
+    """The preparation of a paper: operations, and mean and std for data sets where it uses its own."""
 
     operations: tuple[Normalize | Flip | Crop | Erasing | Cutout, ...]
     normalisation: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
@@ -187,8 +187,8 @@ PRESETS: Mapping[str, Preset] = {
 class AugmentConfig(BaseModel):
     """A preset by name, or operations in order: `[flip, {crop: 4}, normalize, {cutout: 16}]`.
 
-    What stands before `normalize` sees values from 0 to 1, what stands after it normalised ones, where a
-    padded or erased pixel is the mean colour. Without `normalize` all operations come after it.
+    Operations before `normalize` see values from 0 to 1; those after it see normalised values, where a padded or
+    erased pixel has the mean colour. Without `normalize` in the list, normalisation comes first.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -240,16 +240,16 @@ def _expand_one(entry: Any) -> Any:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What turns stored samples into a model's input.
+    """Turns stored samples into a model's input.
 
     Images become float32, uint8 ones scaled to 0..1, normalised per channel and, when a generator is given,
-    augmented. Vectors and token ids pass through.
+    augmented. Vectors and token ids are not changed.
     """
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     augment: AugmentConfig = field(default_factory=AugmentConfig)
-    # Copying constants to a GPU is not allowed inside a captured graph; the warm-up step fills this.
+    # Constants cannot be copied to a GPU inside a captured graph; the warm-up step fills this cache.
     _constants: dict[torch.device, tuple[Tensor, Tensor]] = field(
         default_factory=dict, compare=False, repr=False
     )

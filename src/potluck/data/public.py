@@ -1,4 +1,4 @@
-"""Public data in the form each side can read."""
+"""Public data, converted to what each client's model reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from potluck.errors import ConfigError
 
 
 def choose_ids(data: Dataset, samples: int | None, rng: Rng) -> np.ndarray:
-    """The ids of the public samples: rows of the training part, all or so many drawn from the shared seed."""
+    """The ids of the public samples: all training rows, or `samples` of them drawn from the shared seed."""
     if samples is None:
         return np.arange(data.train_rows)
     if samples > data.train_rows:
@@ -30,7 +30,7 @@ def choose_ids(data: Dataset, samples: int | None, rng: Rng) -> np.ndarray:
 def public_for(
     public: Dataset, ids: np.ndarray, own: Dataset, prepare: Prepare | None, rng: Rng, device: torch.device
 ) -> Public:
-    """The public samples in the form a model for `own` reads: its size, channels, normalisation or words."""
+    """The public samples as a model for `own` reads them: its image size, channels, normalisation or vocabulary."""
     rows = torch.from_numpy(ids)
     x, mask = _readable(public, rows, own)
     source = Source(x.to(device), torch.zeros(len(x), dtype=torch.long, device=device), prepare)
@@ -38,7 +38,7 @@ def public_for(
 
 
 def _readable(public: Dataset, rows: Tensor, own: Dataset) -> tuple[Tensor, Tensor]:
-    """The samples, and which of them are there: none where the public data lacks the modality."""
+    """The samples, and which of them exist: none if the public data lacks the modality."""
     task, everything = own.task, torch.ones(len(rows), dtype=torch.bool)
     if task.kind == "retrieval":
         images, seen = _images(public, rows, task.image)
@@ -68,7 +68,7 @@ def _images(public: Dataset, rows: Tensor, shape: tuple[int, ...]) -> tuple[Tens
 
 
 def _tokens(public: Dataset, rows: Tensor, own: Dataset, length: int) -> tuple[Tensor, Tensor]:
-    """The captions in the numbers that `own` has for words, or for what its tokenizer makes of them."""
+    """The texts as token ids, with the vocabulary or tokenizer of `own`."""
     if public.texts is None:
         return torch.zeros(len(rows), length, dtype=torch.long), torch.zeros(len(rows), dtype=torch.bool)
     texts = [public.texts[row] for row in rows.tolist()]

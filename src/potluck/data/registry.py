@@ -32,7 +32,7 @@ _LOADERS: dict[str, Loader] = {}
 
 
 def register(name: str) -> Callable[[LoaderType], LoaderType]:
-    """Make `load(name)` call the decorated function with the folder and the data set's own options."""
+    """Register a loader: `load(name)` calls it with the folder and the data set's options."""
 
     def add(loader: LoaderType) -> LoaderType:
         if name in _LOADERS:
@@ -44,7 +44,7 @@ def register(name: str) -> Callable[[LoaderType], LoaderType]:
 
 
 def names() -> tuple[str, ...]:
-    """The data sets `load` knows."""
+    """The names of all registered data sets."""
     return tuple(sorted(_LOADERS))
 
 
@@ -52,7 +52,7 @@ def load(name: str, dir: Path | str | None = None, *, labels_only: bool = False,
     """A data set by name, from `dir`, else from the folder in POTLUCK_DATA, else from the hub.
 
     `dir` is the folder that contains `<name>/`, or that folder itself. With `labels_only` the inputs may be
-    zeros of the right shape that cost no time or memory: enough to make and look at a split.
+    zeros that take no time or memory: enough to make a split.
     """
     if name not in _LOADERS:
         raise DataError(f"there is no data set {name!r}: {nearest(name, _LOADERS)}")
@@ -82,15 +82,15 @@ def _check_options(name: str, accepted: Mapping[str, inspect.Parameter], options
 
 
 def _parameters(loader: Loader) -> Mapping[str, inspect.Parameter]:
-    """What a loader takes, with types where they can be found."""
+    """The parameters of a loader, with their types where they can be resolved."""
     try:
         return inspect.signature(loader, eval_str=True).parameters
-    except (NameError, AttributeError, TypeError):  # a type that is there for a type checker alone
+    except (NameError, AttributeError, TypeError):  # a type that only a type checker can resolve
         return inspect.signature(loader).parameters
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value, from a file or from Python, is of a type; a type that cannot be checked takes any."""
+    """Whether a value has a type; a type that cannot be checked accepts any value."""
     if kind is inspect.Parameter.empty or isinstance(kind, str):
         return True
     try:
@@ -124,7 +124,7 @@ def _in_words(kind: Any) -> str:
 
 
 def fewer(data: Dataset, samples: int) -> Dataset:
-    """So many training rows, and at most as many test rows, drawn once and for all: the same whatever the seeds."""
+    """A subset of `samples` training rows and at most as many test rows, the same for all seeds."""
     if samples > data.train_rows:
         raise DataError(f"data set {data.name!r} has {data.train_rows} training samples, not {samples}")
     draw, tests = Rng(0).child("fewer", data.name).numpy(), len(data) - data.train_rows

@@ -1,4 +1,4 @@
-"""The split of a data set among clients: made from a seed, kept as an index file with a hash."""
+"""The split of a data set among clients: made from a seed, saved as an index file with a hash."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARTS: tuple[Literal["train"], Literal["validation"], Literal["test"]] = ("train
 
 @dataclass(frozen=True, eq=False)
 class ClientSplit:
-    """One client's rows, as ascending int64 row numbers of the data set."""
+    """One client's rows: ascending int64 row numbers of the data set."""
 
     id: str
     train: np.ndarray
@@ -39,7 +39,7 @@ class ClientSplit:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Who has which rows. Two splits are equal when their hashes are."""
+    """Which client has which rows. Two splits are equal if their hashes are."""
 
     clients: tuple[ClientSplit, ...]
     held_out: tuple[str, ...]  # ids of clients that never train
@@ -47,7 +47,7 @@ class Split:
 
     @classmethod
     def of(cls, clients: Iterable[ClientSplit], held_out: Iterable[str] = ()) -> Split:
-        """A split with its hash."""
+        """Make a split and compute its hash."""
         clients, held_out = tuple(clients), tuple(held_out)
         return cls(clients, held_out, _hash(clients, held_out))
 
@@ -83,9 +83,9 @@ class Split:
         return np.stack(rows)
 
     def save(self, path: Path | str, dataset: Dataset | Sequence[tuple[Dataset, int]] | None = None) -> None:
-        """Write the index file, whole or not at all; with the data set, also who has how many of which class.
+        """Write the index file, whole or not at all; given the data set, also each client's rows per class.
 
-        Where groups of clients have data sets of their own, `dataset` is the data set and the size of each.
+        If groups of clients have their own data sets, `dataset` lists the data set and the size of each group.
         """
         path = Path(path)
         entries = [_client_json(client) for client in self.clients]
@@ -117,7 +117,7 @@ class Split:
 
     @classmethod
     def load(cls, path: Path | str) -> Split:
-        """Read an index file that `save` wrote; the rows must still have the hash."""
+        """Read an index file that `save` wrote, and check its hash."""
         content = _read_json(Path(path))
         split = _from_json(content, Path(path))
         if content.get("hash") != split.hash:
@@ -126,7 +126,7 @@ class Split:
 
 
 def _about_groups(groups: Sequence[tuple[Dataset, int]]) -> dict[str, Any]:
-    """What an index file says of the data: of one data set, or of that of every group."""
+    """The index file's description of the data: one data set, or one per group."""
     known = [{"data": part.name, "clients": size, "class_names": part.label_names} for part, size in groups]
     if len(known) == 1:
         return {"data": known[0]["data"], "class_names": known[0]["class_names"]}
@@ -148,7 +148,7 @@ def _client_json(client: ClientSplit) -> dict[str, Any]:
 
 
 def make_split(dataset: Dataset, config: PartitionConfig, rng: Rng) -> Split:
-    """Divide a data set among clients. Depends on the labels, the configuration and the seed alone."""
+    """Divide a data set among clients; the result depends only on labels, configuration and seed."""
     labels, classes = dataset.labels.numpy(), dataset.label_count
     train_rows = _partitioned_rows(dataset, config)
     if config.variant == "fedmrl":
@@ -196,7 +196,7 @@ def _separate(labels: np.ndarray, train_rows: int, classes: int, config: Partiti
 def _by_share_table(
     labels: np.ndarray, train_rows: int, classes: int, config: PartitionConfig, rng: Rng
 ) -> Parts:
-    """FedMRL's split: rows are parted first, then one table of shares divides every part alike."""
+    """FedMRL's split: rows are cut into train, validation and test first; one table of shares divides each."""
     pools = _pools(len(labels), train_rows, config, rng.child("parts").numpy())
     sizes = np.bincount(labels[pools[0]], minlength=classes)
     generator = rng.child("partition").numpy()
@@ -229,7 +229,7 @@ def _pools(
 def _rows_by_client(
     owner: np.ndarray, clients: int, generator: np.random.Generator | None = None
 ) -> list[np.ndarray]:
-    """The rows of each client, in random order where a generator is given."""
+    """The rows of each client, in random order if a generator is given."""
     order = np.arange(len(owner)) if generator is None else generator.permutation(len(owner))
     order = order[np.argsort(owner[order], kind="stable")]
     bounds = np.searchsorted(owner[order], np.arange(clients + 1))
@@ -241,7 +241,7 @@ def _cut_client(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Training, validation and test rows of one client; the test part is rounded up, as scikit-learn does.
 
-    A client too small for its parts keeps its rows for training.
+    A client that is too small keeps all its rows for training.
     """
     tested = int(np.ceil(len(rows) * test - 1e-9))
     held = int(len(rows) * validation + 1e-9)
@@ -252,7 +252,7 @@ def _cut_client(
 
 
 def join_splits(splits: Sequence[Split], renumber: Sequence[bool]) -> Split:
-    """The clients of several groups as one split; those whose ids are only numbers are numbered on."""
+    """Join the splits of several groups; those marked in `renumber` continue the count of client ids."""
     clients: list[ClientSplit] = []
     held_out: list[str] = []
     for split, anew in zip(splits, renumber, strict=True):
@@ -282,7 +282,7 @@ def from_index_file(path: Path | str, dataset: Dataset) -> Split:
     path = Path(path)
     content = _read_json(path)
     split = _from_json(content, path)
-    # A split that Potluck wrote has its hash instead, and may hold clients without rows (min_size 0).
+    # A split that Potluck wrote is checked by its hash, and may have clients without rows (min_size 0).
     if "hash" in content:
         split = Split.load(path)
     elif not split.clients:

@@ -12,7 +12,7 @@ from torch import Tensor
 from potluck.core.dataset import Dataset
 from potluck.core.task import Task
 from potluck.data import parquet
-from potluck.data.columns import LABEL_COLUMNS, TEXT_COLUMNS, _labels
+from potluck.data.columns import LABEL_COLUMNS, TEXT_COLUMNS, labels_of_splits
 from potluck.data.registry import register
 from potluck.data.word_pieces import Pieces
 from potluck.data.words import RESERVED, count_vocabulary, encode
@@ -20,7 +20,7 @@ from potluck.data.words import strip_headers as without_headers
 from potluck.data.words import words as split_words
 from potluck.errors import DataError, ModelError
 
-VOCABULARY = 8_000  # words that get a number of their own
+VOCABULARY = 8_000  # words in the vocabulary
 
 
 @register("sst2")
@@ -35,10 +35,10 @@ def _sst2(
     """SST-2. The validation split is the test part: the hub's copy hides the labels of the test split."""
     location = parquet.Location("sst2", "stanfordnlp/sst2", splits=("train", "validation"))
     train, test = parquet.find(location, dir)
-    y, train_rows = _labels(train, test, LABEL_COLUMNS, 2)
+    y, train_rows = labels_of_splits(train, test, LABEL_COLUMNS, 2)
     texts = () if labels_only else parquet.read_texts(train + test, TEXT_COLUMNS)
     class_names = parquet.read_class_names(train, LABEL_COLUMNS, 2)
-    return _text_dataset("sst2", texts, y, train_rows, class_names, vocabulary, length, tokenizer)
+    return text_dataset("sst2", texts, y, train_rows, class_names, vocabulary, length, tokenizer)
 
 
 @register("newsgroups20")
@@ -53,17 +53,17 @@ def _newsgroups20(
 ) -> Dataset:
     """The 20 newsgroups, split by date. From a folder only: the hub's copies have other texts."""
     train, test = parquet.find(parquet.Location("newsgroups20", None), dir)
-    y, train_rows = _labels(train, test, LABEL_COLUMNS, 20)
+    y, train_rows = labels_of_splits(train, test, LABEL_COLUMNS, 20)
     texts = () if labels_only else parquet.read_texts(train + test, TEXT_COLUMNS)
-    # A header names the sender, his institution and sometimes the newsgroup itself: a model that sees it
+    # A header names the sender, the institution and sometimes the newsgroup itself: a model that sees it
     # learns who writes where, not what the text is about.
     if strip_headers:
         texts = tuple(without_headers(posting) for posting in texts)
     class_names = parquet.read_class_names(train, LABEL_COLUMNS, 20)
-    return _text_dataset("newsgroups20", texts, y, train_rows, class_names, vocabulary, length, tokenizer)
+    return text_dataset("newsgroups20", texts, y, train_rows, class_names, vocabulary, length, tokenizer)
 
 
-def _text_dataset(
+def text_dataset(
     name: str,
     texts: tuple[str, ...],
     y: Tensor,
@@ -73,6 +73,10 @@ def _text_dataset(
     length: int,
     tokenizer: str | None,
 ) -> Dataset:
+    """A text data set with token ids: word numbers from the training part, or those of a tokenizer.
+
+    Without `texts` only the labels are known, and all token ids are padding.
+    """
     if length < 1 or (vocabulary is not None and vocabulary < 1):
         raise DataError(
             f"data set {name!r} needs vocabulary and length of at least 1, not {vocabulary}, {length}"
@@ -96,7 +100,7 @@ def _text_dataset(
 
 
 def encode_pieces(name: str, source: str, texts: tuple[str, ...], length: int) -> tuple[Tensor, Pieces]:
-    """The token ids of a data set's texts from the tokenizer of a folder or hub repository, and that tokenizer."""
+    """The token ids of texts, and the tokenizer from a folder or hub repository that made them."""
     try:
         pieces = Pieces.of(source)
         return _encode_pieces(pieces, texts, length), pieces

@@ -1,4 +1,4 @@
-"""The tokenizer of a pretrained text model: word pieces and special tokens, read from a folder or from the hub."""
+"""The tokenizer of a pretrained text model, with word pieces and special tokens, from a folder or the hub."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ PAD = 0  # as in data and models
 
 @dataclass(frozen=True)
 class Pieces:
-    """A tokenizer by its folder or hub repository; `Pieces.of` checks that it is there and fits."""
+    """A tokenizer by its folder or hub repository; `Pieces.of` checks that it exists and fits."""
 
     source: str
-    changed: tuple[int, ...] = ()  # when the files of a folder were written: others are another tokenizer
+    changed: tuple[
+        int, ...
+    ] = ()  # modification times of a folder's files: changed files are a different tokenizer
 
     @classmethod
     def of(cls, source: str) -> Pieces:
@@ -45,7 +47,7 @@ class Pieces:
         return len(self._tokenizer)
 
     def encode(self, texts: Sequence[str], length: int) -> np.ndarray:
-        """Token ids (N, length), int64, with the special tokens: what is too long is cut, what is short padded."""
+        """Token ids (N, length), int64, with special tokens; long texts are cut, short ones padded."""
         special = self._tokenizer.num_special_tokens_to_add()
         if length <= special:
             raise ModelError(
@@ -67,6 +69,6 @@ def _times(folder: Path) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4)
 def _load(source: str, changed: tuple[int, ...]) -> Any:
-    # Threads of the tokenizer would not survive the fork of a worker, and the library warns of that at length.
+    # The tokenizer's threads do not survive forking a worker, and the library would warn about it.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     return loaded(library("transformers").AutoTokenizer.from_pretrained, source)

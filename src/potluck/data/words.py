@@ -1,4 +1,4 @@
-"""A small tokenizer: lower-case words, the most frequent of them numbered, samples of one length."""
+"""A small word tokenizer: lower-case words, numbered by frequency, cut or padded to one length."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def words(text: str) -> list[str]:
 
 
 def count_vocabulary(samples: Sequence[Sequence[str]], size: int) -> dict[str, int]:
-    """Numbers from 2 on for the `size` most frequent words; equally frequent ones in alphabetical order."""
+    """Number the `size` most frequent words from 2 on; ties in alphabetical order."""
     counter: Counter[str] = Counter()
     for sample in samples:
         counter.update(sample)

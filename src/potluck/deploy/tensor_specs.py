@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, PlainSerializer
 
 from potluck.core.client import Client
 from potluck.core.contract import Contract, Field
-from potluck.core.formulas import evaluate
+from potluck.core.formulas import formula_value
 from potluck.core.message import Message
 from potluck.errors import MessageError, PinError
 
@@ -103,6 +103,6 @@ def _size(formula: str, symbols: Mapping[str, int]) -> str:
     """One size of a shape: exact if its symbols are known, else its upper bound, else open (`*`)."""
     symbol, _, bound = (piece.strip() for piece in formula.partition("<="))
     try:
-        return str(evaluate(symbol, symbols))
+        return str(formula_value(symbol, symbols))
     except MessageError:
-        return f"<={evaluate(bound, symbols)}" if bound else "*"
+        return f"<={formula_value(bound, symbols)}" if bound else "*"

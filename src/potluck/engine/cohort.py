@@ -10,7 +10,7 @@ from torch import Tensor
 
 from potluck.core.card import Card, ClientId
 from potluck.core.contract import Contract, Gate, Shapes, excess, shapes_of
-from potluck.core.formulas import evaluate
+from potluck.core.formulas import formula_value
 from potluck.core.message import Message
 from potluck.core.method import Down, Method
 from potluck.core.replies import Replies
@@ -173,5 +173,5 @@ class Cohort:
         for key, field in contract.items():
             beyond = excess(answer.up, {key: field}, symbols)
             if beyond is not None and bool(beyond > 0):
-                return f"{who}: tensor {key!r} has a number outside 0 … {evaluate(field.below, symbols) - 1}"
+                return f"{who}: tensor {key!r} has a number outside 0 … {formula_value(field.below, symbols) - 1}"
         return f"{who}: the loss is not finite; {self.method.remedy}"

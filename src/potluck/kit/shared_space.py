@@ -107,7 +107,6 @@ class SharedSpace:
         return torch.stack(gaps).sum()
 
 
-@functools.lru_cache(maxsize=256)
 def semi_orthogonal(rng: Rng, rows: int, columns: int) -> Tensor:
     """A random matrix whose shorter side is orthonormal, so that mapping there and back keeps all it can.
 
@@ -115,7 +114,12 @@ def semi_orthogonal(rng: Rng, rows: int, columns: int) -> Tensor:
     >>> torch.allclose(matrix.T @ matrix, torch.eye(3), atol=1e-6)
     True
     """
-    return nn.init.orthogonal_(torch.empty(rows, columns), generator=rng.generator())
+    return _drawn(rng, rows, columns, torch.get_default_dtype())
+
+
+@functools.lru_cache(maxsize=256)
+def _drawn(rng: Rng, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return nn.init.orthogonal_(torch.empty(rows, columns, dtype=dtype), generator=rng.generator())
 
 
 def channel_axis(batch: Tensor) -> int:

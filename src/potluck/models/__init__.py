@@ -1,4 +1,4 @@
-"""Models: the contract, the named ones, and whatever a user brings.
+"""Models: the contract, the registered models, and models of users.
 
 >>> from potluck.core.task import Task
 >>> model = build("cnn5", Task("classification", classes=10, input=(3, 32, 32)), rep_dim=100)
@@ -8,8 +8,10 @@
 
 from potluck.core.model import Model
 from potluck.models import zoo  # noqa: F401  importing it registers its models
-from potluck.models.adapt import Adapted, adapt, probe
+from potluck.models.adapt import adapt
+from potluck.models.adapted import Adapted
 from potluck.models.build import Entry, build
+from potluck.models.check import check_model
 from potluck.models.parts import ADAPTERS, FeaturePool, make_adapter
 from potluck.models.pool import Entries, ModelPool, Order
 from potluck.models.registry import POOLS, Registered, input_kind, lookup, names, register
@@ -27,10 +29,10 @@ __all__ = [
     "Registered",
     "adapt",
     "build",
+    "check_model",
     "input_kind",
     "lookup",
     "make_adapter",
     "names",
-    "probe",
     "register",
 ]

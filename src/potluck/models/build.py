@@ -1,4 +1,4 @@
-"""One way to make a model, whatever it is given as: a name, a name with options, a callable or a module."""
+"""Building a model from a name, a name with options, a callable or a module."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from potluck.core.model import Model
 from potluck.core.task import Task
 from potluck.core.trial import blame, duplicate, kind
 from potluck.errors import ModelError, first_line, nearest
-from potluck.models.adapt import adapt, probe
-from potluck.models.parts import check_complete, check_width
+from potluck.models.adapt import adapt
+from potluck.models.check import check_complete, check_model, check_width
 from potluck.models.registry import lookup
 
 Source = str | Callable[..., nn.Module] | nn.Module
@@ -33,18 +33,18 @@ def build(
     default_adapter: str | None = None,
     **options: Any,
 ) -> Model:
-    """A fresh model for a task, its representation `rep_dim` wide (None: as the entry or the network says).
+    """A fresh model for a task, with features of width `rep_dim` (None: the width of the entry or the network).
 
     `model` is one of
     - a registered name, `"cnn1"`;
     - a mapping with options beside the name, `{"name": "resnet18", "stem": "cifar"}`, or beside a callable or
       module, `{"model": Net, "head": "fc"}`;
     - a callable: it gets as many of task=, input=, classes= and rep_dim= as it has parameters for;
-    - a module: it is copied, so all who use it start from the same weights.
+    - a module: it is copied, so all its users start from the same weights.
 
     What is not a `Model` goes through `adapt`, which takes the options head, classes, stem, body and adapter.
-    `check=False` leaves out the trial on a made-up batch where the same entry has passed it before.
-    `default_adapter` is for entries that name none, and used only where the width must change.
+    `check=False` skips the trial on a made-up batch, for an entry that has passed it before. `default_adapter`
+    is for entries that name none; it is used only where the width must change.
     """
     with blame(who):
         source, entry_options = unpack(model)
@@ -58,7 +58,7 @@ def build(
         _refuse_unknown(source, made, rep_dim, rest)
     if isinstance(made, Model) and rep_dim in (None, made.rep_dim):
         if check:
-            probe(made, task, who)
+            check_model(made, task, who)
         return made
     if default_adapter is not None:
         rest = {"adapter": default_adapter} | rest
@@ -66,7 +66,7 @@ def build(
 
 
 def _offers(task: Task, rep_dim: int | None, adapter: str | None) -> dict[str, Any]:
-    """What a builder gets if it has a parameter of that name."""
+    """The arguments for a builder, each passed only if it has a parameter of that name."""
     return {
         "task": task,
         "input": task.input,
@@ -77,7 +77,7 @@ def _offers(task: Task, rep_dim: int | None, adapter: str | None) -> dict[str, A
 
 
 def unpack(entry: Entry) -> tuple[Source, dict[str, Any]]:
-    """What makes the model, and its options."""
+    """The source of a model (a name, callable or module) and its options."""
     if not isinstance(entry, Mapping):
         source, options = entry, {}
     else:
@@ -96,7 +96,7 @@ def unpack(entry: Entry) -> tuple[Source, dict[str, Any]]:
 
 
 def source_name(source: Source) -> str:
-    """What people call it: the registered name, the class or the function."""
+    """A readable name: the registered name, the class or the function."""
     if isinstance(source, str):
         return source
     if isinstance(source, partial):
@@ -107,7 +107,7 @@ def source_name(source: Source) -> str:
 def _make(
     source: Source, offered: Mapping[str, Any], task: Task, options: dict[str, Any]
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """The module and the options nobody took yet. Only a registered builder is trusted to make a new one."""
+    """The module and the unused options. Only a registered builder is trusted to return a new module."""
     if isinstance(source, nn.Module):
         return _owned(source), options
     if not isinstance(source, str):
@@ -119,7 +119,7 @@ def _make(
 
 
 def _owned(made: nn.Module) -> nn.Module:
-    """A copy, for a module that others may hold too; `adapt` makes its own."""
+    """A copy of a module that others may hold too; `adapt` copies by itself."""
     return duplicate(made) if isinstance(made, Model) else made
 
 
@@ -147,7 +147,7 @@ def _run(builder: Callable[..., nn.Module], name: str, arguments: dict[str, Any]
 
 
 def _parameters(builder: Callable[..., nn.Module]) -> tuple[dict[str, inspect.Parameter], bool]:
-    """The parameters with a name, and whether there is a `**kwargs`, which gets options, never the task."""
+    """The named parameters, and whether there is a `**kwargs`: it gets options, never the task."""
     try:
         found = inspect.signature(builder).parameters.values()
     except (TypeError, ValueError):
@@ -171,10 +171,10 @@ def _refuse_missing(name: str, parameters: dict[str, inspect.Parameter], argumen
 
 
 def _refuse_unknown(source: Source, made: nn.Module, rep_dim: int | None, rest: dict[str, Any]) -> None:
-    """Options that neither the builder nor the adaptation takes."""
+    """Refuse options that neither the builder nor `adapt` takes."""
     known = set(ADAPT_OPTIONS)
     if isinstance(made, Model):
-        # A named model that comes out in the right width has no use for an adapter.
+        # A named model that already has the right width needs no adapter.
         known = {"adapter"} if rep_dim not in (None, made.rep_dim) or not isinstance(source, str) else set()
     unknown = sorted(set(rest) - known)
     if unknown:

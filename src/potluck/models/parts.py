@@ -1,4 +1,4 @@
-"""Parts of models: adapters to a common width, first weights, checks."""
+"""Common parts of models: the base of networks in three parts, adapters to a common width, initial weights."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ ADAPTERS = ("linear", "pool", "max-pool")
 
 
 class Backbone(Model):
-    """A network in three parts whose features have a width of their own; an adapter changes it, if asked.
+    """A network of stem, body and head, with an adapter if another feature width is asked for.
 
-    A subclass makes its layers, then calls `finish`, and lets `body` end in `self.resize`. Adapter and head
-    start as torch starts linear layers, in every family: a federation may share one head among all of them.
+    A subclass makes its layers, then calls `finish`, and ends `body` with `self.resize`. Adapter and head have
+    torch's default initial weights in every family: a federation may share one head among all of them.
     """
 
     has_stem = True
     resize: nn.Module
 
     def finish(self, native: int, task: Task, rep_dim: int | None, adapter: str) -> None:
-        """The adapter from the native width to `rep_dim` (None: no adapter) and the linear head."""
+        """Make the adapter from the native width to `rep_dim` (None: no adapter) and the linear head."""
         self.rep_dim = rep_dim or native
         self.resize, self.adapter = make_adapter(adapter, native, self.rep_dim)
         self.head = nn.Linear(self.rep_dim, task.classes)
 
 
 class FeaturePool(nn.Module):
-    """Adaptive pooling along the feature axis: another width without parameters."""
+    """Adaptive pooling along the feature axis: changes the width without parameters."""
 
     def __init__(self, width: int, largest: bool = False) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class FeaturePool(nn.Module):
 
 
 def make_adapter(kind: str, native: int, rep_dim: int) -> tuple[nn.Module, str | None]:
-    """What brings features from `native` to `rep_dim` columns, and its name: nothing if they agree."""
+    """The layer that brings features from `native` to `rep_dim` columns, and its name (None if they agree)."""
     if kind not in ADAPTERS:
         raise ModelError(f"unknown adapter {kind!r}; {nearest(kind, ADAPTERS)}")
     if native == rep_dim:
@@ -60,20 +60,7 @@ def make_adapter(kind: str, native: int, rep_dim: int) -> tuple[nn.Module, str |
 
 
 def scale_convolutions(net: nn.Module) -> None:
-    """The first weights of He et al.: normal, with a variance of 2 over outputs × kernel size."""
+    """Initial weights of He et al.: normal, with variance 2 / (outputs × kernel size)."""
     for part in net.modules():
         if isinstance(part, nn.Conv2d):
             nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
-
-
-def check_width(width: int | None, option: str = "rep_dim") -> None:
-    """One sentence unless the width is absent or a positive whole number."""
-    if width is not None and (not isinstance(width, int) or isinstance(width, bool) or width < 1):
-        raise ModelError(f"{option} is {width!r}, expected a positive whole number")
-
-
-def check_complete(model: Model) -> None:
-    """One sentence unless the model says how wide its features are and has a head."""
-    width, head = getattr(model, "rep_dim", None), getattr(model, "head", None)
-    if not isinstance(width, int) or not isinstance(head, nn.Module):
-        raise ModelError(f"{type(model).__name__} must set rep_dim (a whole number) and head (a module)")

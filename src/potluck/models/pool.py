@@ -1,4 +1,4 @@
-"""The models of an experiment: which client brings which, under a key that names each architecture once."""
+"""The models of an experiment: which client has which, with one key per architecture."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from potluck.core.task import Task
 from potluck.core.trial import blame
 from potluck.errors import ConfigError, ModelError, nearest
 from potluck.models.build import Entry, Source, build, source_name, unpack
-from potluck.models.parts import check_width
+from potluck.models.check import check_width
 from potluck.models.registry import POOLS, names
 
 Order = Literal["cycle", "blocks"]
@@ -24,7 +24,7 @@ Entries = Entry | Sequence[Entry] | Mapping[str, Entry] | Mapping[int, Entry]
 
 @dataclass(frozen=True)
 class Outline:
-    """What is known of a model without running it: names and shapes of its state, number of parameters."""
+    """What is known about a model without running it: names and shapes of its state, number of parameters."""
 
     signature: Mapping[str, tuple[int, ...]]
     parameters: int
@@ -32,19 +32,19 @@ class Outline:
 
 
 class ModelPool:
-    """Says which model each client brings and builds it.
+    """Says which model each client has, and builds it.
 
     `entries` is one entry for all; a list, where client i gets entry i mod length (`order="cycle"`) or the
     clients are cut into as many even blocks as there are entries (`order="blocks"`); or a mapping from client
-    id to entry. The name of a pool of several (`POOLS`) stands for the list of them, and options beside it are
-    for each of them. `rep_dim` is the width for entries that do not say one. Entries that mean the same
-    architecture share a key.
+    id to entry. The name of a pool (`POOLS`) stands for the list of its models, and options beside it apply
+    to each of them. `rep_dim` is the width for entries that do not set one. Entries of the same architecture
+    share a key.
 
     >>> pool = ModelPool(["cnn1", {"name": "resnet18", "stem": "cifar"}])
     >>> [pool.key(i, str(i), total=4) for i in range(4)]
     ['cnn1', 'resnet18(stem=cifar)', 'cnn1', 'resnet18(stem=cifar)']
 
-    `adapter` is what brings models to another width, for entries that name none: linear, pool or max-pool.
+    `adapter` (linear, pool or max-pool) changes the width of models whose entries name none.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class ModelPool:
 
     @property
     def labels(self) -> dict[str, str]:
-        """A short name for every key: what the model is called, where that is not ambiguous."""
+        """A short name for every key: the model's name, unless several keys share it."""
         called = {key: source_name(unpack(entry)[0]) for key, entry in self._entries.items()}
         counts = list(called.values())
         return {key: name if counts.count(name) == 1 else key for key, name in called.items()}
 
     def key(self, client_index: int, client_id: str, total: int) -> str:
-        """The key of the architecture a client brings."""
+        """The key of a client's architecture."""
         if self._clients is not None:
             if client_id not in self._clients:
                 raise ConfigError(f"client {client_id}: no model is given for it in the mapping of models")
@@ -97,15 +97,15 @@ class ModelPool:
         return self._places[client_index * len(self._places) // total]
 
     def entry(self, client_index: int, client_id: str, total: int) -> Entry:
-        """What a client brings, as it was given."""
+        """A client's entry as it was given."""
         return self._entries[self.key(client_index, client_id, total)]
 
     def label(self, client_index: int, client_id: str, total: int) -> str:
-        """A short name for what a client brings, for people."""
+        """A short name of a client's model, for people."""
         return self.labels[self.key(client_index, client_id, total)]
 
     def cover(self, client_ids: Iterable[str]) -> None:
-        """One sentence if a mapping leaves clients out or names clients that are not there."""
+        """Refuse a mapping that leaves clients out or names unknown ones."""
         if self._clients is None:
             return
         wanted = list(client_ids)
@@ -122,9 +122,9 @@ class ModelPool:
             )
 
     def build(self, entry: Entry, task: Task, rep_dim: int | None = None, *, who: str = "model") -> Model:
-        """A fresh model for a key or an entry; `rep_dim` goes before the entry's own, that before the pool's.
+        """A fresh model for a key or an entry; `rep_dim` overrides the entry's width, which overrides the pool's.
 
-        The first model of a key, task and width is tried on a made-up batch; the following ones are alike.
+        The first model of a key, task and width is tried on a made-up batch; later ones are the same.
         """
         if not (isinstance(entry, str) and entry in self._entries):
             return build(entry, task, self._width(entry, rep_dim), who=who, default_adapter=self.adapter)
@@ -143,7 +143,7 @@ class ModelPool:
         return self._outline(key, task, rep_dim).parameters
 
     def has_batch_norm(self, key: str, task: Task) -> bool:
-        """Whether a part of the model normalises by its batch."""
+        """Whether the model has batch norm."""
         return self._outline(key, task, None).batch_norm
 
     def smallest(self, task: Task) -> str:
@@ -178,13 +178,13 @@ class ModelPool:
         return self._outlines[place]
 
     def _measure(self, key: str, task: Task, rep_dim: int | None) -> Outline:
-        """Registered models are built without memory. Others are built for real: a callable may keep it."""
+        """Registered models are built on the meta device; others for real, as a callable may keep its module."""
         if isinstance(unpack(self._entries[key])[0], str):
             try:
                 with torch.device("meta"):
                     return _outline(self._build(key, task, rep_dim, "the model pool", check=False))
             except (ModelError, RuntimeError):
-                pass  # a builder that reads values needs memory; and a wrong one is told of below
+                pass  # a builder that reads values needs real memory; a broken one raises its error below
         return _outline(self._build(key, task, rep_dim, "the model pool", check=True))
 
 
@@ -197,7 +197,7 @@ def _outline(model: nn.Module) -> Outline:
 
 
 def _listed(entries: Entries) -> tuple[dict[str, int] | None, list[Entry]]:
-    """The entries in a row and, for a mapping, the place of each client's."""
+    """The entries as a list and, for a mapping, the position of each client's entry."""
     if isinstance(entries, Mapping) and not {"name", "model"} & set(entries):
         clients = {str(client): place for place, client in enumerate(entries)}
         listed: list[Entry] = list(entries.values())
@@ -213,7 +213,7 @@ def _listed(entries: Entries) -> tuple[dict[str, int] | None, list[Entry]]:
 
 
 def _members(entry: Entry) -> list[Entry]:
-    """What a named pool stands for, each with the options beside the pool's name; else the entry itself."""
+    """The models of a named pool, each with the options beside the pool's name; else the entry itself."""
     name = entry.get("name") if isinstance(entry, Mapping) else entry
     if not isinstance(name, str) or name not in POOLS or name in names():
         return [entry]
@@ -221,7 +221,7 @@ def _members(entry: Entry) -> list[Entry]:
 
 
 def _keys(entries: list[Entry]) -> list[str]:
-    """A key per entry: name and options, or the place where a callable or module is first mentioned."""
+    """A key per entry: name and options, or for a callable or module the position of its first mention."""
     keys: list[str] = []
     first: dict[int, int] = {}
     meaning: dict[str, dict[str, object]] = {}
@@ -229,7 +229,9 @@ def _keys(entries: list[Entry]) -> list[str]:
         with blame("the model pool"):
             source, options = unpack(entry)
         key = _source_key(source, first.setdefault(id(source), place)) + _option_text(options)
-        if meaning.setdefault(key, options) != options:  # options that only read alike, such as two lambdas
+        if (
+            meaning.setdefault(key, options) != options
+        ):  # options that only look the same, such as two lambdas
             key += f"@{place}"
         keys.append(key)
     return keys

@@ -1,4 +1,4 @@
-"""Values from a safetensors file for a model that has just been made."""
+"""Loading pretrained weights from a safetensors file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from potluck.errors import ModelError
 
-OWN_PARTS = ("head.", "resize.")  # what belongs to the task, not to what was learned elsewhere
+OWN_PARTS = ("head.", "resize.")  # they belong to the task, not to the pretrained network
 
 
 def load_weights(model: nn.Module, source: str | Path, name: str) -> None:
     """Fill a model with the values of a file, or of `<name>.safetensors` in a folder.
 
-    Every parameter and buffer must be there in its shape, except those of the adapter and the head: they are taken
-    over where they fit and keep their first values where they do not.
+    Every parameter and buffer must be in the file with its shape, except those of the adapter and the head:
+    they are loaded where they fit and keep their initial values otherwise.
     """
     path = find_weights(source, name)
     found, own = _read(path), model.state_dict()
@@ -55,7 +55,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _taken(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
-    """The names whose values are used: a head counts as a whole."""
+    """The names to load; adapter and head are loaded as a whole or not at all."""
     fits = {key: key in found and found[key].shape == value.shape for key, value in own.items()}
     parts = {prefix: all(fits[key] for key in own if key.startswith(prefix)) for prefix in OWN_PARTS}
     return [key for key in own if all(parts[prefix] or not key.startswith(prefix) for prefix in OWN_PARTS)]

@@ -1,4 +1,4 @@
-"""The models that have a name, which inputs each of them takes, and the pools of several that have one."""
+"""Registered models: their names, the inputs they take, and named pools of several models."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import nn
 from potluck.core.task import Task
 from potluck.errors import ModelError, nearest
 
-InputKind = Literal["image", "vector", "tokens", "pixels", "pair"]  # pixels: images with a class in each
+InputKind = Literal["image", "vector", "tokens", "pixels", "pair"]  # pixels: images with a class per pixel
 Builder = Callable[..., nn.Module]
 _Builder = TypeVar("_Builder", bound=Builder)
 
 
 @dataclass(frozen=True)
 class Registered:
-    """A named builder. Without `takes` any task is tried; `smallest` is an image's least height and width."""
+    """A named builder. Without `takes` every task is tried; `smallest` is the least height and width of images."""
 
     name: str
     builder: Builder
@@ -27,14 +27,14 @@ class Registered:
     smallest: int = 1
 
     def fits(self, task: Task) -> bool:
-        """Whether the task's samples are of a kind and size this model takes."""
+        """Whether the model takes samples of this task's kind and size."""
         kind = input_kind(task)
         if self.takes and kind not in self.takes:
             return False
         return kind not in ("image", "pixels") or min(task.input[1:]) >= self.smallest
 
     def require(self, task: Task) -> None:
-        """One sentence if the model does not fit the task."""
+        """Refuse a task that the model does not fit."""
         if not self.fits(task):
             others = ", ".join(sorted(r.name for r in _registry.values() if r.takes and r.fits(task)))
             raise ModelError(
@@ -75,7 +75,7 @@ POOLS: dict[str, tuple[str, ...]] = {
 
 
 def input_kind(task: Task) -> InputKind | None:
-    """What a sample of the task is, judged by the task's kind and the number of its axes."""
+    """What kind of input a sample is, from the task's kind and the number of its axes."""
     by_task: dict[str, InputKind] = {
         "text-classification": "tokens",
         "segmentation": "pixels",
@@ -94,7 +94,7 @@ def register(
 
     The builder is called with as many of task=, input=, classes= and rep_dim= as it has parameters for; its
     other parameters are the model's options. It must return a fresh module each time. The same function may
-    be registered again (a notebook cell that is run twice); another one under a taken name is refused.
+    be registered again (a notebook cell that is run twice); another function under a taken name is refused.
     """
 
     def keep(builder: _Builder) -> _Builder:
@@ -118,7 +118,7 @@ def lookup(name: str) -> Registered:
         return _registry[name]
     if name in POOLS:
         raise ModelError(f"{name!r} is a pool, one model is needed here: {', '.join(POOLS[name])}")
-    close = difflib.get_close_matches(name, _registry, n=1, cutoff=0.5)  # "cnn6" is no misspelt "cnn"
+    close = difflib.get_close_matches(name, _registry, n=1, cutoff=0.5)  # "cnn6" is not a misspelt "cnn"
     raise ModelError(f"unknown model {name!r}; {nearest(name, close or [*_registry, *POOLS])}")
 
 

@@ -33,16 +33,16 @@ def advice(federation: Federation) -> Iterator[str]:
     if uniform:
         label = population.class_names(uniform[0])[population.classes_held(uniform[0])[0]]
         yield (
-            f"{_count(population, uniform)} training samples of one class alone (client {uniform[0]}: {label}), and "
-            f"can learn to name it whatever they see{federation.method.with_one_class}"
+            f"{_count(population, uniform)} training samples of one class alone (client {uniform[0]}: {label}), "
+            f"and can learn to name it whatever they see{federation.method.with_one_class}"
         )
     short = _too_small_for_batch_norm(federation)
     if short:
         smallest = min(short, key=lambda client: short[client])
         yield (
-            f"{len(short)} of {len(population.trainers)} clients end every epoch with a batch too small for batch "
-            f"norm (client {smallest}, {population.label(smallest)}: {short[smallest]} samples), which can undo what "
-            "they learned; training.last_batch: drop leaves such a batch out, wrap fills it up"
+            f"{len(short)} of {len(population.trainers)} clients end every epoch with a batch too small for "
+            f"batch norm (client {smallest}, {population.label(smallest)}: {short[smallest]} samples), which can "
+            "undo what they learned; training.last_batch: drop leaves such a batch out, wrap fills it up"
         )
 
 

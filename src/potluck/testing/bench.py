@@ -158,8 +158,8 @@ def _tiny_split(data: Dataset) -> Split:
 
 
 @contextlib.contextmanager
-def _listening() -> Iterator[dict[tuple[str, int], list[list[int]]]]:
-    """Hear which private batches every client trains on first in each round."""
+def listening() -> Iterator[dict[tuple[str, int], list[list[int]]]]:
+    """Record the rows of the first private batches of every client in each round."""
     heard: dict[tuple[str, int], list[list[int]]] = {}
     original = Client.batches
 

@@ -19,7 +19,8 @@ from potluck.core.method import Method
 from potluck.core.packed import State
 from potluck.core.rng import Rng
 from potluck.engine.protocol import Answer, Examination
-from potluck.testing.bench import DEFAULT_MODELS, AnyMethod, Bench, Played, _listening
+from potluck.testing.bench import DEFAULT_MODELS, AnyMethod, Bench, Played, listening
+from potluck.testing.double_precision import double_precision
 from potluck.testing.faulty_engines import Losing, Repeating, Reversed, Spy, Taped
 from potluck.testing.leaks import contains, secrets_of
 
@@ -132,9 +133,9 @@ def comparisons_are_paired(bench: Bench) -> None:
             federation.population.cohort(round_, 2) == local.population.cohort(round_, 2),
             "the cohort depends on the method",
         )
-    with _listening() as ours_:
+    with listening() as ours_:
         bench.play([ALL, ALL])
-    with _listening() as theirs_:
+    with listening() as theirs_:
         bench.play([ALL, ALL], method={"name": "local"})
     for key, order in theirs_.items():
         _require(ours_.get(key, order) == order, "the order of batches depends on the method")
@@ -163,7 +164,15 @@ def faults_leave_no_trace(bench: Bench) -> None:
 def a_captured_step_is_right(bench: Bench) -> None:
     """A step recorded once and replayed later gives what Python gives: no number is frozen in."""
     schedule = [ALL, ALL, ("0", "1")]
-    eager, taped = bench.play(schedule), bench.play(schedule, wrap=Taped)
+    with double_precision():
+        require_same_from_tape(bench.play(schedule), bench.play(schedule, wrap=Taped))
+
+
+def require_same_from_tape(eager: Played, taped: Played) -> None:
+    """Compare a federation with its twin whose steps were captured. Play both in `double_precision`.
+
+    There a frozen number stands out: the one in our tests changes a state by 6e-2, and rounding by less than 1e-10.
+    """
     moved = [name for client in eager.local.live() for name in client.misplaced()]
     _require(not moved, f"{moved[:1]} of the state was replaced by another tensor: write to it in place")
     failures = [cohort.failures for cohort in taped.cohorts if cohort.failures]
@@ -173,7 +182,7 @@ def a_captured_step_is_right(bench: Bench) -> None:
         taped.states(),
         "a captured step gives other values in later rounds: pass what changes through fit(scalars=…), gather into "
         "declared tensors",
-        tolerance=1e-5,
+        tolerance=1e-6,
     )
 
 

@@ -1,4 +1,4 @@
-"""The whole-set pass: a function of every batch of a split, put together."""
+"""One pass over a whole split: calls a function on every batch and collects the results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def collect(
 ) -> list[Any]:
     """One pass over a client's split (or the given rows) in evaluation mode, without gradients, in order.
 
-    `source` is where the rows are if not in the client's own data: `client.public.source`.
+    `source` holds the rows if they are not the client's own data: `client.public.source`, for example.
     """
     holder.collections += 1
     origin = source if source is not None else holder.source
@@ -51,7 +51,7 @@ def collect(
 def collect_eagerly(
     holder: Client, function: Callable[[Tensor], Any], parts: Sequence[np.ndarray]
 ) -> list[Any]:
-    """The reference collector: one batch after the other."""
+    """The default collector: one batch after the other."""
     return [function(rows_on(part, holder.device)) for part in parts]
 
 
@@ -61,7 +61,7 @@ _collector: contextvars.ContextVar[Collector] = contextvars.ContextVar("collecto
 
 @contextlib.contextmanager
 def collecting_with(collector: Collector) -> Iterator[None]:
-    """Let another collector (one that captures and replays) do every `collect` inside."""
+    """Use another collector, such as one that captures and replays, for every `collect` inside."""
     token = _collector.set(collector)
     try:
         yield

@@ -1,9 +1,9 @@
-"""The library's only training loop, and the whole-set pass beside it.
+"""`fit`, the library's only training loop.
 
-`fit` takes named streams whose batches meet in one step, and a loss that returns a scalar or named terms.
+`fit` takes named streams, of which each step gets one batch, and a loss that returns a scalar or named terms.
 Nothing inside a step reads a value back from the device, and everything a step touches keeps its place in
-memory from round to round (parameters, optimiser, references, scalars): a step can be captured once and
-replayed. Values that change from round to round therefore come in as tensors, through `scalars`.
+memory from round to round (parameters, optimiser, references, scalars), so a step can be captured once and
+replayed. Values that change from round to round must therefore be tensors, passed through `scalars`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import contextvars
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -26,9 +26,10 @@ from potluck.core.streams import Stream
 from potluck.core.task import Batch
 from potluck.errors import ConfigError, nearest
 from potluck.training.fused_casts import gathered
-from potluck.training.modes import set_modes
-from potluck.training.optimizers import Group, _below, _clip, _closest, _optimizer, _without_rate
-from potluck.training.plan import Plan, Rows, _single_sample
+from potluck.training.modes import set_modes, single_sample
+from potluck.training.optimizers import Group, build_optimizer, clip_gradients, without_rate
+from potluck.training.plan import Plan, Rows
+from potluck.training.prefixes import check_prefixes, closest_prefix, trained_parameters
 
 Gradients = dict[str, Tensor]
 Loss = Callable[..., "Tensor | Mapping[str, Tensor]"]
@@ -40,14 +41,14 @@ H = TypeVar("H", bound=Holder)
 
 @dataclass(frozen=True)
 class Fit:
-    """What `fit` did: the number of steps, and the mean of each loss term, still on the device."""
+    """The result of `fit`: the number of steps, and the mean of each loss term, still on the device."""
 
     steps: int
     losses: dict[str, Tensor]
 
 
 def run_eagerly(workspace: Workspace, step: Step, plan: Plan) -> None:
-    """The reference runner: one step after the other."""
+    """The default runner: one step after the other."""
     for rows in plan:
         step(rows)
 
@@ -57,7 +58,7 @@ _runner: contextvars.ContextVar[Runner] = contextvars.ContextVar("runner", defau
 
 @contextlib.contextmanager
 def running_with(runner: Runner) -> Iterator[None]:
-    """Let another runner (one that captures and replays) do the steps of every `fit` inside."""
+    """Use another runner, such as one that captures and replays, for every `fit` inside."""
     token = _runner.set(runner)
     try:
         yield
@@ -84,12 +85,12 @@ def fit(
     """Train parts of a client (or of the server) by gradient steps.
 
     loss: called as `loss(holder, batch, **other_streams, **scalars)`; the first stream's batch is positional.
-    train: prefixes of the parameters to train (`"model"`, `"model/head"`); default: every module. What is not
-        below one of them is in evaluation mode: its batch statistics do not move either.
+    train: prefixes of the parameters to train (`"model"`, `"model/head"`); default: every module. Everything
+        else is in evaluation mode, so its batch statistics do not change either.
     streams: default: the client's private data for `epochs`. The first stream sets the number of steps
         unless `steps` is given; the others start over when they end.
     prox: prefix → μ; adds the term `prox` = μ/2·‖w − w₀‖² with w₀ the values at the start of this call.
-    combine: sees the gradients of each named term (and of `prox`) and returns the gradient to step along;
+    combine: gets the gradients of each named term (and of `prox`) and returns the gradient for the step;
         default: their sum.
     """
     if streams is None:
@@ -99,7 +100,7 @@ def fit(
     settings = optimizer or holder.training.optimizer
     request = _Request(
         None if train is None else tuple(train),
-        _without_rate(settings),
+        without_rate(settings),
         dict(groups or {}),
         clip or holder.training.clip,
         dict(prox or {}),
@@ -110,7 +111,7 @@ def fit(
     workspace.begin(holder, settings.lr, request.prox, scalars or {}, moments)
     plan = Plan(streams, steps, holder.device)
     _runner.get()(workspace, _Step(holder, loss, workspace, streams, request.prox, combine), plan)
-    # Fused optimisers write without counting it, and by that count the server knows that what it sent is old.
+    # Fused optimisers do not raise the version counters, by which the server knows that its cached message is old.
     torch.autograd.graph.increment_version(list(workspace.parameters.values()))
     workspace.end(moments)
     losses = workspace.means(len(plan))
@@ -121,7 +122,7 @@ def fit(
 
 @dataclass(frozen=True)
 class _Request:
-    """What shapes a workspace: a call that differs in any of it gets a new one. The rate is a value in it."""
+    """The settings a workspace is built for; a call with other ones gets a new workspace. The rate may differ."""
 
     train: tuple[str, ...] | None
     optimizer: OptimizerSettings
@@ -133,13 +134,13 @@ class _Request:
 
 @dataclass
 class Workspace:
-    """What one `fit` call of a holder keeps between rounds, each tensor always at the same address."""
+    """What a `fit` call keeps between rounds: optimiser, references and sums, always at the same addresses."""
 
     parameters: dict[str, nn.Parameter]
     optimizer: torch.optim.Optimizer
     moving: list[Tensor]  # the memory of the optimiser's state, in few pieces
     rates: list[Tensor]
-    own_rates: list[float | None]  # of the groups that have one
+    own_rates: list[float | None]  # learning rates of groups that set their own
     clips: list[float | None]
     request: _Request
     references: dict[str, Tensor] = field(default_factory=dict)
@@ -160,14 +161,14 @@ class Workspace:
         scalars: Mapping[str, Tensor],
         moments: Moments | None,
     ) -> None:
-        """A fresh optimiser (or the kept moments), the round's learning rate, references and scalars."""
+        """Reset the optimiser (or load the moments), and set the round's learning rate, references and scalars."""
         decay = holder.training.lr_decay ** max(holder.round - 1, 0)
         torch._foreach_zero_([*self.moving, *self.rates, *self.totals.values()])
         torch._foreach_add_(self.rates, [_first(own, lr) * decay for own in self.own_rates])
         if moments:
             self._take_over(moments)
         for name, parameter in self.parameters.items() if prox else ():
-            if _closest(name, prox) is not None:
+            if closest_prefix(name, prox) is not None:
                 _put(self.references, name, parameter)
         for name, value in scalars.items():
             _put(self.scalars, name, value)
@@ -183,7 +184,7 @@ class Workspace:
 
     @torch.no_grad()
     def end(self, moments: Moments | None) -> None:
-        """Hand the optimiser's state over to the declared moments."""
+        """Copy the optimiser's state into the declared moments."""
         state = self._state()
         if moments is None or not state:
             return
@@ -193,7 +194,7 @@ class Workspace:
         torch._foreach_copy_([moments[name] for name in state], [*state.values()])
 
     def _state(self) -> dict[str, Tensor]:
-        """The optimiser's state by the names it has in declared moments."""
+        """The optimiser's state, named as in declared moments."""
         return {
             f"{name}:{key}": value
             for name, parameter in self.parameters.items()
@@ -201,14 +202,14 @@ class Workspace:
         }
 
     def add(self, terms: Mapping[str, Tensor]) -> None:
-        """Add up the terms of the loss, on the device."""
+        """Add the loss terms of a step to the totals, on the device."""
         for name, value in terms.items():
             if name not in self.totals:
                 self.totals[name] = torch.zeros((), device=value.device)
             self.totals[name].add_(value.detach())
 
     def means(self, steps: int) -> dict[str, Tensor]:
-        """The mean of each term of the loss over the steps done."""
+        """The mean of each loss term over the steps."""
         values = torch._foreach_div([*self.totals.values()], max(steps, 1)) if self.totals else ()
         return dict(zip(self.totals, values, strict=True))
 
@@ -225,7 +226,7 @@ class Workspace:
             for group, limit in zip(self.optimizer.param_groups, self.clips, strict=True)
             if limit is not None
         ]
-        _clip([(values, limit) for values, limit in limited if values], self.constants)
+        clip_gradients([(values, limit) for values, limit in limited if values], self.constants)
         self.optimizer.step()
 
 
@@ -245,7 +246,7 @@ class _Step:
             set_modes(self.holder, self.workspace.parameters, self.workspace.request.train)
             self.holder.mode = self.workspace
         first, *others = batches = self._batches(rows)
-        with self.holder.autocast(), _single_sample(self.holder, min(map(len, batches))), self._gathered():
+        with self.holder.autocast(), single_sample(self.holder, min(map(len, batches))), self._gathered():
             names = list(self.streams)[1:]
             value = self.loss(
                 self.holder, first, **dict(zip(names, others, strict=True)), **self.workspace.scalars
@@ -256,7 +257,7 @@ class _Step:
         self.workspace.add(terms)
 
     def _gathered(self) -> contextlib.AbstractContextManager[None]:
-        """On a GPU small operations are done together; on a CPU they cost nothing apart."""
+        """On a GPU, batch small operations: each kernel costs time there."""
         if self.holder.device.type != "cuda":
             return contextlib.nullcontext()
         trained = self.workspace.parameters.values()
@@ -288,7 +289,9 @@ class _Step:
     @torch.no_grad()
     def _pull(self) -> Gradients:
         """The gradient of the proximal term, in closed form: μ·(w − w₀)."""
-        strengths = {name: self.prox[_closest(name, self.prox) or ""] for name in self.workspace.references}
+        strengths = {
+            name: self.prox[closest_prefix(name, self.prox) or ""] for name in self.workspace.references
+        }
         if not strengths:
             return {}
         parameters: list[Tensor] = [self.workspace.parameters[name] for name in strengths]
@@ -303,7 +306,7 @@ class _Step:
 
 
 def plus(one: Gradients, other: Gradients, share: float = 1.0) -> Gradients:
-    """`one` + share · `other`, name by name, in few operations; a name that only one has keeps what it has."""
+    """`one` + share · `other`, name by name, in few operations; a missing name counts as zero."""
     both = [name for name in one if name in other]
     lone = {name: share * value for name, value in other.items() if name not in one}
     if not both:
@@ -313,14 +316,14 @@ def plus(one: Gradients, other: Gradients, share: float = 1.0) -> Gradients:
 
 
 def _laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """The gradient in the parameter's own memory layout: fused optimisers read both side by side, unchecked."""
+    """The gradient in the parameter's memory layout, which fused optimisers assume without checking."""
     if gradient.stride() == parameter.stride():
         return gradient
     return torch.empty_like(parameter).copy_(gradient)
 
 
 def _put(place: dict[str, Tensor], name: str, value: Tensor) -> None:
-    """Copy a value to where it was last time."""
+    """Copy a value into the tensor of that name, or add one."""
     if name in place and place[name].shape == value.shape:
         place[name].copy_(value)
     else:
@@ -328,7 +331,7 @@ def _put(place: dict[str, Tensor], name: str, value: Tensor) -> None:
 
 
 def _workspace(holder: Holder, request: _Request) -> Workspace:
-    """The workspace of this call: the n-th `fit` of this step, as it was in earlier rounds."""
+    """The workspace of the n-th `fit` of this step, kept from earlier rounds if it still fits."""
     key = (holder.step, holder.fits)
     holder.fits += 1
     workspace = holder.workspaces.get(key)
@@ -340,19 +343,19 @@ def _workspace(holder: Holder, request: _Request) -> Workspace:
 
 def _new_workspace(holder: Holder, request: _Request) -> Workspace:
     for prefixes in (request.train or (), request.groups, request.prox):
-        _check_prefixes(holder, prefixes)
-    parameters = _trained(holder, request.train)
+        check_prefixes(holder, prefixes)
+    parameters = trained_parameters(holder, request.train)
     settings, groups = request.optimizer, request.groups
     arranged: dict[str, list[nn.Parameter]] = {}
     for name, parameter in parameters.items():
-        arranged.setdefault(_closest(name, groups) or "", []).append(parameter)
+        arranged.setdefault(closest_prefix(name, groups) or "", []).append(parameter)
     chosen = [groups.get(prefix, Group()) for prefix in arranged]
     rates = [torch.tensor(0.0, device=holder.device) for _ in chosen]
     options = [
         {"params": values, "lr": rate, "weight_decay": _first(group.weight_decay, settings.weight_decay)}
         for values, rate, group in zip(arranged.values(), rates, chosen, strict=True)
     ]
-    chosen_optimizer, moving = _optimizer(settings, options)
+    chosen_optimizer, moving = build_optimizer(settings, options)
     return Workspace(
         parameters,
         chosen_optimizer,
@@ -364,30 +367,5 @@ def _new_workspace(holder: Holder, request: _Request) -> Workspace:
     )
 
 
-def _check_prefixes(holder: Holder, prefixes: Iterable[str]) -> None:
-    """One sentence about a prefix that names nothing, instead of training the wrong things."""
-    names = [
-        f"{name}/{key}" for name, module in holder.modules().items() for key, _ in module.named_parameters()
-    ]
-    for prefix in prefixes:
-        if not any(_below(name, prefix) for name in names):
-            raise ConfigError(f"fit() finds no parameters under {prefix!r}; {nearest(prefix, holder.parts)}")
-
-
 def _first(value: float | None, default: float) -> float:
     return default if value is None else value
-
-
-def _trained(holder: Holder, train: Sequence[str] | None) -> dict[str, nn.Parameter]:
-    """The parameters to train, by their full names."""
-    everything = {
-        f"{name}/{key}": value
-        for name, part in holder.parts.items()
-        for key, value in part.trainable().items()
-    }
-    if train is None:
-        return everything
-    chosen = {name: value for name, value in everything.items() if _closest(name, train) is not None}
-    if not chosen:
-        raise ConfigError(f"nothing to train under {', '.join(train)}; there is {', '.join(holder.parts)}")
-    return chosen

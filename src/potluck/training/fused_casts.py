@@ -1,8 +1,8 @@
-"""Small operations of a training step done together: on a GPU a step takes as long as it has kernels.
+"""Fused casts to bfloat16: small operations of a training step in few kernels, as each kernel costs time on a GPU.
 
-Inside `gathered` the weights of convolutions and linear layers are cast to bfloat16 in one stroke, and so are their
-gradients back, where autocast would do it layer by layer; batch norm's counters move together at the end. A layer
-computes what it computes without; anybody else who looks at a weight sees it as it is.
+Inside `gathered` the weights of convolutions and linear layers are cast to bfloat16 all at once, and so are
+their gradients back; autocast would do it layer by layer. Batch norm's counters are updated together at the
+end. The results are the same, and the parameters themselves stay float32.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @contextlib.contextmanager
 def gathered(modules: Iterable[nn.Module], trained: Collection[nn.Parameter], lower: bool) -> Iterator[None]:
-    """Cast trained weights at once (`lower`: a pass in bfloat16 follows) and count batches at once."""
+    """Cast the trained weights together (if `lower`: the pass is in bfloat16), and count batches together."""
     layers = [layer for module in modules for layer in module.modules()]
     with _counted(layers), _lowered(layers, trained if lower else ()):
         yield
@@ -30,7 +30,7 @@ def gathered(modules: Iterable[nn.Module], trained: Collection[nn.Parameter], lo
 
 @contextlib.contextmanager
 def _lowered(layers: Iterable[nn.Module], trained: Collection[nn.Parameter]) -> Iterator[None]:
-    """Only what is trained: a weight in the stroke that nobody trains would have its gradient computed."""
+    """Only trained weights: one that is frozen would get a gradient computed for nothing."""
     wanted = {id(value) for value in trained if value.dtype == torch.float32}
     found = {
         layer: [value for value in (layer.weight, layer.bias) if value is not None]
@@ -53,7 +53,7 @@ def _lowered(layers: Iterable[nn.Module], trained: Collection[nn.Parameter]) -> 
 
 
 def _is_changed(layer: nn.Module) -> bool:
-    """Whether somebody has put a forward pass of another kind, or a computed weight, in the place of its own."""
+    """Whether the layer's forward pass was replaced or its weight is computed (by a parametrisation)."""
     return "forward" in vars(layer) or not isinstance(layer._parameters.get("weight"), nn.Parameter)
 
 
@@ -69,17 +69,17 @@ def _convolved(layer: Any, weight: Tensor, bias: Tensor | None, x: Tensor) -> Te
 
 
 class _Lowered(torch.autograd.Function):
-    """Many tensors to bfloat16, and their gradients back to float32, a kernel or two each way."""
+    """Casts many tensors to bfloat16, and their gradients back to float32, in one or two kernels each way."""
 
     @staticmethod
     def forward(ctx: Any, *values: Tensor) -> tuple[Tensor, ...]:
-        """The values, rounded."""
+        """The values in bfloat16."""
         ctx.set_materialize_grads(False)
         return _cast(values, torch.bfloat16)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        """The gradients there are, each in its own layout."""
+        """The gradients in float32, each in its own memory layout; None stays None."""
         raised = iter(_cast([value for value in gradients if value is not None], torch.float32))
         return tuple(None if value is None else next(raised) for value in gradients)
 
@@ -92,13 +92,13 @@ def _cast(values: Iterable[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 
 class _Tally:
-    """Stands where a counter stood, and counts on the host."""
+    """Replaces batch norm's counter for one pass and counts on the host."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def add_(self, number: int) -> None:
-        """Once per batch, by batch norm."""
+        """Called by batch norm, once per batch."""
         self.count += number
 
 

@@ -1,4 +1,4 @@
-"""Training and evaluation modes of modules, batch norm above all."""
+"""Training and evaluation modes of modules, above all for batch norm."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from potluck.core.state import Holder
-from potluck.training.optimizers import _below
+from potluck.training.prefixes import is_below
 
 
 def set_modes(holder: Holder, parameters: Iterable[str], prefixes: Sequence[str] | None) -> None:
-    """Training mode for what is trained, evaluation mode for the rest."""
+    """Put what is trained into training mode, and the rest into evaluation mode."""
     for name, module in holder.modules().items():
-        module.train(any(_below(key, name) for key in parameters))
+        module.train(any(is_below(key, name) for key in parameters))
         for key, inner in module.named_modules() if prefixes is not None else ():
             path = f"{name}/{key}" if key else name
-            if not any(_below(path, prefix) or _below(prefix, path) for prefix in prefixes or ()):
+            if not any(is_below(path, prefix) or is_below(prefix, path) for prefix in prefixes or ()):
                 inner.eval()
 
 
 @contextlib.contextmanager
 def still_statistics(module: nn.Module) -> Iterator[None]:
-    """Batch norm uses the statistics of its batch inside, and does not remember them: for foreign features."""
+    """Batch norm uses the batch's statistics without updating its running ones: for other clients' features."""
     norms = [norm for norm in module.modules() if isinstance(norm, _BatchNorm) and norm.track_running_stats]
     for norm in norms:
         norm.track_running_stats = False
@@ -37,7 +37,7 @@ def still_statistics(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, with gradients: batch norm uses what it remembers, and dropout rests."""
+    """Evaluation mode with gradients: batch norm uses its running statistics, dropout is off."""
     training = [part for part in module.modules() if part.training]
     module.eval()
     try:
@@ -49,9 +49,31 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def on_the_batch(module: nn.Module) -> Iterator[None]:
-    """As `evaluating`, but trained batch norm uses the statistics of its batch, and does not remember them."""
+    """As `evaluating`, but trained batch norm uses the batch's statistics, without updating its running ones."""
     norms = [norm for norm in module.modules() if isinstance(norm, _BatchNorm) and norm.training]
     with evaluating(module), still_statistics(module):
         for norm in norms:
             norm.train()
         yield
+
+
+@contextlib.contextmanager
+def single_sample(holder: Holder, samples: int) -> Iterator[None]:
+    """Batch norm in evaluation mode for a batch of one sample, which has no variance.
+
+    Such a step can do harm, as running statistics lag behind the weights. It happens only to clients with a single
+    sample or a batch size of 1: elsewhere a single sample left over is dropped.
+    """
+    norms = [
+        norm
+        for module in (holder.modules().values() if samples == 1 else ())
+        for norm in module.modules()
+        if isinstance(norm, _BatchNorm) and norm.training
+    ]
+    for norm in norms:
+        norm.eval()
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.train()

@@ -1,9 +1,9 @@
-"""Optimisers, parameter groups, clipping and moments."""
+"""Optimisers, parameter groups, gradient clipping and moments."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from potluck.core.packed import ALIGNMENT
 from potluck.core.settings import OptimizerSettings
 from potluck.core.state import Moments
+from potluck.training.prefixes import closest_prefix
 
 
 @dataclass(frozen=True)
 class Group:
     """Settings of the parameters below a prefix: `groups={"small": Group(lr=0.1, clip=50)}`.
 
-    Of several prefixes above a parameter the longest counts.
+    If several prefixes match a parameter, the longest one counts.
     """
 
     lr: float | None = None
@@ -29,17 +30,17 @@ class Group:
 
 
 @functools.lru_cache(maxsize=256)
-def _without_rate(settings: OptimizerSettings) -> OptimizerSettings:
-    """The settings that shape an optimiser; its rate is a value."""
+def without_rate(settings: OptimizerSettings) -> OptimizerSettings:
+    """The settings with the learning rate left out: it can change without a new optimiser."""
     return settings.model_copy(update={"lr": 1.0})
 
 
-def _clip(
+def clip_gradients(
     groups: Sequence[tuple[list[nn.Parameter], float]], constants: dict[Any, tuple[Tensor, Tensor]]
 ) -> None:
-    """Shorten each group's gradient to its norm, the norms of all groups in few operations.
+    """Clip each group's gradient to a largest norm; the norms of all groups take few operations.
 
-    Into new memory, as two gradients may be one and the same tensor.
+    The results get new memory, as two gradients may be the same tensor.
     """
     if not groups:
         return
@@ -57,7 +58,7 @@ def _clip(
 def _membership(
     sizes: Sequence[int], limits: Sequence[float], like: Tensor, constants: dict[Any, tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """Which gradient belongs to which group (a row per group), and the groups' limits; made once."""
+    """A 0/1 matrix of groups by gradients, and the groups' limits; cached."""
     key = (tuple(sizes), tuple(limits))
     if key not in constants:
         members = np.repeat(np.eye(len(sizes)), sizes, axis=1)
@@ -65,20 +66,10 @@ def _membership(
     return constants[key]
 
 
-def _below(name: str, prefix: str) -> bool:
-    """Whether a parameter or module is what the prefix names, or a part of it."""
-    return name == prefix or name.startswith((f"{prefix}/", f"{prefix}."))
-
-
-def _closest(name: str, prefixes: Iterable[str]) -> str | None:
-    """The longest of the prefixes that a name lies below."""
-    return max((prefix for prefix in prefixes if _below(name, prefix)), key=len, default=None)
-
-
-def _optimizer(
+def build_optimizer(
     settings: OptimizerSettings, groups: list[dict[str, Any]]
 ) -> tuple[torch.optim.Optimizer, list[Tensor]]:
-    """A fused optimiser whose state exists from the start, so that a fresh one is this one zeroed."""
+    """A fused optimiser, and the memory of its state: zeroing that is the same as a new optimiser."""
     parameters = [value for group in groups for value in group["params"]]
     if settings.name == "sgd":
         options = {"momentum": settings.momentum, "nesterov": settings.nesterov}
@@ -102,7 +93,7 @@ def _optimizer(
 
 
 def _moving_names(settings: OptimizerSettings) -> tuple[str, ...]:
-    """What an optimiser keeps of every parameter, in its shape."""
+    """The names of what an optimiser keeps per parameter, in its shape."""
     if settings.name != "sgd":
         return "exp_avg", "exp_avg_sq"
     return ("momentum_buffer",) if settings.momentum else ()
@@ -114,22 +105,22 @@ def fresh_moments(
     train: Sequence[str],
     lifetime: Literal["run", "round"] = "run",
 ) -> Moments:
-    """Moments to declare that have their place from the start: they lie with the rest of the state, in one piece.
+    """Zero moments to declare, so that they are packed with the rest of the state from the start.
 
-    `modules` are parts of the state by name and `train` is what `fit` will be given.
+    `modules` are parts of the state by name; `train` is what `fit` will get.
     """
     moments = Moments(lifetime)
     for part, module in modules.items():
         for key, value in module.named_parameters():
             name = f"{part}/{key}"
-            if value.requires_grad and _closest(name, train) is not None:
+            if value.requires_grad and closest_prefix(name, train) is not None:
                 moments |= {f"{name}:{kept}": torch.zeros_like(value) for kept in _moving_names(settings)}
                 moments |= {f"{name}:step": torch.zeros(())} if settings.name != "sgd" else {}
     return moments
 
 
 def _together(parameters: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Zeros of the shapes of all parameters, in one piece of memory."""
+    """Zeros shaped like the parameters: one flat tensor, and its parts."""
     sizes = [-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in parameters]
     like = parameters[0] if parameters else torch.zeros(())
     piece = torch.zeros(sum(sizes), dtype=like.dtype, device=like.device)

@@ -1,8 +1,7 @@
-"""The rows of every step of a `fit`."""
+"""The plan of a `fit`: which rows each step reads."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,9 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from potluck.core.state import Holder
 from potluck.core.streams import Stream
 from potluck.errors import ConfigError
 
@@ -20,7 +17,7 @@ Rows = Mapping[str, Tensor]
 
 
 class Plan(Sequence[Rows]):
-    """The rows of every stream in every step; they go to the device when they are asked for."""
+    """The rows of every stream in every step; copied to the device when a step is read."""
 
     def __init__(self, streams: Mapping[str, Stream], steps: int | None, device: torch.device) -> None:
         self._streams, self._device = streams, device
@@ -42,7 +39,7 @@ class Plan(Sequence[Rows]):
         return {name: rows_on(rows, self._device) for name, rows in self.order(number).items()}
 
     def blocks(self) -> Iterator[tuple[tuple[int, ...], dict[str, np.ndarray]]]:
-        """Steps in a row with the same batch sizes, as one table of rows per stream."""
+        """Runs of steps with the same batch sizes: the sizes, and a table of rows (steps × batch) per stream."""
         orders = {
             name: [stream.order[number % len(stream)] for number in range(self._total)]
             for name, stream in self._streams.items()
@@ -62,28 +59,6 @@ class Plan(Sequence[Rows]):
             start = end
 
 
-@contextlib.contextmanager
-def _single_sample(holder: Holder, samples: int) -> Iterator[None]:
-    """One sample has no variance: it goes through batch norm in evaluation mode.
-
-    Such a step can do harm, as a network's statistics lag behind it. Of a client's own data only those with a
-    single one, or in batches of one, come to it: a single sample left over makes no batch.
-    """
-    norms = [
-        norm
-        for module in (holder.modules().values() if samples == 1 else ())
-        for norm in module.modules()
-        if isinstance(norm, _BatchNorm) and norm.training
-    ]
-    for norm in norms:
-        norm.eval()
-    try:
-        yield
-    finally:
-        for norm in norms:
-            norm.train()
-
-
 def rows_on(rows: np.ndarray, device: torch.device) -> Tensor:
-    """Row numbers on the device, without waiting for it."""
+    """Row numbers on the device; the copy does not wait."""
     return torch.from_numpy(np.ascontiguousarray(rows)).to(device, non_blocking=True)

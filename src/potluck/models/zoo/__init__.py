@@ -1,4 +1,4 @@
-"""The named models, one file per family; importing one registers its models."""
+"""The registered models, one file per family; importing a file registers its models."""
 
 from potluck.models.zoo import (  # noqa: F401
     cnn,

@@ -1,4 +1,4 @@
-"""For semantic segmentation: a small network that gives every pixel a class, and the decoder of larger ones."""
+"""Semantic segmentation: a small network, and a decoder for larger ones."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ GRID = 4  # the last convolution is averaged down to 4×4, so larger images cost
 
 
 class ConvDense(Model):
-    """Convolutions at full and at half the resolution; the representation is a view of the whole image.
+    """Convolutions at full and at half the resolution; the features describe the whole image.
 
-    The head is a 1×1 convolution over a pixel's answers at both resolutions and the representation: what a pixel
-    is depends on its surroundings and on what the image shows. It is `forward` that gives the scores, (batch,
-    classes, height, width), as they are not a function of the representation alone.
+    The head is a 1×1 convolution over a pixel's channels at both resolutions and the features: the class of a pixel
+    depends on its surroundings and on the whole image. `forward` gives the scores, (batch, classes, height, width),
+    as they are not a function of the features alone.
     """
 
     has_stem = True
@@ -62,8 +62,8 @@ class MapsHead(nn.Module):
     """The decoder of SegFormer (Xie et al., NeurIPS 2021): linear layers over maps of several resolutions.
 
     Every map goes through a linear layer to one width and is enlarged to the first map's size; another linear layer
-    with batch norm mixes them, a last one gives the scores of every position of the first map. Layers before the
-    batch norm have no bias, which it would take away again; those to one width have some in SegFormer.
+    with batch norm mixes them, a last one gives the scores of every position of the first map. Layers before
+    the batch norm have no bias, as it would cancel one; SegFormer's layers to one width have biases.
     """
 
     def __init__(self, widths: Sequence[int], inner: int, classes: int, dropout: float) -> None:

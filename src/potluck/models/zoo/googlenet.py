@@ -1,9 +1,9 @@
 """GoogLeNet (Szegedy et al., CVPR 2015) as it is used today: batch norm, no auxiliary heads.
 
 As in torchvision, the branch the paper draws with 5×5 convolutions has 3×3 ones. Convolutions start normal with
-a standard deviation of 0.01, batch norm (epsilon 0.001) at 1 and 0. Poolings round up: a 32×32 image is 8×8
+a standard deviation of 0.01, batch norm (epsilon 0.001) at 1 and 0. Pooling rounds up: a 32×32 image is 8×8
 after the stem, 4×4 in stage 3, 2×2 in stage 4 and a single position in stage 5, where the outer eight weights of
-a 3×3 convolution meet only padding and do not learn.
+a 3×3 convolution see only padding and do not learn.
 """
 
 from __future__ import annotations

@@ -2,17 +2,17 @@
 
 They need `pip install "potluck[transformers]"`; nothing of it is imported before such a model is built.
 `weights` is a folder with `config.json` and safetensors, or a repository of the hub; without it the network
-starts from the seed, in the family's usual size or that of `config`, a mapping of its own settings. LoRA (Hu et
+starts from the seed, in the family's default size or with the settings in `config`. LoRA (Hu et
 al., ICLR 2022) goes to queries and values, `lora` is its rank (16 in FedMuscle, 0: no LoRA, everything is
-trained); with it only the adapters of LoRA, the projection to `rep_dim` and the head are trained. That its
-scale is 1 (alpha equal to the rank) and the choice of layers are ours.
+trained); with it only LoRA's adapters, the projection to `rep_dim` and the head are trained. Its scale of 1
+(alpha equal to the rank) and the choice of layers are our decisions.
 
 Representation: the class token's last state in a vision transformer, the mean over all positions in SegFormer, the
 mean over the tokens that are not padding (id 0) in text. Weights for images expect colours normalised as they were
 trained with: see `data.normalize`. Weights for text expect the ids of their own tokenizer: see
 `data.tokenizer` and `tokenize`.
 
-SegFormer also gives every pixel a class, where the task is to segment: see `PixelTransformer`.
+SegFormer also does segmentation: see `PixelTransformer`.
 """
 
 from __future__ import annotations
@@ -23,25 +23,23 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from potluck.core.task import Task
 from potluck.data.word_pieces import Pieces
-from potluck.errors import ModelError, first_line
-from potluck.hub import folder_of, library, loaded
+from potluck.errors import ModelError
+from potluck.models.hugging_face import add_lora, check_options, make_network, network_settings, network_width
 from potluck.models.parts import Backbone
 from potluck.models.registry import InputKind, input_kind, register
 from potluck.models.zoo.dense import MapsHead
 from potluck.models.zoo.text import PADDING
 
 RANK = 16  # FedMuscle
-# What the families, in several versions of the library, call the layers for queries and values.
-TARGETS = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin")
-MASKED = -1e9  # finite in bfloat16 too: a text of padding alone must not become NaN
+MASKED = -1e9  # finite in bfloat16 too: a text of nothing but padding must not become NaN
 
 
 class Transformer(Backbone):
-    """One network of the library, its representation brought to `rep_dim`, and a linear head."""
+    """A network of the library, an adapter to `rep_dim` and a linear head."""
 
     has_stem = False
 
@@ -56,24 +54,24 @@ class Transformer(Backbone):
         lora: int = RANK,
     ) -> None:
         super().__init__()
-        _check_options(config, lora)
-        settings = _settings(family, weights, config)
+        check_options(config, lora)
+        settings = network_settings(family, weights, config)
         self.prepare(settings, task, fixed=weights is not None)
-        self.network = _network(settings, weights)
+        self.network = make_network(settings, weights)
         if lora:
-            _add_lora(self.network, lora)
-        self.finish(_width(settings), task, rep_dim, adapter)
+            add_lora(self.network, lora)
+        self.finish(network_width(settings), task, rep_dim, adapter)
 
     def prepare(self, settings: Any, task: Task, fixed: bool) -> None:
-        """Fit the settings to the task, or refuse it where weights have `fixed` them."""
+        """Fit the settings to the task; with weights they are `fixed`, and a task that does not fit is refused."""
         raise NotImplementedError
 
 
 class ImageTransformer(Transformer):
-    """A vision transformer or SegFormer; images are enlarged to what its patches or weights ask for."""
+    """A vision transformer or SegFormer; images are enlarged to the size its patches or weights need."""
 
     def prepare(self, settings: Any, task: Task, fixed: bool) -> None:
-        """The task's colours, or three of a grey image where weights have them; whole patches."""
+        """Channels as in the task or the weights (grey images are repeated), and sides of whole patches."""
         colours, *sides = task.input
         self.family = settings.model_type
         if not fixed:
@@ -98,12 +96,12 @@ class ImageTransformer(Transformer):
         return self.represent(self.network(pixel_values=self.fitted(x)).last_hidden_state)
 
     def fitted(self, x: Tensor) -> Tensor:
-        """The images with the colours and in the size of the network."""
+        """The images with the network's channels and size."""
         x = x.expand(-1, self.colours, -1, -1)
         return x if x.shape[2:] == self.size else F.interpolate(x, self.size, mode="bilinear")
 
     def represent(self, last: Tensor) -> Tensor:
-        """The representation in the last states of the network."""
+        """The features from the last hidden states."""
         features: Tensor = self.resize(last[:, 0] if self.family == "vit" else last.mean((2, 3)))
         return features
 
@@ -111,9 +109,9 @@ class ImageTransformer(Transformer):
 class PixelTransformer(ImageTransformer):
     """SegFormer with a class for every pixel, at the resolution of the images.
 
-    Its representation is that of the whole image, as without pixels: encoder, mean, projection. The head is the
-    decoder of SegFormer over the maps of all stages and, as in `conv-dense`, the representation, here one more map
-    with a single position: what others align is what the head reads. The decoder always starts from the seed.
+    Its features describe the whole image, as in classification: encoder, mean, projection. The head is SegFormer's
+    decoder over the maps of all stages and, as in `conv-dense`, the features, as one more map with a single
+    position, so that methods that align features reach the head. The decoder always starts from the seed.
     """
 
     def finish(self, native: int, task: Task, rep_dim: int | None, adapter: str) -> None:
@@ -134,7 +132,7 @@ class TextTransformer(Transformer):
     """BERT or DistilBERT on token ids; 0 is padding."""
 
     def prepare(self, settings: Any, task: Task, fixed: bool) -> None:
-        """As many token ids as the task has, and room for its texts."""
+        """The task's vocabulary, and enough positions for its texts."""
         if task.vocabulary is None:
             raise ModelError("a text model needs a task with a vocabulary")
         if not fixed:
@@ -152,7 +150,7 @@ class TextTransformer(Transformer):
         """The representation of a batch of token ids."""
         kept = (x != PADDING).float()
         mask = (1 - kept) * MASKED
-        # Whole, as the library leaves it alone: of a mask per text it would read back whether anything is masked.
+        # Expanded, because the library uses such a mask as it is; for a mask per text it would read values back.
         mask = mask[:, None, None, :].expand(-1, 1, x.shape[1], -1)
         last: Tensor = self.network(input_ids=x, attention_mask=mask).last_hidden_state
         weight = kept[..., None].to(last.dtype)
@@ -163,76 +161,14 @@ class TextTransformer(Transformer):
 def tokenize(source: str, texts: Sequence[str], length: int) -> tuple[Tensor, Pieces]:
     """Token ids (texts × length) from the tokenizer of a folder or hub repository, and that tokenizer.
 
-    `from_arrays(ids, y, vocabulary=tokenizer)` is a data set whose clients can read public texts, too.
+    `from_arrays(ids, y, vocabulary=tokenizer)` is a data set whose clients can also read public texts.
     """
     pieces = Pieces.of(source)
     return torch.from_numpy(pieces.encode(texts, length)), pieces
 
 
-def _check_options(config: object, lora: object) -> None:
-    if config is not None and not isinstance(config, Mapping):
-        raise ModelError(f"config is {config!r}, expected settings of the network and their values")
-    if not isinstance(lora, int) or isinstance(lora, bool) or lora < 0:
-        raise ModelError(f"lora is {lora!r}, expected a rank: a whole number, or 0 for none")
-
-
-def _settings(family: str, weights: str | None, config: Mapping[str, Any] | None) -> Any:
-    """The library's description of a network: that of the weights, or the family's with some settings changed."""
-    transformers = library("transformers")
-    if weights is None:
-        known = transformers.AutoConfig.for_model(family)
-        unknown = [name for name in config or {} if not hasattr(known, name)]
-        if unknown:
-            raise ModelError(f"config: {family} has no setting {unknown[0]!r}")
-        for name, value in (config or {}).items():
-            usual = getattr(known, name)
-            if isinstance(value, str) and isinstance(usual, int | float):
-                raise ModelError(f"config: {name} is {value!r}, expected a number such as {usual}")
-        return transformers.AutoConfig.for_model(family, **(config or {}))
-    if config is not None:
-        raise ModelError("config is for networks without weights; weights bring their own")
-    folder = folder_of(weights)
-    if folder is not None and not (folder / "config.json").is_file():
-        raise ModelError(f"the folder {folder} has no config.json")
-    settings = loaded(transformers.AutoConfig.from_pretrained, weights)
-    if settings.model_type != family:
-        raise ModelError(f"the weights {weights} are those of a {settings.model_type}, expected {family}")
-    return settings
-
-
-def _network(settings: Any, weights: str | None) -> nn.Module:
-    """The network, without a layer of its own on top."""
-    auto = library("transformers").AutoModel
-    if weights is None:
-        try:
-            network: nn.Module = auto.from_config(settings)
-        except ValueError as error:
-            raise ModelError(f"config: {first_line(error)}") from error
-    else:
-        network = loaded(auto.from_pretrained, weights, config=settings, use_safetensors=True)
-    if getattr(network, "pooler", None) is not None:
-        network.pooler = None  # type: ignore[assignment]
-    return network.float()
-
-
-def _add_lora(network: nn.Module, rank: int) -> None:
-    """LoRA beside queries and values; everything else is frozen."""
-    peft = library("peft")
-    names = {name.rpartition(".")[2] for name, part in network.named_modules() if isinstance(part, nn.Linear)}
-    targets = sorted(names & set(TARGETS))
-    peft.inject_adapter_in_model(peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=targets), network)
-    for name, parameter in network.named_parameters():
-        parameter.requires_grad_("lora_" in name)
-
-
-def _width(settings: Any) -> int:
-    """How wide the last states are; SegFormer widens from stage to stage."""
-    widths = getattr(settings, "hidden_sizes", None)
-    return int(widths[-1] if widths else settings.hidden_size)
-
-
 def _step(settings: Any) -> int:
-    """What the sides of an image are a multiple of: a patch, or what SegFormer's first attention takes together."""
+    """The sides of an image are multiples of this: a patch, or what SegFormer's first attention reduces."""
     if settings.model_type == "vit":
         return int(settings.patch_size)
     return int(settings.strides[0] * settings.sr_ratios[0])

@@ -1,7 +1,8 @@
-"""MobileNetV2 (Sandler et al., CVPR 2018) at width 1: depthwise convolutions between narrow ends.
+"""MobileNetV2 (Sandler et al., CVPR 2018) at width 1: depthwise convolutions inside narrow blocks.
 
-All convolutions are padded, so any image will do; five halve it, and of 32×32 a single position is left from the
-blocks of 160 channels on. Convolutions start as in ResNets (`scale_convolutions`), batch norm at 1 and 0.
+All convolutions are padded, so images of any size work. Five of them halve the image: a 32×32 image is a single
+position from the blocks of 160 channels on. Convolutions start as in ResNets (`scale_convolutions`), batch norm
+at 1 and 0.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ GROUPS = (  # expansion, channels, blocks, stride of the first
 
 
 class InvertedResidual(nn.Module):
-    """1×1 to `expansion` times the channels, a depthwise 3×3, 1×1 without activation; a shortcut where it fits."""
+    """1×1 to `expansion` times the channels, a depthwise 3×3, 1×1 without activation; a shortcut if it fits."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, expansion: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A small network for images with captions: an encoder for each, and embeddings that can be compared."""
+"""A small network for images with captions: one encoder each, and comparable embeddings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PairHead(nn.Module):
 
 
 class DualEncoder(Model):
-    """`conv-small` for the image, `text-mean` for its caption; the representation holds a half of each."""
+    """`conv-small` for the image, `text-mean` for its caption; half of the features come from each."""
 
     def __init__(self, task: Task, rep_dim: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class DualEncoder(Model):
         self.head = PairHead(rep_dim // 2, task.classes // 2)
 
     def features(self, x: Tensor) -> Tensor:
-        """The image's representation beside the caption's."""
+        """The features of the image, then those of the caption."""
         image, tokens = x[:, : self.pixels].view(-1, *self.shape), x[:, self.pixels :]
         numbers = tokens.round().long().clamp(0, self.vocabulary - 1)
         return torch.cat([self.image.features(image), self.text.features(numbers)], 1)

@@ -1,11 +1,11 @@
 """Residual networks (He et al., CVPR 2016): ResNet10 to 26, FedIN's family, and ResNet18 to 152 of FedRE's pool.
 
-Up to 34 layers the blocks are basic and the features 512 wide; from 50 on they are bottlenecks, with the stride in
-the 3×3 convolution, and the features 2048 wide. Another `width` than 64 makes every layer wider or narrower. Layers
-have the same names at every depth (`layer1.0.conv1.weight`, `head.weight`), so averaging by name meets each layer
-with its counterparts. The stem is conv1 to max-pool; the body is everything up to the features and, with another
-`rep_dim`, an adapter that `model.adapter` names. Convolutions start as `scale_convolutions` says, batch norm at 1
-and 0.
+Up to 34 layers the blocks are basic and the features 512 wide; from 50 on they are bottlenecks, with the stride
+in the 3×3 convolution, and the features 2048 wide. `width` (default 64) scales every layer. Layers have the
+same names at every depth (`layer1.0.conv1.weight`, `head.weight`), so averaging by name combines each layer
+with its counterparts. The stem is conv1 to max-pool; the body is everything up to the features and, with
+another `rep_dim`, an adapter that `model.adapter` names. Convolutions start as `scale_convolutions` says, batch
+norm at 1 and 0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from potluck.core.task import Task
 from potluck.errors import ModelError, nearest
-from potluck.models.parts import Backbone, check_width, scale_convolutions
+from potluck.models.check import check_width
+from potluck.models.parts import Backbone, scale_convolutions
 from potluck.models.registry import register
 
 STEMS = ("imagenet", "cifar")

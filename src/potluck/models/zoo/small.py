@@ -1,7 +1,8 @@
 """Small networks for 8×8 digits, vectors and quick runs: two perceptrons and two convolutional networks.
 
-All four have the same representation width (64 unless `rep_dim` says otherwise). Within a pair only depth
-differs: layers of one name have one shape, and both stems give one shape. `conv-large` has batch norm.
+All four have the same representation width (64 unless `rep_dim` says otherwise). Within a pair only the depth
+differs: layers of the same name have the same shape, and both stems give the same shape. `conv-large` has batch
+norm.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def _dense(width: int) -> nn.Sequential:
 
 
 def _convolution(inputs: int, outputs: int, norm: bool) -> nn.Sequential:
-    """The convolution comes first with and without batch norm, so that its name is the same in both nets."""
+    """The convolution always comes first, so that it has the same name with and without batch norm."""
     norms = [nn.BatchNorm2d(outputs)] if norm else []
     return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), *norms, nn.ReLU())
 

@@ -47,14 +47,14 @@ class TextMean(TextModel):
 
 
 class TextConv(TextModel):
-    """A convolution over three neighbouring tokens, then the largest answer of each channel."""
+    """A convolution over three neighbouring tokens, then the maximum of each channel."""
 
     def __init__(self, task: Task, rep_dim: int) -> None:
         super().__init__(task, rep_dim)
         self.conv = nn.Conv1d(EMBEDDING, EMBEDDING, 3, padding=1)
 
     def pool(self, tokens: Tensor, kept: Tensor) -> Tensor:
-        """The maximum over tokens that are not padding; answers are not negative, so zero hides padding."""
+        """The maximum over tokens that are not padding; values are not negative, so zero hides padding."""
         answers = F.relu(self.conv((tokens * kept).transpose(1, 2))).transpose(1, 2)
         return (answers * kept).amax(1)
 
