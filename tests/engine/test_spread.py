@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from potluck.engine.multi_gpu import SpreadEngine, SpreadStore, homes
+from potluck.engine.multi_gpu import MultiGpuEngine, MultiGpuStore, homes
 from potluck.engine.settings import EngineSettings
 from potluck.errors import ConfigError
 from potluck.experiment.schema import Experiment
@@ -65,8 +65,8 @@ def test_a_run_on_two_devices_is_the_run_on_one(
     run(experiment, out=tmp_path / "two")
     assert logs(tmp_path / "two") == logs(tmp_path / "one")
     (engine, store), *_ = engines
-    assert isinstance(engine, SpreadEngine)
-    assert isinstance(store, SpreadStore)
+    assert isinstance(engine, MultiGpuEngine)
+    assert isinstance(store, MultiGpuStore)
     assert all(list(each) for each in store.stores), "both stores hold clients"
 
 

@@ -14,7 +14,6 @@ import sites
 from typer.testing import CliRunner
 
 from potluck.cli import app as cli
-from potluck.deploy import frames
 from potluck.deploy.fingerprints import client_keys
 from potluck.deploy.flower.join import Watched
 from potluck.deploy.flower.processes import (
@@ -26,6 +25,7 @@ from potluck.deploy.flower.processes import (
     is_loopback,
     split_address,
 )
+from potluck.engine import frames
 from potluck.errors import ConfigError
 
 TLS = ("ca", "certificate", "key")

@@ -17,15 +17,16 @@ import torch
 from potluck.core.message import Message
 from potluck.core.state import Report
 from potluck.data import DataConfig
-from potluck.deploy import frames, wire
+from potluck.deploy import wire
 from potluck.deploy.flower.worker import answer_one
 from potluck.deploy.rehearsal import rehearse
 from potluck.deploy.run import key_register, open_folder, play
 from potluck.deploy.site import SENT, Site, kept_secret, welcome
 from potluck.deploy.site_data import site_data
+from potluck.engine import frames
 from potluck.engine.protocol import Answer, Examination, Failure, Request, Stamp
 from potluck.engine.rounds import Rounds
-from potluck.engine.serial import LocalEngine
+from potluck.engine.serial import SerialEngine
 from potluck.errors import ConfigError, DataError, MessageError, PotluckError, RunError
 from potluck.files import write_json
 from potluck.models import build
@@ -179,8 +180,8 @@ def test_sites_that_start_again_between_two_rounds_go_on_where_they_were(tmp_pat
 def test_the_largest_legal_message_is_known_and_no_honest_one_is_larger(tmp_path, method):
     found = make_site("0", tmp_path)
     enrol(found, method)
-    world, live = found.resident.world, found.resident.live
-    rounds = Rounds(world, LocalEngine(world))
+    world, live = found.resident.clients, found.resident.live
+    rounds = Rounds(world, SerialEngine(world))
     downs = [found.resident.performer.largest_down(live)]
     for exchange in rehearse(world, "0"):
         assert (

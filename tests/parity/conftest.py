@@ -19,7 +19,7 @@ from potluck.data import ClientSplit, Split, from_arrays
 from potluck.engine.cohort import Cohort
 from potluck.engine.ledger import Ledger
 from potluck.engine.protocol import Examination, Stamp
-from potluck.engine.serial import LocalEngine
+from potluck.engine.serial import SerialEngine
 from potluck.federation.world import World
 from potluck.methods.registry import find_method
 from potluck.models import ModelPool
@@ -73,7 +73,7 @@ class Federation:
             blind(self.world, lacking)
         self.method.setup(self.world)
         self.method.check(self.world)
-        self.engine = LocalEngine(self.world)
+        self.engine = SerialEngine(self.world)
         self.server = self.world.server()
         self.accepted = {}
         self.number = 0

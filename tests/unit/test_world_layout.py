@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from potluck import from_arrays
 from potluck.core.task import Task
 from potluck.engine.rounds import Rounds
-from potluck.engine.serial import LocalEngine
+from potluck.engine.serial import SerialEngine
 from potluck.experiment.schema import Experiment
 from potluck.federation.world import World
 
@@ -53,7 +53,7 @@ def test_the_layout_is_one_the_model_runs_on(model: Any, last: bool) -> None:
     weights = [value for value in place.build_client("0")["model"].tensors().values() if value.dim() == 4]
     assert weights
     assert all(value.is_contiguous(memory_format=torch.channels_last) == last for value in weights)
-    cohort = Rounds(place, LocalEngine(place)).play(1, place.ids)
+    cohort = Rounds(place, SerialEngine(place)).play(1, place.ids)
     assert not cohort.failures
 
 

@@ -10,7 +10,7 @@ from potluck.core.message import Message
 from potluck.deploy.agreement import Agreement
 from potluck.engine.protocol import Answer, Outcome, Request
 from potluck.engine.rounds import Rounds
-from potluck.engine.serial import LocalEngine
+from potluck.engine.serial import SerialEngine
 from potluck.federation.world import World
 
 
@@ -23,8 +23,8 @@ class Exchange:
     up: Message
 
 
-class _Listening(LocalEngine):
-    """Keeps what crosses."""
+class _Listening(SerialEngine):
+    """Keeps everything that crosses."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)

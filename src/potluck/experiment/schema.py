@@ -29,7 +29,7 @@ from potluck.core.settings import ClientOverrides, ClientTraining, Settings
 from potluck.data import DataConfig, PartitionConfig, Split, from_index_file, join_splits, make_split
 from potluck.data.public import choose_ids
 from potluck.engine.evaluate import EvaluateSettings
-from potluck.engine.settings import EngineSettings
+from potluck.engine.settings import EngineSettings, ask_for_queues
 from potluck.errors import ConfigError, nearest
 from potluck.experiment.overrides import Override, apply_override, read_yaml
 from potluck.federation.world import Ground, World, check_public
@@ -346,6 +346,7 @@ class Experiment(Settings):
 
     def world(self, data: Data | None = None, split: Split | None = None) -> World:
         """The world this experiment runs in, checked by its method."""
+        ask_for_queues()
         data = data if data is not None else self.load_data()
         split = split if split is not None else self.make_split(data)
         grounds = self.grounds(data, split)

@@ -138,6 +138,11 @@ class World:
         return other
 
     @property
+    def population(self) -> World:
+        """The facts about the clients, as engines read them."""
+        return self
+
+    @property
     def ids(self) -> tuple[ClientId, ...]:
         """Every client, in order."""
         return tuple(self._splits)

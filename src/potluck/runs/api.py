@@ -8,6 +8,7 @@ from typing import Any
 
 from potluck.core.dataset import Data
 from potluck.data import Split
+from potluck.engine.factory import player
 from potluck.engine.store.budget import check_memory
 from potluck.errors import RoundFailed, RunError
 from potluck.experiment.schema import Experiment
@@ -117,22 +118,20 @@ def resume(
 
 
 def _ready(experiment: Experiment) -> Experiment:
-    """The experiment as its engine runs it; one that is not there is refused."""
-    if experiment.engine.name == "local":
-        return experiment
-    from potluck.deploy.flower.simulation import ready
-
-    return ready(experiment)
+    """The experiment as its engine runs it; an engine that is not there is refused."""
+    found = player(experiment.engine.name)
+    ready: Experiment = experiment if found is None else found.ready(experiment)
+    return ready
 
 
 def _play(
     experiment: Experiment, folder: RunFolder, world: World, watcher: Watcher | None, fresh: bool
 ) -> RunResult:
     """Play a run whose folder is begun, from its start or from its last checkpoint."""
-    if experiment.engine.name == "flower-simulation":
-        from potluck.deploy.flower.simulation import simulate
-
-        return simulate(experiment, folder, world, watcher or Watcher(), fresh)
+    found = player(experiment.engine.name)
+    if found is not None:
+        result: RunResult = found.play(experiment, folder, world, watcher or Watcher(), fresh)
+        return result
     going = Run(experiment, folder, world, watcher)
     if not fresh:
         going.restore(going.checkpoints.load())

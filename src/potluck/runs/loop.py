@@ -73,7 +73,9 @@ class Run:
         self.engine, self.store = (
             (engine, ClientStore())
             if engine is not None
-            else make_engine(world, experiment, StateFiles(folder / "checkpoints"), self.watcher.notice)
+            else make_engine(
+                world, experiment.engine, StateFiles(folder / "checkpoints"), self.watcher.notice
+            )
         )
         self.rounds = Rounds(world, self.engine, name=experiment.name)
         self.server = self.rounds.server

@@ -22,7 +22,8 @@ from potluck.data import ClientSplit, Split, from_arrays
 from potluck.engine.cohort import Cohort
 from potluck.engine.protocol import Engine
 from potluck.engine.rounds import Rounds
-from potluck.engine.serial import LocalEngine
+from potluck.engine.runner import StoringEngine
+from potluck.engine.serial import SerialEngine
 from potluck.experiment.schema import Experiment
 from potluck.federation.world import World
 from potluck.runs.environment import threads
@@ -41,7 +42,7 @@ class Bench:
         self,
         method: AnyMethod,
         models: Any = DEFAULT_MODELS,
-        make_engine: Callable[[World], LocalEngine] = LocalEngine,
+        make_engine: Callable[[World], StoringEngine] = SerialEngine,
         **settings: Any,
     ) -> None:
         self.options = _options(method)
@@ -87,7 +88,7 @@ class Played:
         self,
         world: World,
         wrap: Callable[[Engine], Engine] = lambda engine: engine,
-        engine: Callable[[World], LocalEngine] = LocalEngine,
+        engine: Callable[[World], StoringEngine] = SerialEngine,
     ) -> None:
         self.world, self.make_engine = world, engine
         self.local = engine(world)

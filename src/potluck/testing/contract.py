@@ -18,6 +18,7 @@ from potluck.core.message import Message
 from potluck.core.packed import State
 from potluck.core.rng import Rng
 from potluck.engine.protocol import Answer, Examination
+from potluck.engine.serial import SerialEngine
 from potluck.testing.bench import DEFAULT_MODELS, AnyMethod, Bench, Played, _listening
 from potluck.testing.faulty_engines import Losing, Repeating, Reversed, Spy, Taped
 
@@ -145,7 +146,8 @@ def a_captured_step_is_right(bench: Bench) -> None:
     """A step or collection recorded once and replayed later gives what Python gives: no number is frozen in."""
     schedule = [ALL, ALL, ("0", "1")]
     eager, taped = bench.play(schedule), bench.play(schedule, wrap=Taped)
-    moved = [name for client in eager.local.live() for name in client.misplaced()]
+    assert isinstance(eager.local, SerialEngine), "steps are taped in this process"
+    moved = [name for client in eager.local.seats.live() for name in client.misplaced()]
     _require(not moved, f"{moved[:1]} of the state was replaced by another tensor: write to it in place")
     failures = [cohort.failures for cohort in taped.cohorts if cohort.failures]
     _require(not failures, f"a step cannot be captured: {failures}")

@@ -20,8 +20,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from potluck.deploy import frames
-from potluck.deploy.frames import Letter, Node
+from potluck.engine import frames
+from potluck.engine.frames import Letter, Node
 from potluck.errors import ConfigError, RunError
 from potluck.version import __version__
 

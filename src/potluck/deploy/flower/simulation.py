@@ -17,14 +17,15 @@ from typing import Any
 import torch
 
 from potluck.data import Split
-from potluck.deploy import frames
 from potluck.deploy.engine import FlowerEngine
 from potluck.deploy.flower.processes import START, Process, Relay, environment, installed
 from potluck.deploy.resident import Resident
 from potluck.deploy.run import FederatedRun, begin
 from potluck.deploy.site import Orders
 from potluck.deploy.wire import Enrolment, Order
+from potluck.engine import frames
 from potluck.engine.protocol import Outcome
+from potluck.engine.registry import register_engine
 from potluck.errors import ConfigError, RunError, StepFailed
 from potluck.experiment.schema import Experiment
 from potluck.federation.world import World
@@ -75,6 +76,14 @@ def simulate(
         engine = FlowerEngine(courier, world.ids, experiment.engine, fields, welcome, notice_of(watcher))
         engine.gather()
         return FederatedRun.over(engine, experiment, folder, world, watcher, run, incarnation, fresh).play()
+
+
+@register_engine("flower-simulation")
+class Simulation:
+    """The player of this engine; the project's entry point `potluck.engines` names it."""
+
+    ready = staticmethod(ready)
+    play = staticmethod(simulate)
 
 
 def notice_of(watcher: Watcher) -> Callable[[str], None]:
