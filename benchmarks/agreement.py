@@ -24,7 +24,7 @@ from potluck.core.rng import Rng
 from potluck.data import ClientSplit, Split
 from potluck.engine.serial import SerialEngine
 from potluck.experiment.schema import Experiment
-from potluck.federation.world import World
+from potluck.federation.federation import Federation
 from potluck.runs.environment import precision
 from speed import CNNS, FEDMRL, MOMENTUM, WEIGHT_DECAY, EngineRunner, serial_engine
 
@@ -49,7 +49,7 @@ def learnable(clients: int, each: int) -> tuple[Dataset, Split]:
     return from_arrays(x, y, classes=10, mean=(0.5,) * 3, std=(0.25,) * 3), split
 
 
-def make_world(seed: int, clients: int, each: int, device: str) -> World:
+def make_world(seed: int, clients: int, each: int, device: str) -> Federation:
     data, split = learnable(clients, each)
     optimizer = {"lr": 0.03, "momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY}
     return Experiment.make(
@@ -60,15 +60,15 @@ def make_world(seed: int, clients: int, each: int, device: str) -> World:
         seed=seed,
         training={"batch_size": 20, "optimizer": optimizer},
         engine={"device": device},
-    ).world()
+    ).build()
 
 
-def accuracy(world: World, engine: SerialEngine, rounds: int) -> float:
-    runner = EngineRunner(world, engine)
+def accuracy(federation: Federation, engine: SerialEngine, rounds: int) -> float:
+    runner = EngineRunner(federation, engine)
     with precision("float32"):
         for number in range(1, rounds + 1):
-            runner.play(number, world.ids)
-        reached = runner.evaluate(rounds, world.ids)
+            runner.play(number, federation.population.ids)
+        reached = runner.evaluate(rounds, federation.population.ids)
     runner.close()
     return reached
 
@@ -93,7 +93,7 @@ def main() -> None:
     for name, make in makers.items():
         started = time.perf_counter()
         worlds = [make_world(seed, clients, each, device) for seed in (0, 1)]
-        found[name] = [accuracy(world, make(world), rounds) for world in worlds]
+        found[name] = [accuracy(federation, make(federation), rounds) for federation in worlds]
         shown = ", ".join(f"{value:.2%}" for value in found[name])
         print(f"{name}: {shown} (two seeds, {time.perf_counter() - started:.0f} s)", flush=True)
     if len(found) == 2:

@@ -35,7 +35,7 @@ from potluck.engine.protocol import Answer, Examination, Outcome, Request
 from potluck.engine.rounds import Rounds
 from potluck.engine.serial import SerialEngine
 from potluck.experiment.schema import Experiment
-from potluck.federation.world import World
+from potluck.federation.federation import Federation
 from potluck.kit.class_means import ClassStats
 from potluck.kit.shared_head import representations
 from potluck.runs.environment import threads
@@ -73,9 +73,9 @@ class Heard:
 class Listening(Wrapped):
     """Keeps every upload, as the server may."""
 
-    def __init__(self, inner: SerialEngine, world: World) -> None:
+    def __init__(self, inner: SerialEngine, federation: Federation) -> None:
         super().__init__(inner)
-        self.heard = {client: Heard() for client in world.ids}
+        self.heard = {client: Heard() for client in federation.population.ids}
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
         outcomes = self.inner.run(requests)
@@ -87,12 +87,12 @@ class Listening(Wrapped):
         return outcomes
 
 
-def class_means(world: World, local: SerialEngine, client: ClientId) -> Tensor:
+def class_means(federation: Federation, local: SerialEngine, client: ClientId) -> Tensor:
     """The truth, from the client's own state."""
     record = local.store.peek(client)
     assert record is not None
     assert record.base is not None
-    live = world.build_client(client)
+    live = federation.clients.build_client(client)
     live.restore(record.base)
     z, y = representations(live)
     stats = ClassStats(live.task.classes, z.shape[1])
@@ -112,31 +112,33 @@ def experiment(classes: int, seed: int, rounds: int = ROUNDS, **options: Any) ->
     )
 
 
-def play(world: World, total: int) -> tuple[dict[ClientId, Heard], dict[str, float]]:
+def play(federation: Federation, total: int) -> tuple[dict[ClientId, Heard], dict[str, float]]:
     """All rounds: what was heard, and the accuracy after the last."""
-    local = SerialEngine(world)
-    engine = Listening(local, world)
-    rounds = Rounds(world, engine)
+    local = SerialEngine(federation.clients)
+    engine = Listening(local, federation)
+    rounds = Rounds(federation, engine)
     with threads(1):
         for number in range(1, total + 1):
-            rounds.play(number, world.ids)
+            rounds.play(number, federation.population.ids)
         found = {
-            "common head": _accuracy(rounds, world, total, received=True),
-            "own head": _accuracy(rounds, world, total, received=False),
+            "common head": _accuracy(rounds, federation, total, received=True),
+            "own head": _accuracy(rounds, federation, total, received=False),
         }
         for client, heard in engine.heard.items():
-            heard.truth = class_means(world, local, client)
+            heard.truth = class_means(federation, local, client)
     return engine.heard, found
 
 
-def _accuracy(rounds: Rounds, world: World, total: int, received: bool) -> float:
+def _accuracy(rounds: Rounds, federation: Federation, total: int, received: bool) -> float:
     shares = []
-    for client in world.ids:
-        down = Message(world.method.downlink(rounds.server, client)) if received else None
+    for client in federation.population.ids:
+        down = Message(federation.method.downlink(rounds.server, client)) if received else None
         stamp = rounds.stamp(client, total, 1)
         [answer] = rounds.engine.examine([Examination(client, down, stamp, ("model",))])
         assert isinstance(answer, Answer), answer
-        shares.append(float(answer.report.metrics["model/test/correct"]) / world.samples(client)["test"])
+        shares.append(
+            float(answer.report.metrics["model/test/correct"]) / federation.population.samples(client)["test"]
+        )
     return sum(shares) / len(shares)
 
 
@@ -176,12 +178,12 @@ def measure(classes: int, seeds: Sequence[int], options: Mapping[str, Any]) -> d
     accuracies: list[dict[str, float]] = []
     for seed in seeds:
         settings = experiment(classes, seed, **options)
-        world = settings.world()
-        everything, found = play(world, settings.training.rounds)
+        federation = settings.build()
+        everything, found = play(federation, settings.training.rounds)
         accuracies.append(found)
         for client, heard in everything.items():
             if heard.labels:
-                rows.append(errors(heard, world.classes_held(client), WINDOWS[classes]))
+                rows.append(errors(heard, federation.population.classes_held(client), WINDOWS[classes]))
     wrong = {name: median(row[name] for row in rows) for name in rows[0]} if rows else {}
     return wrong | {name: mean(row[name] for row in accuracies) for name in accuracies[0]}
 

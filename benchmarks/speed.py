@@ -74,7 +74,7 @@ from potluck.engine.transactions import Record
 from potluck.engine.workers import WorkersEngine
 from potluck.errors import ConfigError, PotluckError, RoundFailed
 from potluck.experiment.schema import Experiment
-from potluck.federation.world import World
+from potluck.federation.federation import Federation
 from potluck.files import write_whole
 from potluck.runs.environment import precision, threads
 from potluck.version import __version__
@@ -184,7 +184,7 @@ def even_split(case: Case) -> Split:
     )
 
 
-def make_world(case: Case, device: torch.device) -> World:
+def make_world(case: Case, device: torch.device) -> Federation:
     """The case on a device, from the same seeds for every runner."""
     data = synthetic(min(case.clients * (case.train + case.test), POOL))
     share = case.test / (case.train + case.test)
@@ -206,13 +206,15 @@ def make_world(case: Case, device: torch.device) -> World:
             "optimizer": {"lr": LR, "momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY},
         },
         engine={"device": str(device), "precision": case.precision},
-    ).world()
+    ).build()
 
 
-def one_of_each(world: World) -> tuple[ClientId, ...]:
+def one_of_each(federation: Federation) -> tuple[ClientId, ...]:
     """The first client of every architecture."""
-    first = {world.architecture(client): client for client in reversed(world.ids)}
-    return tuple(client for client in world.ids if client in set(first.values()))
+    first = {
+        federation.population.architecture(client): client for client in reversed(federation.population.ids)
+    }
+    return tuple(client for client in federation.population.ids if client in set(first.values()))
 
 
 # The reference: what most code does, one client after the other.
@@ -239,22 +241,26 @@ class Participant:
 class Reference:
     """Local training as a plain loop; the methods below add what is theirs."""
 
-    def __init__(self, world: World, case: Case, device: torch.device) -> None:
-        self.world, self.case, self.device = world, case, device
+    def __init__(self, federation: Federation, case: Case, device: torch.device) -> None:
+        self.federation, self.case, self.device = federation, case, device
         self.shuffle = Rng(0).child("reference").generator()
-        built = {world.architecture(each): world.build_client(each).modules() for each in one_of_each(world)}
+        built = {
+            federation.population.architecture(each): federation.clients.build_client(each).modules()
+            for each in one_of_each(federation)
+        }
         self.clients = {
-            client: self._participant(client, built[world.architecture(client)]) for client in world.ids
+            client: self._participant(client, built[federation.population.architecture(client)])
+            for client in federation.population.ids
         }
 
     def _participant(self, client: ClientId, modules: Mapping[str, nn.Module]) -> Participant:
-        split = self.world.split[client]
+        split = self.federation.split[client]
         own = {name: _plain(copy.deepcopy(module)).to(self.device) for name, module in modules.items()}
         train, test = self._loader(split.train, True), self._loader(split.test, False)
         return Participant(own, train, test, len(split.train))
 
     def _loader(self, rows: Any, shuffle: bool) -> DataLoader[Any]:
-        batch = self.world.source.take(torch.from_numpy(rows))
+        batch = self.federation.clients.sources[0].take(torch.from_numpy(rows))
         samples = TensorDataset(batch.x.contiguous(), batch.y)
         shuffle = shuffle and len(samples) > 0
         return DataLoader(samples, self.case.batch, shuffle=shuffle, generator=self.shuffle)
@@ -323,11 +329,11 @@ class Reference:
 class FedMRLReference(Reference):
     """Two extractors, a projector, two losses, clipping per part, the mean of the small models."""
 
-    def __init__(self, world: World, case: Case, device: torch.device) -> None:
-        super().__init__(world, case, device)
+    def __init__(self, federation: Federation, case: Case, device: torch.device) -> None:
+        super().__init__(federation, case, device)
         small = next(iter(self.clients.values())).modules["small"]
         self.small = {name: value.detach().clone() for name, value in small.state_dict().items()}
-        self.d1, self.limit = int(case.method["d1"]), float(world.method.config.clip)
+        self.d1, self.limit = int(case.method["d1"]), float(federation.method.config.clip)
 
     def receive(self, client: Participant) -> None:
         client.modules["small"].load_state_dict(self.small)
@@ -364,11 +370,11 @@ class FedMRLReference(Reference):
 class FedProtoReference(Reference):
     """Cross-entropy and the distance to the class's prototype; class means after training, then their mean."""
 
-    def __init__(self, world: World, case: Case, device: torch.device) -> None:
-        super().__init__(world, case, device)
-        width = world.width(world.ids[0])
-        self.prototypes = torch.zeros(world.task.classes, width, device=device)
-        self.known = torch.zeros(world.task.classes, device=device)
+    def __init__(self, federation: Federation, case: Case, device: torch.device) -> None:
+        super().__init__(federation, case, device)
+        width = federation.population.width(federation.population.ids[0])
+        self.prototypes = torch.zeros(federation.population.task.classes, width, device=device)
+        self.known = torch.zeros(federation.population.task.classes, device=device)
         self.sent: list[tuple[Tensor, Tensor]] = []
 
     def fit(self, client: Participant) -> None:
@@ -420,9 +426,9 @@ class Runner(Protocol):
 class EngineRunner:
     """An engine of ours, as a run uses it, without the files."""
 
-    def __init__(self, world: World, engine: Engine) -> None:
-        self.world, self.rounds = world, Rounds(world, engine)
-        self.modes = world.method.modes[:1]
+    def __init__(self, federation: Federation, engine: Engine) -> None:
+        self.federation, self.rounds = federation, Rounds(federation, engine)
+        self.modes = federation.method.modes[:1]
 
     def play(self, round_: int, ids: Sequence[ClientId]) -> None:
         cohort = self.rounds.play(round_, ids)
@@ -431,7 +437,7 @@ class EngineRunner:
 
     def evaluate(self, round_: int, ids: Sequence[ClientId]) -> float:
         """The mean accuracy of clients on top of the newest downlink; values are read back once."""
-        method, server = self.world.method, self.rounds.server
+        method, server = self.federation.method, self.rounds.server
         outcomes = self.rounds.engine.examine(
             [
                 Examination(
@@ -457,30 +463,34 @@ class EngineRunner:
             for (client, name), value in zip(names, values, strict=True)
             if name == f"{self.modes[0]}/test/correct"
         }
-        shares = [count / self.world.samples(client)["test"] for client, count in right.items()]
+        shares = [
+            count / self.federation.population.samples(client)["test"] for client, count in right.items()
+        ]
         return statistics.fmean(shares) if shares else 0.0
 
     def close(self) -> None:
         self.rounds.engine.close()
 
 
-def run_store(world: World) -> ClientStore:
+def run_store(federation: Federation) -> ClientStore:
     """The store a run has, without its folder."""
-    return ClientStore(Budget.of(None, world.device), device=world.device)
+    return ClientStore(Budget.of(None, federation.device), device=federation.device)
 
 
-def serial_engine(world: World) -> SerialEngine:
-    return SerialEngine(world, run_store(world))
+def serial_engine(federation: Federation) -> SerialEngine:
+    return SerialEngine(federation.clients, run_store(federation))
 
 
-def concurrent_engine(world: World, options: argparse.Namespace, store: ClientStore | None = None) -> Engine:
+def concurrent_engine(
+    federation: Federation, options: argparse.Namespace, store: ClientStore | None = None
+) -> Engine:
     """The engine that has many clients at work at once: all on a GPU, one per core on a CPU."""
-    store = store or run_store(world)
-    if world.device.type == "cuda":
+    store = store or run_store(federation)
+    if federation.device.type == "cuda":
         return CudaEngine(
-            world, store, slots=options.slots, notice=lambda sentence: say(f"notice: {sentence}")
+            federation, store, slots=options.slots, notice=lambda sentence: say(f"notice: {sentence}")
         )
-    return WorkersEngine(world, store, workers=os.cpu_count() or 1)
+    return WorkersEngine(federation.clients, store, workers=os.cpu_count() or 1)
 
 
 # Two ceilings, measured, and what a case must at least compute and move.
@@ -542,17 +552,17 @@ class Floor:
 class Counting:
     """Counts the operations and bytes of a case's rounds; the formula stands at the top."""
 
-    def __init__(self, world: World, case: Case) -> None:
-        self.world, self.case = world, case
+    def __init__(self, federation: Federation, case: Case) -> None:
+        self.federation, self.case = federation, case
         self._known: dict[str, tuple[float, int]] = {}
 
     def _model(self, client: ClientId) -> tuple[float, int]:
         """Operations of one sample's forward pass through the method's loss; parameters."""
-        key = self.world.architecture(client)
+        key = self.federation.population.architecture(client)
         if key not in self._known:
-            live = self.world.build_client(client)
-            batch = self.world.source.take(torch.arange(2))  # batch norm needs two samples
-            method: Any = self.world.method
+            live = self.federation.clients.build_client(client)
+            batch = self.federation.clients.sources[0].take(torch.arange(2))  # batch norm needs two samples
+            method: Any = self.federation.method
             with FlopCounterMode(display=False) as counter, torch.no_grad():
                 method.loss(live, batch)
             parameters = sum(
@@ -566,13 +576,13 @@ class Counting:
         operations = moved = 0.0
         for client in ids:
             forward, parameters = self._model(client)
-            samples = self.world.samples(client)["train"]
+            samples = self.federation.population.samples(client)["train"]
             again = self.case.method["name"] == "fedproto"  # the pass that gathers class means
             operations += forward * samples * (3 + again)
             moved += 4 * parameters * (7 * math.ceil(samples / self.case.batch) + again)
-        for client in self.world.ids if self.case.evaluate else ():
+        for client in self.federation.population.ids if self.case.evaluate else ():
             forward, parameters = self._model(client)
-            operations += forward * self.world.samples(client)["test"]
+            operations += forward * self.federation.population.samples(client)["test"]
             moved += 4 * parameters
         return operations, moved
 
@@ -771,12 +781,12 @@ class Bench:
         return rows
 
 
-def serial_runner(world: World) -> Runner:
-    return EngineRunner(world, serial_engine(world))
+def serial_runner(federation: Federation) -> Runner:
+    return EngineRunner(federation, serial_engine(federation))
 
 
-def concurrent_runner(world: World, options: argparse.Namespace) -> Runner:
-    return EngineRunner(world, concurrent_engine(world, options))
+def concurrent_runner(federation: Federation, options: argparse.Namespace) -> Runner:
+    return EngineRunner(federation, concurrent_engine(federation, options))
 
 
 # Are the numbers the same, and what do many clients cost?
@@ -785,20 +795,20 @@ def concurrent_runner(world: World, options: argparse.Namespace) -> Runner:
 def check(case: Case, device: torch.device, options: argparse.Namespace) -> float:
     """The worst relative difference of a tensor after two rounds, concurrent against serial."""
     with precision(case.precision), threads(options.threads):
-        world = make_world(case, device)
-        engines = (serial_engine(world), concurrent_engine(world, options))
-        states = [_states_after_two(world, engine) for engine in engines]
+        federation = make_world(case, device)
+        engines = (serial_engine(federation), concurrent_engine(federation, options))
+        states = [_states_after_two(federation, engine) for engine in engines]
     return max(
         _difference(one[name], other[name]) for one, other in zip(*states, strict=True) for name in one
     )
 
 
-def _states_after_two(world: World, engine: Engine) -> list[dict[str, Tensor]]:
-    runner = EngineRunner(world, engine)
+def _states_after_two(federation: Federation, engine: Engine) -> list[dict[str, Tensor]]:
+    runner = EngineRunner(federation, engine)
     for number in (1, 2):
-        runner.play(number, world.ids)
-    finish(world.device)
-    states = [dict(_stored(engine, client)) for client in world.ids]
+        runner.play(number, federation.population.ids)
+    finish(federation.device)
+    states = [dict(_stored(engine, client)) for client in federation.population.ids]
     runner.close()
     return states
 
@@ -824,11 +834,11 @@ class Place:
     device: int | None = None
     host: int | None = None
 
-    def store(self, world: World, cohort: int, folder: Path) -> ClientStore:
+    def store(self, federation: Federation, cohort: int, folder: Path) -> ClientStore:
         """A store with that much room; it has a folder if the host's memory is bounded."""
-        each = cohort * size(world.build_client(world.ids[0]).snapshot())
+        each = cohort * size(federation.clients.build_client(federation.population.ids[0]).snapshot())
         device, host = (sys.maxsize if room is None else room * each for room in (self.device, self.host))
-        return ClientStore(Budget(device, host), folder if self.host is not None else None, world.device)
+        return ClientStore(Budget(device, host), folder if self.host is not None else None, federation.device)
 
 
 EVERYWHERE = Place("states on the device")
@@ -858,9 +868,9 @@ def _scaled(case: Case, place: Place, device: torch.device, options: argparse.Na
         threads(options.threads),
         tempfile.TemporaryDirectory() as folder,
     ):
-        world = make_world(case, device)
-        store = place.store(world, case.cohort, Path(folder))
-        runner = EngineRunner(world, concurrent_engine(world, options, store))
+        federation = make_world(case, device)
+        store = place.store(federation, case.cohort, Path(folder))
+        runner = EngineRunner(federation, concurrent_engine(federation, options, store))
         _time_scaled(runner, store, row, options, case.cohort)
         row.memory = peak(device)
         runner.close()
@@ -872,20 +882,23 @@ def _time_scaled(
     runner: EngineRunner, store: ClientStore, row: Row, options: argparse.Namespace, size: int
 ) -> None:
     """Everyone trains once, so that everyone has a state; then cohorts at random, as a run plays them."""
-    world = runner.world
-    blocks = [world.ids[start : start + size] for start in range(0, len(world.ids), size)]
-    row.first = timed(lambda: runner.play(1, blocks[0]), world.device)
+    federation = runner.federation
+    blocks = [
+        federation.population.ids[start : start + size]
+        for start in range(0, len(federation.population.ids), size)
+    ]
+    row.first = timed(lambda: runner.play(1, blocks[0]), federation.device)
     for block in blocks[1:]:
         runner.play(1, block)
 
     def work(number: int) -> None:
-        ids, following = (world.cohort(each, size) for each in (number, number + 1))
+        ids, following = (federation.population.cohort(each, size) for each in (number, number + 1))
         store.mark(ids)
         store.prefetch(following)
         runner.play(number, ids)
 
     for number in range(2, options.warm_up + options.rounds + 2):
-        seconds = timed(functools.partial(work, number), world.device)
+        seconds = timed(functools.partial(work, number), federation.device)
         if number > options.warm_up + 1:
             row.seconds[number] = seconds
 

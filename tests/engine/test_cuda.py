@@ -25,7 +25,7 @@ from potluck.engine.rounds import Rounds
 from potluck.engine.serial import SerialEngine
 from potluck.errors import ConfigError
 from potluck.experiment.schema import Experiment
-from potluck.federation.world import World
+from potluck.federation.federation import Federation
 from potluck.methods import Local
 from potluck.runs.api import run
 from potluck.testing.bench import DEFAULT_MODELS, Bench
@@ -70,14 +70,14 @@ def federation(sizes: Sequence[int], side: int = 32, channels: int = 3) -> tuple
     return from_arrays(x.astype(np.float32), y, classes=10), Split.of(clients)
 
 
-def world(
+def federate(
     sizes: Sequence[int],
     method: Any,
     models: Any,
     side: int = 32,
     precision: str = "float32",
     **training: Any,
-) -> World:
+) -> Federation:
     data, split = federation(sizes, side)
     settings = {"batch_size": 16, "optimizer": {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-3}} | training
     return Experiment.make(
@@ -88,16 +88,16 @@ def world(
         public={"data": data, "samples": 64},  # for methods that use some
         training=settings,
         engine={"device": "cuda", "precision": precision},
-    ).world()
+    ).build()
 
 
-def engine(world: World, **options: Any) -> Any:
+def engine(federation: Federation, **options: Any) -> Any:
     from potluck.engine.cuda.engine import CudaEngine
 
-    return CudaEngine(world, **options)
+    return CudaEngine(federation.clients, **options)
 
 
-def one_by_one(world: World) -> Any:
+def one_by_one(federation: Federation) -> Any:
     """The same engine, made to finish one client before the next begins."""
     from potluck.engine.cuda.engine import CudaEngine
 
@@ -109,13 +109,13 @@ def one_by_one(world: World) -> Any:
                 torch.cuda.synchronize()
             return outcomes
 
-    return Waiting(world)
+    return Waiting(federation)
 
 
-def play(world: World, engine: Any, rounds: int = 2) -> Rounds:
-    played = Rounds(world, engine)
+def play(federation: Federation, engine: Any, rounds: int = 2) -> Rounds:
+    played = Rounds(federation, engine)
     for number in range(1, rounds + 1):
-        cohort = played.play(number, world.ids)
+        cohort = played.play(number, federation.population.ids)
         assert not cohort.failures
     torch.cuda.synchronize()
     return played
@@ -123,7 +123,7 @@ def play(world: World, engine: Any, rounds: int = 2) -> Rounds:
 
 def states(played: Rounds) -> dict[str, Tensor]:
     found = {f"server:{name}": value for name, value in played.server.snapshot().items()}
-    for client in played.world.ids:
+    for client in played.federation.population.ids:
         base = played.engine.store.peek(client).base  # type: ignore[attr-defined]
         found |= {f"{client}:{name}": value for name, value in base.items()}
     return found
@@ -137,7 +137,7 @@ def worst(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 
 def test_32_clients_at_once_are_the_same_32_one_by_one() -> None:
     sizes = [64 + 8 * (number % 4) for number in range(32)]
-    made = [world(sizes, FEDMRL, CNNS) for _ in range(2)]
+    made = [federate(sizes, FEDMRL, CNNS) for _ in range(2)]
     together, alone = play(made[0], engine(made[0])), play(made[1], one_by_one(made[1]))
     assert worst(states(alone), states(together)) < 1e-6
 
@@ -148,8 +148,8 @@ def test_32_clients_at_once_are_the_same_32_one_by_one() -> None:
 )
 def test_graphs_agree_with_the_reference_engine(method: Any) -> None:
     sizes = [80, 64, 50, 33, 17, 1]
-    made = [world(sizes, method, CNNS) for _ in range(2)]
-    serial, graphs = play(made[0], SerialEngine(made[0])), play(made[1], engine(made[1]))
+    made = [federate(sizes, method, CNNS) for _ in range(2)]
+    serial, graphs = play(made[0], SerialEngine(made[0].clients)), play(made[1], engine(made[1]))
     assert worst(states(serial), states(graphs)) < 1e-3
 
 
@@ -157,13 +157,13 @@ def test_graphs_agree_with_the_reference_engine(method: Any) -> None:
     "optimizer", [{"name": "adam", "lr": 1e-3}, {"name": "adamw", "lr": 1e-3}, {"lr": 0.05}]
 )
 def test_every_optimiser_starts_fresh_in_every_round(optimizer: Any) -> None:
-    made = [world([64, 64], {"name": "local"}, ["resnet10"], optimizer=optimizer) for _ in range(2)]
-    serial, graphs = play(made[0], SerialEngine(made[0]), 3), play(made[1], engine(made[1]), 3)
+    made = [federate([64, 64], {"name": "local"}, ["resnet10"], optimizer=optimizer) for _ in range(2)]
+    serial, graphs = play(made[0], SerialEngine(made[0].clients), 3), play(made[1], engine(made[1]), 3)
     assert worst(states(serial), states(graphs)) < 2e-2  # batch norm in a deep net amplifies the last bits
 
 
 def test_one_epoch_gives_the_same_losses() -> None:
-    made = [world([160] * 8, FEDMRL, CNNS) for _ in range(2)]
+    made = [federate([160] * 8, FEDMRL, CNNS) for _ in range(2)]
     losses = []
     for one, kind in zip(made, (SerialEngine, engine), strict=True):
         played = Rounds(one, kind(one))
@@ -184,7 +184,7 @@ def test_one_epoch_gives_the_same_losses() -> None:
 
 
 def test_evaluation_is_that_of_the_reference_engine() -> None:
-    made = [world([64, 40, 30], FEDMRL, CNNS) for _ in range(2)]
+    made = [federate([64, 40, 30], FEDMRL, CNNS) for _ in range(2)]
     found = []
     for one, kind in zip(made, (SerialEngine, engine), strict=True):
         played = play(one, kind(one))
@@ -218,7 +218,7 @@ class WithDropout(nn.Module):
 
 
 def test_dropout_is_drawn_anew_and_can_be_repeated() -> None:
-    made = [world([64] * 6, {"name": "local"}, [WithDropout], side=8) for _ in range(2)]
+    made = [federate([64] * 6, {"name": "local"}, [WithDropout], side=8) for _ in range(2)]
     first, second = (play(one, engine(one), 3) for one in made)
     assert worst(states(first), states(second)) == 0
     base = [first.engine.store.peek(client).base for client in ("0", "1")]  # type: ignore[attr-defined]
@@ -259,12 +259,12 @@ def test_what_cannot_be_captured_runs_eagerly_with_one_notice(monkeypatch: pytes
     notices: list[str] = []
     monkeypatch.setattr(ReadsBack, "name", "reads-back")
     monkeypatch.setitem(_registry, "reads-back", ReadsBack)
-    made = world([64, 64], {"name": "reads-back"}, ["cnn5"])
-    reference = world([64, 64], {"name": "local"}, ["cnn5"])
+    made = federate([64, 64], {"name": "reads-back"}, ["cnn5"])
+    reference = federate([64, 64], {"name": "local"}, ["cnn5"])
     played = play(made, engine(made, notice=notices.append))
     assert len(notices) == 1
     assert "cannot be captured" in notices[0]
-    assert worst(states(play(reference, SerialEngine(reference))), states(played)) < 1e-3
+    assert worst(states(play(reference, SerialEngine(reference.clients))), states(played)) < 1e-3
 
 
 class FailsOnce(Local):
@@ -303,7 +303,7 @@ def test_a_failed_capture_leaves_no_trace(
     monkeypatch.setattr(FailsOnce, "name", "fails-once")
     monkeypatch.setitem(_registry, "fails-once", FailsOnce)
     notices: list[str] = []
-    made = [world([64, 64, 64], {"name": "fails-once"}, ["cnn5"]) for _ in range(2)]
+    made = [federate([64, 64, 64], {"name": "fails-once"}, ["cnn5"]) for _ in range(2)]
     expected = states(play(made[0], engine(made[0]), rounds=3))
     monkeypatch.setattr(FailsOnce, "captures", [lambda value: None, fail])
     assert worst(expected, states(play(made[1], engine(made[1], notice=notices.append), rounds=3))) < 1e-3
@@ -312,7 +312,7 @@ def test_a_failed_capture_leaves_no_trace(
 
 
 def test_a_graph_that_finds_no_memory_when_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = [world([64, 64, 64], {"name": "local"}, ["cnn5"]) for _ in range(2)]
+    made = [federate([64, 64, 64], {"name": "local"}, ["cnn5"]) for _ in range(2)]
     expected = states(play(made[0], engine(made[0])))
     end, ended, notices = torch.cuda.CUDAGraph.capture_end, [], []
 
@@ -332,14 +332,14 @@ def test_a_graph_that_finds_no_memory_when_it_is_complete(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
 def test_other_precisions_train(precision: str) -> None:
-    made = world([64, 48], {"name": "fedavg"}, ["resnet10"], precision=precision)
+    made = federate([64, 48], {"name": "fedavg"}, ["resnet10"], precision=precision)
     played = play(made, engine(made))
     assert all(bool(value.isfinite().all()) for value in states(played).values())
 
 
 def test_fewer_slots_than_clients() -> None:
     sizes = [40] * 10
-    made = [world(sizes, FEDMRL, CNNS) for _ in range(2)]
+    made = [federate(sizes, FEDMRL, CNNS) for _ in range(2)]
     many, few = play(made[0], engine(made[0])), play(made[1], engine(made[1], slots=5, streams=2))
     assert worst(states(many), states(few)) < 1e-6
 
@@ -369,7 +369,7 @@ def test_the_contract_holds_on_the_gpu(method: str, check: Check) -> None:
     ],
 )
 def test_nobody_waits_for_the_device_in_a_client_step(method: Any) -> None:
-    place = world([64] * 8, method, CNNS)
+    place = federate([64] * 8, method, CNNS)
     played = play(place, engine(place), rounds=3)
     inner = played.engine.run
 
@@ -381,20 +381,20 @@ def test_nobody_waits_for_the_device_in_a_client_step(method: Any) -> None:
             torch.cuda.set_sync_debug_mode("default")
 
     played.engine.run = without_waiting  # type: ignore[method-assign]
-    assert not played.play(4, place.ids).failures
+    assert not played.play(4, place.population.ids).failures
 
 
 def test_a_short_last_batch_is_captured_when_it_comes_again() -> None:
-    place = world([50] * 4, {"name": "local"}, ["cnn5"])
+    place = federate([50] * 4, {"name": "local"}, ["cnn5"])
     busy = engine(place)
     play(place, busy, rounds=3)
-    for slot in busy.slots.of_kind(place.kind("0")):
+    for slot in busy.slots.of_kind(place.clients.kind("0")):
         (workspace,) = slot.client.workspaces.values()
         assert sorted(slot.runner.steps[workspace].by_sizes) == [(2,), (16,)]
 
 
 def test_when_memory_runs_out_the_round_is_repeated_with_fewer_slots() -> None:
-    place = world([48] * 6, FEDMRL, CNNS[:2])
+    place = federate([48] * 6, FEDMRL, CNNS[:2])
     expected = states(play(place, engine(place)))
     told: list[str] = []
     short = engine(place, notice=told.append)
@@ -414,7 +414,7 @@ def test_when_memory_runs_out_the_round_is_repeated_with_fewer_slots() -> None:
 
 @pytest.mark.parametrize("slots", [1, 2])
 def test_more_kinds_of_clients_than_slots(slots: int) -> None:
-    place = world([48] * 6, FEDMRL, CNNS)
+    place = federate([48] * 6, FEDMRL, CNNS)
     expected = states(play(place, engine(place)))
     few = engine(place, slots=slots)
     assert worst(expected, states(play(place, few))) < 1e-5

@@ -83,21 +83,21 @@ class StopAfter(Watcher):
 
 
 def test_every_client_has_its_task_data_and_model():
-    world = mixed().world()
-    assert [world.task_of(client).kind for client in world.ids] == KINDS
-    assert [world.card(client).task.kind for client in world.ids] == KINDS
-    assert [world.label(client) for client in world.ids] == (
+    federation = mixed().build()
+    assert [federation.population.task_of(client).kind for client in federation.population.ids] == KINDS
+    assert [federation.population.card(client).task.kind for client in federation.population.ids] == KINDS
+    assert [federation.population.label(client) for client in federation.population.ids] == (
         ["mlp-small", *["conv-small"] * 3, *["conv-dense"] * 2, *["text-mean"] * 2]
     )
-    assert world.ids == tuple("01234567")
-    assert len({world.kind(client) for client in world.ids}) == 5
-    live = {client: world.build_client(client) for client in world.ids}
+    assert federation.population.ids == tuple("01234567")
+    assert len({federation.clients.kind(client) for client in federation.population.ids}) == 5
+    live = {client: federation.clients.build_client(client) for client in federation.population.ids}
     assert [tuple(live[client].source.x.shape[1:]) for client in "0246"] == [
         (1, 8, 8), (1, 8, 8), (1, 16, 16), (3,)
     ]  # fmt: skip
     assert {client["model"].rep_dim for client in live.values()} == {16}
-    assert world.classes_held("2") == (0, 1, 2, 3)
-    assert world.classes_held("6") == (0, 1, 2)
+    assert federation.population.classes_held("2") == (0, 1, 2, 3)
+    assert federation.population.classes_held("6") == (0, 1, 2)
 
 
 def test_a_run_resumes_and_does_not_depend_on_the_workers(tmp_path):
@@ -116,8 +116,8 @@ def test_a_run_resumes_and_does_not_depend_on_the_workers(tmp_path):
 
 def test_a_client_trains_as_if_its_group_were_alone(tmp_path):
     """What a client learns follows from its id, rows and model; groups beside it play no part."""
-    world = mixed().world()
-    own = world.split["2"], world.split["3"]
+    federation = mixed().build()
+    own = federation.split["2"], federation.split["3"]
     alone = Experiment.make(
         data=few("digits-attributes"),
         partition=Split.of(own),
@@ -125,9 +125,9 @@ def test_a_client_trains_as_if_its_group_were_alone(tmp_path):
         method="local",
         training=TRAINING,
         engine={"device": "cpu"},
-    ).world()
-    together, apart = Played(world), Played(alone)
-    for ids in (world.ids, ("3", "5")):
+    ).build()
+    together, apart = Played(federation), Played(alone)
+    for ids in (federation.population.ids, ("3", "5")):
         together.round(ids)
         apart.round([client for client in ids if client in ("2", "3")])
     for client in ("2", "3"):
@@ -140,11 +140,11 @@ def test_a_client_trains_as_if_its_group_were_alone(tmp_path):
 def test_steps_of_all_tasks_can_be_captured():
     federation = [*groups(), {"data": few("digits-captions"), "partition": PARTITION, "models": "dual-small"}]
     make = partial(mixed, federation=federation, training=TRAINING | {"participation": 1.0})
-    plain, taped = Played(make().world()), Played(make().world(), Taped)
+    plain, taped = Played(make().build()), Played(make().build(), Taped)
     for _ in range(2):
-        plain.round(plain.world.ids)
-        taped.round(taped.world.ids)
-    for client in plain.world.ids:
+        plain.round(plain.federation.population.ids)
+        taped.round(taped.federation.population.ids)
+    for client in plain.federation.population.ids:
         left, right = plain.client(client), taped.client(client)
         assert left is not None
         assert right is not None
@@ -207,21 +207,21 @@ def test_groups_that_name_the_same_data_share_it_and_deal_it_anew():
     asked = mixed(federation=[group, group], method="fedavg", models={"rep_dim": 8})
     data = asked.load_data()
     assert data[0] is data[1]
-    world = asked.world(data)
-    clients = [world.build_client(client) for client in ("0", "2")]
+    federation = asked.build(data)
+    clients = [federation.clients.build_client(client) for client in ("0", "2")]
     assert clients[0].source is clients[1].source
-    assert world.kind("0") != world.kind("2")
-    assert not np.array_equal(world.split["0"].train, world.split["2"].train)
-    played = Played(world)
-    assert not played.round(world.ids).failures
+    assert federation.clients.kind("0") != federation.clients.kind("2")
+    assert not np.array_equal(federation.split["0"].train, federation.split["2"].train)
+    played = Played(federation)
+    assert not played.round(federation.population.ids).failures
 
 
 def test_clients_of_one_kind_of_task_keep_their_data_apart():
     """Two data sets of one task under one method: whoever holds a live client reads its own rows."""
     inverted = replace(few("digits"), x=1 - few("digits").x)
     group = {"partition": PARTITION, "models": "mlp-small"}
-    world = mixed(federation=[{"data": few("digits"), **group}, {"data": inverted, **group}]).world()
-    engine = SerialEngine(world)
+    federation = mixed(federation=[{"data": few("digits"), **group}, {"data": inverted, **group}]).build()
+    engine = SerialEngine(federation.clients)
     seen = {client: engine.seats.sit(client, None).source.x for client in ("0", "2", "1", "3")}
     assert torch.equal(seen["0"], few("digits").x)
     assert torch.equal(seen["2"], inverted.x)
@@ -252,7 +252,7 @@ def test_clients_of_one_kind_of_task_keep_their_data_apart():
 )
 def test_what_cannot_work_is_said_in_a_sentence(changes, sentence):
     with pytest.raises(ConfigError) as error:
-        mixed(**changes).world()
+        mixed(**changes).build()
     assert str(error.value).startswith(sentence)
 
 
@@ -260,8 +260,8 @@ def test_methods_of_classes_refuse_one_task_of_another_kind():
     values = {"data": few("digits-segments"), "partition": PARTITION, "models": "conv-dense"}
     for method in ("fedproto", "fedgh", "fedmrl", "fedin", "fedre"):
         with pytest.raises(ConfigError, match=f"{method} learns from one class per sample"):
-            Experiment.make(**values, method=method).world()
-    assert Experiment.make(**values, method="fedavg").world().task.kind == "segmentation"
+            Experiment.make(**values, method=method).build()
+    assert Experiment.make(**values, method="fedavg").build().population.task.kind == "segmentation"
 
 
 def test_two_groups_cannot_have_a_client_of_one_name():
@@ -269,7 +269,7 @@ def test_two_groups_cannot_have_a_client_of_one_name():
     split = Split.of([ClientSplit("a", np.arange(9), nothing, nothing)])
     group = {"data": few("digits"), "partition": split, "models": "mlp-small"}
     with pytest.raises(DataError, match="two groups of the federation have a client 'a'"):
-        mixed(federation=[group, group]).world()
+        mixed(federation=[group, group]).build()
 
 
 class Doubling(Method):

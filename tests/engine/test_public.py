@@ -113,14 +113,16 @@ def mixed(**changes: Any) -> Experiment:
 
 
 def test_everyone_means_the_same_samples():
-    world = mixed().world()
-    views = [world.public(client) for client in world.ids]
+    federation = mixed().build()
+    views = [federation.population.public(client) for client in federation.population.ids]
     rows = views[0].ids
     assert len(rows) == 20
     assert all(np.array_equal(view.ids, rows) for view in views)
     assert (np.diff(rows) > 0).all()
     digits = load("digits")
-    image, segment, text, pair = (world.build_client(client).public for client in world.ids)
+    image, segment, text, pair = (
+        federation.clients.build_client(client).public for client in federation.population.ids
+    )
     assert torch.equal(image.source.x, digits.x[rows])
     prepared = image.source.take(torch.arange(20)).x
     assert torch.allclose(prepared, (digits.x[rows] - 0.3053) / 0.3761, atol=1e-6)
@@ -136,14 +138,17 @@ def test_everyone_means_the_same_samples():
 
 
 def test_the_order_is_shared_and_drawn_anew_every_round():
-    world = mixed().world()
-    server, clients = world.server(), [world.build_client(client) for client in world.ids]
+    federation = mixed().build()
+    server, clients = (
+        federation.server(),
+        [federation.clients.build_client(client) for client in federation.population.ids],
+    )
     first, second = (server.public.order(round_, 8, passes=2) for round_ in (1, 2))
     assert [len(batch) for batch in first] == [8] * 4  # the short last batch of a pass is left out
     assert not np.array_equal(np.stack(first), np.stack(second))
     for client in clients:
         assert np.array_equal(np.stack(client.public.order(1, 8, 2)), np.stack(first))
-    other = mixed(seed=1).world().server()
+    other = mixed(seed=1).build().server()
     assert not np.array_equal(other.public.ids, server.public.ids)
 
 
@@ -151,11 +156,11 @@ def test_runs_resume_and_steps_can_be_captured(tmp_path):
     whole = run(mixed(), out=tmp_path / "one")
     two = run(mixed(engine={"device": "cpu", "workers": 2}), out=tmp_path / "two")
     assert (whole.folder / "metrics.jsonl").read_bytes() == (two.folder / "metrics.jsonl").read_bytes()
-    plain, taped = Played(mixed().world()), Played(mixed().world(), Taped)
+    plain, taped = Played(mixed().build()), Played(mixed().build(), Taped)
     for played in (plain, taped):
         for _ in range(3):
-            assert not played.round(played.world.ids).failures
-    for client in plain.world.ids:
+            assert not played.round(played.federation.population.ids).failures
+    for client in plain.federation.population.ids:
         left, right = plain.client(client), taped.client(client)
         assert left is not None
         assert right is not None
@@ -179,20 +184,22 @@ def test_a_file_names_it_and_a_method_that_needs_none_ignores_it(tmp_path):
     assert again.to_yaml() == (result.folder / "config.yaml").read_text()
     assert again.public is not None
     assert resume(result.folder).accuracy == result.accuracy
-    local = asked.variant(method="local").world()
-    assert local.public() is None
-    assert "public" not in local.card("0").extra
+    local = asked.variant(method="local").build()
+    assert local.population.public() is None
+    assert "public" not in local.population.card("0").extra
 
 
 def test_images_are_brought_to_a_clients_size_and_colours():
     colours = load("digits").x.repeat(1, 3, 2, 2)
     colours[:, 0] = 0
     public = replace(load("digits"), x=colours, task=Task("classification", 10, (3, 16, 16)))
-    world = mixed(federation=[{"data": few("digits"), "partition": PARTITION, "models": "mlp-small"}],
-                  public={"data": public, "samples": 9}).world()  # fmt: skip
-    seen = world.public("0").source.x
+    federation = mixed(federation=[{"data": few("digits"), "partition": PARTITION, "models": "mlp-small"}],
+                  public={"data": public, "samples": 9}).build()  # fmt: skip
+    seen = federation.population.public("0").source.x
     assert seen.shape == (9, 1, 8, 8)
-    assert float(seen.mean()) == pytest.approx(float(colours[world.public("0").ids].mean()), abs=0.02)
+    assert float(seen.mean()) == pytest.approx(
+        float(colours[federation.population.public("0").ids].mean()), abs=0.02
+    )
 
 
 class Notes(list[dict[str, Any]]):
@@ -211,8 +218,8 @@ def test_texts_of_their_own_are_read_in_every_clients_numbers(tmp_path):
     groups = [{"data": data, "partition": PARTITION, "models": "text-mean"} for data in (first, second)]
     method = {"name": "fedmuscle", "peers": 1, "batch": 2}
     experiment = mixed(federation=groups, public={"data": public}, method=method)
-    world = experiment.world()
-    views = [world.public(client) for client in world.ids]
+    federation = experiment.build()
+    views = [federation.population.public(client) for client in federation.population.ids]
     for view, words in zip(views, ({"film": 2, "good": 3, "bad": 4}, {"bad": 2, "good": 3}), strict=True):
         read = [[token for token in row.tolist() if token] for row in view.source.x]
         assert read == [[words.get(word, 1) for word in text] for text in
@@ -256,12 +263,12 @@ NO_WORDS = [{"data": texts(words=None), "partition": PARTITION, "models": "text-
 )
 def test_what_cannot_work_is_said_in_a_sentence(changes, sentence):
     with pytest.raises(ConfigError) as error:
-        mixed(**changes).world()
+        mixed(**changes).build()
     assert str(error.value).startswith(sentence)
 
 
 def test_a_batch_larger_than_the_public_data_is_refused():
-    view = mixed().world().public()
+    view = mixed().build().population.public()
     assert view is not None
     with pytest.raises(
         ConfigError, match=r"method.batch of 21 samples is larger than the public data, which has 20"
@@ -274,7 +281,7 @@ def test_a_batch_larger_than_the_public_data_is_refused():
 def viewed(public: Dataset | str, ids: Any = None) -> Public:
     """The public data as a server sees them; `ids` instead of those drawn."""
     group = {"data": few("digits"), "partition": PARTITION, "models": "mlp-small"}
-    view = mixed(federation=[group], public={"data": public, "samples": 20}).world().public()
+    view = mixed(federation=[group], public={"data": public, "samples": 20}).build().population.public()
     assert view is not None
     return view if ids is None else replace(view, ids=ids)
 
@@ -305,9 +312,9 @@ def test_other_ids_on_one_side_are_refused():
     assert refused(own, viewed("digits"), viewed("digits", own.ids + 1)).startswith(
         "client 1 has public samples with other ids than the server"
     )
-    world = mixed().world()
-    assert len({str(card.extra["public"]) for card in world.cards.values()}) == 1
-    check_same_samples(world.public(), world.cards)
+    federation = mixed().build()
+    assert len({str(card.extra["public"]) for card in federation.population.cards.values()}) == 1
+    check_same_samples(federation.population.public(), federation.population.cards)
 
 
 def test_other_content_under_the_same_ids_is_refused():
@@ -331,7 +338,7 @@ def test_other_content_under_the_same_ids_is_refused():
 
 def viewed_vectors(public: Dataset) -> Public:
     group = {"data": public, "partition": PARTITION, "models": "mlp-small"}
-    view = mixed(federation=[group], public={"data": public, "samples": 20}).world().public()
+    view = mixed(federation=[group], public={"data": public, "samples": 20}).build().population.public()
     assert view is not None
     return view
 
@@ -374,6 +381,6 @@ def test_colours_as_whole_numbers_or_as_fractions_are_the_same():
 
 
 def test_a_holder_without_public_data_says_so():
-    world = mixed(method="local").world()
+    federation = mixed(method="local").build()
     with pytest.raises(ConfigError, match="there is no public data here"):
-        _ = world.build_client("0").public
+        _ = federation.clients.build_client("0").public

@@ -13,7 +13,7 @@ from potluck.core.dataset import Dataset
 from potluck.data import from_arrays, load
 from potluck.errors import ConfigError
 from potluck.experiment.schema import Experiment
-from potluck.federation.explain import explain_world
+from potluck.federation.explain import explain
 from potluck.runs.api import run
 from potluck.testing.bench import Played
 from potluck.testing.faulty_engines import Taped
@@ -91,11 +91,11 @@ def test_two_workers_give_the_bits_of_one_process(tmp_path, name):
 
 @pytest.mark.parametrize("name", ANY)
 def test_steps_of_all_tasks_can_be_captured(name):
-    plain, taped = Played(mixed(name).world()), Played(mixed(name).world(), Taped)
+    plain, taped = Played(mixed(name).build()), Played(mixed(name).build(), Taped)
     for played in (plain, taped):
         for _ in range(3):
-            assert not played.round(played.world.ids).failures
-    for client in plain.world.ids:
+            assert not played.round(played.federation.population.ids).failures
+    for client in plain.federation.population.ids:
         left, right = plain.client(client), taped.client(client)
         assert left is not None
         assert right is not None
@@ -105,13 +105,13 @@ def test_steps_of_all_tasks_can_be_captured(name):
 
 def test_a_sample_one_has_not_got_is_sent_as_zeros_and_counts_nowhere():
     """Texts and pairs lack every fourth caption: their rows of the global table are zero, those of images not."""
-    world = mixed("creamfl").world()
-    played = Played(world)
+    federation = mixed("creamfl").build()
+    played = Played(federation)
     for _ in range(2):
-        played.round(world.ids)
+        played.round(federation.population.ids)
     tables = played.rounds.server["tables"].tensors()
     assert sorted(tables) == ["image", "pair", "text"]
-    missing = world.public().ids % 4 == 0
+    missing = federation.population.public().ids % 4 == 0
     assert missing.any()
     for name, table in tables.items():
         empty = (table.abs().sum(1) == 0).numpy()
@@ -119,9 +119,9 @@ def test_a_sample_one_has_not_got_is_sent_as_zeros_and_counts_nowhere():
 
 
 def test_the_mean_kernel_of_unlike_clients_has_all_samples():
-    world = mixed("fedhenn").world()
-    played = Played(world)
-    played.round(world.ids)
+    federation = mixed("fedhenn").build()
+    played = Played(federation)
+    played.round(federation.population.ids)
     kernel = played.rounds.server["kernel"]["kernel"]
     assert kernel.shape == (12, 12)
     assert bool((kernel.diagonal() > 0).all())  # images have those that lack a caption
@@ -138,22 +138,22 @@ SIZES = {  # of client 0: 24 public samples, width 16, 10 classes; |θ| of mlp-s
 
 @pytest.mark.parametrize("name", SIZES)
 def test_what_is_explained_is_the_size_the_papers_count(name):
-    told = explain_world(asked(name).world())
+    told = explain(asked(name).build())
     assert (told["up_scalars"], told["down_scalars"]) == SIZES[name]
 
 
 def test_what_is_explained_of_cofed_is_a_bound():
     """|P| votes up; at most |P| rows per class held and the counts down."""
-    world = alike("cofed").world()
-    held = len(world.classes_held("0"))
-    told = explain_world(world)
+    federation = alike("cofed").build()
+    held = len(federation.population.classes_held("0"))
+    told = explain(federation)
     assert (told["up_scalars"], told["down_scalars"]) == (24, 24 * held + held)
 
 
 @pytest.mark.parametrize("name", [*ANY, *ONE_CLASS])
 def test_without_public_data_they_are_refused(name):
     with pytest.raises(ConfigError, match="needs public data; name some"):
-        asked(name, public=None).world()
+        asked(name, public=None).build()
 
 
 @pytest.mark.parametrize("name", ONE_CLASS)
@@ -162,20 +162,20 @@ def test_tasks_that_do_not_agree_are_refused(name):
     with pytest.raises(
         ConfigError, match=f"{name} learns from one class per sample; client 0 has multi-label"
     ):
-        experiment({"name": name}, sets).world()
+        experiment({"name": name}, sets).build()
 
 
 @pytest.mark.parametrize("name", ["fedmd", "feddf"])
 def test_other_label_sets_are_refused_where_scores_are_averaged(name):
     sets = [(few("digits"), "mlp-small"), (texts(), "text-mean")]
     with pytest.raises(ConfigError, match=f"{name} needs clients with the same task; client 1 has text"):
-        experiment({"name": name}, sets).world()
+        experiment({"name": name}, sets).build()
 
 
 def test_clients_with_other_label_sets_and_modalities_agree_by_votes():
     sets = [(few("digits"), "mlp-small"), (replace(texts(), class_names=("0", "1", "two")), "text-mean")]
-    world = experiment({"name": "cofed", "margin": 0.0}, sets).world()
-    assert len(world.method.numbers) == 11
-    played = Played(world)
+    federation = experiment({"name": "cofed", "margin": 0.0}, sets).build()
+    assert len(federation.method.numbers) == 11
+    played = Played(federation)
     for _ in range(2):
-        assert not played.round(world.ids).failures
+        assert not played.round(federation.population.ids).failures

@@ -145,7 +145,7 @@ def test_a_run_folder_is_complete(tmp_path: Path) -> None:
         "per_client",
     }  # fmt: skip
     assert wanted <= set(summary["accuracy"])
-    small = experiment().world().server()["small"]
+    small = experiment().build().server()["small"]
     scalars = sum(value.numel() for value in small.wire().values())
     assert summary["messages"]["up"]["scalars"] == summary["messages"]["down"]["scalars"] == scalars
 
@@ -268,14 +268,14 @@ def test_sampled_and_global_evaluation(tmp_path: Path) -> None:
     ended = run(asked, out=tmp_path / "run")
     found = lines(ended.folder)
     assert len(found) == 4 * 3
-    tests = sum(len(client.test) for client in asked.world().split.clients)
+    tests = sum(len(client.test) for client in asked.build().split.clients)
     assert {line["test"]["samples"] for line in found} == {tests}
 
 
 def test_held_out_clients_never_train(tmp_path: Path) -> None:
     asked = experiment(partition={"held_out": 2}, training={"participation": 1.0})
     ended = run(asked, out=tmp_path / "run")
-    held_out = set(asked.world().split.held_out)
+    held_out = set(asked.build().split.held_out)
     ups = {line["client"] for line in lines(ended.folder, "ledger.jsonl") if line["direction"] == "up"}
     assert len(ups) == 3
     assert not ups & held_out
@@ -302,20 +302,23 @@ def test_a_client_without_test_samples_is_left_out_of_accuracy(tmp_path: Path) -
 
 def test_per_client_values_reach_the_client() -> None:
     asked = experiment(training={"per_client": {"2": {"epochs": 3, "batch_size": 8, "lr": 0.5}}})
-    world = asked.world()
-    assert world.client_training("2").epochs == 3
-    assert world.client_training("2").optimizer.lr == 0.5
-    assert world.client_training("2").optimizer.momentum == 0.9
-    assert world.client_training("1").epochs == 1
+    federation = asked.build()
+    assert federation.clients.client_training("2").epochs == 3
+    assert federation.clients.client_training("2").optimizer.lr == 0.5
+    assert federation.clients.client_training("2").optimizer.momentum == 0.9
+    assert federation.clients.client_training("1").epochs == 1
     with pytest.raises(ConfigError, match="client '9'"):
-        experiment(training={"per_client": {"9": {"epochs": 3}}}).world()
+        experiment(training={"per_client": {"9": {"epochs": 3}}}).build()
 
 
 def test_independent_initial_models() -> None:
     def weights(init: str) -> list[torch.Tensor]:
         asked = experiment(models={"pool": ["mlp-small"], "init": init})
-        world = asked.world()
-        return [next(iter(world.build_model(client).parameters())) for client in world.ids[:2]]
+        federation = asked.build()
+        return [
+            next(iter(federation.population.build_model(client).parameters()))
+            for client in federation.population.ids[:2]
+        ]
 
     same, other = weights("per_architecture"), weights("per_client")
     assert torch.equal(same[0], same[1])
@@ -380,4 +383,4 @@ def test_a_device_that_cannot(settings: Any, sentence: str, monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     with pytest.raises(ConfigError, match=sentence):
-        experiment(engine=settings).world()
+        experiment(engine=settings).build()

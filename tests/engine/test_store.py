@@ -421,8 +421,10 @@ def experiment(memory: str | int = "auto", **changes: Any) -> Experiment:
 
 def one_client(**changes: Any) -> int:
     """The bytes of the largest client."""
-    world = experiment(**changes).world()
-    return max(size(world.build_client(client).snapshot()) for client in world.ids)
+    federation = experiment(**changes).build()
+    return max(
+        size(federation.clients.build_client(client).snapshot()) for client in federation.population.ids
+    )
 
 
 def assert_same_logs(one: Path, other: Path) -> None:

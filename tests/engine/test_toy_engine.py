@@ -22,7 +22,7 @@ from potluck.engine.settings import EngineSettings
 from potluck.engine.store.client_store import ClientStore
 from potluck.errors import ConfigError
 from potluck.experiment.schema import Experiment
-from potluck.federation.world import World
+from potluck.federation.builder import ClientBuilder
 from potluck.runs.api import resume, run
 from potluck.runs.loop import Interrupted
 from potluck.runs.observers import RoundEnd, Watcher
@@ -43,7 +43,7 @@ class FreshClients(StoringEngine):
 
     def __init__(
         self,
-        clients: World,
+        clients: ClientBuilder,
         settings: EngineSettings,
         store: ClientStore,
         notice: Callable[[str], None],

@@ -36,7 +36,7 @@ from potluck.engine.wire import TensorFrame, done_frame, errand_frame, read_done
 from potluck.engine.workers import WorkerFault, WorkersEngine, worker_count
 from potluck.errors import ConfigError, RunError, StepFailed
 from potluck.experiment.schema import Experiment
-from potluck.federation.world import World
+from potluck.federation.builder import ClientBuilder
 from potluck.methods.fedmrl import FedMRL
 from potluck.runs.api import resume, run
 from potluck.runs.environment import threads
@@ -172,8 +172,8 @@ class TwoWorkers(WorkersEngine):
 
     opened: list[WorkersEngine] = []
 
-    def __init__(self, world: World, store: ClientStore | None = None) -> None:
-        super().__init__(world, store, workers=2)
+    def __init__(self, federation: FourClients, store: ClientStore | None = None) -> None:
+        super().__init__(federation, store, workers=2)
         self.opened.append(self)
 
 
@@ -207,19 +207,19 @@ def test_the_contract_holds(
 # --- workers that fail ----------------------------------------------------------------------------------
 
 
-class Federation:
+class FourClients:
     """Four clients, two workers, and something that happens when client 1 trains in round 2."""
 
     def __init__(self, event: Callable[[], None] = lambda: None, workers: int = 2, in_each: int = 1) -> None:
-        self.world = potluck.testing.bench.Bench("local").world()
+        self.federation = potluck.testing.bench.Bench("local").build()
         self._plan(event)
-        self.engine: StoringEngine = SerialEngine(self.world)
+        self.engine: StoringEngine = SerialEngine(self.federation.clients)
         if workers:
-            self.engine = WorkersEngine(self.world, workers=workers, threads=in_each)
-        self.rounds = Rounds(self.world, self.engine)
+            self.engine = WorkersEngine(self.federation.clients, workers=workers, threads=in_each)
+        self.rounds = Rounds(self.federation, self.engine)
 
     def _plan(self, event: Callable[[], None]) -> None:
-        train = self.world.method.train  # type: ignore[attr-defined]
+        train = self.federation.method.train  # type: ignore[attr-defined]
 
         @functools.wraps(train)
         def eventful(client: Client) -> Any:
@@ -227,7 +227,7 @@ class Federation:
                 event()
             return train(client)
 
-        self.world.method.train = eventful  # type: ignore[attr-defined]
+        self.federation.method.train = eventful  # type: ignore[attr-defined]
 
     def play(self, *cohorts: Sequence[str]) -> Cohort:
         for number, cohort in enumerate(cohorts, 1):
@@ -236,10 +236,10 @@ class Federation:
         return played
 
     def states(self) -> dict[str, State | None]:
-        records = {client: self.engine.store.peek(client) for client in self.world.ids}
+        records = {client: self.engine.store.peek(client) for client in self.federation.population.ids}
         return {client: record.base if record else None for client, record in records.items()}
 
-    def __enter__(self) -> Federation:
+    def __enter__(self) -> FourClients:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -256,7 +256,7 @@ def same(a: dict[str, State | None], b: dict[str, State | None]) -> bool:
 
 def expected(*cohorts: Sequence[str]) -> dict[str, State | None]:
     """What the serial engine makes of these rounds."""
-    alone = Federation(workers=0)
+    alone = FourClients(workers=0)
     alone.play(*cohorts)
     return alone.states()
 
@@ -266,7 +266,7 @@ def die() -> None:
 
 
 def test_a_killed_worker_is_replaced_and_leaves_no_trace() -> None:
-    with Federation(die) as federation:
+    with FourClients(die) as federation:
         federation.play(EVERYONE)
         before = {worker.process for worker in federation.engine.workers}  # type: ignore[attr-defined]
         cohort = federation.rounds.play(2, EVERYONE)
@@ -281,7 +281,7 @@ def test_a_killed_worker_is_replaced_and_leaves_no_trace() -> None:
 
 
 def test_a_worker_that_dies_at_rest_is_replaced_unnoticed() -> None:
-    with Federation() as federation:
+    with FourClients() as federation:
         federation.play(EVERYONE)
         workers = federation.engine.workers  # type: ignore[attr-defined]
         for worker in workers:
@@ -293,7 +293,7 @@ def test_a_worker_that_dies_at_rest_is_replaced_unnoticed() -> None:
 
 def test_workers_that_cannot_live_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(potluck.engine.workers, "_serve", lambda *_: os._exit(3))
-    with Federation() as federation:
+    with FourClients() as federation:
         request = Request("0", ("train",), Message(), federation.rounds.stamp("0", 1, 1, 1))
         (outcome,) = federation.engine.run([request])
     assert isinstance(outcome, Failure)
@@ -305,7 +305,7 @@ def test_no_room_for_a_process_is_one_sentence(monkeypatch: pytest.MonkeyPatch) 
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(os, "fork", refuse)
-    with Federation() as federation, pytest.raises(RunError, match=r"unavailable\); lower engine.workers"):
+    with FourClients() as federation, pytest.raises(RunError, match=r"unavailable\); lower engine.workers"):
         federation.play(EVERYONE)
 
 
@@ -314,7 +314,7 @@ def fault() -> None:
 
 
 def test_a_fault_reaches_the_parent_with_its_traceback() -> None:
-    with Federation(fault) as federation:
+    with FourClients(fault) as federation:
         federation.play(EVERYONE)
         with pytest.raises(WorkerFault, match="ValueError: this model has a hole") as caught:
             federation.rounds.play(2, EVERYONE)
@@ -332,12 +332,12 @@ def refuse() -> None:
 
 
 def test_a_sentence_about_a_client_is_its_failure() -> None:
-    with Federation(refuse) as federation:
+    with FourClients(refuse) as federation:
         assert federation.play(EVERYONE, EVERYONE).failures == {"1": "client 1: the sensor is off"}
 
 
 def test_ctrl_c_in_the_middle_leaves_nothing_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Federation() as federation:
+    with FourClients() as federation:
         federation.play(EVERYONE)
 
         def press(channels: object) -> None:
@@ -354,7 +354,7 @@ def test_ctrl_c_in_the_middle_leaves_nothing_under_way(monkeypatch: pytest.Monke
 
 
 def test_workers_leave_signals_to_the_parent() -> None:
-    with Federation() as federation:
+    with FourClients() as federation:
         federation.play(EVERYONE)
         before = [worker.process for worker in federation.engine.workers]  # type: ignore[attr-defined]
         for process in before:
@@ -365,7 +365,7 @@ def test_workers_leave_signals_to_the_parent() -> None:
 
 
 def test_a_repeated_exchange_is_answered_without_a_worker() -> None:
-    with Federation() as federation:
+    with FourClients() as federation:
         request = Request("0", ("train",), Message(), federation.rounds.stamp("0", 1, 1, 1))
         (first,) = federation.engine.run([request])
         assert isinstance(first, Answer)
@@ -375,7 +375,7 @@ def test_a_repeated_exchange_is_answered_without_a_worker() -> None:
 
 
 def test_a_second_exchange_goes_on_from_the_first() -> None:
-    def trained_twice(federation: Federation) -> dict[str, State | None]:
+    def trained_twice(federation: FourClients) -> dict[str, State | None]:
         with threads(1):
             for exchange in (1, 2):
                 stamp = federation.rounds.stamp("0", 1, 1, exchange)
@@ -384,12 +384,12 @@ def test_a_second_exchange_goes_on_from_the_first() -> None:
         assert record.work is not None
         return {"0": record.work.state, "counters": dict.fromkeys(record.work.counters, torch.ones(1))}
 
-    with Federation() as federation, Federation(workers=0) as other:
+    with FourClients() as federation, FourClients(workers=0) as other:
         assert same(trained_twice(federation), trained_twice(other))
 
 
 def test_an_examination_measures_the_same_and_changes_nothing() -> None:
-    def measured(federation: Federation) -> tuple[Any, dict[str, State | None]]:
+    def measured(federation: FourClients) -> tuple[Any, dict[str, State | None]]:
         federation.play(EVERYONE)
         engine: Engine = federation.engine
         stamps = {client: federation.rounds.stamp(client, 1, 1) for client in EVERYONE}
@@ -399,7 +399,7 @@ def test_an_examination_measures_the_same_and_changes_nothing() -> None:
             federation.states()
         )
 
-    with Federation() as federation, Federation(workers=0) as other:
+    with FourClients() as federation, FourClients(workers=0) as other:
         (metrics, states), (wanted, alike) = measured(federation), measured(other)
     assert metrics == wanted
     assert len(metrics) == len(EVERYONE)
@@ -416,7 +416,7 @@ def multiply() -> None:
 def test_several_threads_in_a_worker() -> None:
     with threads(2):
         multiply()  # this thread has a team of OpenMP now, and its forks wait for a team they do not have
-    with Federation(multiply, workers=1, in_each=2) as federation:
+    with FourClients(multiply, workers=1, in_each=2) as federation:
         assert not federation.play(EVERYONE, EVERYONE).failures
 
 
@@ -464,7 +464,7 @@ def test_workers_end_when_their_parent_is_killed() -> None:
         time.sleep(1000)
 
     def play() -> None:
-        federation = Federation(work_for_ever)
+        federation = FourClients(work_for_ever)
         federation.play(EVERYONE)
         processes = [worker.process for worker in federation.engine.workers]  # type: ignore[attr-defined]
         os.write(write, json.dumps(processes).encode() + b"\n")
@@ -577,17 +577,21 @@ def test_half_a_frame_is_the_end(cut: int) -> None:
 # --- how many -------------------------------------------------------------------------------------------
 
 
-def world(**changes: Any) -> World:
-    return Experiment.make(
-        **{**SETTINGS, "method": "local", "engine": {"device": "cpu"}, **changes},
-    ).world()
+def federate(**changes: Any) -> ClientBuilder:
+    return (
+        Experiment.make(
+            **{**SETTINGS, "method": "local", "engine": {"device": "cpu"}, **changes},
+        )
+        .build()
+        .clients
+    )
 
 
 def test_auto_is_a_worker_per_core_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert worker_count(world(), 100, 1) == 1
-    heavy = world(training={"epochs": 1000})
+    assert worker_count(federate(), 100, 1) == 1
+    heavy = federate(training={"epochs": 1000})
     for cohort, per_client, wanted in [(100, 1, 8), (3, 1, 3), (100, 4, 2), (100, 16, 1)]:
         assert worker_count(heavy, cohort, per_client) == wanted
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

@@ -123,9 +123,9 @@ class Absent(SerialEngine):
 def serial(method, folder, away=(), **others):
     """The metrics of a simulation."""
     experiment = simulated(method, **others)
-    world, home = experiment.world(), RunFolder.create(folder, exact=True)
-    engine = Absent(world)
+    federation, home = experiment.build(), RunFolder.create(folder, exact=True)
+    engine = Absent(federation.clients)
     engine.away = frozenset(away)
-    write_start(home, experiment, world)
-    Run(experiment, home, world, engine=engine).play()
+    write_start(home, experiment, federation)
+    Run(experiment, home, federation, engine=engine).play()
     return log(folder)

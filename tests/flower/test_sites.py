@@ -180,10 +180,10 @@ def test_sites_that_start_again_between_two_rounds_go_on_where_they_were(tmp_pat
 def test_the_largest_legal_message_is_known_and_no_honest_one_is_larger(tmp_path, method):
     found = make_site("0", tmp_path)
     enrol(found, method)
-    world, live = found.resident.clients, found.resident.live
-    rounds = Rounds(world, SerialEngine(world))
+    federation, live = found.resident.federation, found.resident.live
+    rounds = Rounds(federation, SerialEngine(federation.clients))
     downs = [found.resident.performer.largest_down(live)]
-    for exchange in rehearse(world, "0"):
+    for exchange in rehearse(federation, "0"):
         assert (
             exchange.up.nbytes <= rounds.largest_reply("0", exchange.steps) <= 4 * exchange.up.nbytes + 4096
         )

@@ -20,7 +20,8 @@ from potluck.engine.cohort import Cohort
 from potluck.engine.ledger import Ledger
 from potluck.engine.protocol import Examination, Stamp
 from potluck.engine.serial import SerialEngine
-from potluck.federation.world import World
+from potluck.federation.federation import simulated
+from potluck.federation.groups import GroupData
 from potluck.methods.registry import find_method
 from potluck.models import ModelPool
 
@@ -57,24 +58,21 @@ class Federation:
         self.method = kind(kind.Config(**options), pool)
         self.rows = {client: np.asarray(part, dtype=np.int64) for client, part in rows.items()}
         nothing, measured = np.zeros(0, dtype=np.int64), np.asarray(test, dtype=np.int64)
-        self.world = World(
-            method=self.method,
-            data=data,
-            split=Split.of(
-                ClientSplit(client, part, nothing, measured) for client, part in self.rows.items()
-            ),
-            pool=pool,
+        self.federation = simulated(
+            self.method,
+            [GroupData(data, len(self.rows))],
+            Split.of(ClientSplit(client, part, nothing, measured) for client, part in self.rows.items()),
+            pool,
             seeds=Seeds(1, 2, 3, 4),
             training=ClientTraining(**(training or {})),
             independent_init=per_client,
             public=None if public is None else (unlabelled(public), np.arange(len(public))),
         )
         if lacking is not None:
-            blind(self.world, lacking)
-        self.method.setup(self.world)
-        self.method.check(self.world)
-        self.engine = SerialEngine(self.world)
-        self.server = self.world.server()
+            blind(self.federation, lacking)
+            self.federation.prepared()
+        self.engine = SerialEngine(self.federation.clients)
+        self.server = self.federation.server()
         self.accepted = {}
         self.number = 0
 
@@ -85,7 +83,7 @@ class Federation:
         cohort = Cohort(
             engine or self.engine, self.method, self.server, ids, self.stamp, Ledger(number), quorum
         )
-        rng = self.world.server_rng(number)
+        rng = self.federation.server_rng(number)
         self.server.enter(number, rng, {}, "round")
         with rng.as_default():
             self.method.round(self.server, cohort)
@@ -100,7 +98,7 @@ class Federation:
         """Everything a client has at rest."""
         record = self.engine.store.peek(client)
         if record is None or record.base is None:
-            return self.world.build_client(client).snapshot()
+            return self.federation.clients.build_client(client).snapshot()
         return record.base
 
     def part(self, client, part):
@@ -114,16 +112,17 @@ class Federation:
     def initial(self, client):
         """The weights a client's model starts with."""
         return {
-            name: value.detach().clone() for name, value in self.world.build_model(client).named_parameters()
+            name: value.detach().clone()
+            for name, value in self.federation.population.build_model(client).named_parameters()
         }
 
     def rng(self, client, number):
         """A client's randomness in a round."""
-        return self.world.seeds.tree("training").child("round", number, "client", client)
+        return self.federation.seeds.tree("training").child("round", number, "client", client)
 
     def steps(self, client, number, again=0):
         """The rows of each training step of a client in a round, the first time it trains or again."""
-        training = self.world.client_training(client)
+        training = self.federation.clients.client_training(client)
         rng = self.rng(client, number).child("batches", "train", again)
         return shuffled_batches(
             self.rows[client], training.batch_size, training.epochs, training.last_batch, rng
@@ -141,14 +140,15 @@ def unlabelled(x):
     return from_arrays(x, np.zeros(len(x), dtype=np.int64), classes=2, name="public")
 
 
-def blind(world, lacking):
+def blind(federation, lacking):
     """Let clients (None: the server) lack some public rows, as texts do that have no captions of them."""
-    whole, views = world.public(), {}
+    whole, views = federation.population.public(), {}
     for side, rows in lacking.items():
         mask = whole.mask.clone()
         mask[list(rows)] = False
         views[side] = replace(whole, mask=mask)
-    world.public = lambda client=None: views.get(client, whole)
+    federation.population.public = lambda client=None: views.get(client, whole)
+    federation.clients.public = federation.population.public
 
 
 class Linear(Model):

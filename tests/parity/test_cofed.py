@@ -76,7 +76,7 @@ def test_votes_may_be_weighted_with_samples(method):
 
 def test_votes_need_a_margin_and_a_class_one_holds(kit):
     game = federation(kit)
-    client = game.world.build_client("b")
+    client = game.federation.clients.build_client("b")
     logits = torch.tensor([
         [0.0, 2.0, 0.0, 0.0],  # class 1, by 0.61
         [0.0, 1.0, 0.0, 0.3],  # class 1, by 0.22: not sure
@@ -90,7 +90,7 @@ def test_votes_need_a_margin_and_a_class_one_holds(kit):
 
 def test_samples_of_two_classes_are_dropped_and_classes_weighted(kit):
     game = federation(kit)
-    client = game.world.build_client("a")
+    client = game.federation.clients.build_client("a")
     down = Message({"rows": torch.tensor([1, 5, 7, 5, 2]), "counts": torch.tensor([1, 3, 1])})
     labels, known = game.method.agreed_labels(client, down)
     assert known.tolist() == [0, 1, 1, 0, 0, 0, 0, 1, 0, 0]  # 5 is listed twice
@@ -118,7 +118,7 @@ def plain_votes(model, held):
 def test_a_round_is_a_plain_loop(kit):
     game = federation(kit, margin=0.1)
     heldby = {"a": (0, 1, 2), "b": (1, 2)}
-    models = {client: game.world.build_model(client) for client in ROWS}
+    models = {client: game.federation.population.build_model(client) for client in ROWS}
     lines = game.round("a", "b").ledger.lines
     for client, model in models.items():
         steps = game.steps(client, 1)
@@ -181,14 +181,17 @@ def groups(names):
 
 
 def test_classes_are_known_by_their_names():
-    world = groups([["cat", "dog", "owl"], ["owl", "ant", "cat"]]).world()
-    assert world.method.numbers == {"cat": 0, "dog": 1, "owl": 2, "ant": 3}
-    assert world.method.labels == {"0": [0, 1, 2], "1": [2, 3, 0]}
-    played = Played(world)
-    assert not played.round(world.ids).failures
+    federation = groups([["cat", "dog", "owl"], ["owl", "ant", "cat"]]).build()
+    assert federation.method.numbers == {"cat": 0, "dog": 1, "owl": 2, "ant": 3}
+    assert federation.method.labels == {"0": [0, 1, 2], "1": [2, 3, 0]}
+    played = Played(federation)
+    assert not played.round(federation.population.ids).failures
     agreed = torch.zeros(4, 24, dtype=torch.bool)
     agreed[2, 5] = agreed[1, 6] = agreed[3, 7] = True  # an owl, a dog, an ant
-    lists = {client: world.method.listed(agreed, world.card(client)) for client in world.ids}
+    lists = {
+        client: federation.method.listed(agreed, federation.population.card(client))
+        for client in federation.population.ids
+    }
     assert [lists[one]["rows"].tolist() for one in "01"] == [[6, 5], [5, 7]]
     assert [lists[one]["counts"].tolist() for one in "01"] == [[0, 1, 1], [1, 1, 0]]
 
@@ -200,4 +203,4 @@ def test_what_cannot_work_is_said_in_a_sentence(kit):
     with pytest.raises(
         ConfigError, match=r"cofed learns from one class per sample; client 0 has multi-label"
     ):
-        Experiment.make(**values, method="cofed", public={"data": "digits"}).world()
+        Experiment.make(**values, method="cofed", public={"data": "digits"}).build()

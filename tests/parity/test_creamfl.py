@@ -89,7 +89,7 @@ def plain_round(kit, game, client, model, number, table, regularizer):
     ]
     kit.plain_training(model, batches, lr=0.2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    for rows in game.world.public().order(number, 4) if table is not None else ():
+    for rows in game.federation.population.public().order(number, 4) if table is not None else ():
         optimizer.zero_grad()
         contrast(unit(model, rows), table, previous, rows, regularizer).backward()
         optimizer.step()
@@ -116,7 +116,7 @@ def plain_scores(z, table, aggregation):
 def test_rounds_are_a_plain_loop(kit, regularizer, aggregation):
     """The first round has nothing to contrast with and equal weights."""
     game = federation(kit, regularizer=regularizer, aggregation=aggregation)
-    models, table = {client: game.world.build_model(client) for client in ROWS}, None
+    models, table = {client: game.federation.population.build_model(client) for client in ROWS}, None
     for number in (1, 2, 3):
         game.round("a", "b")
         sent = [plain_round(kit, game, one, models[one], number, table, regularizer) for one in ROWS]
@@ -143,7 +143,7 @@ def test_with_missing_samples_it_is_a_plain_loop_over_those_there_are(kit, regul
     lacking = {"a": (1, 4, 7), "b": (4,)}
     has = {client: [row for row in range(10) if row not in lacking[client]] for client in lacking}
     game = federation(kit, regularizer=regularizer, aggregation=aggregation, lacking=lacking)
-    models, table = {client: game.world.build_model(client) for client in ROWS}, None
+    models, table = {client: game.federation.population.build_model(client) for client in ROWS}, None
     known = has["b"]
 
     def pull(z, rows, previous):
@@ -175,7 +175,7 @@ def test_with_missing_samples_it_is_a_plain_loop_over_those_there_are(kit, regul
                 model, [(torch.tensor(game.x[r]), torch.tensor(game.y[r])) for r in steps], lr=0.2
             )
             optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-            for batch in game.world.public().order(number, 4) if table is not None else ():
+            for batch in game.federation.population.public().order(number, 4) if table is not None else ():
                 rows = [row for row in batch.tolist() if row in has[client]]
                 optimizer.zero_grad()
                 pull(unit(model, rows), rows, previous).mean().backward()
@@ -201,20 +201,23 @@ def test_the_servers_model_learns_from_pairs_that_are_there():
     data = load("digits-captions")
     few = replace(data, x=data.x[:40], y=data.y[:40], strata=data.strata[:40], train_rows=40)
     told = tuple("" if row % 4 == 0 else text for row, text in enumerate(data.texts))
-    world = Experiment.make(
+    federation = Experiment.make(
         data=few,
         partition={"kind": "iid", "clients": 2, "test": 0.3},
         models={"pool": "dual-small", "rep_dim": 16},
         method={"name": "creamfl", "batch": 8, "server_model": "dual-small"},
         public={"data": replace(data, texts=told), "samples": 24},
         engine={"device": "cpu", "workers": 1},
-    ).world()
-    server = world.server()
-    rows = torch.from_numpy(world.public().order(1, 8)[0])
-    there = world.public().mask[rows]
+    ).build()
+    server = federation.server()
+    rows = torch.from_numpy(federation.population.public().order(1, 8)[0])
+    there = federation.population.public().mask[rows]
     assert 1 < int(there.sum()) < 8
-    batch, whole = world.public().source.take(rows), world.public().source.take(rows[there])
-    found = world.method.pair_loss(server, batch)
+    batch, whole = (
+        federation.population.public().source.take(rows),
+        federation.population.public().source.take(rows[there]),
+    )
+    found = federation.method.pair_loss(server, batch)
     torch.testing.assert_close(found, server.task.loss(server["model"](whole.x), whole.y))
 
 
@@ -258,7 +261,7 @@ def test_a_server_model_says_what_is_global_and_learns_the_targets(kit):
 def test_distillation_is_three_tenths_of_the_squared_error(kit):
     game = federation(kit, server_model=kit.Shallow)
     server, method = game.server, game.method
-    server.enter(1, game.world.server_rng(1), {}, "round")
+    server.enter(1, game.federation.server_rng(1), {}, "round")
     target = torch.tensor(
         np.random.Generator(np.random.PCG64(5)).standard_normal((10, 6)), dtype=torch.float32
     )

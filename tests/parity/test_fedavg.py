@@ -76,7 +76,7 @@ def torch_round(kit, game, number, cohort, start):
     """One round of plain PyTorch training; gives each client's weights."""
     trained = {}
     for client in cohort:
-        model = game.world.build_model(client)
+        model = game.federation.population.build_model(client)
         model.load_state_dict({**model.state_dict(), **start[client]})
         batches = [
             (torch.tensor(game.x[rows]), torch.tensor(game.y[rows])) for rows in game.steps(client, number)
@@ -184,7 +184,7 @@ class TestBatchNorm:
 
     def plain(self, kit, game, number, start, client):
         """What the client's model is after a plain loop from these values."""
-        model = game.world.build_model(client)
+        model = game.federation.population.build_model(client)
         model.load_state_dict(start)
         rows = game.steps(client, number)
         kit.plain_training(model, [(torch.tensor(game.x[r]), torch.tensor(game.y[r])) for r in rows], LR)
@@ -192,7 +192,7 @@ class TestBatchNorm:
 
     def test_averaged_statistics_are_the_weighted_mean(self, kit):
         game, lines = self.play(kit, "average", rounds=1)
-        start = game.world.build_model("a").state_dict()
+        start = game.federation.population.build_model("a").state_dict()
         a, b = (self.plain(kit, game, 1, start, client) for client in ("a", "b"))
         down = game.method.downlink(game.server, "c")["model"]
         assert {"norm.running_mean", "norm.running_var"} < down.keys()
@@ -207,7 +207,7 @@ class TestBatchNorm:
         parameters = sum(value.numel() for value in game.initial("a").values())
         assert {line["scalars"] for line in lines} == {parameters}
         assert game.method.downlink(game.server, "a")["model"].keys() == game.initial("a").keys()
-        states, means = {}, game.world.build_model("a").state_dict()
+        states, means = {}, game.federation.population.build_model("a").state_dict()
         for number in (1, 2):
             for client in ("a", "b"):
                 start = {**states.get(client, means), **{name: means[name] for name in game.initial("a")}}

@@ -37,14 +37,14 @@ def trained(kit, game):
     """Every client's model after local training from common weights."""
     found = {}
     for client in ROWS:
-        found[client] = model = game.world.build_model(client)
+        found[client] = model = game.federation.population.build_model(client)
         steps = game.steps(client, 1)
         kit.plain_training(model, [(torch.tensor(game.x[r]), torch.tensor(game.y[r])) for r in steps], lr=0.2)
     return found
 
 
 def averaged(game, models, clients):
-    student, total = game.world.build_model(clients[0]), sum(SIZES[one] for one in clients)
+    student, total = game.federation.population.build_model(clients[0]), sum(SIZES[one] for one in clients)
     with torch.no_grad():
         for name, value in student.named_parameters():
             value.copy_(
@@ -56,7 +56,7 @@ def averaged(game, models, clients):
 def distilled(game, student, name, teachers, lr, there, steps=5, every=2):
     """Adam, its rate on a cosine in stairs."""
     optimizer = torch.optim.Adam(student.parameters(), lr=lr)
-    rng = game.world.server_rng(1).child("distil", name)
+    rng = game.federation.server_rng(1).child("distil", name)
     for step, rows in enumerate(shuffled_batches(there, 4, 9, "keep", rng)[:steps]):
         for group in optimizer.param_groups:
             group["lr"] = lr * (1 + math.cos(math.pi * (step - step % every) / steps)) / 2
@@ -120,7 +120,7 @@ def test_what_crosses(kit):
 def watched_training(game, values, patience, steps=12):
     """Train model0 with made-up values in the place of a validation loss; the states after every piece."""
     server, states, told = game.server, [], iter(values)
-    server.enter(1, game.world.server_rng(1), {}, "round")
+    server.enter(1, game.federation.server_rng(1), {}, "round")
     weight = server["model0"].content.head.weight
 
     def watch():
@@ -147,7 +147,7 @@ def test_the_best_is_kept_and_patience_ends(kit):
 
 def test_a_share_of_the_public_data_is_held_back_and_watched(kit, monkeypatch):
     game = federation(kit, validation=0.3)
-    held = set(game.world.public().order(0, 3)[0].tolist())
+    held = set(game.federation.population.public().order(0, 3)[0].tolist())
     seen = []
 
     def spy(holder, loss, part, stream, *, watch, **others):

@@ -9,7 +9,7 @@ from potluck.core.message import Message
 from potluck.core.model import Model
 from potluck.core.streams import shuffled_batches
 from potluck.errors import ConfigError
-from potluck.federation.explain import explain_world
+from potluck.federation.explain import explain
 
 ROWS = {"a": range(0, 7), "b": range(7, 12)}
 LABELS = np.array([0, 0, 1, 1, 1, 0, 3, 2, 2, 1, 1, 2])  # a holds 0, 1, 3; b holds 1, 2
@@ -25,7 +25,7 @@ def federation(kit, method, **options):
 
 def features(game, client):
     """The representations of a client's trained model, by a plain pass in evaluation mode."""
-    model = game.world.build_model(client)
+    model = game.federation.population.build_model(client)
     model.load_state_dict({name: game.part(client, "model")[name] for name in model.state_dict()})
     rows = game.rows[client]
     with torch.no_grad():
@@ -37,7 +37,7 @@ def plain_head(start, x, y, game, batch, epochs=1, lr=0.01):
     head = nn.Linear(6, 4)
     head.load_state_dict(start)
     optimizer = torch.optim.SGD(head.parameters(), lr=lr)
-    rng = game.world.server_rng(1).child("uploads")
+    rng = game.federation.server_rng(1).child("uploads")
     for rows in shuffled_batches(np.arange(len(x)), batch, epochs, "keep", rng):
         optimizer.zero_grad()
         nn.functional.cross_entropy(head(x[rows]), y[rows]).backward()
@@ -77,8 +77,8 @@ def test_fedallrep_trains_it_on_every_representation(kit):
 @pytest.mark.parametrize("method", ["fedgh", "fedallrep"])
 def test_nothing_is_differentiated(kit, method):
     game = federation(kit, method)
-    client = game.world.build_client("a")
-    game.world.enter(client, 1, {})
+    client = game.federation.clients.build_client("a")
+    game.federation.clients.enter(client, 1, {})
     up = game.method.upload(client)
     assert not any(value.requires_grad for value in up.values())
     assert all(value.grad is None for value in client["model"].module.parameters())
@@ -87,7 +87,7 @@ def test_nothing_is_differentiated(kit, method):
 @pytest.mark.parametrize("method", ["fedgh", "fedallrep"])
 def test_the_head_is_received_before_training(kit, method):
     game = federation(kit, method)
-    client = game.world.build_client("a")
+    client = game.federation.clients.build_client("a")
     game.method.receive(client, Message(game.method.downlink(game.server, "a")))
     for name, value in game.server["head"].state().items():
         assert torch.equal(client["model"].head.state_dict()[name], value)
@@ -137,7 +137,7 @@ def test_sizes_of_the_papers_table(kit):
     assert sum(line["names"]["prototypes"] for line in lines if line["direction"] == "up") == 257_024
     assert sum(line["scalars"] for line in lines if line["direction"] == "up") == 502 * 513
     assert sum(line["scalars"] for line in lines if line["direction"] == "down") == 513_000
-    explained = explain_world(game.world, "9")
+    explained = explain(game.federation, "9")
     assert (explained["up_scalars"], explained["down_scalars"]) == (51 * 513, 51_300)
 
 

@@ -80,7 +80,7 @@ def test_kernels_are_averaged_over_those_who_have_both_samples():
 
 def plain_round(game, client, model, number, kernel, eta, lacking=()):
     """Local steps, each with R beside it, as far as the client and the kernel have it; the kernel of the next R."""
-    public = game.world.public()
+    public = game.federation.population.public()
     rows = public.order(number, 5)[0]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     [order] = shuffled_batches(rows, 5, 1, "keep", game.rng(client, number).child("align"))
@@ -106,7 +106,7 @@ def plain_round(game, client, model, number, kernel, eta, lacking=()):
 
 def test_rounds_are_a_plain_loop_whose_weight_grows_with_the_root_of_the_round(kit):
     game = federation(kit)
-    models, kernel = {client: game.world.build_model(client) for client in ROWS}, None
+    models, kernel = {client: game.federation.population.build_model(client) for client in ROWS}, None
     for number, eta in ((1, 0.0), (2, 0.5), (3, 0.5 * math.sqrt(2))):
         game.round("a", "b")
         kernels = [plain_round(game, one, model, number, kernel, eta) for one, model in models.items()]
@@ -123,8 +123,8 @@ def test_rounds_with_missing_samples_are_a_plain_loop_over_those_there_are(kit):
     """Client a lacks some that b has; after a round without b, K̄ has nothing to say of them."""
     lacking = {"a": (0, 2, 4, 9), "b": (0,)}
     game = federation(kit, lacking=lacking)
-    models, kernel = {client: game.world.build_model(client) for client in ROWS}, None
-    seen = [set(game.world.public().order(number, 5)[0]) for number in (2, 3)]
+    models, kernel = {client: game.federation.population.build_model(client) for client in ROWS}, None
+    seen = [set(game.federation.population.public().order(number, 5)[0]) for number in (2, 3)]
     assert all(rows & {2, 4, 9} for rows in seen)
     for number, cohort, eta in ((1, "ab", 0.0), (2, "a", 0.5), (3, "ab", 0.5 * math.sqrt(2))):
         game.round(*cohort)

@@ -15,16 +15,16 @@ from potluck.core.replies import Replies
 from potluck.core.rng import Rng
 from potluck.core.streams import shuffled_batches
 from potluck.core.task import Batch, Task
+from potluck.core.trial import stem_shape
 from potluck.data import from_arrays
 from potluck.engine.protocol import Request
 from potluck.errors import ConfigError, MessageError
 from potluck.experiment.schema import Experiment
-from potluck.federation.explain import explain_world
+from potluck.federation.explain import explain
 from potluck.kit.feature_exchange import blurred
 from potluck.kit.shared_space import SharedSpace
 from potluck.methods.fedin import FedIN, alleviate
 from potluck.models import build
-from potluck.models.probe import stem_shape
 from potluck.models.zoo.transformer import VisionTransformer
 from potluck.testing.bench import Played
 
@@ -182,7 +182,9 @@ def test_without_a_local_gradient_the_exact_step_is_the_features_own():
 
 
 def batches(game, client, number, call, size=4, epochs=2, last="drop"):
-    rng = game.world.seeds.tree("training").child("round", number, "client", client, "batches", "train", call)
+    rng = game.federation.seeds.tree("training").child(
+        "round", number, "client", client, "batches", "train", call
+    )
     return shuffled_batches(game.rows[client], size, epochs, last, rng)
 
 
@@ -224,7 +226,7 @@ def feature_gradients(model, s_in, s_out):
 
 def plain_client(game, client, number, start, received, level=0.0):
     """One client's round, on batches of others' features; gives its state and the features it sends."""
-    config, model = game.method.config, game.world.build_model(client)
+    config, model = game.method.config, game.federation.population.build_model(client)
     model.load_state_dict(start)
     training = level if config.noise_when == "training" else 0.0
     joint, calls = config.schedule == "joint", 0
@@ -287,16 +289,18 @@ UNEQUAL = {"a": range(0, 5), "b": range(5, 12), "c": range(12, 25)}
 def plain_rounds(game, rounds, level, weighted):
     """Clients with one architecture whose batch norm stays at home, each sent both batches of the others."""
     shared, pool = game.initial("a"), {}
-    buffers = {client: dict(game.world.build_model(client).named_buffers()) for client in game.rows}
+    buffers = {
+        client: dict(game.federation.population.build_model(client).named_buffers()) for client in game.rows
+    }
     shares = {client: len(rows) if weighted else 1 for client, rows in game.rows.items()}
     for number in range(1, rounds + 1):
         done = {}
         for client in game.rows:
             others = [one for one in game.rows if one != client]
-            order = game.world.server_rng(number).child("features", client).numpy().permutation(2)
+            order = game.federation.server_rng(number).child("features", client).numpy().permutation(2)
             received = [pool[others[place]] for place in order] if pool else []
             start = {name: value.clone() for name, value in (shared | buffers[client]).items()}
-            secret = game.world.seeds.secret(client).child("round", number, "train", "noise", 0)
+            secret = game.federation.seeds.secret(client).child("round", number, "train", "noise", 0)
             with secret.as_default():
                 done[client] = plain_client(game, client, number, start, received, level)
         pool = {client: features for client, (_, features) in done.items()}
@@ -407,7 +411,7 @@ def test_groups_of_one_keep_their_own_values(kit, weights):
 def live(kit, model=Three, **options):
     """A client of a game that has played a round, and a batch of its samples."""
     game, _ = play(kit, rounds=1, models=(model, model), **options)
-    client = game.world.build_client("a")
+    client = game.federation.clients.build_client("a")
     client.modules()["model"].train()
     rows = torch.arange(4)
     return game.method, client, client.source.take(rows)
@@ -538,12 +542,12 @@ def test_noise_comes_from_the_clients_secret(kit):
     game, _ = play(kit, rounds=1, noise=0.8)
 
     def uploaded(secret):
-        client = game.world.build_client("a")
-        game.world.enter(client, 1, {})
+        client = game.federation.clients.build_client("a")
+        game.federation.clients.enter(client, 1, {})
         client.step, client.secret = "train", secret
         return game.method.train(client, Message())
 
-    own, again = uploaded(game.world.seeds.secret("a")), uploaded(game.world.seeds.secret("a"))
+    own, again = uploaded(game.federation.seeds.secret("a")), uploaded(game.federation.seeds.secret("a"))
     other = uploaded(Rng(99))
     assert torch.equal(own["s_in"], again["s_in"])
     assert not torch.equal(own["s_in"], other["s_in"])
@@ -597,7 +601,7 @@ def test_every_other_client_is_drawn_sooner_or_later(kit):
     game, _ = play(kit, models=[Three] * 4, rows=COHORT, rounds=1)
     found = set()
     for number in range(20):
-        game.server.enter(number, game.world.server_rng(number), {}, "round")
+        game.server.enter(number, game.federation.server_rng(number), {}, "round")
         lent = game.method.exchange.lend(game.server, "b")["s_in"]
         found |= {one for one in COHORT if torch.equal(game.server["s_in"][one], lent)}
     assert found == {"a", "c", "d"}
@@ -645,7 +649,7 @@ def test_a_batch_may_be_of_any_size(kit, monkeypatch):
 
 def test_features_of_another_size_are_refused_on_both_sides(kit):
     game, _ = play(kit)
-    method, card = game.method, game.world.card("a")
+    method, card = game.method, game.federation.population.card("a")
     assert method.symbols(card)["p"] == 5
     assert method.symbols(card)["q"] == 6
     contract = {name: field for name, field in method.up_contract("train").items() if name != "model"}
@@ -671,13 +675,13 @@ def federation_of(task, models, method, samples=2):
         models=models,
         method=method,
         engine={"device": "cpu"},
-    ).world()
+    ).build()
 
 
 @pytest.mark.parametrize(("side", "channels", "s_in"), [(32, 3, 65_536), (28, 1, 50_176)])
 def test_the_papers_message_sizes(side, channels, s_in):
-    world = federation_of(Task("classification", 10, (channels, side, side)), ["resnet10"], "fedin")
-    explained = explain_world(world)
+    federation = federation_of(Task("classification", 10, (channels, side, side)), ["resnet10"], "fedin")
+    explained = explain(federation)
     [step] = [step for step in explained["steps"] if step["name"] == "train"]
     for direction in ("up", "down"):
         found = {entry["name"]: entry["scalars"] for entry in step[direction]}
@@ -689,10 +693,10 @@ def test_the_papers_message_sizes(side, channels, s_in):
 
 
 def test_what_explain_promises_is_what_a_resnet_sends():
-    world = federation_of(CIFAR, ["resnet10"], "fedin")
-    played = Played(world)
-    cohorts = [played.round(world.ids) for _ in range(2)]
-    explained = explain_world(world)
+    federation = federation_of(CIFAR, ["resnet10"], "fedin")
+    played = Played(federation)
+    cohorts = [played.round(federation.population.ids) for _ in range(2)]
+    explained = explain(federation)
     totals = {line["direction"]: line["scalars"] for line in cohorts[1].ledger.lines}
     assert totals == {"up": explained["up_scalars"], "down": explained["down_scalars"]}
     assert totals["up"] == 4_910_922 + 73_728
@@ -783,7 +787,7 @@ def test_averaged_maps_learn_to_make_foreign_features_fit(kit):
     game, _ = play(
         kit, rounds=1, models=(Three, Narrow), project="averaged", project_in=(8, 1, 1), project_out=8
     )
-    exchange, client = game.method.exchange, game.world.build_client("a")
+    exchange, client = game.method.exchange, game.federation.clients.build_client("a")
     rows = exchange.take(client, Message(exchange.lend(game.server, "a"))).source.take(torch.arange(4))
     terms = game.method.loss(client, client.source.take(torch.arange(4)), rows)
     assert terms["maps"] < 1e-6
@@ -812,7 +816,7 @@ def test_averaged_maps_learn_to_lose_less_and_are_shared_by_width(kit):
     own = {client: game.part(client, "maps") for client in ROWS}
     torch.testing.assert_close(maps["s_out:6"], (own["a"]["s_out:6"] + own["b"]["s_out:6"]) / 2)
     assert torch.equal(maps["s_in:5"], own["a"]["s_in:5"])
-    client = game.world.build_client("a")
+    client = game.federation.clients.build_client("a")
     features = game.method.features(client, client.source.take(torch.arange(7)).x, 0.0)
     before = space.loss(features, client["maps"].tensors())
     assert gradients(before, client.modules()["maps"]).keys() == own["a"].keys()
@@ -875,7 +879,7 @@ def test_too_few_places_keep_the_means(shape):
 def test_tokens_and_vectors_meet_in_a_shared_space(kit, kind):
     game, (_, second) = play(kit, models=(Three, Tokens), project=kind, project_in=(5, 1, 2), project_out=6)
     assert not second.failures
-    client, exchange = game.world.build_client("b"), game.method.exchange
+    client, exchange = game.federation.clients.build_client("b"), game.method.exchange
     own = exchange.take(client, Message(exchange.lend(game.server, "b"))).source.take(torch.arange(4))
     like = game.method.features(client, client.source.take(torch.arange(4)).x, 0.0)
     received = exchange.seen(client, own, like)["s_in"]
@@ -897,7 +901,7 @@ def test_a_named_model_without_a_stem_is_told_of_the_others():
     values = {"data": text, "partition": {"kind": "iid", "clients": 2}, "engine": {"device": "cpu"}}
     sentence = r"\(text-mean\) has a model without a stem; choose one with stem and body \(docs/models.md"
     with pytest.raises(ConfigError, match=sentence):
-        Experiment.make(**values, models=["text-mean"], method="fedin").world()
+        Experiment.make(**values, models=["text-mean"], method="fedin").build()
 
 
 @pytest.mark.parametrize("model", [Bodiless, Frozen])
@@ -917,9 +921,9 @@ def test_more_batches_than_other_clients_are_refused(kit):
     values = {"partition": {"kind": "iid", "clients": 4}, "models": "mlp-small", "engine": {"device": "cpu"}}
     half = functools.partial(Experiment.make, **values, training={"participation": 0.5})
     with pytest.raises(ConfigError, match=r"is 3, but with training.participation 0.5 a round leaves 2;"):
-        half(method={"name": "fedin", "batches": 3}).world()
-    half(method={"name": "fedin", "batches": 2}).world()  # who was not in the last round finds two
-    half(method={"name": "fedin", "batches": 3, "pool": "all"}).world()
+        half(method={"name": "fedin", "batches": 3}).build()
+    half(method={"name": "fedin", "batches": 2}).build()  # who was not in the last round finds two
+    half(method={"name": "fedin", "batches": 3, "pool": "all"}).build()
 
 
 def test_stems_of_different_shape_need_a_projection(kit):

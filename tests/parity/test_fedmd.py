@@ -36,13 +36,13 @@ def train(kit, game, client, model, number, again):
 def test_two_rounds_are_a_plain_loop(kit, lacking):
     """A sample that a client lacks is not digested, and does not count."""
     game = federation(kit, lacking=lacking)
-    models = {client: game.world.build_model(client) for client in ROWS}
+    models = {client: game.federation.population.build_model(client) for client in ROWS}
     for number in (1, 2):
         game.round("a", "b")
         if number == 1:
             for client, model in models.items():
                 train(kit, game, client, model, 1, 0)
-        drawn = game.world.public().order(number, 6)[0]
+        drawn = game.federation.population.public().order(number, 6)[0]
         x = torch.tensor(PUBLIC)
         with torch.no_grad():
             mean = sum(model(x[drawn]) for model in models.values()) / 2
@@ -100,14 +100,14 @@ def test_only_newcomers_begin(kit):
 def test_without_initial_training_the_first_consensus_is_of_untrained_models(kit):
     game = federation(kit, initial=0, models=kit.Shallow)
     with torch.no_grad():
-        first = game.world.build_model("a")(torch.tensor(PUBLIC))
+        first = game.federation.population.build_model("a")(torch.tensor(PUBLIC))
     heard = []
     original = game.method.learn
     learn = lambda client, down: (heard.append(down["logits"]), original(client, down))[1]  # noqa: E731
     learn.__name__ = "learn"
     game.method.learn = learn
     game.round("a", "b")
-    rows = game.world.public().order(1, 6)[0]
+    rows = game.federation.population.public().order(1, 6)[0]
     torch.testing.assert_close(heard[0], first[rows])
 
 

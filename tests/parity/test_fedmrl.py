@@ -19,7 +19,7 @@ from potluck.core.task import Batch, Task
 from potluck.engine.protocol import Engine
 from potluck.errors import ConfigError, MessageError, RoundFailed
 from potluck.experiment.schema import Experiment
-from potluck.federation.explain import explain_world
+from potluck.federation.explain import explain
 from potluck.kit.averaging import average
 from potluck.kit.loss_weights import weigh
 from potluck.kit.projector import make_projector
@@ -182,13 +182,16 @@ def official(kit):
 
 def test_465658_scalars_up_and_down_and_no_private_key(official):
     game, _, heard, cohort = official
-    assert game.world.task.classes == 10
+    assert game.federation.population.task.classes == 10
     lines = cohort.ledger.lines
     assert [(line["direction"], line["scalars"]) for line in lines] == [("down", 465_658)] * 2 + [
         ("up", 465_658)
     ] * 2
     assert all(line["names"] == {"small": 465_658} for line in lines)
-    wire = {f"small/{name}" for name, _ in game.method.build_small(game.world.task).named_parameters()}
+    wire = {
+        f"small/{name}"
+        for name, _ in game.method.build_small(game.federation.population.task).named_parameters()
+    }
     assert len(heard.up) == len(heard.down) == 2
     for message in heard.up + heard.down:
         assert set(message) == wire
@@ -221,7 +224,7 @@ def test_a_round_is_three_plain_optimisers_with_a_clip_each(kit, own, common):
     training = {"epochs": 2, "batch_size": 3, "optimizer": {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3}}
     options = {"name": "fedmrl", "d1": 4, "small": kit.Narrow, **own}
     game = kit.Federation(options, kit.Shallow, rows, training=training | {"clip": common})
-    client = game.world.build_client("a")
+    client = game.federation.clients.build_client("a")
     model, projector = client["model"].module, client["projector"].module
     small = client["small"].module
     for number in (1, 2):
@@ -301,7 +304,7 @@ def test_what_each_option_leaves_on_the_wire(kit, options, size):
     x = Rng(0).numpy().random((4, 3, 32, 32), dtype=np.float32)
     options = {"name": "fedmrl", "small": "cnn5", "d1": 100, **options}
     game = kit.Federation(options, "cnn5", {"a": range(0, 4)}, x=x, y=np.array([0, 1, 2, 9]))
-    explained = explain_world(game.world)
+    explained = explain(game.federation)
     assert (explained["up_scalars"], explained["down_scalars"]) == (size, size)
     assert (
         crossing(
@@ -464,7 +467,7 @@ def test_a_client_with_a_smaller_d1_trains_a_nested_slice(kit, d1):
     assert torch.equal(down_c["small/head.weight"], before["head.weight"][:, :3])
     sizes = [width * kit.inputs + width + width * kit.classes + kit.classes for width in (2, 3)]
     assert [message.scalars for message in (down_b, down_c, up_b, up_c)] == sizes * 2
-    assert [explain_world(game.world, client)["up_scalars"] for client in ("b", "c")] == sizes
+    assert [explain(game.federation, client)["up_scalars"] for client in ("b", "c")] == sizes
     after = {name: value.detach() for name, value in game.server["small"].wire().items()}
     both = (4 * up_b["small/head.weight"] + 2 * up_c["small/head.weight"][:, :2]) / 6
     torch.testing.assert_close(after["head.weight"][:, :2], both)
@@ -487,7 +490,7 @@ def test_a_slice_of_the_wrong_width_is_refused(kit):
             wide,
             game.method.up_contract("train"),
             {},
-            lambda part: game.method.expected(game.world.card("b"), part),
+            lambda part: game.method.expected(game.federation.population.card("b"), part),
             "client b",
         )
 
@@ -495,7 +498,10 @@ def test_a_slice_of_the_wrong_width_is_refused(kit):
 def test_every_part_has_its_learning_rate(kit):
     rates = {"small": 0.5, "projector": 0.01}
     game = federation(kit, lr=rates, clip=None, rows={"a": range(0, 6)})
-    parts = {name: game.world.build_client("a")[name].module for name in ("model", "small", "projector")}
+    parts = {
+        name: game.federation.clients.build_client("a")[name].module
+        for name in ("model", "small", "projector")
+    }
     parts["small"].load_state_dict(game.server["small"].module.state_dict())
     x, y = torch.tensor(game.x[:6]), torch.tensor(game.y[:6])
     fused = parts["projector"](torch.cat([parts["small"].features(x), parts["model"].features(x)], 1))
@@ -526,7 +532,7 @@ def test_a_weight_may_follow_what_the_client_reported_last(kit):
     }
     assert seen["small"] == 0
     assert seen["large"] > 0
-    client = game.world.build_client("a")
+    client = game.federation.clients.build_client("a")
     client.restore(game.state("a"))
     weight = 2 * float(seen["large"])
     twin = federation(kit, rows={"a": range(0, 6)}, weight_small=weight)

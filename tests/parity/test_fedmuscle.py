@@ -18,7 +18,7 @@ from potluck.core.rng import Rng
 from potluck.data import ClientSplit, Split, from_arrays, load
 from potluck.errors import ConfigError, RoundFailed
 from potluck.experiment.schema import Experiment
-from potluck.federation.explain import explain_world
+from potluck.federation.explain import explain
 from potluck.kit.contrastive.losses import gramian, info_nce, muscle
 from potluck.kit.representations import representation_model
 from potluck.report.scores import messages_block
@@ -132,9 +132,9 @@ def asked(models, *, inputs=3, public=None, training=None, seed=0, **options):
 
 def played(experiment, rounds=1, wrap=Listening):
     spies = []
-    game = Played(experiment.world(), lambda engine: spies.append(wrap(engine)) or spies[0])
+    game = Played(experiment.build(), lambda engine: spies.append(wrap(engine)) or spies[0])
     for _ in range(rounds):
-        assert not game.round(game.world.ids).failures
+        assert not game.round(game.federation.population.ids).failures
     return game, spies[0]
 
 
@@ -199,11 +199,11 @@ class TestLoss:
 
 def by_hand(experiment, rounds, bundle=1, first="task", decay=1.0, clip=math.inf):
     """The whole protocol in a plain loop: all others are peers, everyone's Z is of before the step."""
-    world, config = experiment.world(), experiment.method
-    models = {client: world.build_model(client) for client in world.ids}
+    federation, config = experiment.build(), experiment.method
+    models = {client: federation.population.build_model(client) for client in federation.population.ids}
     for number in range(1, rounds + 1):
         for client, model in models.items() if first == "task" else ():
-            privately(world, client, model, 0.1 * decay ** (number - 1), clip)
+            privately(federation, client, model, 0.1 * decay ** (number - 1), clip)
         optimizers = {
             client: torch.optim.AdamW(
                 [value for name, value in model.named_parameters() if not name.startswith("head.")],
@@ -212,8 +212,8 @@ def by_hand(experiment, rounds, bundle=1, first="task", decay=1.0, clip=math.inf
             )
             for client, model in models.items()
         }
-        order = world.public().order(number, config.batch, config.passes)
-        x = {client: world.public(client).source.x for client in models}
+        order = federation.population.public().order(number, config.batch, config.passes)
+        x = {client: federation.population.public(client).source.x for client in models}
         for model in models.values():
             model.eval()
         for start in range(0, len(order), bundle):
@@ -234,13 +234,13 @@ def by_hand(experiment, rounds, bundle=1, first="task", decay=1.0, clip=math.inf
                     nn.utils.clip_grad_norm_(trained, clip)
                     optimizers[client].step()
         for client, model in models.items() if first == "alignment" else ():
-            privately(world, client, model, 0.1 * decay ** (number - 1), clip)
+            privately(federation, client, model, 0.1 * decay ** (number - 1), clip)
     return models
 
 
-def privately(world, client, model, lr, clip):
+def privately(federation, client, model, lr, clip):
     """A step on the private batch: the clients here have no more."""
-    rows, data = world.split[client].train, world.grounds[0].data
+    rows, data = federation.split[client].train, federation.clients.groups[0].data
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     optimizer.zero_grad()
@@ -285,7 +285,7 @@ class TestProtocol:
         make = partial(asked, NETS, public=vectors(15, 3, 6), batch=5, peers=2)
         all_at_once, more = (played(make(bundle=bundle))[0] for bundle in (3, 100))
         assert more.client("0")["peers/z"].shape == (15, 2, 4)
-        assert explain_world(more.world)["steps"] == explain_world(all_at_once.world)["steps"]
+        assert explain(more.federation)["steps"] == explain(all_at_once.federation)["steps"]
         for name, value in all_at_once.client("0").items():
             assert torch.equal(more.client("0")[name], value)
 
@@ -299,7 +299,7 @@ class TestProtocol:
         experiment = asked(NETS, batch=5, peers=2, statistics=statistics)
         game, _ = played(experiment)
         alone, _ = played(experiment.variant(method="local"))
-        for client in game.world.ids:
+        for client in game.federation.population.ids:
             ours, theirs = game.client(client), alone.client(client)
             for name, value in theirs.items():
                 left = name.startswith("model/head.") or "running" in name or "tracked" in name
@@ -312,7 +312,7 @@ class TestProtocol:
             for options in ({"tau_prev": 0.2}, {"loss": "pairwise"}, {"tau_prev": 0.15})
         )
         name = "model/fc1.weight"
-        for client in flat.world.ids:
+        for client in flat.federation.population.ids:
             torch.testing.assert_close(
                 flat.client(client)[name], sums.client(client)[name], atol=1e-5, rtol=1e-4
             )
@@ -339,7 +339,7 @@ class TestProtocol:
     def test_dropout_rests_whatever_batch_norm_uses(self):
         experiment = asked([Dropped] * 2, batch=5, peers=1, statistics="public", first="alignment")
         game, spy = played(experiment)
-        model, public = game.world.build_model("0"), game.world.public("0")
+        model, public = game.federation.population.build_model("0"), game.federation.population.public("0")
         model.eval()
         model.norm.train()
         own = model.features(public.source.x[public.order(1, 5)[0]])
@@ -348,9 +348,9 @@ class TestProtocol:
         assert found == pytest.approx(float(info_nce(own.detach(), other)), abs=1e-5)
 
     def test_what_diverges_while_aligning_is_told_with_both_rates(self):
-        game = Played(asked(NETS, batch=5, peers=2, optimizer={"lr": 3e38}).world())
+        game = Played(asked(NETS, batch=5, peers=2, optimizer={"lr": 3e38}).build())
         with pytest.raises(RoundFailed, match=r"lower training.optimizer.lr or method.optimizer.lr, or set"):
-            game.round(game.world.ids)
+            game.round(game.federation.population.ids)
 
     def test_learned_temperatures_are_trained_and_keep_their_order(self):
         game, _ = played(asked(NETS, batch=5, peers=2, learned=True, optimizer={"lr": 0.05}), 2)
@@ -365,7 +365,7 @@ class TestProtocol:
     def test_a_round_is_observed_by_its_means_and_then_the_largest_bound(self):
         game, spy = played(asked(NETS, batch=5, peers=2))
         noted = game.rounds.server.report.metrics
-        for client in game.world.ids:
+        for client in game.federation.population.ids:
             reports = [exchange[client][1].report for exchange in spy.heard[1:]]
             losses = [report.losses | report.metrics for report in reports]
             means = {name: np.mean([float(one[name]) for one in losses]) for name in losses[0]}
@@ -381,7 +381,7 @@ class TestProtocol:
         """Alignment moves nothing, so that what was sent is what is compared."""
         experiment = asked([Net] * 5, batch=3, peers=2, bundle=bundle, **STILL)
         game, spy = played(experiment)
-        for client in game.world.ids:
+        for client in game.federation.population.ids:
             by_peer = {}
             for before, now in itertools.pairwise(spy.heard):
                 sent = {one: answer.up["representations"].split(3) for one, (_, answer) in before.items()}
@@ -459,8 +459,8 @@ class TestPeers:
             spies.append(Listening(Losing(engine, "1", 2)))
             return spies[0]
 
-        game = Played(asked(NETS, batch=5, peers=2).world(), wrap)
-        game.round(game.world.ids)
+        game = Played(asked(NETS, batch=5, peers=2).build(), wrap)
+        game.round(game.federation.population.ids)
         down, answer = spies[0].heard[2]["0"]
         assert tuple(down["peers"].shape) == (5, 1, 4)
         sent = spies[0].heard[1]["0"][1].up["representations"]
@@ -471,7 +471,7 @@ class TestPeers:
 
     def test_a_client_alone_is_not_aligned(self):
         experiment = asked(NETS, batch=5, peers=2)
-        game, alone = Played(experiment.world()), Played(experiment.variant(method="local").world())
+        game, alone = Played(experiment.build()), Played(experiment.variant(method="local").build())
         for one in (game, alone):
             assert not one.round(("0",)).failures
         assert torch.equal(game.client("0")["model/fc1.weight"], alone.client("0")["model/fc1.weight"])
@@ -502,7 +502,7 @@ class TestWire:
         assert not any("as_published" in line for line in exact.cohorts[0].ledger.lines)
 
     def test_explain_says_how_often(self):
-        explained = explain_world(asked(NETS, public=vectors(15, 3, 6), batch=5, peers=2).world())
+        explained = explain(asked(NETS, public=vectors(15, 3, 6), batch=5, peers=2).build())
         assert (explained["up_scalars"], explained["down_scalars"]) == (60, 120)
         align = next(step for step in explained["steps"] if step["name"] == "align")
         assert align["times"] == {"up": 2, "down": 3}
@@ -546,7 +546,7 @@ def mixed(only=None, **changes):
 class TestModalities:
     def test_samples_a_client_lacks_are_no_positive_and_no_negative(self):
         game, spy = played(mixed())
-        public = game.world.public("2")
+        public = game.federation.population.public("2")
         rows = public.order(1, 8)
         assert not public.mask.all()
         lacking = ~public.mask[torch.from_numpy(rows[0])]
@@ -567,8 +567,8 @@ class TestModalities:
     @pytest.mark.parametrize("bundle", [1, 2])
     def test_a_batch_a_client_has_nothing_of_makes_no_step(self, bundle):
         """One caption in all: clients 2, with texts, and 3, with pairs, step once; decay alone would move w."""
-        world = mixed().world()
-        row = int(world.public().ids[world.public().order(1, 8)[1][0]])
+        federation = mixed().build()
+        row = int(federation.population.public().ids[federation.population.public().order(1, 8)[1][0]])
         experiment = mixed(
             row, method={"name": "fedmuscle", "batch": 8, "peers": 3, "bundle": bundle, "first": "alignment"}
         )
@@ -591,11 +591,11 @@ class TestModalities:
         seen = [json.loads(line) for line in (one.folder / "observations.jsonl").read_text().splitlines()]
         assert [(line["round"], line["client"]) for line in seen] == [(r, c) for r in (1, 2) for c in "0123"]
         assert all(line.keys() >= {"muscle", "theorem1_value", "information_bound"} for line in seen)
-        plain, taped = Played(mixed().world()), Played(mixed().world(), Taped)
+        plain, taped = Played(mixed().build()), Played(mixed().build(), Taped)
         for game in (plain, taped):
             for _ in range(3):
-                assert not game.round(game.world.ids).failures
-        for client in plain.world.ids:
+                assert not game.round(game.federation.population.ids).failures
+        for client in plain.federation.population.ids:
             left, right = plain.client(client), taped.client(client)
             assert all(torch.allclose(left[name], right[name], atol=1e-5) for name in left)
 
@@ -647,7 +647,7 @@ class TestModalities:
 def test_what_cannot_work_is_said_in_a_sentence(changes, sentence):
     values = {"models": NETS, "peers": 2, "batch": 5} | changes
     with pytest.raises(ConfigError) as error:
-        asked(**values).world()
+        asked(**values).build()
     assert sentence in str(error.value)
 
 
@@ -658,7 +658,10 @@ def test_what_a_run_writes_down_can_be_read_again(loss):
 
 
 def test_a_round_with_just_enough_clients_is_taken():
-    assert asked([Net] * 5, peers=2, batch=5, training={"participation": 0.6}).world().cohort_size == 3
+    assert (
+        asked([Net] * 5, peers=2, batch=5, training={"participation": 0.6}).build().population.cohort_size
+        == 3
+    )
 
 
 def test_what_pairwise_has_no_use_for_limits_nothing():
@@ -669,6 +672,6 @@ def test_what_pairwise_has_no_use_for_limits_nothing():
 
 def test_without_public_data_or_anything_to_read_there_is_no_run():
     with pytest.raises(ConfigError, match="fedmuscle needs public data; name some"):
-        mixed(public=None).world()
+        mixed(public=None).build()
     with pytest.raises(ConfigError, match="fedmuscle: client 2 can read nothing of the public data 'digits'"):
-        mixed(public={"data": "digits"}).world()
+        mixed(public={"data": "digits"}).build()

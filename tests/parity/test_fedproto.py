@@ -30,7 +30,7 @@ def play(kit, rounds=1, cohort=("a", "b"), models=None, training=TRAINING, **opt
 
 def own_means(game, client):
     """The mean representation of each class of a client, with its model as it stands, one sample at a time."""
-    model = game.world.build_model(client)
+    model = game.federation.population.build_model(client)
     model.load_state_dict(game.part(client, "model"))
     model.eval()
     found = {}
@@ -177,7 +177,7 @@ def test_before_the_first_round_the_head_answers():
 
 def test_accuracy_through_the_engine(kit):
     game = play(kit, rounds=3)
-    model = game.world.build_model("a")
+    model = game.federation.population.build_model("a")
     model.load_state_dict(game.part("a", "model"))
     held = game.server["prototypes"].tensors()
     with torch.no_grad():
@@ -192,7 +192,7 @@ def test_accuracy_through_the_engine(kit):
 @pytest.mark.parametrize("distance", ["mse", "l2"])
 def test_two_rounds_against_a_plain_loop(kit, distance):
     game = play(kit, rounds=0, distance=distance, weight=0.3)
-    model = game.world.build_model("a")
+    model = game.federation.population.build_model("a")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     for number in (1, 2):
         held = {key: value.clone() for key, value in game.server["prototypes"].tensors().items()}
@@ -213,7 +213,7 @@ def test_two_rounds_against_a_plain_loop(kit, distance):
 
 def test_online_prototypes_come_from_the_features_seen_while_training(kit):
     game = play(kit, online=True, cohort=("a",), training=TRAINING | {"epochs": 2})
-    model, seen = game.world.build_model("a"), {}
+    model, seen = game.federation.population.build_model("a"), {}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     for rows in game.steps("a", 1):
         z = model.features(torch.tensor(game.x[rows]))

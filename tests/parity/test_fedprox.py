@@ -54,7 +54,7 @@ def test_two_rounds_are_fedavg_of_loops_with_the_term_in_the_loss(kit, mu):
         game.round("a", "b")
         trained = []
         for client in ("a", "b"):
-            model = game.world.build_model(client)
+            model = game.federation.population.build_model(client)
             model.load_state_dict(start)
             rows = game.steps(client, number)
             batches = [(torch.tensor(game.x[r]), torch.tensor(game.y[r])) for r in rows]

@@ -21,7 +21,7 @@ from potluck.core.task import Batch, Task
 from potluck.data import from_arrays
 from potluck.errors import ConfigError
 from potluck.experiment.schema import Experiment
-from potluck.federation.explain import explain_world
+from potluck.federation.explain import explain
 from potluck.methods.fedre import FedRE, coarse
 
 MECHANISMS = ["RAP", "VAP", "RSP", "RAR", "VAR", "RSR"]
@@ -298,7 +298,7 @@ class TestHead:
         changed = TRAINING | {"lr_decay": 0.1, "clip": 1e-3}
         game, _ = federation(kit, training=changed)
         assert (game.server.training.clip, game.server.training.lr_decay) == (None, 1.0)
-        assert game.world.client_training("a").clip == 1e-3
+        assert game.federation.clients.client_training("a").clip == 1e-3
 
 
 class TestRound:
@@ -350,7 +350,7 @@ class TestRound:
         game, sent = federation(kit, models=kit.Normed, mechanism="VAR")
         game.round("a", "b")
         for client in ROWS:
-            model = game.world.build_model(client)
+            model = game.federation.population.build_model(client)
             model.load_state_dict(
                 {name: game.part(client, "model")[name] for name in model.state_dict()}, strict=True
             )
@@ -452,7 +452,7 @@ def test_sizes_of_the_paper(kit):
     assert crossed(lines, "up", "representation") == 5_120
     assert crossed(lines, "up") == 10 * 612
     assert crossed(lines, "down") == 513_000
-    explained = explain_world(game.world)
+    explained = explain(game.federation)
     assert (explained["up_scalars"], explained["down_scalars"]) == (612, 51_300)
     (step,) = explained["steps"]
     assert [(entry["name"], entry["scalars"]) for entry in step["down"]] == [("head", 51_300)]

@@ -14,7 +14,7 @@ TRAINING = {"epochs": 2, "batch_size": 3, "optimizer": {"lr": 0.2}}
 
 def test_it_is_a_plain_loop_that_goes_on_from_round_to_round(kit):
     game = kit.Federation("local", kit.Shallow, ROWS, training=TRAINING)
-    model = game.world.build_model("a")
+    model = game.federation.population.build_model("a")
     for number in (1, 2):
         game.round("a", "b")
         batches = [
@@ -69,7 +69,7 @@ def test_momentum_lives_as_long_as_it_was_declared_to(kit, lifetime):
     """Against one optimiser for the whole run, or a new one per round; client b shares the live client with a."""
     training = {"batch_size": 8, "optimizer": {"lr": 0.1, "momentum": 0.9}}
     game = kit.Federation(keeping(lifetime), kit.Shallow, ROWS, training=training)
-    model = game.world.build_model("a")
+    model = game.federation.population.build_model("a")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     x, y = torch.tensor(game.x[:7]), torch.tensor(game.y[:7])
     for number in range(3):

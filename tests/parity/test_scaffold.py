@@ -87,7 +87,7 @@ def test_with_adam_the_variate_is_the_mean_raw_gradient_along_the_way(kit):
     game = kit.Federation("scaffold", kit.Linear, ROWS, training=training)
     game.round("a", "b", "c")
     for client in ROWS:
-        model = game.world.build_model(client)
+        model = game.federation.population.build_model(client)
         optimizer, gradients = torch.optim.Adam(model.parameters(), lr=0.05), []
         for rows in game.steps(client, 1):
             optimizer.zero_grad()

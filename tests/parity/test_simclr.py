@@ -61,7 +61,7 @@ def test_nothing_crosses_and_the_default_temperature(kit):
 
 def test_the_private_phase_is_local_and_the_public_one_leaves_the_head_alone(kit):
     game = federation(kit)
-    model = game.world.build_model("a")
+    model = game.federation.population.build_model("a")
     before = game.part("a", "projector")
     game.round("a", "b")
     batches = [(torch.tensor(game.x[rows]), torch.tensor(game.y[rows])) for rows in game.steps("a", 1)]
@@ -77,8 +77,8 @@ def test_the_private_phase_is_local_and_the_public_one_leaves_the_head_alone(kit
 def test_the_public_phase_is_a_plain_loop_over_two_views(kit):
     game, plain = federation(kit, drop=0.5), federation(kit, drop=0.5)
     game.round("a")
-    model = plain.world.build_model("a")
-    projector = plain.world.build_client("a")["projector"].content
+    model = plain.federation.population.build_model("a")
+    projector = plain.federation.clients.build_client("a")["projector"].content
     kit.plain_training(
         model,
         [(torch.tensor(game.x[rows]), torch.tensor(game.y[rows])) for rows in game.steps("a", 1)],
@@ -86,7 +86,7 @@ def test_the_public_phase_is_a_plain_loop_over_two_views(kit):
     )
     optimizer = torch.optim.SGD([*model.parameters(), *projector.parameters()], lr=0.2)
     generator = game.rng("a", 1).child("train", "augment", 1).generator()
-    for rows in game.world.public().order(1, 4):
+    for rows in game.federation.population.public().order(1, 4):
         x = torch.tensor(PUBLIC[rows])
         views = [x.masked_fill(torch.rand(x.shape, generator=generator) < 0.5, 0) for _ in range(2)]
         assert not torch.equal(*views)
@@ -128,7 +128,7 @@ def test_what_cannot_work_is_said_in_a_sentence(kit):
     with pytest.raises(ConfigError, match=r"without method.augment both views"):
         Experiment.make(
             **values, method={"name": "simclr", "augment": ["normalize"]}, public={"data": images}
-        ).world()
+        ).build()
 
 
 def test_a_file_says_its_views_and_is_written_as_it_was_read():
@@ -136,5 +136,5 @@ def test_a_file_says_its_views_and_is_written_as_it_was_read():
     asked = Experiment.make(
         **values, method={"name": "simclr", "augment": ["flip", {"crop": 2}]}, public={"data": "digits"}
     )
-    assert [one.kind for one in asked.world().method.operations] == ["flip", "crop"]
+    assert [one.kind for one in asked.build().method.operations] == ["flip", "crop"]
     assert "crop" in asked.to_yaml()

@@ -17,7 +17,7 @@ from potluck.runs.observers import Watcher
 
 
 def said(samples: int, models: Any = "resnet18", clients: int = 1, **training: Any) -> list[str]:
-    return [*advice(experiment(samples, models, clients, **training).world())]
+    return [*advice(experiment(samples, models, clients, **training).build())]
 
 
 def experiment(samples: int, models: Any, clients: int = 1, **training: Any) -> Experiment:
@@ -115,7 +115,7 @@ def among(labels: list[list[int]], method: str = "local", held_out: tuple[str, .
     rows = np.split(np.arange(len(y)), np.cumsum([len(own) for own in labels])[:-1])
     nothing = np.zeros(0, dtype=np.int64)
     split = Split.of(ClientSplit(str(number), own, nothing, nothing) for number, own in enumerate(rows))
-    return [*advice(chosen.world(split=dataclasses.replace(split, held_out=held_out)))]
+    return [*advice(chosen.build(split=dataclasses.replace(split, held_out=held_out)))]
 
 
 def test_clients_with_one_class_are_spoken_of() -> None:

@@ -141,10 +141,10 @@ def test_the_packaged_demo_suits_all_its_methods() -> None:
     from potluck.runs.compare import experiments_by_method
 
     experiments = experiments_by_method(cli.DEMO, cli.DEMO_METHODS)
-    models = {experiments["local"].world().label(client) for client in "01234567"}
+    models = {experiments["local"].build().population.label(client) for client in "01234567"}
     assert len(models) == 4
     for experiment in experiments.values():
-        experiment.world()
+        experiment.build()
 
 
 def test_compare_lists_local_unasked(place: Path) -> None:

@@ -19,7 +19,7 @@ from potluck.deploy.agreement import Agreement
 from potluck.deploy.rehearsal import rehearse
 from potluck.experiment.overrides import read_yaml
 from potluck.experiment.schema import Experiment
-from potluck.federation.world import World
+from potluck.federation.federation import Federation
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hospitals"
 SITES = ("north", "east", "west")
@@ -42,7 +42,7 @@ def arrays(part: Any) -> tuple[np.ndarray, np.ndarray]:
     return np.stack([np.asarray(one) for one in pairs[0]]), np.asarray(pairs[1])
 
 
-def world_of(hospitals: Path, site: str) -> World:
+def world_of(hospitals: Path, site: str) -> Federation:
     """A hospital on its own, under the method of the experiment file."""
     own = runpy.run_path(str(hospitals / site / "site.py"))
     parts = {split: arrays(part) for split, part in own["load"]().items()}
@@ -55,7 +55,7 @@ def world_of(hospitals: Path, site: str) -> World:
         method=read_yaml(hospitals / "experiment.yaml")["method"],
         engine={"device": "cpu"},
     )
-    return experiment.world()
+    return experiment.build()
 
 
 def test_the_hospitals_are_those_of_the_experiment() -> None:
@@ -71,9 +71,9 @@ def test_no_sample_is_at_two_hospitals_and_they_differ(hospitals: Path) -> None:
     seen: list[bytes] = []
     held = set()
     for site in SITES:
-        world = world_of(hospitals, site)
-        seen += [image.numpy().tobytes() for image in world.data.x]
-        held.add(world.classes_held(site))
+        federation = world_of(hospitals, site)
+        seen += [image.numpy().tobytes() for image in federation.data.x]
+        held.add(federation.population.classes_held(site))
     assert len(seen) == 320 + 320 + 100
     assert len(set(seen)) == len(seen)
     assert len(held) > 1
@@ -81,9 +81,9 @@ def test_no_sample_is_at_two_hospitals_and_they_differ(hospitals: Path) -> None:
 
 @pytest.mark.parametrize("site", SITES)
 def test_a_hospital_can_do_its_part_and_pin_it(hospitals: Path, site: str) -> None:
-    world = world_of(hospitals, site)
-    agreement = Agreement.of(world.method, world.build_client(site))
-    (exchange,) = rehearse(world, site)
+    federation = world_of(hospitals, site)
+    agreement = Agreement.of(federation.method, federation.clients.build_client(site))
+    (exchange,) = rehearse(federation, site)
     assert exchange.up
     assert agreement.let_out(exchange.steps, 1, exchange.up) == agreement.bytes_per_round
 

@@ -221,8 +221,8 @@ def test_a_federation_that_segments(method, tmp_path):
         (line["client"], line["test"]["metric"]) for line in map(json.loads, lines) if line["round"] == 2
     }
     assert scored == {("0", "mean_iou"), ("1", "mean_iou")}
-    world = experiment.world()
-    model, game = world.build_model("0"), Played(world)
+    federation = experiment.build()
+    model, game = federation.population.build_model("0"), Played(federation)
     assert not game.round(("0", "1")).failures
     state = game.client("0")
     moved = {
@@ -353,8 +353,8 @@ def test_a_pretrained_text_model_meets_images_on_captions(workers, pretrained, t
     }
     (tmp_path / "mixed.yaml").write_text(json.dumps(values))
     experiment = Experiment.load(tmp_path / "mixed.yaml")
-    world = experiment.world()
-    view, pairs = world.public("0"), world.public("2")
+    federation = experiment.build()
+    view, pairs = federation.population.public("0"), federation.population.public("2")
     captions = [load("digits-captions").texts[row] for row in view.ids]
     ids, _ = hf.tokenize(str(pretrained), captions, 12)
     assert view.mask.all()
@@ -371,7 +371,7 @@ def test_token_ids_from_python_can_join(pretrained):
     ids, tokenizer = hf.tokenize(str(pretrained), ["a film", "the number one"] * 20, 6)
     data = from_arrays(ids, [0, 1] * 20, vocabulary=tokenizer, name="films")
     cut = {"kind": "iid", "clients": 1}
-    world = Experiment.make(
+    federation = Experiment.make(
         federation=[
             {"data": data, "partition": cut, "models": {"name": "hf-bert", "weights": str(pretrained)}},
             {"data": few(40), "partition": cut, "models": "conv-dense"},
@@ -380,9 +380,9 @@ def test_token_ids_from_python_can_join(pretrained):
         public={"data": "digits-captions", "samples": 16},
         method={"name": "fedmuscle", "peers": 1, "batch": 8},
         engine={"device": "cpu", "workers": 1},
-    ).world()
-    assert not Played(world).round(("0", "1")).failures
-    assert world.public("0").source.x[:, 0].tolist() == [2] * 16
+    ).build()
+    assert not Played(federation).round(("0", "1")).failures
+    assert federation.population.public("0").source.x[:, 0].tolist() == [2] * 16
 
 
 @needs_extra

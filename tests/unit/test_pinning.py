@@ -330,13 +330,13 @@ def bench(method: str, **options: Any) -> Bench:
 @pytest.mark.parametrize("method", method_names())
 def test_a_proposal_allows_what_the_method_does(method: str) -> None:
     """Made from the contract alone, it lets a whole round pass; admitted again, it is not too narrow."""
-    world = bench(method).world()
-    for client in world.ids[:2]:  # two architectures
-        agreement = Agreement.of(world.method, world.build_client(client))
-        agreement.admit(world.method, world.build_client(client))
+    federation = bench(method).build()
+    for client in federation.population.ids[:2]:  # two architectures
+        agreement = Agreement.of(federation.method, federation.clients.build_client(client))
+        agreement.admit(federation.method, federation.clients.build_client(client))
         assert Agreement.model_validate(agreement.model_dump(mode="json")) == agreement
         spent = 0
-        for exchange in rehearse(world, client):
+        for exchange in rehearse(federation, client):
             agreement.let_in(exchange.steps, exchange.down)
             spent = agreement.let_out(exchange.steps, 1, exchange.up, spent)
         assert spent <= agreement.bytes_per_round
@@ -344,8 +344,8 @@ def test_a_proposal_allows_what_the_method_does(method: str) -> None:
 
 
 def test_the_proposal_says_names_shapes_and_bytes() -> None:
-    world = bench("fedmrl", small="mlp-small").world()
-    agreement, (exchange,) = propose(world, "0", attempts=2)
+    federation = bench("fedmrl", small="mlp-small").build()
+    agreement, (exchange,) = propose(federation, "0", attempts=2)
     assert agreement.options["d1"] == 16
     assert {name: str(spec) for name, spec in agreement.steps["train"].up.items()} == {
         "small/fc1.weight": "float32[128, 64]",
@@ -361,9 +361,9 @@ def test_the_proposal_says_names_shapes_and_bytes() -> None:
 
 
 def test_messages_of_a_rehearsal_raise_the_bytes() -> None:
-    world = bench("fedproto").world()
-    client, sent = world.build_client("0"), [Message({"x": torch.zeros(9999)})] * 2
-    assert Agreement.of(world.method, client, sent).bytes_per_round == 2 * sent[0].nbytes
+    federation = bench("fedproto").build()
+    client, sent = federation.clients.build_client("0"), [Message({"x": torch.zeros(9999)})] * 2
+    assert Agreement.of(federation.method, client, sent).bytes_per_round == 2 * sent[0].nbytes
 
 
 @pytest.mark.parametrize(
@@ -377,29 +377,31 @@ def test_messages_of_a_rehearsal_raise_the_bytes() -> None:
 def test_a_server_that_asks_for_more_is_refused(
     method: str, agreed: dict[str, Any], asked: dict[str, Any], sentence: str
 ) -> None:
-    home, server = bench(method, **agreed).world(), bench(method, **asked).world()
-    agreement = Agreement.of(home.method, home.build_client("0"))
+    home, server = bench(method, **agreed).build(), bench(method, **asked).build()
+    agreement = Agreement.of(home.method, home.clients.build_client("0"))
     with pytest.raises(PinError, match=sentence):
-        agreement.admit(server.method, server.build_client("0"))
+        agreement.admit(server.method, server.clients.build_client("0"))
 
 
 def test_more_noise_is_welcome() -> None:
-    home, server = bench("fedre", noise=0.5).world(), bench("fedre", noise=0.7).world()
-    Agreement.of(home.method, home.build_client("0")).admit(server.method, server.build_client("0"))
+    home, server = bench("fedre", noise=0.5).build(), bench("fedre", noise=0.7).build()
+    Agreement.of(home.method, home.clients.build_client("0")).admit(
+        server.method, server.clients.build_client("0")
+    )
 
 
 def test_options_left_open_still_do_not_widen_what_leaves() -> None:
     """A site that unpins d1 has still agreed to the shapes it saw."""
-    home, server = bench("fedmrl", d1=16).world(), bench("fedmrl", d1=32).world()
-    agreement = Agreement.of(home.method, home.build_client("0")).model_copy(update={"options": {}})
+    home, server = bench("fedmrl", d1=16).build(), bench("fedmrl", d1=32).build()
+    agreement = Agreement.of(home.method, home.clients.build_client("0")).model_copy(update={"options": {}})
     with pytest.raises(PinError, match="step train would receive 'small/"):
-        agreement.admit(server.method, server.build_client("0"))
+        agreement.admit(server.method, server.clients.build_client("0"))
 
 
 def test_the_rehearsal_is_shown_tensor_by_tensor() -> None:
-    world = bench("fedproto").world()
-    agreement, exchanges = propose(world, "0")
-    entry = rehearsal_entry(agreement, exchanges, told_at_enrolment(enrolment(world, "0")))
+    federation = bench("fedproto").build()
+    agreement, exchanges = propose(federation, "0")
+    entry = rehearsal_entry(agreement, exchanges, told_at_enrolment(enrolment(federation, "0")))
     assert json.loads(json.dumps(entry)) == entry
     assert [(line["step"], line["name"], line["shape"], line["bytes"]) for line in entry["leaves"]] == [
         ("train", "classes", [3], 24),
@@ -411,7 +413,7 @@ def test_the_rehearsal_is_shown_tensor_by_tensor() -> None:
     assert "198 scalars, 1." in sheet.notes[0]
     told = entry["enrolment"]
     assert set(told["extra"]) | {"samples", "task"} == set(agreement.card)
-    assert told["samples"] == world.samples("0")
-    parts = ", ".join(f"{part} {number}" for part, number in world.samples("0").items())
+    assert told["samples"] == federation.population.samples("0")
+    parts = ", ".join(f"{part} {number}" for part, number in federation.population.samples("0").items())
     assert f"client 0; samples ({parts}); task (kind classification, classes" in sheet.notes[1]
     assert all(f"; {name} {value}" in sheet.notes[1] for name, value in told["extra"].items())

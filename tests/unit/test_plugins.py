@@ -28,7 +28,7 @@ def test_a_plugin_file_goes_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(FILE)
     experiment = Experiment.load(tmp_path / "own.yaml")
     assert experiment.portable
-    assert experiment.world().method.rules["small"]({"large": 1.0}) == 0.5  # type: ignore[attr-defined]
+    assert experiment.build().method.rules["small"]({"large": 1.0}) == 0.5  # type: ignore[attr-defined]
     (tmp_path / "again.yaml").write_text(experiment.to_yaml())
     assert Experiment.load(tmp_path / "again.yaml").method == experiment.method
 

@@ -141,13 +141,13 @@ def test_what_stops_the_choice_leaves_no_folder(
 )
 def test_bad_input(file: Path, override: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        Experiment.load(file, [override]).world()
+        Experiment.load(file, [override]).build()
 
 
 def test_a_pilot_is_measured_at_its_end_with_the_new_common_model(file: Path) -> None:
     experiment = Experiment.load(file, ["evaluate.when=[after_training]", "evaluate.who=sampled"])
-    world = experiment.world()
-    option = world.method.open_option(world)
+    federation = experiment.build()
+    option = federation.method.open_option(federation.population)
     assert option is not None
     pilot = tuning._pilot(experiment, option, 2)
     assert pilot.method.d1 == 2  # type: ignore[attr-defined]
@@ -164,7 +164,7 @@ def test_a_width_that_would_be_tried_as_d1_is_refused_before_the_first_pilot(
     assert not (tmp_path / "run").exists()
     chosen = Experiment.load(file, ["method.widths=[4, 8]", "method.tune.candidates=[]"])
     with pytest.raises(ConfigError, match="widths has 8, which auto tries as d1"):
-        chosen.world()
+        chosen.build()
 
 
 def test_a_pilot_that_fails_points_to_no_folder(file: Path, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_pilot_that_fails_points_to_no_folder(file: Path, tmp_path: Path) -> N
 def test_pilots_are_judged_by_the_way_to_predict_that_is_reported(file: Path) -> None:
     def modes(*overrides: str) -> Any:
         chosen = Experiment.load(file, overrides)
-        option = chosen.world().method.open_option(chosen.world())
+        option = chosen.build().method.open_option(chosen.build())
         assert option is not None
         return tuning._pilot(chosen, option, 2).evaluate.modes
 

@@ -14,7 +14,7 @@ from potluck.core.task import Task
 from potluck.engine.rounds import Rounds
 from potluck.engine.serial import SerialEngine
 from potluck.experiment.schema import Experiment
-from potluck.federation.world import World
+from potluck.federation.federation import Federation
 
 
 class Viewer(nn.Module):
@@ -35,7 +35,7 @@ def viewer(task: Task) -> nn.Module:
     return Viewer(task.classes)
 
 
-def world(model: Any) -> World:
+def federate(model: Any) -> Federation:
     draw = np.random.default_rng(0)
     data = from_arrays(draw.random((80, 3, 8, 8), dtype="float32"), draw.integers(0, 4, 80), classes=4)
     return Experiment.make(
@@ -44,24 +44,26 @@ def world(model: Any) -> World:
         models=[model],
         method="fedavg",
         training={"rounds": 1, "batch_size": 8},
-    ).world()
+    ).build()
 
 
 @pytest.mark.parametrize(("model", "last"), [("conv-small", True), (viewer, False)])
 def test_the_layout_is_one_the_model_runs_on(model: Any, last: bool) -> None:
-    place = world(model)
-    weights = [value for value in place.build_client("0")["model"].tensors().values() if value.dim() == 4]
+    place = federate(model)
+    weights = [
+        value for value in place.clients.build_client("0")["model"].tensors().values() if value.dim() == 4
+    ]
     assert weights
     assert all(value.is_contiguous(memory_format=torch.channels_last) == last for value in weights)
-    cohort = Rounds(place, SerialEngine(place)).play(1, place.ids)
+    cohort = Rounds(place, SerialEngine(place.clients)).play(1, place.population.ids)
     assert not cohort.failures
 
 
 def test_a_model_that_cannot_read_them_is_handed_images_channel_by_channel() -> None:
-    place = world(viewer)
-    stored = place.source.prepared(channels_last=True)
-    place._sources = [stored]
-    batch = place.build_client("0").source.take(torch.arange(4))
+    place = federate(viewer)
+    stored = place.clients.sources[0].prepared(channels_last=True)
+    place.clients.sources = [stored]
+    batch = place.clients.build_client("0").source.take(torch.arange(4))
     assert batch.x.is_contiguous()
     torch.testing.assert_close(batch.x, stored.take(torch.arange(4)).x)
     assert not stored.take(torch.arange(4)).x.is_contiguous()

@@ -575,14 +575,14 @@ def _check_site(
     from potluck.cli.views import rehearsal_entry, rehearsal_sheet
     from potluck.deploy.rehearsal import propose
     from potluck.deploy.resident import enrolment
-    from potluck.deploy.site import rehearsal_world
+    from potluck.deploy.site import rehearsal_federation
     from potluck.deploy.wire import told_at_enrolment
     from potluck.experiment.schema import Experiment
 
     chosen = Experiment.load(experiment)
-    world = rehearsal_world(chosen, client, model, data)
-    agreement, exchanges = propose(world, client, chosen.training.attempts)
-    entry = rehearsal_entry(agreement, exchanges, told_at_enrolment(enrolment(world, client)))
+    federation = rehearsal_federation(chosen, client, model, data)
+    agreement, exchanges = propose(federation, client, chosen.training.attempts)
+    entry = rehearsal_entry(agreement, exchanges, told_at_enrolment(enrolment(federation, client)))
     if write is not None:
         agreement.write(write)
     if screen.json:
@@ -629,7 +629,7 @@ def explain(
     added = FOR_DEMO.get(method, []) if experiment is None and not overrides else []
     chosen = _explained(method, experiment, overrides or added)
     data = chosen.load_data(labels_only=True)
-    entry = explain_entry(chosen.variant(engine={"device": "cpu"}).world(data))
+    entry = explain_entry(chosen.variant(engine={"device": "cpu"}).build(data))
     if json:
         screen.data(entry)
     else:
@@ -678,7 +678,7 @@ def split(
     chosen = Experiment.load(experiment, overrides or ())
     data = chosen.load_data(labels_only=True)
     whole = chosen.make_split(data)
-    groups = whole.by_group((ground.data, ground.clients) for ground in chosen.grounds(data, whole))
+    groups = whole.by_group((ground.data, ground.clients) for ground in chosen.group_data(data, whole))
     path, entries = png or RUNS / f"{chosen.name}-split.png", []
     for number, (part, own) in enumerate(groups):
         entry, place = split_entry(part, own), path.with_stem(f"{path.stem}-{number}") if number else path

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from potluck.data import Split
     from potluck.deploy.agreement import Agreement
     from potluck.deploy.rehearsal import Exchange
-    from potluck.federation.world import World
+    from potluck.federation.federation import Federation
 
 MOST_ROWS = 40  # clients or architectures that a table shows
 MOST_CLASSES = 20  # classes that have a column of their own
@@ -66,18 +66,18 @@ def methods_sheet(entries: Sequence[Mapping[str, Any]]) -> Sheet:
 # --- the wire -------------------------------------------------------------------------------------------
 
 
-def explain_entry(world: World) -> dict[str, Any]:
+def explain_entry(federation: Federation) -> dict[str, Any]:
     """The contract for the first client, with bytes, and the totals for one client of each kind."""
-    from potluck.federation.explain import explain_world
+    from potluck.federation.explain import explain
 
-    explained = explain_world(world)
+    explained = explain(federation)
     for step in explained["steps"]:
         for direction in ("up", "down"):
-            contract = getattr(world.method, f"{direction}_contract")(step["name"])
+            contract = getattr(federation.method, f"{direction}_contract")(step["name"])
             for entry in step[direction]:
                 width = contract[entry["name"]].dtype.itemsize
                 entry["bytes"] = None if entry["scalars"] is None else width * entry["scalars"]
-    totals = [explain_world(world, client) for client in _one_per_kind(world)]
+    totals = [explain(federation, client) for client in _one_per_kind(federation)]
     explained["clients"] = [
         {**one["client"], "up_scalars": one["up_scalars"], "down_scalars": one["down_scalars"]}
         for one in totals
@@ -85,10 +85,10 @@ def explain_entry(world: World) -> dict[str, Any]:
     return explained
 
 
-def _one_per_kind(world: World) -> list[str]:
+def _one_per_kind(federation: Federation) -> list[str]:
     first: dict[str, str] = {}
-    for client in world.ids:
-        first.setdefault(world.kind(client), client)
+    for client in federation.population.ids:
+        first.setdefault(federation.clients.kind(client), client)
     return list(first.values())[:MOST_ROWS]
 
 

@@ -13,10 +13,10 @@ ClientId = str
 
 @dataclass(frozen=True)
 class Card:
-    """What a client says of itself at enrolment: always samples and task, the rest only if the method asks.
+    """Samples and task, and the further fields the method asked for.
 
-    `extra` may hold `width` (of the representation), `stem` (the shape of a sample after the first part of the
-    model), `classes_held`, `names` (of the model's tensors, with shapes), `public` (which public samples it means).
+    `extra` holds those by name; they are read like attributes: `card.width`. `potluck.core.card_fields` has the
+    table of all fields.
     """
 
     client: ClientId
@@ -24,22 +24,7 @@ class Card:
     task: Task
     extra: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def width(self) -> int:
-        """The width of the client's representation."""
-        return int(self.extra["width"])
-
-    @property
-    def stem(self) -> tuple[int, ...]:
-        """The shape of one sample after the first part of the client's model."""
-        return tuple(self.extra["stem"])
-
-    @property
-    def classes_held(self) -> tuple[int, ...]:
-        """The classes with at least one training sample."""
-        return tuple(self.extra["classes_held"])
-
-    @property
-    def names(self) -> Mapping[str, tuple[int, ...]]:
-        """The model's tensors that may cross, with their shapes."""
-        return dict(self.extra["names"])
+    def __getattr__(self, name: str) -> Any:
+        if name == "extra" or name not in self.extra:
+            raise AttributeError(f"the card of a client has no {name!r}; a method asks for it in card_fields")
+        return self.extra[name]

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar, overload
 from torch import Tensor
 
 from potluck.core.card import Card, ClientId
+from potluck.core.card_fields import symbols_of
 from potluck.core.client import Client
 from potluck.core.contract import Contract, Shapes, shapes_below
 from potluck.core.message import Content, Message
@@ -30,7 +31,6 @@ from potluck.errors import ConfigError
 Purpose = Literal["train", "evaluate", "setup"]
 Tasks = Literal["classes", "one", "any"]
 Needs = Literal["nothing", "head", "names", "architecture"]
-CardField = Literal["width", "stem", "classes_held", "names"]
 Declared = Contract | Callable[[Any], Contract]
 
 
@@ -130,7 +130,7 @@ class Method:
     tasks: ClassVar[Tasks] = "classes"
     needs_public_data: ClassVar[bool] = False
     server_needs: ClassVar[Needs] = "nothing"
-    card_fields: ClassVar[tuple[CardField, ...]] = ()
+    card_fields: ClassVar[tuple[str, ...]] = ()  # lines of `core.card_fields.FIELDS`
     stays: tuple[str, ...] = ("data", "labels", "model")
     modes: tuple[str, ...] = ("model",)  # ways to predict; the first is the reported one
     down: ClassVar[Declared] = {}
@@ -206,12 +206,7 @@ class Method:
 
     def symbols(self, card: Card) -> dict[str, int]:
         """The symbols that shape formulas may use, as far as a card tells."""
-        known = {"C": card.task.classes, "n": card.samples}
-        if "width" in card.extra:
-            known["d"] = card.width
-        if "classes_held" in card.extra:
-            known["C_k"] = len(card.classes_held)
-        return known
+        return symbols_of(card)
 
     def expected(self, card: Card, part: str) -> Shapes | None:
         """The tensors of a client's part as far as the server can know them: from its card."""

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Self
 import torch
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, field_validator
 
+from potluck.core.card_fields import own_card
 from potluck.core.client import Client
 from potluck.core.contract import Contract
 from potluck.core.contract import Field as WireField
@@ -26,7 +27,6 @@ from potluck.core.formulas import evaluate
 from potluck.core.message import Message
 from potluck.core.method import Method, MethodConfig
 from potluck.core.settings import Settings
-from potluck.engine.performer import client_card
 from potluck.errors import ConfigError, MessageError, PinError
 
 ALWAYS_TOLD = ("samples", "task")  # on every card
@@ -297,7 +297,7 @@ def _proposed(name: str, value: Any) -> Any:
 def _crossing(method: Method, client: Client, step: str) -> Crossing:
     """A step's wire contract with the client's own names and sizes."""
     up = method.up_contract(step) if step in method.steps() else {}
-    symbols = method.symbols(client_card(client, method.card_fields))
+    symbols = method.symbols(own_card(client, method.card_fields))
 
     def resolved(contract: Contract) -> dict[str, TensorSpec]:
         return dict(_resolve(contract, symbols, lambda part: _wire(client, part), f"{method.name}, {step}"))

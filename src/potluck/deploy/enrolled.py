@@ -2,118 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from potluck.core.card import Card, ClientId
-from potluck.core.contract import Shapes
+from potluck.core.card import ClientId
 from potluck.core.dataset import Dataset
 from potluck.core.method import Method
-from potluck.core.public import Public, check_same_samples
+from potluck.core.population import ClientFacts
+from potluck.core.public import check_same_samples
 from potluck.core.task import Task
 from potluck.data import Split
 from potluck.data.split import PARTS, ClientSplit
-from potluck.deploy.wire import (
-    Enrolment,
-)
+from potluck.deploy.wire import Enrolment
 from potluck.errors import ConfigError
 from potluck.experiment.schema import Experiment, Sites
-from potluck.federation.world import Ground, World
+from potluck.federation.federation import Federation, assemble, public_views
+from potluck.federation.groups import GroupData
+from potluck.federation.private_models import PrivateModels
 from potluck.methods.registry import find_method
 
 VECTOR = Task("classification", 2, (1,))  # nothing of images or texts can be read as this
 
 
-class EnrolledWorld(World):
-    """The server's world: the clients' cards, and for what they do not tell, the models its experiment names."""
+def enrolled_federation(experiment: Experiment, enrolments: Mapping[ClientId, Enrolment]) -> Federation:
+    """The server's federation: facts come from the clients' cards.
 
-    def __init__(self, experiment: Experiment, enrolled: Mapping[ClientId, Enrolment]) -> None:
-        sites = _sites(experiment)
-        self.enrolled = {client: enrolled[client] for client in sites.sites}
-        pool = experiment.pool()
-        pool.cover(sites.sites)
-        method = find_method(experiment.method.name)(experiment.method, pool)
-        if not takes_any_task(type(method)):
-            _check_common_task(self.enrolled, sites.classes)
-        grounds = [Ground(_no_samples(one.card.task), 1) for one in self.enrolled.values()]
-        super().__init__(
-            method=method,
-            data=grounds[0].data,
-            grounds=grounds if takes_any_task(type(method)) else (),
-            public=experiment.public_samples(method),
-            split=_placeholders(self.enrolled),
-            pool=pool,
-            seeds=experiment.all_seeds(),
-            training=experiment.training.for_clients(),
-            overrides=experiment.training.per_client,
-            participation=experiment.training.participation,
-            independent_init=experiment.models.init == "per_client",
-            device=experiment.engine.torch_device(),
-            precision=experiment.engine.precision,
+    Where a card is silent they come from the models that the experiment names.
+    """
+    sites = _sites(experiment)
+    enrolled = {client: enrolments[client] for client in sites.sites}
+    pool, seeds = experiment.pool(), experiment.all_seeds()
+    pool.cover(sites.sites)
+    method = find_method(experiment.method.name)(experiment.method, pool)
+    any_task = takes_any_task(type(method))
+    if not any_task:
+        _check_common_task(enrolled, sites.classes)
+    groups = [GroupData(_no_samples(one.card.task), 1) for one in enrolled.values()]
+    groups = groups if any_task else [replace(groups[0], clients=len(enrolled))]
+    models = PrivateModels(pool, sites.sites, seeds, experiment.models.init == "per_client")
+    federation = assemble(
+        method,
+        sites.sites,
+        _facts(enrolled, models, any_task),
+        models,
+        groups,
+        _placeholders(enrolled),
+        seeds=seeds,
+        training=experiment.training.for_clients(),
+        overrides=experiment.training.per_client,
+        participation=experiment.training.participation,
+        publics=public_views(experiment.public_samples(method), [*map(_readable, groups)], seeds),
+        device=experiment.engine.torch_device(),
+        precision=experiment.engine.precision,
+    )
+    public = federation.population.public()
+    if public is not None:
+        check_same_samples(public, federation.population.cards)
+    return federation.prepared()
+
+
+def _facts(
+    enrolled: Mapping[ClientId, Enrolment], models: PrivateModels, any_task: bool
+) -> Callable[[ClientId], ClientFacts]:
+    """A client's card is what is known of it. No card tells whether a body trains; the site looks itself."""
+    places = {client: place if any_task else 0 for place, client in enumerate(enrolled)}
+
+    def facts(client: ClientId) -> ClientFacts:
+        card, samples = enrolled[client].card, enrolled[client].samples
+        everything = tuple(range(card.task.classes))
+        return ClientFacts(
+            task=card.task,
+            class_names=tuple(map(str, everything)),
+            samples=samples,
+            architecture=models.architecture(client),
+            label=lambda: "its own model",
+            build_model=lambda: models.build(client, card.task),
+            head=lambda: models.head(client, card.task),
+            group=places[client],
+            known=({"trains_body": True, "classes_held": everything} | dict(card.extra)).get,
         )
-        public = self.public()
-        if public is not None:
-            check_same_samples(public, self.cards)
-        with self.seeds.tree("init").child("check").as_default():
-            self.method.setup(self)
-            self.method.check(self)
 
-    def _public_for(self, ground: Ground) -> Public:
-        """The server has no words of the sites: of texts it knows the ids alone."""
-        if ground.data.task.kind not in ("text-classification", "retrieval"):
-            return super()._public_for(ground)
-        return super()._public_for(Ground(_no_samples(VECTOR), 1))
+    return facts
 
-    def global_test(self, client: ClientId) -> np.ndarray:
-        """The server has no data."""
-        return np.zeros(0, dtype=np.int64)
 
-    def save_split(self, path: Path) -> None:
-        """Write down how many rows every client has; which classes they are of is not known."""
-        self.split.save(path)
-
-    def card(self, client: ClientId) -> Card:
-        """As the client wrote it."""
-        return self.enrolled[client].card
-
-    def samples(self, client: ClientId) -> dict[str, int]:
-        """As the client counted them."""
-        return dict(self.enrolled[client].samples)
-
-    def label(self, client: ClientId) -> str:
-        """The server does not know the clients' models."""
-        return "its own model"
-
-    def classes_held(self, client: ClientId) -> tuple[int, ...]:
-        """As the card says; all where it does not."""
-        told: tuple[int, ...] = self._told(client, "classes_held", tuple(range(self.task.classes)))
-        return told
-
-    def width(self, client: ClientId) -> int:
-        """As the card says, else that of the experiment's model."""
-        told: int = self._told(client, "width", None) or super().width(client)
-        return told
-
-    def stem(self, client: ClientId) -> tuple[int, ...]:
-        """As the card says, else that of the experiment's model."""
-        told: tuple[int, ...] | None = self._told(client, "stem", None)
-        return told if told is not None else super().stem(client)
-
-    def trains_body(self, client: ClientId) -> bool:
-        """No card tells; the site looks before it joins."""
-        return True
-
-    def names(self, client: ClientId) -> Shapes:
-        """As the card says, else those of the experiment's model."""
-        told: Shapes = self._told(client, "names", None) or super().names(client)
-        return told
-
-    def _told(self, client: ClientId, field: str, default: Any) -> Any:
-        return self.enrolled[client].card.extra.get(field, default)
+def _readable(group: GroupData) -> GroupData:
+    """The server has no words of the sites: of public texts it knows the ids alone."""
+    texts = group.data.task.kind in ("text-classification", "retrieval")
+    return GroupData(_no_samples(VECTOR), 1) if texts else group
 
 
 def _placeholders(enrolled: Mapping[ClientId, Enrolment]) -> Split:

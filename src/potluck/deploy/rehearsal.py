@@ -11,7 +11,8 @@ from potluck.deploy.agreement import Agreement
 from potluck.engine.protocol import Answer, Outcome, Request
 from potluck.engine.rounds import Rounds
 from potluck.engine.serial import SerialEngine
-from potluck.federation.world import World
+from potluck.federation.builder import ClientBuilder
+from potluck.federation.federation import Federation
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Exchange:
 class _Listening(SerialEngine):
     """Keeps everything that crosses."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world)
+    def __init__(self, clients: ClientBuilder) -> None:
+        super().__init__(clients)
         self.heard: list[Exchange] = []
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
@@ -40,21 +41,21 @@ class _Listening(SerialEngine):
         return outcomes
 
 
-def rehearse(world: World, client: ClientId) -> list[Exchange]:
+def rehearse(federation: Federation, client: ClientId) -> list[Exchange]:
     """Play a first round with this client alone, with a server made here; nothing is kept and nothing leaves.
 
     A client that cannot do its steps is a `RoundFailed` with the reason.
     """
-    engine = _Listening(world)
+    engine = _Listening(federation.clients)
     try:
-        Rounds(world, engine, name="rehearsal").play(1, [client])
+        Rounds(federation, engine, name="rehearsal").play(1, [client])
     finally:
         engine.close()
     return engine.heard
 
 
-def propose(world: World, client: ClientId, attempts: int = 1) -> tuple[Agreement, list[Exchange]]:
+def propose(federation: Federation, client: ClientId, attempts: int = 1) -> tuple[Agreement, list[Exchange]]:
     """What a round would send, and the agreement that allows just that: what `join --check` shows and writes."""
-    exchanges = rehearse(world, client)
+    exchanges = rehearse(federation, client)
     sent = [exchange.up for exchange in exchanges]
-    return Agreement.of(world.method, world.build_client(client), sent, attempts), exchanges
+    return Agreement.of(federation.method, federation.clients.build_client(client), sent, attempts), exchanges

@@ -19,7 +19,7 @@ from potluck.engine.performer import Performer
 from potluck.engine.protocol import Answer, Examination, Request
 from potluck.engine.runner import TransactionRunner
 from potluck.errors import MessageError, StepFailed
-from potluck.federation.world import World
+from potluck.federation.federation import Federation
 
 
 class Agreed(Protocol):
@@ -127,23 +127,23 @@ class Resident:
 
     def __init__(
         self,
-        clients: World,
+        federation: Federation,
         client: ClientId,
         folder: Path,
         agreement: Agreed | None = None,
         fresh: bool = True,
     ) -> None:
-        self.clients, self.client, self.record = clients, client, DurableRecord(folder)
-        self.live = clients.build_client(client)
+        self.federation, self.client, self.record = federation, client, DurableRecord(folder)
+        self.live = federation.clients.build_client(client)
         if agreement is not None:
-            agreement.admit(clients.method, self.live)
-        self.performer = GuardedPerformer(clients.method, self.record, agreement, fresh)
-        self._runner = TransactionRunner(clients, self.performer)
+            agreement.admit(federation.method, self.live)
+        self.performer = GuardedPerformer(federation.method, self.record, agreement, fresh)
+        self._runner = TransactionRunner(federation.clients, self.performer)
         self._seat, self._records = SoleSeat(self.live, self.live.snapshot()), SoleRecord(self.record)
 
     def enrolment(self) -> Enrolment:
         """What the client tells when it joins: its card, and the sizes of its splits."""
-        return enrolment(self.clients.population, self.client)
+        return enrolment(self.federation, self.client)
 
     @property
     def most_bytes(self) -> int:
@@ -159,6 +159,6 @@ class Resident:
         return self._runner.serve(examination, self._records, self._seat).answer
 
 
-def enrolment(population: World, client: ClientId) -> Enrolment:
+def enrolment(federation: Federation, client: ClientId) -> Enrolment:
     """What a client tells when it joins: its card, and the sizes of its splits."""
-    return Enrolment(population.card(client), population.samples(client))
+    return Enrolment(federation.population.card(client), federation.population.samples(client))

@@ -9,12 +9,12 @@ from typing import Any, Self
 
 from potluck.core.card import ClientId
 from potluck.deploy.engine import Courier, FlowerEngine
-from potluck.deploy.enrolled import EnrolledWorld, _sites
+from potluck.deploy.enrolled import _sites, enrolled_federation
 from potluck.deploy.keyring import KeyRegister
 from potluck.deploy.site import welcome
 from potluck.errors import ConfigError, RunError
 from potluck.experiment.schema import Experiment
-from potluck.federation.world import World
+from potluck.federation.federation import Federation
 from potluck.files import read_json, write_json
 from potluck.methods.registry import find_method
 from potluck.runs.api import write_start
@@ -36,14 +36,14 @@ class FederatedRun(Run):
         engine: FlowerEngine,
         experiment: Experiment,
         folder: RunFolder,
-        world: World,
+        federation: Federation,
         watcher: Watcher,
         run: str,
         incarnation: int,
         fresh: bool,
     ) -> Self:
         """A run that is ready to play: from its start, or from its last checkpoint."""
-        going = cls(experiment, folder, world, watcher, engine)
+        going = cls(experiment, folder, federation, watcher, engine)
         going.rounds.name, going.rounds.incarnation = run, incarnation
         engine.largest = going.rounds.largest_reply
         if not fresh:
@@ -95,15 +95,17 @@ def play(
         engine = FlowerEngine(
             courier, _sites(experiment).sites, experiment.engine, fields, told, watcher.notice, register
         )
-        world = EnrolledWorld(experiment, engine.gather())
-        chosen_modes(experiment, world.method.modes)
-        if world.method.open_option(world) is not None:
+        federation = enrolled_federation(experiment, engine.gather())
+        chosen_modes(experiment, federation.method.modes)
+        if federation.method.open_option(federation.population) is not None:
             raise ConfigError(
                 "an option left open (auto) is chosen by trial runs; choose it before a federation"
             )
         if fresh:
-            write_start(folder, experiment, world)
-        return FederatedRun.over(engine, experiment, folder, world, watcher, run, incarnation, fresh).play()
+            write_start(folder, experiment, federation)
+        return FederatedRun.over(
+            engine, experiment, folder, federation, watcher, run, incarnation, fresh
+        ).play()
 
 
 def prepared(experiment: Experiment) -> Experiment:

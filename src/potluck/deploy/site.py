@@ -19,11 +19,10 @@ from typing import Any
 import torch
 
 from potluck.core.card import ClientId
-from potluck.core.client import Client
-from potluck.core.model import Model
-from potluck.core.public import Public
+from potluck.core.dataset import Dataset
+from potluck.core.population import ClientFacts
 from potluck.core.rng import Rng, new_secret
-from potluck.data import DataConfig
+from potluck.data import DataConfig, Split
 from potluck.deploy.resident import Agreed, Resident
 from potluck.deploy.site_data import site_data, site_public
 from potluck.deploy.wire import (
@@ -44,7 +43,9 @@ from potluck.errors import (
     StepFailed,
 )
 from potluck.experiment.schema import Experiment, Sites
-from potluck.federation.world import Ground, World, check_public
+from potluck.federation.federation import FactsFromData, Federation, assemble, check_public, public_views
+from potluck.federation.groups import GroupData
+from potluck.federation.private_models import PrivateModels
 from potluck.files import read_json, write_json, write_whole
 from potluck.methods.registry import find_method
 from potluck.models import ModelPool
@@ -82,58 +83,16 @@ def welcome(experiment: Experiment, run: str) -> dict[str, Any]:
     return {"potluck": __version__, "run": run, "experiment": values}
 
 
-class SiteWorld(World):
-    """A client's own world. Of the others it knows the ids alone, and takes them to be like itself.
+def site_facts(
+    client: ClientId, data: Dataset, split: Split, models: PrivateModels
+) -> Callable[[ClientId], ClientFacts]:
+    """A site knows itself, and takes the others to be like itself; together they may hold all classes.
 
     Whether the clients fit together is for the server to check.
     """
-
-    def __init__(self, client: ClientId, roster: tuple[ClientId, ...], secret: Rng, **parts: Any) -> None:
-        self.client, self.roster, self.secret = client, roster, secret
-        super().__init__(**parts)
-
-    @property
-    def ids(self) -> tuple[ClientId, ...]:
-        """Every client of the federation."""
-        return self.roster
-
-    @functools.cached_property
-    def trainers(self) -> tuple[ClientId, ...]:
-        """Every client of the federation."""
-        return self.roster
-
-    def ground(self, client: ClientId) -> Ground:
-        """What this client works on."""
-        return super().ground(self.client)
-
-    def public(self, client: ClientId | None = None) -> Public | None:
-        """The public data as this client sees it."""
-        return super().public()
-
-    def architecture(self, client: ClientId) -> str:
-        """The key of this client's architecture."""
-        return super().architecture(self.client)
-
-    def label(self, client: ClientId) -> str:
-        """A short name of this client's model."""
-        return super().label(self.client)
-
-    def build_model(self, client: ClientId) -> Model:
-        """This client's private model as it starts."""
-        return super().build_model(self.client)
-
-    def samples(self, client: ClientId) -> dict[str, int]:
-        """The size of each of this client's splits."""
-        return super().samples(self.client)
-
-    def classes_held(self, client: ClientId) -> tuple[int, ...]:
-        """The classes this client holds; together the others may hold all."""
-        return super().classes_held(client) if client == self.client else tuple(range(self.task.classes))
-
-    def assign(self, client: Client, client_id: ClientId) -> None:
-        """Let a live client be this one, with the secret that never leaves the site."""
-        super().assign(client, client_id)
-        client.secret = self.secret
+    own = FactsFromData([GroupData(data, 1)], split, models)(client)
+    other = dataclasses.replace(own, known={"classes_held": tuple(range(data.task.classes))}.get)
+    return lambda asked: own if asked == client else other
 
 
 def _named_code(value: Any) -> str | None:
@@ -255,15 +214,18 @@ class Site(Orders):
             raise ConfigError(f"run {run} is not as it was when this site joined it; start a new run")
         if self.resident is None or run != self.run:
             self.resident = None
-            world = self._world(dict(offer["experiment"]), run)
+            federation = self.federation(dict(offer["experiment"]), run)
             folder = kept.with_suffix("")
-            self.resident = Resident(world, self.client, folder, self.agreement, fresh=not self.simulated)
+            self.resident = Resident(
+                federation, self.client, folder, self.agreement, fresh=not self.simulated
+            )
             self.run = run
             self._joined[run] = self.resident.most_bytes
             write_json(kept, {"welcome": offer, "most": self._joined[run]})
         return self.resident.enrolment()
 
-    def _world(self, values: dict[str, Any], run: str) -> SiteWorld:
+    def federation(self, values: dict[str, Any], run: str) -> Federation:
+        """A run as this site sees it: what the server told, with the site's own data, model and secret."""
         method = dict(values["method"])
         code = _named_code(method)
         if code is not None:
@@ -288,38 +250,37 @@ class Site(Orders):
             public = experiment.public_samples(chosen, site_public(given, experiment, self.client))
         overrides = experiment.training.per_client
         seeds, augment = experiment.all_seeds(), experiment.data.augment
-        world = SiteWorld(
-            self.client,
+        pool = ModelPool(
+            {self.client: self.model}, experiment.models.rep_dim, adapter=experiment.models.adapter
+        )
+        models = PrivateModels(pool, [self.client], seeds, experiment.models.init == "per_client")
+        prepare = DataConfig(name=data.name, augment=augment).preparation(data).prepare
+        groups = [GroupData(data, 1, prepare, bool(augment.operations))]
+        secret = seeds.secret(self.client) if self.simulated else kept_secret(self.home, run)
+        federation = assemble(
+            chosen,
             roster,
-            seeds.secret(self.client) if self.simulated else kept_secret(self.home, run),
-            method=chosen,
-            data=data,
-            split=split,
-            public=public,
-            pool=ModelPool(
-                {self.client: self.model}, experiment.models.rep_dim, adapter=experiment.models.adapter
-            ),
+            site_facts(self.client, data, split, models),
+            models,
+            groups,
+            split,
             seeds=seeds,
             training=experiment.training.for_clients(),
             overrides={self.client: overrides[self.client]} if self.client in overrides else {},
-            prepare=DataConfig(name=data.name, augment=augment).preparation(data).prepare,
-            augmented=bool(augment.operations),
-            independent_init=experiment.models.init == "per_client",
+            publics=public_views(public, groups, seeds),
+            secret=lambda client: secret,
             device=self.device,
             precision=experiment.engine.precision,
         )
-        check_public(world)
-        with seeds.tree("init").child("check").as_default():
-            world.method.setup(world)
-            world.method.check(world)
-        return world
+        check_public(federation.population)
+        return federation.prepared()
 
 
-def rehearsal_world(experiment: Experiment, client: ClientId, model: str, data: str) -> World:
-    """The world of a site that joins nobody yet; its secret is one for this once."""
+def rehearsal_federation(experiment: Experiment, client: ClientId, model: str, data: str) -> Federation:
+    """The federation of a site that joins nobody yet; its secret is one for this once."""
     from potluck.deploy.flower.worker import model_entry
     from potluck.plugins import load_function
 
     with tempfile.TemporaryDirectory(prefix="potluck-") as home:
         site = Site(client, model_entry(model), load_function(data), Path(home))
-        return site._world(welcome(experiment, REHEARSAL)["experiment"], REHEARSAL)
+        return site.federation(welcome(experiment, REHEARSAL)["experiment"], REHEARSAL)

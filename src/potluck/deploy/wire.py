@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from potluck.core.card import Card, ClientId
+from potluck.core.card_fields import parse_fields
 from potluck.core.message import Message
 from potluck.core.task import Task
 from potluck.engine.protocol import Examination, Failure, Outcome, Request
@@ -123,33 +124,8 @@ def _enrolment(client: ClientId, about: Mapping[str, Any]) -> Enrolment:
     if not all(0 <= number <= MOST_SAMPLES for number in samples.values()):
         raise ValueError(f"a number of samples that is not from 0 to {MOST_SAMPLES:,}")
     task = Task.from_json(about["task"])
-    extra = {str(name): _told(name, value, task) for name, value in about["extra"].items()}
+    extra = parse_fields(about["extra"], task)
     return Enrolment(Card(client, samples["train"], task, extra), samples)
-
-
-def _told(name: str, value: Any, task: Task) -> Any:
-    """A field of a card, checked, with JSON's lists turned back into tuples."""
-    if name == "width":
-        return _sizes([value])[0]
-    if name == "stem":
-        return _sizes(value)
-    if name == "classes_held":
-        held = tuple(map(int, value))
-        if any(not 0 <= label < task.classes for label in held):
-            raise ValueError(f"a class that is none of {task.classes}")
-        return held
-    if name == "public":
-        return {str(key): str(told) for key, told in value.items()}
-    if name == "names":
-        return {str(key): _sizes(shape) for key, shape in value.items()}
-    raise ValueError(f"a card has no field {name!r}")
-
-
-def _sizes(values: Any) -> tuple[int, ...]:
-    sizes = tuple(map(int, values))
-    if any(size < 1 for size in sizes):
-        raise ValueError(f"{sizes} is no shape")
-    return sizes
 
 
 def _pack(message: Message, about: Mapping[str, Any]) -> bytes:

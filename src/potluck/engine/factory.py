@@ -13,7 +13,7 @@ from potluck.engine.store.budget import Budget
 from potluck.engine.store.client_store import ClientStore
 from potluck.engine.store.state_files import StateFiles
 from potluck.engine.workers import WorkersEngine, worker_count
-from potluck.federation.world import World
+from potluck.federation.builder import ClientBuilder
 
 Notice = Callable[[str], None]
 
@@ -25,7 +25,7 @@ def player(name: str) -> Player | None:
 
 
 def make_engine(
-    clients: World, settings: EngineSettings, files: StateFiles, notice: Notice
+    clients: ClientBuilder, settings: EngineSettings, files: StateFiles, notice: Notice
 ) -> tuple[Engine, ClientStore | MultiGpuStore]:
     """The engine for the devices in `settings`, and its store; with several devices, one engine for each."""
     build = find_engine(settings.name)
@@ -41,7 +41,9 @@ def make_engine(
 
 
 @register_engine(LOCAL)
-def local_engine(clients: World, settings: EngineSettings, store: ClientStore, notice: Notice) -> Engine:
+def local_engine(
+    clients: ClientBuilder, settings: EngineSettings, store: ClientStore, notice: Notice
+) -> Engine:
     """The engine of this machine for one device. On a CPU the number of workers does not change the numbers."""
     if clients.device.type == "cuda":
         from potluck.engine.cuda.engine import STREAMS, CudaEngine

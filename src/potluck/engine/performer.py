@@ -6,16 +6,14 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from potluck.core.card import Card
+from potluck.core.card_fields import own_card
 from potluck.core.client import Client
 from potluck.core.contract import Contract, Gate, Shapes, largest_size, shapes_of
 from potluck.core.message import Message
-from potluck.core.method import CardField, Method
-from potluck.core.model import Model
+from potluck.core.method import Method
 from potluck.core.state import Moments
 from potluck.engine.evaluate import measure
 from potluck.engine.protocol import Answer, Examination, Request
-from potluck.models.probe import stem_shape
 
 
 class Performer:
@@ -67,7 +65,7 @@ class Performer:
 
     def largest_down(self, client: Client) -> int | None:
         """The most bytes a valid message to this client can have, None if the contract leaves that open."""
-        symbols = self.method.symbols(client_card(client, self.method.card_fields))
+        symbols = self.method.symbols(own_card(client, self.method.card_fields))
         steps = (*self.method.steps(), "evaluate")
         sizes = [largest_size(self.method.down_contract(step), symbols, _shapes(client)) for step in steps]
         known = [size for size in sizes if size is not None]
@@ -75,7 +73,7 @@ class Performer:
 
     def _pass(self, client: Client, message: Message, contract: Contract, who: tuple[str, ...]) -> None:
         def symbols() -> dict[str, int]:
-            return self.method.symbols(client_card(client, self.method.card_fields))
+            return self.method.symbols(own_card(client, self.method.card_fields))
 
         self.gate.check(message, contract, symbols, _shapes(client), who)
 
@@ -83,17 +81,6 @@ class Performer:
 def _shapes(client: Client) -> Callable[[str], Shapes | None]:
     """Looks up the shapes of the tensors in a part of the client."""
     return lambda part: shapes_of(client[part].wire()) if part in client else None
-
-
-def client_card(client: Client, fields: tuple[CardField, ...]) -> Card:
-    """The card of a live client, with the fields that the shapes of messages depend on."""
-    extra: dict[str, object] = {"classes_held": client.classes_held}
-    model = client["model"].module if "model" in client else None
-    if isinstance(model, Model):
-        extra["width"] = model.rep_dim
-        if "stem" in fields:
-            extra["stem"] = stem_shape(model, client.task) if model.has_stem else ()
-    return Card(client.id, client.samples, client.task, extra)
 
 
 def _forget_round_moments(client: Client) -> None:

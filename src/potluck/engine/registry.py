@@ -24,7 +24,7 @@ class Player(Protocol):
     def ready(self, experiment: Any) -> Any:
         """The experiment as this engine runs it, or a `ConfigError` if it cannot."""
 
-    def play(self, experiment: Any, folder: Any, world: Any, watcher: Any, fresh: bool) -> Any:
+    def play(self, experiment: Any, folder: Any, federation: Any, watcher: Any, fresh: bool) -> Any:
         """Play a run in a folder that was begun, from its start (`fresh`) or on; returns its result."""
 
 

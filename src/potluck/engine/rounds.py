@@ -10,15 +10,17 @@ from potluck.core.server import Server
 from potluck.engine.cohort import Cohort, known_shapes
 from potluck.engine.ledger import Ledger
 from potluck.engine.protocol import Engine, Stamp
-from potluck.federation.world import World
+from potluck.federation.federation import Federation
 
 
 class Rounds:
     """The server at work: it plays rounds over an engine and remembers whose work it accepted last."""
 
-    def __init__(self, world: World, engine: Engine, server: Server | None = None, name: str = "") -> None:
-        self.world, self.engine, self.name = world, engine, name
-        self.server = server if server is not None else world.server()
+    def __init__(
+        self, federation: Federation, engine: Engine, server: Server | None = None, name: str = ""
+    ) -> None:
+        self.federation, self.engine, self.name = federation, engine, name
+        self.server = server if server is not None else federation.server()
         self.accepted: dict[ClientId, int] = {}
         self.incarnation = 0
         self.gate = Gate()
@@ -31,7 +33,7 @@ class Rounds:
 
     def largest_reply(self, client: ClientId, steps: tuple[str, ...]) -> int | None:
         """The most bytes a client can rightly send for these steps, None where the contract does not say."""
-        method, card = self.world.method, self.server.cards[client]
+        method, card = self.federation.method, self.server.cards[client]
         return largest_size(
             method.sent_by(steps), method.symbols(card), known_shapes(method, self.server, card)
         )
@@ -49,7 +51,7 @@ class Rounds:
         """One attempt at a round. The clients that stayed to its end are accepted, the others undone."""
         cohort = Cohort(
             self.engine,
-            self.world.method,
+            self.federation.method,
             self.server,
             ids,
             lambda client, exchange: self.stamp(client, round_, attempt, exchange),
@@ -57,10 +59,10 @@ class Rounds:
             quorum,
             self.gate,
         )
-        rng = self.world.server_rng(round_)
+        rng = self.federation.server_rng(round_)
         self.server.enter(round_, rng, {}, "round")
-        with rng.as_default(self.world.device):
-            self.world.method.round(self.server, cohort)
+        with rng.as_default(self.federation.device):
+            self.federation.method.round(self.server, cohort)
         if before_settling is not None:
             before_settling(cohort)
         self.engine.settle(round_, ids, cohort.ids)

@@ -16,7 +16,7 @@ from potluck.engine.seats import Seats
 from potluck.engine.store.client_store import ClientStore
 from potluck.engine.transactions import Done, Errand, Records, opened, stored
 from potluck.errors import PotluckError
-from potluck.federation.world import World
+from potluck.federation.builder import ClientBuilder
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 class TransactionRunner:
     """Does requests as transactions: open the record, work on a live client, store the result."""
 
-    def __init__(self, clients: World, performer: Performer | None = None) -> None:
+    def __init__(self, clients: ClientBuilder, performer: Performer | None = None) -> None:
         self.clients = clients
         self.performer = performer if performer is not None else Performer(clients.method)
 
@@ -46,7 +46,7 @@ class TransactionRunner:
         return Done(answer, client.snapshot(), client.counters)
 
 
-def guarded(clients: World, client: ClientId, work: Callable[[], T]) -> T | Failure:
+def guarded(clients: ClientBuilder, client: ClientId, work: Callable[[], T]) -> T | Failure:
     """Turn an error about the client into a failure; any other error is a bug and is raised with a note."""
     try:
         return work()

@@ -8,7 +8,7 @@ from typing import Protocol
 from potluck.core.card import ClientId
 from potluck.core.client import Client
 from potluck.core.packed import State
-from potluck.federation.world import World
+from potluck.federation.builder import ClientBuilder
 
 SEATS = 16  # live clients kept, one per kind
 INITIAL_STATES = 16  # initial states kept; the others are built from the seed again
@@ -24,7 +24,7 @@ class Seats(Protocol):
 class InitialStates:
     """The states clients start with, built from the seed when first needed; the last few are kept."""
 
-    def __init__(self, clients: World) -> None:
+    def __init__(self, clients: ClientBuilder) -> None:
         self.clients = clients
         self._known: OrderedDict[tuple[str, str], State] = OrderedDict()
 
@@ -43,7 +43,7 @@ class InitialStates:
 class KindSeats:
     """One live client per kind: clients whose states have the same shapes take turns in it."""
 
-    def __init__(self, clients: World) -> None:
+    def __init__(self, clients: ClientBuilder) -> None:
         self.clients, self.initial = clients, InitialStates(clients)
         self._live: OrderedDict[str, Client] = OrderedDict()
 

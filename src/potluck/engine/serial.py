@@ -8,13 +8,13 @@ from potluck.engine.protocol import Examination, Outcome, Request
 from potluck.engine.runner import StoringEngine, TransactionRunner, guarded
 from potluck.engine.seats import KindSeats
 from potluck.engine.store.client_store import ClientStore
-from potluck.federation.world import World
+from potluck.federation.builder import ClientBuilder
 
 
 class SerialEngine(StoringEngine):
     """Moves a client's stored state into a live client of its kind, works, and stores the result."""
 
-    def __init__(self, clients: World, store: ClientStore | None = None) -> None:
+    def __init__(self, clients: ClientBuilder, store: ClientStore | None = None) -> None:
         self.clients = clients
         self.store = store if store is not None else ClientStore()
         self.seats = KindSeats(clients)

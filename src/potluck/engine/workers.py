@@ -36,7 +36,7 @@ from potluck.engine.store.client_store import ClientStore
 from potluck.engine.transactions import Errand, opened, stored
 from potluck.engine.wire import TensorFrame, done_frame, errand_frame, read_done, read_errand
 from potluck.errors import ConfigError, PotluckError, RunError, StepFailed
-from potluck.federation.world import World
+from potluck.federation.builder import ClientBuilder
 from potluck.signals import SIGNALS, held_back
 
 SMALL = 20_000_000  # parameters × samples of a client's round; below it a round takes a fraction of a second
@@ -47,7 +47,7 @@ class WorkerFault(RuntimeError):
     """A bug in a worker, not a failure of its client; the traceback is in the notes."""
 
 
-def worker_count(clients: World, cohort: int, threads: int) -> int:
+def worker_count(clients: ClientBuilder, cohort: int, threads: int) -> int:
     """`engine.workers: auto`: one per core and client of a cohort, but 1 where processes do not pay off.
 
     Also 1 on a machine with a GPU: there PyTorch refuses gradients in a fork of a process that computed some.
@@ -59,7 +59,7 @@ def worker_count(clients: World, cohort: int, threads: int) -> int:
     return max(1, min(len(os.sched_getaffinity(0)) // threads, cohort))
 
 
-def _round_size(clients: World) -> float:
+def _round_size(clients: ClientBuilder) -> float:
     """Parameters of the largest model × samples a client trains on in a round, on average."""
     trainers = clients.population.trainers
     kinds = {clients.kind(client): client for client in reversed(trainers[:FEW])}
@@ -75,7 +75,7 @@ class WorkersEngine(StoringEngine):
     """Clients on the CPU cores of this machine, each at work in one of a few worker processes."""
 
     def __init__(
-        self, clients: World, store: ClientStore | None = None, workers: int = 2, threads: int = 1
+        self, clients: ClientBuilder, store: ClientStore | None = None, workers: int = 2, threads: int = 1
     ) -> None:
         if sys.platform != "linux":
             raise ConfigError("engine.workers: worker processes need Linux; set it to auto or 1")
@@ -187,7 +187,7 @@ class WorkersEngine(StoringEngine):
 class Worker:
     """One worker process, as its parent sees it."""
 
-    def __init__(self, clients: World, threads: int, others: Sequence[socket.socket]) -> None:
+    def __init__(self, clients: ClientBuilder, threads: int, others: Sequence[socket.socket]) -> None:
         self.channel, theirs = socket.socketpair()
         self.errand: Errand | None = None
         with theirs:
@@ -237,7 +237,7 @@ def _fork(work: Callable[[], NoReturn]) -> int:
 
 
 def _serve(
-    clients: World, threads: int, channel: socket.socket, foreign: Sequence[socket.socket]
+    clients: ClientBuilder, threads: int, channel: socket.socket, foreign: Sequence[socket.socket]
 ) -> NoReturn:
     """The life of a worker: it works until its parent ends or closes the connection."""
     try:
@@ -254,7 +254,7 @@ def _serve(
         os._exit(0)
 
 
-def _work(clients: World, threads: int, channel: socket.socket) -> None:
+def _work(clients: ClientBuilder, threads: int, channel: socket.socket) -> None:
     try:
         torch.set_num_threads(threads)
         side = WorkerSide(clients)
@@ -271,7 +271,7 @@ def _work(clients: World, threads: int, channel: socket.socket) -> None:
 class WorkerSide:
     """The live clients of a worker process; the records stay with its parent."""
 
-    def __init__(self, clients: World) -> None:
+    def __init__(self, clients: ClientBuilder) -> None:
         self.runner, self.seats = TransactionRunner(clients), KindSeats(clients)
 
     def do(self, frame: TensorFrame) -> TensorFrame:

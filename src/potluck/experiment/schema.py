@@ -23,7 +23,7 @@ from pydantic import (
 from torch import nn
 
 from potluck.core.dataset import Data, Dataset
-from potluck.core.method import Method, MethodConfig, check_tasks
+from potluck.core.method import Method, MethodConfig
 from potluck.core.rng import Rng, Seeds
 from potluck.core.settings import ClientOverrides, ClientTraining, Settings
 from potluck.data import DataConfig, PartitionConfig, Split, from_index_file, join_splits, make_split
@@ -32,7 +32,8 @@ from potluck.engine.evaluate import EvaluateSettings
 from potluck.engine.settings import EngineSettings, ask_for_queues
 from potluck.errors import ConfigError, nearest
 from potluck.experiment.overrides import Override, apply_override, read_yaml
-from potluck.federation.world import Ground, World, check_public
+from potluck.federation.federation import Federation, simulated
+from potluck.federation.groups import GroupData
 from potluck.methods.registry import find_method
 from potluck.models import ModelPool
 from potluck.plugins import load_plugin
@@ -344,35 +345,28 @@ class Experiment(Settings):
         chosen = self.models
         return ModelPool(chosen.pool, chosen.rep_dim, order=chosen.order, adapter=chosen.adapter)
 
-    def world(self, data: Data | None = None, split: Split | None = None) -> World:
-        """The world this experiment runs in, checked by its method."""
+    def build(self, data: Data | None = None, split: Split | None = None) -> Federation:
+        """The federation this experiment is about, checked by its method."""
         ask_for_queues()
         data = data if data is not None else self.load_data()
         split = split if split is not None else self.make_split(data)
-        grounds = self.grounds(data, split)
-        pool = self._pool(split, grounds)
+        groups = self.group_data(data, split)
+        pool = self._pool(split, groups)
         method = find_method(self.method.name)(self.method, pool)
-        world = World(
-            method=method,
-            data=data,
-            split=split,
-            pool=pool,
+        return simulated(
+            method,
+            groups,
+            split,
+            pool,
             seeds=self.all_seeds(),
+            independent_init=self.models.init == "per_client",
+            public=self.public_samples(method),
             training=self.training.for_clients(),
             overrides=self.training.per_client,
             participation=self.training.participation,
-            grounds=grounds,
-            public=self.public_samples(method),
-            independent_init=self.models.init == "per_client",
             device=self.engine.torch_device(),
             precision=self.engine.precision,
         )
-        check_tasks(method, {client: world.task_of(client) for client in world.first_clients})
-        check_public(world)
-        with self.all_seeds().tree("init").child("check").as_default():
-            method.setup(world)
-            method.check(world)
-        return world
 
     def public_samples(self, method: Method, own: Dataset | None = None) -> tuple[Dataset, np.ndarray] | None:
         """The public data, or a side's own copy of them, and the ids of the samples, where the method uses any."""
@@ -385,14 +379,14 @@ class Experiment(Settings):
         data = own if own is not None else self._load(self.public.data, labels_only=False)
         return data, choose_ids(data, self.public.samples, self.all_seeds().tree("split").child("public"))
 
-    def grounds(self, data: Data, split: Split) -> tuple[Ground, ...]:
+    def group_data(self, data: Data, split: Split) -> tuple[GroupData, ...]:
         """What the clients of each group work on."""
         parts = (data,) if isinstance(data, Dataset) else data
-        found: list[tuple[Group, Ground]] = []
+        found: list[tuple[Group, GroupData]] = []
         for group, part in zip(self.groups, parts, strict=True):
             known = next((other for its, other in found if _alike(its.data, group.data)), None)
             config = group.data if isinstance(group.data, DataConfig) else DataConfig(name=part.name)
-            ground = Ground(
+            ground = GroupData(
                 part,
                 self._size(group, part) if self.federation else len(split),
                 known.prepare if known else config.preparation(part).prepare,
@@ -409,7 +403,7 @@ class Experiment(Settings):
             else len(self._divide(group, data, Rng(0)))
         )
 
-    def _pool(self, split: Split, grounds: Sequence[Ground]) -> ModelPool:
+    def _pool(self, split: Split, grounds: Sequence[GroupData]) -> ModelPool:
         """Which client brings which model; the groups of a federation deal out theirs among their own clients."""
         settings = self.models
         if not self.federation:

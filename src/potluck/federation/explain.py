@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from potluck.core.card import ClientId
+from potluck.core.card_fields import find_field
 from potluck.core.contract import Contract, Field, Shapes, declared_scalars, shapes_of
 from potluck.core.method import Method
-from potluck.federation.world import World
+from potluck.federation.federation import Federation
 
 REPORT = {
     "steps": "how many gradient steps were done",
@@ -16,22 +17,19 @@ REPORT = {
     "metrics": "when evaluated: sums of right answers and losses, or the scores of its task, over its own test and "
     "validation samples",
 }
-CARD = {
+ALWAYS_TOLD = {
     "samples": "how many samples the client has to train, to validate and to test on",
     "task": "kind of task, number of classes, shape of a sample",
-    "width": "width of the representation",
-    "stem": "shape of a sample after the first part of the model",
-    "classes_held": "which classes the client has samples of",
-    "names": "names and shapes of the model's tensors",
-    "public": "which public samples the client means, as hashes of their ids, images and texts",
 }
 
 
-def explain_world(world: World, client: ClientId | None = None) -> dict[str, Any]:
+def explain(federation: Federation, client: ClientId | None = None) -> dict[str, Any]:
     """The wire contract of a method in an experiment, sized for one client (default: the first)."""
-    client = client if client is not None else world.ids[0]
-    method, live = world.method, world.build_client(client)
-    symbols = method.symbols(world.card(client)) | {"C_k": len(world.classes_held(client))}
+    client = client if client is not None else federation.population.ids[0]
+    method, live = federation.method, federation.clients.build_client(client)
+    symbols = method.symbols(federation.population.card(client)) | {
+        "C_k": len(federation.population.classes_held(client))
+    }
 
     def shapes(part: str) -> Shapes | None:
         return shapes_of(live[part].wire()) if part in live else None
@@ -39,7 +37,7 @@ def explain_world(world: World, client: ClientId | None = None) -> dict[str, Any
     def sized(contract: Contract) -> list[dict[str, Any]]:
         return [_entry(name, field, symbols, shapes) for name, field in contract.items()]
 
-    repeats, option = method.repeats(world), method.open_option(world)
+    repeats, option = method.repeats(federation.population), method.open_option(federation.population)
     steps = [
         {
             "name": name,
@@ -53,9 +51,9 @@ def explain_world(world: World, client: ClientId | None = None) -> dict[str, Any
     return {
         "method": method.name,
         "citation": method.citation,
-        "client": {"id": client, "model": world.label(client)},
+        "client": {"id": client, "model": federation.population.label(client)},
         "steps": steps,
-        "card": [{"name": name, "meaning": CARD[name]} for name in _card_fields(method)],
+        "card": [{"name": name, "meaning": meaning} for name, meaning in _card(method).items()],
         "report": [{"name": name, "meaning": meaning} for name, meaning in REPORT.items()],
         "stays": list(method.stays),
         "server_needs": method.server_needs,
@@ -69,8 +67,8 @@ def _repeated(times: tuple[int, int] | None) -> dict[str, Any]:
     return {} if times is None else {"times": dict(zip(("up", "down"), times, strict=True))}
 
 
-def _card_fields(method: Method) -> tuple[str, ...]:
-    return ("samples", "task", *method.card_fields, *(("public",) if method.needs_public_data else ()))
+def _card(method: Method) -> dict[str, str]:
+    return ALWAYS_TOLD | {name: find_field(name).meaning for name in method.told()}
 
 
 def _entry(name: str, field: Field, symbols: Mapping[str, int], shapes: Any) -> dict[str, Any]:

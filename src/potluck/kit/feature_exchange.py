@@ -21,11 +21,11 @@ from potluck.core.replies import Replies
 from potluck.core.server import Server
 from potluck.core.streams import Stream
 from potluck.core.task import Batch, Task
+from potluck.core.trial import stem_shape
 from potluck.errors import ConfigError
 from potluck.kit.averaging import Weights, average
 from potluck.kit.shared_space import Kind, SharedSpace, channel_axis
 from potluck.models import names
-from potluck.models.probe import stem_shape
 from potluck.training.collect import collect
 
 NAMES = ("s_in", "s_out")  # before and after the body

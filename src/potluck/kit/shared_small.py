@@ -19,11 +19,11 @@ from potluck.core.server import Server
 from potluck.core.settings import per_client
 from potluck.core.state import Part
 from potluck.core.task import Task
+from potluck.core.trial import sample_batch
 from potluck.errors import ConfigError
 from potluck.kit.nested import Nested
 from potluck.kit.requirements import require_width
 from potluck.models import build
-from potluck.models.probe import sample_batch
 
 
 class SharedSmall(Method):

@@ -11,7 +11,7 @@ from potluck.core.card import Card, ClientId
 from potluck.core.client import Client
 from potluck.core.contract import state_of
 from potluck.core.message import Content, Message
-from potluck.core.method import CardField, Clients, Method, MethodConfig, Needs, Tasks, client_step
+from potluck.core.method import Clients, Method, MethodConfig, Needs, Tasks, client_step
 from potluck.core.population import Population
 from potluck.core.replies import Replies
 from potluck.core.server import Server
@@ -41,7 +41,7 @@ class FedAvg(Method):
     tasks: ClassVar[Tasks] = "one"
     models = "one architecture, or groups of them (share: groups), or shared layers (share: layers)"
     server_needs: ClassVar[Needs] = "names"
-    card_fields: ClassVar[tuple[CardField, ...]] = ("names",)
+    card_fields: ClassVar[tuple[str, ...]] = ("names",)
     stays = ("data", "labels")
     down = {
         "model": state_of(

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from potluck.core.model import Model
 from potluck.core.task import Task
+from potluck.core.trial import agree, attempt, blame, duplicate, kind, sample_batch, trial_copy
 from potluck.errors import ModelError, nearest
 from potluck.models.parts import check_complete, check_width, make_adapter
-from potluck.models.probe import agree, attempt, blame, duplicate, kind, sample_batch, trial_copy
 
 
 class Adapted(Model):

@@ -11,10 +11,10 @@ from torch import nn
 
 from potluck.core.model import Model
 from potluck.core.task import Task
+from potluck.core.trial import blame, duplicate, kind
 from potluck.errors import ModelError, first_line, nearest
 from potluck.models.adapt import adapt, probe
 from potluck.models.parts import check_complete, check_width
-from potluck.models.probe import blame, duplicate, kind
 from potluck.models.registry import lookup
 
 Source = str | Callable[..., nn.Module] | nn.Module

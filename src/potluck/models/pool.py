@@ -12,10 +12,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from potluck.core.model import Model
 from potluck.core.task import Task
+from potluck.core.trial import blame
 from potluck.errors import ConfigError, ModelError, nearest
 from potluck.models.build import Entry, Source, build, source_name, unpack
 from potluck.models.parts import check_width
-from potluck.models.probe import blame
 from potluck.models.registry import POOLS, names
 
 Order = Literal["cycle", "blocks"]

@@ -12,8 +12,8 @@ from potluck.engine.factory import player
 from potluck.engine.store.budget import check_memory
 from potluck.errors import RoundFailed, RunError
 from potluck.experiment.schema import Experiment
-from potluck.federation.explain import explain_world
-from potluck.federation.world import World
+from potluck.federation.explain import explain
+from potluck.federation.federation import Federation
 from potluck.files import read_json, write_json, write_whole
 from potluck.runs import pilots as tuning
 from potluck.runs.environment import check_version, environment
@@ -29,7 +29,7 @@ def run(
     *,
     out: Path | str | None = None,
     watcher: Watcher | None = None,
-    world: tuple[Data, Split] | None = None,
+    given: tuple[Data, Split] | None = None,
     **values: Any,
 ) -> RunResult:
     """Run an experiment: a ready one, or one made of the keyword values.
@@ -42,9 +42,9 @@ def run(
         )
     experiment = experiment if experiment is not None else Experiment.make(**values)
     experiment = _ready(experiment)
-    built = experiment.world(*(world or (None, None)))
+    built = experiment.build(*(given or (None, None)))
     chosen_modes(experiment, built.method.modes)
-    check_memory(experiment.engine.memory_bytes(), built)
+    check_memory(experiment.engine.memory_bytes(), built.clients)
     wanted = Path(out) if out is not None else Path("runs") / experiment.name
     folder = RunFolder.create(wanted, exact=out is not None)
     with folder.locked():
@@ -54,17 +54,17 @@ def run(
 
 
 def _tuned(
-    experiment: Experiment, world: World, folder: RunFolder, watcher: Watcher
-) -> tuple[Experiment, World]:
+    experiment: Experiment, federation: Federation, folder: RunFolder, watcher: Watcher
+) -> tuple[Experiment, Federation]:
     """The experiment with the option its method left open chosen, by pilot runs that are thrown away."""
-    option = world.method.open_option(world)
+    option = federation.method.open_option(federation.population)
     if option is None:
-        return experiment, world
+        return experiment, federation
     pilots = folder / tuning.PILOTS
 
     def play(pilot: Experiment) -> Path:
         place = pilots / str(getattr(pilot.method, option.name))
-        return run(pilot, out=place, world=(world.data, world.split)).folder
+        return run(pilot, out=place, given=(federation.data, federation.split)).folder
 
     try:
         choice = tuning.tune(experiment, option, play, watcher.notice)
@@ -78,14 +78,14 @@ def _tuned(
     shutil.rmtree(pilots)
     write_json(folder / tuning.FILE, choice)
     chosen = tuning.settled(experiment, folder.path)
-    return chosen, chosen.world(world.data, world.split)
+    return chosen, chosen.build(federation.data, federation.split)
 
 
-def write_start(folder: RunFolder, experiment: Experiment, world: World) -> None:
+def write_start(folder: RunFolder, experiment: Experiment, federation: Federation) -> None:
     """What a run folder holds from the start; the configuration last, as the sign that all is there."""
-    world.save_split(folder / "split.json")
-    write_json(folder / "contract.json", explain_world(world))
-    write_json(folder / "environment.json", environment(experiment, world))
+    federation.save_split(folder / "split.json")
+    write_json(folder / "contract.json", explain(federation))
+    write_json(folder / "environment.json", environment(experiment, federation))
     write_whole(folder / "config.yaml", experiment.to_yaml().encode())
 
 
@@ -110,11 +110,11 @@ def resume(
         experiment = Experiment.load(home / "config.yaml")
     experiment = _ready(tuning.settled(experiment, home.path))
     with home.locked():
-        world = experiment.world(split=Split.load(home / "split.json"))
-        check_memory(experiment.engine.memory_bytes(), world)
-        if about["origins"] and about["origins"] != world.fingerprints():
+        federation = experiment.build(split=Split.load(home / "split.json"))
+        check_memory(experiment.engine.memory_bytes(), federation.clients)
+        if about["origins"] and about["origins"] != federation.clients.fingerprints():
             raise RunError(f"the models given now start from other weights than those {home.path} began with")
-        return _play(experiment, home, world, watcher, fresh=False)
+        return _play(experiment, home, federation, watcher, fresh=False)
 
 
 def _ready(experiment: Experiment) -> Experiment:
@@ -125,14 +125,14 @@ def _ready(experiment: Experiment) -> Experiment:
 
 
 def _play(
-    experiment: Experiment, folder: RunFolder, world: World, watcher: Watcher | None, fresh: bool
+    experiment: Experiment, folder: RunFolder, federation: Federation, watcher: Watcher | None, fresh: bool
 ) -> RunResult:
     """Play a run whose folder is begun, from its start or from its last checkpoint."""
     found = player(experiment.engine.name)
     if found is not None:
-        result: RunResult = found.play(experiment, folder, world, watcher or Watcher(), fresh)
+        result: RunResult = found.play(experiment, folder, federation, watcher or Watcher(), fresh)
         return result
-    going = Run(experiment, folder, world, watcher)
+    going = Run(experiment, folder, federation, watcher)
     if not fresh:
         going.restore(going.checkpoints.load())
     return going.play()

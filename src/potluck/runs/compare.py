@@ -149,7 +149,7 @@ def check_reference(against: str | None, labels: Iterable[str]) -> None:
 
 def check(experiment: Experiment, data: Data, split: Split) -> None:
     """Refuse a method that cannot work here before another one has trained for hours."""
-    chosen_modes(experiment, experiment.world(data, split).method.modes)
+    chosen_modes(experiment, experiment.build(data, split).method.modes)
 
 
 def _make_folder(path: Path, experiment: Experiment) -> None:
@@ -176,7 +176,7 @@ class _Part:
         """Do what is left of the run."""
         if not (self.folder / "config.yaml").exists():
             self._clear()
-            run(self.experiment, out=self.folder, watcher=watch(self.label), world=(data, split))
+            run(self.experiment, out=self.folder, watcher=watch(self.label), given=(data, split))
             return
         self._check_same()
         if self._finished():

@@ -14,7 +14,7 @@ import torch
 
 from potluck.errors import RunError
 from potluck.experiment.schema import Experiment
-from potluck.federation.world import World
+from potluck.federation.federation import Federation
 from potluck.runs.folder import FORMAT
 from potluck.version import __version__
 
@@ -41,10 +41,10 @@ def precision(name: str) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
-def environment(experiment: Experiment, world: World) -> dict[str, Any]:
+def environment(experiment: Experiment, federation: Federation) -> dict[str, Any]:
     """What the numbers may depend on besides the experiment."""
-    device = world.device
-    origins = {} if experiment.portable else world.fingerprints()
+    device = federation.device
+    origins = {} if experiment.portable else federation.clients.fingerprints()
     return {
         "format": FORMAT,
         "potluck": __version__,
@@ -54,7 +54,9 @@ def environment(experiment: Experiment, world: World) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "portable": experiment.portable,
         "origins": origins,
-        "models": {client: world.label(client) for client in world.ids[:1000]},
+        "models": {
+            client: federation.population.label(client) for client in federation.population.ids[:1000]
+        },
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": " ".join(Path(word).name if number == 0 else word for number, word in enumerate(sys.argv)),
     }

@@ -26,7 +26,7 @@ from potluck.engine.store.client_store import ClientStore
 from potluck.engine.store.state_files import StateFiles
 from potluck.errors import ConfigError, RoundFailed, nearest
 from potluck.experiment.schema import Experiment
-from potluck.federation.world import World
+from potluck.federation.federation import Federation
 from potluck.files import write_json
 from potluck.report.format import measured
 from potluck.report.page import write_report
@@ -62,22 +62,22 @@ class Run:
         self,
         experiment: Experiment,
         folder: RunFolder,
-        world: World,
+        federation: Federation,
         watcher: Watcher | None = None,
         engine: Engine | None = None,
     ) -> None:
         """`engine`: one that keeps the clients' states itself, wherever they are."""
-        self.experiment, self.folder, self.world = experiment, folder, world
+        self.experiment, self.folder, self.federation = experiment, folder, federation
         self.watcher = watcher or Watcher()
-        self.method = world.method
+        self.method = federation.method
         self.engine, self.store = (
             (engine, ClientStore())
             if engine is not None
             else make_engine(
-                world, experiment.engine, StateFiles(folder / "checkpoints"), self.watcher.notice
+                federation.clients, experiment.engine, StateFiles(folder / "checkpoints"), self.watcher.notice
             )
         )
-        self.rounds = Rounds(world, self.engine, name=experiment.name)
+        self.rounds = Rounds(federation, self.engine, name=experiment.name)
         self.server = self.rounds.server
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self.progress = Progress()
@@ -91,7 +91,9 @@ class Run:
         if checkpoint is None:
             self.folder.cut({})
             return
-        self.server.restore({name: value.to(self.world.device) for name, value in checkpoint.server.items()})
+        self.server.restore(
+            {name: value.to(self.federation.device) for name, value in checkpoint.server.items()}
+        )
         for client, path in checkpoint.clients.items():
             self.store.put(client, path)
         notes = checkpoint.notes
@@ -106,7 +108,7 @@ class Run:
         try:
             if self.progress.round == 0:
                 self._advise()
-            with threads(self.experiment.engine.threads), precision(self.world.precision):
+            with threads(self.experiment.engine.threads), precision(self.federation.precision):
                 while self.progress.round < rounds:
                     self._play_round(self.progress.round + 1)
             self._checkpoint()
@@ -127,7 +129,7 @@ class Run:
         return result
 
     def _advise(self) -> None:
-        for sentence in advice(self.world):
+        for sentence in advice(self.federation):
             self.watcher.advise(sentence)
 
     def _play_round(self, round_: int) -> None:
@@ -152,7 +154,7 @@ class Run:
             if self.progress.round < round_:
                 with held_back():
                     self.server.restore(before)
-                    self.engine.settle(round_, self.world.trainers, ())
+                    self.engine.settle(round_, self.federation.population.trainers, ())
                     undo()
             raise
         self._tell(round_, lines, seconds["seconds"])
@@ -171,7 +173,7 @@ class Run:
         return undo
 
     def _cohort(self, round_: int) -> tuple[ClientId, ...]:
-        return self.world.cohort(round_, self.world.cohort_size)
+        return self.federation.population.cohort(round_, self.federation.population.cohort_size)
 
     def _attempts(self, round_: int, before: State) -> tuple[Ledger, list[dict[str, Any]], dict[str, float]]:
         attempts = self.experiment.training.attempts
@@ -180,7 +182,7 @@ class Run:
                 return self._attempt(round_, attempt)
             except RoundFailed as error:
                 self.server.restore(before)
-                self.engine.settle(round_, self.world.trainers, ())
+                self.engine.settle(round_, self.federation.population.trainers, ())
                 if attempt == attempts:
                     raise RoundFailed(
                         f"{error} (tried {attempts} times; the run is kept up to round {round_ - 1}: "
@@ -190,11 +192,11 @@ class Run:
         raise AssertionError("unreachable: attempts is at least 1")
 
     def _attempt(self, round_: int, attempt: int) -> tuple[Ledger, list[dict[str, Any]], dict[str, float]]:
-        world, settings = self.world, self.experiment.training
+        federation, settings = self.federation, self.experiment.training
         ids = self._cohort(round_)
         ledger, lines = Ledger(round_), []
         examined = round_ % self.experiment.evaluate.every == 0 or round_ == settings.rounds
-        everyone = world.ids if self.experiment.evaluate.who == "all" else ids
+        everyone = federation.population.ids if self.experiment.evaluate.who == "all" else ids
         watch = Stopwatch()
         if examined:
             lines += self._examine("before", everyone, round_, attempt, ledger)
@@ -252,12 +254,12 @@ class Run:
         sums: dict[ClientId, dict[str, float]] = {answer.client: {} for answer in answers}
         for (answer, name), value in zip(names, values, strict=True):
             sums[answer.client][name] = value
-        held_out = set(self.world.split.held_out)
+        held_out = set(self.federation.population.held_out)
         lines = []
         for client, found in sums.items():
-            samples = self.world.samples(client)
+            samples = self.federation.population.samples(client)
             common = self.experiment.evaluate.on == "global"
-            test = len(self.world.global_test(client)) if common else samples["test"]
+            test = len(self.federation.clients.shared_test(client)) if common else samples["test"]
             counts = {"test": test, "validation": samples["validation"]}
             lines += metric_lines(round_, when, client, found, counts, self.modes, client in held_out)
         return lines
@@ -299,12 +301,12 @@ class Run:
             "method": self.method.name,
             "rounds": self.progress.round,
             "seed": experiment.seed,
-            "clients": len(self.world.ids),
+            "clients": len(self.federation.population.ids),
             "accuracy": summarise(folder / "metrics.jsonl", mode=self.modes[0]),
             "messages": messages_block(folder / "ledger.jsonl"),
             "seconds_per_round": seconds_per_round(folder / "timing.jsonl"),
             "failures": self.progress.failures,
-            "split": self.world.split.hash,
+            "split": self.federation.split.hash,
         }
         write_json(folder / "summary.json", summary)
         write_report(folder.path)

@@ -25,7 +25,8 @@ from potluck.engine.rounds import Rounds
 from potluck.engine.runner import StoringEngine
 from potluck.engine.serial import SerialEngine
 from potluck.experiment.schema import Experiment
-from potluck.federation.world import World
+from potluck.federation.builder import ClientBuilder
+from potluck.federation.federation import Federation
 from potluck.runs.environment import threads
 
 CLASSES = 3
@@ -42,7 +43,7 @@ class Bench:
         self,
         method: AnyMethod,
         models: Any = DEFAULT_MODELS,
-        make_engine: Callable[[World], StoringEngine] = SerialEngine,
+        make_engine: Callable[[ClientBuilder], StoringEngine] = SerialEngine,
         **settings: Any,
     ) -> None:
         self.options = _options(method)
@@ -55,8 +56,8 @@ class Bench:
         self.data = _tiny_data()
         self.split = _tiny_split(self.data)
 
-    def world(self, method: Mapping[str, Any] | None = None) -> World:
-        """A fresh world, with nothing in it from another one."""
+    def build(self, method: Mapping[str, Any] | None = None) -> Federation:
+        """A fresh federation, with nothing in it from another one."""
         experiment = Experiment.make(
             name="check",
             data=self.data,
@@ -66,7 +67,7 @@ class Bench:
             method=dict(method or self.options),
             **self.settings,
         )
-        return experiment.world()
+        return experiment.build()
 
     def play(
         self,
@@ -75,7 +76,7 @@ class Bench:
         method: Mapping[str, Any] | None = None,
     ) -> Played:
         """Play rounds with the given cohorts from the start."""
-        played = Played(self.world(method), wrap, self.make_engine)
+        played = Played(self.build(method), wrap, self.make_engine)
         for cohort in schedule:
             played.round(cohort)
         return played
@@ -86,13 +87,13 @@ class Played:
 
     def __init__(
         self,
-        world: World,
+        federation: Federation,
         wrap: Callable[[Engine], Engine] = lambda engine: engine,
-        engine: Callable[[World], StoringEngine] = SerialEngine,
+        engine: Callable[[ClientBuilder], StoringEngine] = SerialEngine,
     ) -> None:
-        self.world, self.make_engine = world, engine
-        self.local = engine(world)
-        self.rounds = Rounds(world, wrap(self.local), name="check")
+        self.federation, self.make_engine = federation, engine
+        self.local = engine(federation.clients)
+        self.rounds = Rounds(federation, wrap(self.local), name="check")
         self.number = 0
         self.cohorts: list[Cohort] = []
 
@@ -111,18 +112,20 @@ class Played:
 
     def states(self) -> dict[str, State | None]:
         """Everything: the server and every client."""
-        return {"server": self.rounds.server.snapshot()} | {one: self.client(one) for one in self.world.ids}
+        return {"server": self.rounds.server.snapshot()} | {
+            one: self.client(one) for one in self.federation.population.ids
+        }
 
-    def reborn(self, world: World) -> Played:
+    def reborn(self, federation: Federation) -> Played:
         """The same federation in a new process: only what was saved is left."""
-        other = Played(world, engine=self.make_engine)
+        other = Played(federation, engine=self.make_engine)
         other.number = self.number
         other.rounds.accepted = dict(self.rounds.accepted)
-        other.rounds.server.restore(_through_disk(self.rounds.server.snapshot(), world.device))
-        for client in self.world.ids:
+        other.rounds.server.restore(_through_disk(self.rounds.server.snapshot(), federation.device))
+        for client in self.federation.population.ids:
             state = self.client(client)
             if state is not None:
-                other.local.store.put(client, _through_disk(state, world.device))
+                other.local.store.put(client, _through_disk(state, federation.device))
         return other
 
 

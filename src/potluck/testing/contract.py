@@ -36,7 +36,7 @@ def clients_of_every_kind_work(bench: Bench) -> None:
     for name, state in played.states().items():
         for key, value in (state or {}).items():
             _require(bool(value.isfinite().all()), f"{key} of {name} is not finite")
-    method, server = played.world.method, played.rounds.server
+    method, server = played.federation.method, played.rounds.server
     before = played.states()
     for client in ALL:
         down = Message(method.downlink(server, client))
@@ -53,10 +53,10 @@ def state_survives(bench: Bench) -> None:
     straight = bench.play(schedule)
     broken = bench.play(schedule[:1])
     resting = broken.client("0")
-    broken = broken.reborn(bench.world())
+    broken = broken.reborn(bench.build())
     broken.round(schedule[1])
     _same({"0": resting}, {"0": broken.client("0")}, "a client that sat out was changed")
-    broken = broken.reborn(bench.world())
+    broken = broken.reborn(bench.build())
     broken.round(schedule[2])
     _same(straight.states(), broken.states(), "a run that was saved and resumed went another way")
 
@@ -75,7 +75,7 @@ def only_declared_crosses(bench: Bench) -> None:
     spies: list[Spy] = []
     played = bench.play([ALL, ALL], wrap=lambda engine: spies.append(Spy(engine)) or spies[0])  # type: ignore[func-returns-value]
     _require(not any(cohort.failures for cohort in played.cohorts), "a message was refused")
-    method = played.world.method
+    method = played.federation.method
     for answer, state in spies[0].seen:
         for name, value in answer.up.items():
             for key, private in state.items():
@@ -107,13 +107,19 @@ def order_does_not_matter(bench: Bench) -> None:
 
 def comparisons_are_paired(bench: Bench) -> None:
     """Split, private initial models, cohorts and batch order are those of `local`."""
-    world, local = bench.world(), bench.world({"name": "local"})
-    _require(world.split.hash == local.split.hash, "the split depends on the method")
-    for client in world.ids:
-        ours, theirs = world.build_model(client).state_dict(), local.build_model(client).state_dict()
+    federation, local = bench.build(), bench.build({"name": "local"})
+    _require(federation.split.hash == local.split.hash, "the split depends on the method")
+    for client in federation.population.ids:
+        ours, theirs = (
+            federation.population.build_model(client).state_dict(),
+            local.population.build_model(client).state_dict(),
+        )
         _same({client: dict(theirs)}, {client: dict(ours)}, "the initial private model depends on the method")
     for round_ in range(1, 5):
-        _require(world.cohort(round_, 2) == local.cohort(round_, 2), "the cohort depends on the method")
+        _require(
+            federation.population.cohort(round_, 2) == local.population.cohort(round_, 2),
+            "the cohort depends on the method",
+        )
     with _listening() as ours_:
         bench.play([ALL, ALL])
     with _listening() as theirs_:

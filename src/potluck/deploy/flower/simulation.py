@@ -28,7 +28,7 @@ from potluck.engine.protocol import Outcome
 from potluck.engine.registry import register_engine
 from potluck.errors import ConfigError, RunError, StepFailed
 from potluck.experiment.schema import Experiment
-from potluck.federation.world import World
+from potluck.federation.federation import Federation
 from potluck.files import read_json, write_json
 from potluck.runs.folder import RunFolder
 from potluck.runs.observers import Watcher
@@ -62,7 +62,7 @@ def ready(experiment: Experiment) -> Experiment:
 
 
 def simulate(
-    experiment: Experiment, folder: RunFolder, world: World, watcher: Watcher, fresh: bool = True
+    experiment: Experiment, folder: RunFolder, federation: Federation, watcher: Watcher, fresh: bool = True
 ) -> RunResult:
     """Play a run, or go on with it; its folder is begun."""
     experiment = experiment.variant(checkpoint={"every": 0})
@@ -70,12 +70,18 @@ def simulate(
     home = (folder / CLIENTS).resolve()
     home.mkdir(exist_ok=True)
     write_json(home / ABOUT, {"run": run, "config": str((folder / "config.yaml").resolve())})
-    fields = world.card(world.ids[0]).extra
+    fields = federation.population.card(federation.population.ids[0]).extra
     welcome = {"potluck": __version__, "run": run}
-    with simulating(experiment, len(world.ids), (folder / "flower").resolve(), home) as courier:
-        engine = FlowerEngine(courier, world.ids, experiment.engine, fields, welcome, notice_of(watcher))
+    with simulating(
+        experiment, len(federation.population.ids), (folder / "flower").resolve(), home
+    ) as courier:
+        engine = FlowerEngine(
+            courier, federation.population.ids, experiment.engine, fields, welcome, notice_of(watcher)
+        )
         engine.gather()
-        return FederatedRun.over(engine, experiment, folder, world, watcher, run, incarnation, fresh).play()
+        return FederatedRun.over(
+            engine, experiment, folder, federation, watcher, run, incarnation, fresh
+        ).play()
 
 
 @register_engine("flower-simulation")
@@ -125,7 +131,7 @@ def simulating(experiment: Experiment, clients: int, home: Path, records: Path) 
 
 
 class SimulatedClients:
-    """The clients of a run as one process sees them: the world is built once, a client for every order."""
+    """The clients of a run as one process sees them: the federation is built once, a client for every order."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, about = folder, read_json(folder / ABOUT)
@@ -133,7 +139,7 @@ class SimulatedClients:
         experiment = Experiment.load(about["config"])
         torch.set_num_threads(experiment.engine.threads)
         split = Split.load(Path(about["config"]).with_name("split.json"))
-        self.world = experiment.world(split=split)
+        self.federation = experiment.build(split=split)
 
     def answer(self, place: int, order: bytes) -> bytes:
         """Do an order as the client at a place."""
@@ -146,7 +152,7 @@ class SimulatedSite(Orders):
     device = "cpu"
 
     def __init__(self, clients: SimulatedClients, place: int) -> None:
-        self.clients, self.client = clients, clients.world.ids[place]
+        self.clients, self.client = clients, clients.federation.population.ids[place]
         self.home = clients.folder / str(place)
 
     def obey(self, order: Order) -> Outcome | Enrolment:
@@ -163,4 +169,4 @@ class SimulatedSite(Orders):
         """The client with the state its record has."""
         if run != self.clients.run:
             raise StepFailed(f"run {run} is not the one of {self.clients.folder}")
-        return Resident(self.clients.world, self.client, self.home / "record", fresh=False)
+        return Resident(self.clients.federation, self.client, self.home / "record", fresh=False)

@@ -23,7 +23,7 @@ from potluck.engine.protocol import Examination, Outcome, Request
 from potluck.engine.runner import StoringEngine, TransactionRunner, guarded
 from potluck.engine.seats import InitialStates
 from potluck.engine.store.client_store import ClientStore
-from potluck.federation.world import World
+from potluck.federation.builder import ClientBuilder
 from potluck.training.collect import collecting_with
 from potluck.training.fit import running_with
 
@@ -36,7 +36,7 @@ class CudaEngine(StoringEngine):
 
     def __init__(
         self,
-        clients: World,
+        clients: ClientBuilder,
         store: ClientStore | None = None,
         slots: int = 128,
         streams: int = STREAMS,
@@ -132,7 +132,7 @@ class CudaEngine(StoringEngine):
 class SlotSeat:
     """A slot as the transaction runner sees it: a seat for one request."""
 
-    def __init__(self, slot: Slot, clients: World, initial: Callable[[ClientId], State]) -> None:
+    def __init__(self, slot: Slot, clients: ClientBuilder, initial: Callable[[ClientId], State]) -> None:
         self.slot, self.clients, self.initial = slot, clients, initial
 
     def sit(self, client: ClientId, state: State | None) -> Client:

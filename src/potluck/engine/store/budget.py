@@ -10,7 +10,7 @@ import torch
 
 from potluck.engine.store.transfers import size
 from potluck.errors import ConfigError
-from potluck.federation.world import World
+from potluck.federation.builder import ClientBuilder
 
 DEVICE_SHARE = 0.6  # of the device memory free at the start; live clients and graphs need the rest
 HOST_SHARE = 0.5  # of the machine's memory
@@ -37,7 +37,7 @@ class Budget:
         return cls(min(total, free), total - min(total, free))
 
 
-def check_memory(total: int | None, clients: World) -> None:
+def check_memory(total: int | None, clients: ClientBuilder) -> None:
     """Refuse a budget that cannot hold the largest client."""
     if total is None:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -108,8 +109,17 @@ def _entered_layers(module: nn.Module) -> Iterator[list[str]]:
             handle.remove()
 
 
+_stems: weakref.WeakKeyDictionary[Model, tuple[int, ...]] = weakref.WeakKeyDictionary()
+
+
 def stem_shape(model: Model, task: Task) -> tuple[int, ...]:
-    """The shape of one sample after a model's stem; a trial in evaluation mode finds it."""
+    """The shape of one sample after a model's stem; a trial in evaluation mode finds it, once per model."""
+    if model not in _stems:
+        _stems[model] = _tried_stem(model, task)
+    return _stems[model]
+
+
+def _tried_stem(model: Model, task: Task) -> tuple[int, ...]:
     modes = {part: part.training for part in model.modules()}
     model.eval()
     try:

@@ -1,0 +1,223 @@
+"""A federation: the method, the population it is for, and what builds its clients and its server.
+
+Everything follows from the experiment and its seeds; no method has a say in data, split, models or cohorts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from potluck.core.card import ClientId
+from potluck.core.dataset import Data, Dataset
+from potluck.core.method import Method, check_tasks
+from potluck.core.population import ClientFacts, Population
+from potluck.core.public import Public, check_same_samples
+from potluck.core.rng import Rng, Seeds
+from potluck.core.server import Server
+from potluck.core.settings import ClientOverrides, ClientTraining
+from potluck.core.state import BufferPolicy, Precision
+from potluck.data import Split
+from potluck.data.public import public_for
+from potluck.errors import ConfigError
+from potluck.federation.builder import ClientBuilder, Publics, to_device
+from potluck.federation.groups import GroupData
+from potluck.federation.private_models import PrivateModels
+from potluck.models import ModelPool
+
+PublicSamples = tuple[Dataset, np.ndarray]  # a data set, and the ids of the samples that are public
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What a run needs before its first round."""
+
+    method: Method
+    population: Population
+    clients: ClientBuilder
+    split: Split
+    seeds: Seeds
+
+    @property
+    def device(self) -> torch.device:
+        """Where server and clients compute; of several devices the first."""
+        return self.clients.device
+
+    @property
+    def precision(self) -> Precision:
+        """The precision of forward passes."""
+        return self.clients.precision
+
+    @property
+    def data(self) -> Data:
+        """The data set, or that of each group of clients."""
+        datasets = tuple(group.data for group in self.clients.groups)
+        return datasets if len(datasets) > 1 else datasets[0]
+
+    def server(self) -> Server:
+        """The server in its initial state."""
+        population, device = self.population, self.device
+        server = Server(population.task, population.cards, device, self.precision)
+        server.public_data = population.public()
+        own = {"lr_decay": 1.0, "clip": None}  # the clients' schedule and clipping are theirs
+        server.training = self.clients.training.model_copy(update=own)
+        with self.seeds.tree("init").child("server").as_default():
+            state = self.method.server_state(population.task)
+        buffers: BufferPolicy = self.method.config.buffers
+        placed = {name: to_device(value, device) for name, value in state.items()}
+        server.declare(placed, buffers, remember=True)
+        return server
+
+    def server_rng(self, round_: int) -> Rng:
+        """The server's branch of the randomness in a round."""
+        return self.seeds.tree("training").child("round", round_, "server")
+
+    def save_split(self, path: Path) -> None:
+        """Write down who has which rows and, where the data are here, how many of which class."""
+        groups = [(group.data, group.clients) for group in self.clients.groups]
+        self.split.save(path, groups if any(len(data) for data, _ in groups) else None)
+
+    def prepared(self) -> Federation:
+        """Let the method set itself up for the population, and refuse what cannot work."""
+        with self.seeds.tree("init").child("check").as_default():
+            self.method.setup(self.population)
+            self.method.check(self.population)
+        return self
+
+
+def assemble(
+    method: Method,
+    ids: Sequence[ClientId],
+    facts: Callable[[ClientId], ClientFacts],
+    models: PrivateModels,
+    groups: Sequence[GroupData],
+    split: Split,
+    *,
+    seeds: Seeds,
+    training: ClientTraining,
+    overrides: Mapping[ClientId, ClientOverrides] | None = None,
+    participation: float = 1.0,
+    publics: Publics = lambda device: (),
+    secret: Callable[[ClientId], Rng] | None = None,
+    device: torch.device | str = "cpu",
+    precision: Precision = "float32",
+) -> Federation:
+    """Put a federation together: `ids` and `facts` say who takes part, `split` has the rows that are here."""
+    starts = np.cumsum([0, *(group.clients for group in groups)])
+    population = Population(
+        ids,
+        facts,
+        method_name=method.name,
+        card_fields=method.told(),
+        draws=seeds.tree("cohort"),
+        first_clients=[split.ids[start] for start in starts[:-1]],
+        held_out=split.held_out,
+        participation=participation,
+        publics=publics(torch.device(device)),
+        buffers=method.config.buffers,
+    )
+    clients = ClientBuilder(
+        method,
+        population,
+        models,
+        groups,
+        split,
+        seeds=seeds,
+        training=training,
+        overrides=overrides,
+        publics=publics,
+        secret=secret,
+        device=device,
+        precision=precision,
+    )
+    return Federation(method, population, clients, split, seeds)
+
+
+def simulated(
+    method: Method,
+    groups: Sequence[GroupData],
+    split: Split,
+    pool: ModelPool,
+    *,
+    seeds: Seeds,
+    independent_init: bool = False,
+    public: PublicSamples | None = None,
+    **settings: Any,
+) -> Federation:
+    """A federation whose clients are all here: their facts come from their data and the models they are dealt.
+
+    `settings` are those of `assemble`: training, overrides, participation, device, precision.
+    """
+    models = PrivateModels(pool, split.ids, seeds, independent_init)
+    facts, publics = FactsFromData(groups, split, models), public_views(public, groups, seeds)
+    federation = assemble(
+        method, split.ids, facts, models, groups, split, seeds=seeds, publics=publics, **settings
+    )
+    population = federation.population
+    check_tasks(method, {client: population.task_of(client) for client in population.first_clients})
+    check_public(population)
+    return federation.prepared()
+
+
+class FactsFromData:
+    """What is known of clients whose data are here."""
+
+    def __init__(self, groups: Sequence[GroupData], split: Split, models: PrivateModels) -> None:
+        self.groups, self.split, self.models = groups, split, models
+        places = (place for place, group in enumerate(groups) for _ in range(group.clients))
+        self._group = dict(zip(split.ids, places, strict=True))
+        self._held: dict[ClientId, tuple[int, ...]] = {}
+
+    def __call__(self, client: ClientId) -> ClientFacts:
+        """The facts of one client."""
+        group, own, models = self._group[client], self.split[client], self.models
+        data = self.groups[group].data
+        return ClientFacts(
+            task=data.task,
+            class_names=data.class_names,
+            samples={"train": len(own.train), "validation": len(own.validation), "test": len(own.test)},
+            architecture=models.architecture(client),
+            label=lambda: models.label(client),
+            build_model=lambda: models.build(client, data.task),
+            head=lambda: models.head(client, data.task),
+            group=group,
+            known=lambda field: self._classes(client, data) if field == "classes_held" else None,
+        )
+
+    def _classes(self, client: ClientId, data: Dataset) -> tuple[int, ...]:
+        if client not in self._held:
+            self._held[client] = data.task.rules.held(data.y.cpu().numpy()[self.split[client].train])
+        return self._held[client]
+
+
+def public_views(public: PublicSamples | None, groups: Sequence[GroupData], seeds: Seeds) -> Publics:
+    """The public data in the form each group reads."""
+    rng = seeds.tree("training").child("public")
+
+    @cache
+    def on(device: torch.device) -> list[Public]:
+        if public is None:
+            return []
+        return [public_for(*public, group.data, group.prepare, rng, device) for group in groups]
+
+    return on
+
+
+def check_public(population: Population) -> None:
+    """Refuse clients that can read nothing of the public data, or mean other samples than the server."""
+    for client in population.first_clients:
+        view = population.public(client)
+        if view is not None and not bool(view.mask.any()):
+            raise ConfigError(
+                f"{population.method_name}: client {client} can read nothing of the public data {view.name!r}, "
+                "which is not in its modality; choose a data set with pairs, such as cifar10-captions"
+            )
+    own = population.public()
+    if own is not None:
+        check_same_samples(own, {client: population.card(client) for client in population.first_clients})

@@ -1,0 +1,33 @@
+"""Groups of clients: a data set each, and how its samples are prepared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from potluck.core.dataset import Dataset
+from potluck.core.streams import Prepare
+from potluck.data import ClientSplit
+
+
+@dataclass(frozen=True)
+class GroupData:
+    """What a group of clients works on: a data set, which is also their task, and its preparation."""
+
+    data: Dataset
+    clients: int  # how many, in the order of the split
+    prepare: Prepare | None = None
+    augmented: bool = True
+
+
+def shared_test(data: Dataset, clients: Sequence[ClientSplit]) -> np.ndarray:
+    """The rows of the test set that clients share: the official one, or else their own test parts together."""
+    official = np.arange(data.train_rows, len(data.y))
+    used = np.zeros(len(data.y), dtype=bool)
+    for client in clients if len(data) else ():
+        used[client.train] = True
+    if not len(data) or (len(official) and not used[official].any()):
+        return official
+    return np.sort(np.concatenate([client.test for client in clients]))
