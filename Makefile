@@ -22,9 +22,10 @@ install: $(STAMP)  ## build .venv
 demo: $(STAMP)  ## train eight unlike clients on the embedded data, print a table, write a report
 	@$(BIN)/potluck demo
 
-check: $(STAMP)  ## lint, formatting, types
+check: $(STAMP)  ## lint, formatting, imports between floors, types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports --no-cache --no-logo
 	@$(BIN)/mypy
 
 test: check  ## all checks and tests, a process per core

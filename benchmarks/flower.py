@@ -28,7 +28,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from potluck.deploy.flower.processes import Process, Security, free_port, relaying
+from potluck.deploy.flower.connections import Security, free_port
+from potluck.deploy.flower.processes import Process
+from potluck.deploy.flower.relay import relaying
 from potluck.experiment.schema import Experiment
 from potluck.runs.api import run
 

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from potluck.core.rng import Rng
-from potluck.kit.contrastive.losses import TAU, TAU_PREV, muscle
+from potluck.kit.contrastive import TAU, TAU_PREV, muscle
 
 SLOWEST_LOOP = 3  # peers
 MIB = 2**20

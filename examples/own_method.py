@@ -33,7 +33,6 @@ class SharedCentre(Method):
     name = "shared-centre"
     models = "any, with the same representation width"
     card_fields = ("width",)
-    stays = ("data", "labels", "model", "single representations")
     down = {"centre": tensor("d", "the mean of the clients' means", optional=True)}
 
     class Config(MethodConfig):

@@ -8,7 +8,8 @@ import numpy as np
 
 from potluck.report.log import Curve
 from potluck.report.plots import accuracy_over_rounds, split_picture, to_png
-from potluck.report.sheets import comparison_markdown
+from potluck.report.render import markdown
+from potluck.report.sheets import comparison_sheet
 
 
 def main(demo: Path) -> None:
@@ -24,7 +25,7 @@ def main(demo: Path) -> None:
     here = Path(__file__).parent
     (here / "demo-accuracy.png").write_bytes(to_png(accuracy_over_rounds(curves, reference="local")))
     (here / "demo-split.png").write_bytes(to_png(split_picture(counts, names, split["class_names"])))
-    print(comparison_markdown(comparison))
+    print(markdown(comparison_sheet(comparison)))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from potluck.kit.class_means import ClassStats
     from potluck.models import adapt, build
     from potluck.runs.api import resume, run
-    from potluck.runs.observers import Watcher
+    from potluck.runs.observers import Observer, StopRun, Watcher
     from potluck.runs.result import RunResult
     from potluck.training.collect import collect
     from potluck.training.fit import fit
@@ -52,7 +52,7 @@ _HOMES = {
     "kit.class_means": ("ClassStats",),
     "models": ("adapt", "build"),
     "runs.api": ("resume", "run"),
-    "runs.observers": ("Watcher",),
+    "runs.observers": ("Observer", "StopRun", "Watcher"),
     "runs.result": ("RunResult",),
     "training.collect": ("collect",),
     "training.fit": ("fit",),
@@ -73,10 +73,12 @@ __all__ = [
     "MethodConfig",
     "Model",
     "Moments",
+    "Observer",
     "PotluckError",
     "RunResult",
     "Server",
     "Split",
+    "StopRun",
     "Stream",
     "Task",
     "Watcher",

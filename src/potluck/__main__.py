@@ -1,4 +1,4 @@
-"""`python -m potluck`."""
+"""Entry point of `python -m potluck`."""
 
 from potluck.cli.app import main
 

@@ -1,4 +1,4 @@
-"""What can go wrong, each as one sentence that names the culprit and what to do."""
+"""All exceptions of potluck. Each message is one sentence that names the culprit and, if possible, what to do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class PotluckError(Exception):
-    """Bad input or a failed run; the command line prints the sentence and leaves with code 2."""
+    """Base class: bad input or a failed run. The command line prints the sentence and exits with code 2."""
 
 
 class ConfigError(PotluckError):
@@ -19,7 +19,7 @@ class DataError(PotluckError):
 
 
 class ModelError(PotluckError):
-    """A model does not keep the contract: features, head, shapes."""
+    """A model breaks its contract on features, head or shapes."""
 
 
 class MessageError(PotluckError):
@@ -27,7 +27,7 @@ class MessageError(PotluckError):
 
 
 class PinError(PotluckError):
-    """The server asks a site for something else than the site has agreed to."""
+    """The server asks a site for something that the site has not agreed to."""
 
 
 class StepFailed(PotluckError):
@@ -35,7 +35,7 @@ class StepFailed(PotluckError):
 
 
 class RoundFailed(PotluckError):
-    """Fewer clients answered than the quorum asks for; the round is tried again with the same cohort."""
+    """Fewer clients answered than the quorum requires; the round is tried again with the same cohort."""
 
 
 class RunError(PotluckError):
@@ -43,12 +43,12 @@ class RunError(PotluckError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the nearest known one, or all of them."""
+    """A hint for a sentence about an unknown name: the nearest known name, or all of them."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, in one line."""
+    """The first line of an exception's message, or its type if there is none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Writing files whole or not at all, and reading JSON files of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from potluck.errors import RunError
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that it is there completely or not at all."""
+    """Write a file through a temporary one, so that it is complete even if the machine stops."""
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:

@@ -1,4 +1,4 @@
-"""What is loaded through the Hugging Face library: from a folder here, else from a repository of the hub."""
+"""Loads models and tokenizers through Hugging Face libraries, from a local folder or a repository of the hub."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from potluck.errors import ModelError, first_line
 
-PATIENCE = 10  # seconds the hub has to answer
+PATIENCE = 10  # seconds to wait for the hub
 
 
 def library(name: str) -> Any:
-    """A package of the extra, or a sentence how to install it."""
+    """Import a package of the extra `transformers`; if it is missing, a sentence says how to install it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -23,7 +23,7 @@ def library(name: str) -> Any:
 
 
 def folder_of(source: str) -> Path | None:
-    """The folder meant, None where it is a repository of the hub."""
+    """The local folder that `source` names, or None if it names a repository of the hub."""
     path = Path(source).expanduser()
     if path.is_dir():
         return path
@@ -33,7 +33,7 @@ def folder_of(source: str) -> Path | None:
 
 
 def loaded(load: Any, source: str, **options: Any) -> Any:
-    """What `load` makes of a folder, or of a repository: its copy on this machine, else that of the hub."""
+    """Call `load` on a local folder, or on a repository: its cached copy first, else the hub."""
     folder = folder_of(source)
     try:
         if folder is not None:
@@ -48,12 +48,12 @@ def loaded(load: Any, source: str, **options: Any) -> Any:
 
 
 def _reach(repository: str) -> None:
-    """Ask the hub once: the library would ask six times, with pauses, before it gives up."""
+    """Ask the hub once and fail fast: the library itself tries six times, with pauses."""
     from huggingface_hub import HfApi
 
     try:
         HfApi().model_info(repository, timeout=PATIENCE)
-    # The hub's client raises whatever its HTTP library raises, which is not the same one in all versions.
+    # The hub's client raises errors of its HTTP library, which differs between versions.
     except Exception as error:
         raise ModelError(
             f"there is no folder {repository} here, and as a hub repository: {first_line(error)}"

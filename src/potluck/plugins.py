@@ -1,17 +1,28 @@
-"""Code of one's own: plugin files and modules, and functions named in an experiment file."""
+"""The user's own code: plugin files and modules, and functions that an experiment or a site names."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-import types
 from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any
 
 from potluck.errors import ConfigError
 
-_PREFIX = "potluck_plugin:"  # before the path of a file in the table of modules
+_PREFIX = (
+    "potluck_plugin:"  # in sys.modules, before the full path: files of one name in two folders stay apart
+)
+
+
+class _Uncached(SourceFileLoader):
+    """Compiles the file each time: no `__pycache__` in the user's folder, and no edit is missed."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def load_plugin(name: str, folder: Path) -> None:
@@ -25,52 +36,45 @@ def load_plugin(name: str, folder: Path) -> None:
         raise ConfigError(f"plugins: {name} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
-def _import_file(file: Path) -> None:
-    """Run a Python file once in this process, as a module of its own."""
+def _import_file(file: Path) -> ModuleType:
+    """Import a Python file; in one process it is run once."""
     key = f"{_PREFIX}{file.resolve()}"
     if key in sys.modules:
-        return
-    module = types.ModuleType(key)
-    module.__file__ = str(file)
-    code = compile(file.read_text(encoding="utf-8"), str(file), "exec")
-    sys.modules[key] = module
+        sys.modules[key] = sys.modules.pop(key)  # `find_function` takes the file that was asked for last
+        return sys.modules[key]
+    spec = spec_from_loader(key, _Uncached(key, str(file)))
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[key] = module_from_spec(spec)
     try:
-        exec(code, module.__dict__)
+        spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[key]
+        sys.modules.pop(key, None)
         raise
+    return module
 
 
 def load_function(name: str) -> Callable[..., Any]:
     """The function behind `file.py:function` or `module:function`."""
-    home, _, _ = name.rpartition(":")
+    home, _, key = name.rpartition(":")
     if not home.endswith(".py"):
         return find_function(name)
     try:
-        _import_file(Path(home))
+        module = _import_file(Path(home))
     except Exception as error:
         raise ConfigError(f"{home} cannot be loaded: {type(error).__name__}: {error}") from error
-    key = name.removeprefix(f"{home}:")
-    function = getattr(sys.modules[f"{_PREFIX}{Path(home).resolve()}"], key, None)
-    if not callable(function):
-        raise ConfigError(f"{name!r}: there is no function {key!r} in {home}")
-    found: Callable[..., Any] = function
-    return found
+    return _function(module, key, name, home)
 
 
 def find_function(name: str) -> Callable[..., Any]:
-    """The function behind `module:function`; a plugin file goes by its name without `.py`."""
+    """The function behind `module:function`; a loaded plugin file is named without `.py`."""
     home, colon, key = name.partition(":")
     if not colon or not home or not key:
         raise ConfigError(f"{name!r} names no function; write module:function")
-    function = getattr(_module(home), key, None)
-    if not callable(function):
-        raise ConfigError(f"{name!r}: there is no function {key!r} in {home}")
-    found: Callable[..., Any] = function
-    return found
+    return _function(_find_module(home), key, name, home)
 
 
-def _module(name: str) -> types.ModuleType:
+def _find_module(name: str) -> ModuleType:
     files = [key for key in sys.modules if key.startswith(_PREFIX) and Path(key).stem == name]
     if files:
         return sys.modules[files[-1]]
@@ -80,3 +84,11 @@ def _module(name: str) -> types.ModuleType:
         raise ConfigError(
             f"{name} cannot be imported ({type(error).__name__}: {error}); name its file under plugins"
         ) from error
+
+
+def _function(module: ModuleType, key: str, name: str, home: str) -> Callable[..., Any]:
+    function = getattr(module, key, None)
+    if not callable(function):
+        raise ConfigError(f"{name!r}: there is no function {key!r} in {home}")
+    found: Callable[..., Any] = function
+    return found

@@ -1,4 +1,4 @@
-"""Ctrl-C and polite signals to end, kept away from what must not be cut in two."""
+"""Delaying Ctrl-C and SIGTERM during work that must not be interrupted halfway."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextlib.contextmanager
 def held_back(forget: bool = False) -> Iterator[None]:
-    """Let signals wait until the block is done, or (`forget`) take no notice of them.
+    """Delay signals until the block ends, or ignore them (`forget`).
 
-    Only the main thread receives signals in Python; elsewhere there is nothing to hold back.
+    Python delivers signals to the main thread only; in other threads this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     waiting: list[int] = []
-    # A handler that was not set from Python reads as None and cannot be put back: it is left alone.
+    # A handler that was not set from Python reads as None and cannot be restored, so it stays in place.
     before = {number: handler for number in SIGNALS if (handler := signal.getsignal(number)) is not None}
     for number in before:
         signal.signal(number, lambda received, frame: waiting.append(received))

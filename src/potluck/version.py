@@ -1,4 +1,4 @@
-"""The version that is installed."""
+"""The installed version of potluck."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from importlib.metadata import PackageNotFoundError, version
 
 try:
     __version__ = version("potluck")
-except PackageNotFoundError:  # run from a source tree that was never installed
+except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0.1.0"

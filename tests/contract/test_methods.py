@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import Field
 
-from potluck.methods.registry import method_names
+from potluck.core.settings import Settings
+from potluck.methods.registry import find_method, method_names
 from potluck.testing.bench import DEFAULT_MODELS, Bench
 from potluck.testing.contract import CHECKS, Check
 
@@ -110,6 +112,32 @@ METHODS = [*method_names(), *(name for name in VARIANTS if name not in method_na
 def bench(request: pytest.FixtureRequest) -> Bench:
     options = {"name": request.param} | VARIANTS.get(request.param, {})
     return Bench(options, MODELS.get(request.param, DEFAULT_MODELS))
+
+
+def undescribed(settings: type[Settings], path: str = "") -> list[str]:
+    """The fields of a block of settings, and of blocks inside, that do not say what they mean."""
+    found = []
+    for name, field in settings.model_fields.items():
+        if not field.description:
+            found.append(f"{path}{name}")
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
+            found += undescribed(field.annotation, f"{path}{name}.")
+    return found
+
+
+@pytest.mark.parametrize("method", method_names())
+def test_every_option_says_what_it_means(method: str) -> None:
+    assert undescribed(find_method(method).Config) == []
+
+
+def test_an_option_without_a_description_is_found() -> None:
+    class Inner(Settings):
+        rate: float = 0.1
+
+    class Outer(Settings):
+        inner: Inner = Field(default=Inner(), description="a block inside")
+
+    assert undescribed(Outer) == ["inner.rate"]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

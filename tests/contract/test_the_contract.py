@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,13 @@ from torch import Tensor
 
 from potluck.core.client import Client
 from potluck.core.contract import state_of, tensor
-from potluck.core.message import Content
+from potluck.core.message import Content, Message
 from potluck.core.method import Clients, Method, _registry, client_step
 from potluck.core.model import Model
+from potluck.core.population import Population
 from potluck.core.server import Server
 from potluck.core.task import Batch, Task
+from potluck.methods.registry import find_method
 from potluck.testing import contract as testing
 from potluck.training.collect import collect
 from potluck.training.fit import fit
@@ -130,6 +133,17 @@ class Leaks(Plain):
         return {**super().train(client), "model": client["model"].state()}
 
 
+class PreparesLate(Plain):
+    """Prepares in `check` what `setup` is for."""
+
+    def check(self, population: Population) -> None:
+        self.widths = [population.width(client) for client in population.ids]
+
+
+class NoSuchPart(Plain):
+    stays = ("data", "labels", "projector")
+
+
 class OwnBatches(Plain):
     @client_step(up={"level": tensor("", "the client's level")})
     def train(self, client: Client) -> Content:
@@ -155,6 +169,8 @@ BROKEN = [
     (GlobalRandomness, testing.no_global_randomness, "global"),
     (Undeclared, testing.only_declared_crosses, "refused|not declared"),
     (Leaks, testing.only_declared_crosses, "said to stay at home"),
+    (NoSuchPart, testing.only_declared_crosses, "'projector' is said to stay .* no such part"),
+    (PreparesLate, testing.check_only_refuses, "check changes widths: prepare that in setup"),
     (OwnBatches, testing.comparisons_are_paired, "order of batches"),
     (NotFinite, testing.clients_of_every_kind_work, "clients failed"),
 ]
@@ -185,6 +201,65 @@ def test_a_broken_method_is_found(registered: Any, cls: Any, check: Any, sentenc
 
     with pytest.raises((AssertionError, RoundFailed), match=sentence):
         check(testing.Bench(registered(cls)))
+
+
+SECRETS: dict[str, Callable[[Client], Tensor]] = {
+    "data": lambda client: client.source.x[int(client.rows["train"][-1])],
+    "labels": lambda client: client.source.y[client.rows["train"]],
+    "model": lambda client: client["model"].head.weight,
+    "model/features": lambda client: [*client["model"].parameters()][1],  # the bias of the first layer
+    "projector": lambda client: client["projector"].bias,
+    "representations": lambda client: collect(client, lambda batch: client["model"].features(batch.x))[0][0],
+}
+LEAKS = [
+    *(
+        (options, secret)
+        for options in ("fedavg", "fedprox", "scaffold", "fedin")
+        for secret in ("data", "labels")
+    ),
+    *(({"name": "feddf", "steps": 2, "every": 2, "batch": 20}, secret) for secret in ("data", "labels")),
+    *(({"name": "fedmrl", "d1": 16}, secret) for secret in find_method("fedmrl").stays),
+    *(
+        ({"name": "fedmrl", "d1": 16, "tie_headers": True}, secret)
+        for secret in ("model/features", "projector")
+    ),
+]
+
+
+def leaking(base: type[Method], secret: Callable[[Client], Tensor]) -> type[Method]:
+    """A method that writes something private into the largest tensor it may send."""
+    step = base.steps()["train"]
+
+    class Leaking(base):  # type: ignore[misc, valid-type]
+        @client_step(up=step.up, down=step.down)
+        def train(self, client: Client, *down: Message) -> Content:
+            message = Message(super().train(client, *down))
+            private = secret(client).detach().flatten().float()
+            name = max(message, key=lambda name: message[name].numel())
+            changed = message[name].clone()
+            changed.view(-1)[5 : 5 + len(private)] = private
+            return {**message, name: changed}
+
+    return Leaking
+
+
+@pytest.mark.parametrize(
+    ("options", "secret"), LEAKS, ids=lambda value: value if isinstance(value, str) else value["name"]
+)
+def test_a_planted_leak_is_found(registered: Any, options: Any, secret: str) -> None:
+    options = {"name": options} if isinstance(options, str) else options
+    base = find_method(options["name"])
+    assert secret in base(base.Config(**options)).stays
+    models = ("conv-small", "conv-large") if base.name == "fedin" else testing.DEFAULT_MODELS
+    leaky = registered(leaking(base, SECRETS[secret]))
+    with pytest.raises(AssertionError, match=r"in a message holds .* said to stay at home"):
+        testing.only_declared_crosses(testing.Bench({**options, **leaky}, models))
+
+
+def test_a_subclass_without_a_name_of_its_own_does_not_take_the_place_of_its_base() -> None:
+    base = find_method("fedavg")
+    leaking(base, SECRETS["data"])
+    assert find_method("fedavg") is base
 
 
 def test_check_method_says_which_part_is_broken(registered: Any) -> None:

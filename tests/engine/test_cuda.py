@@ -173,7 +173,9 @@ def test_one_epoch_gives_the_same_losses() -> None:
         def listen(requests: Any, original: Any = original, seen: Any = seen) -> Any:
             outcomes = original(requests)
             seen |= {
-                outcome.client: outcome.report.loss for outcome in outcomes if isinstance(outcome, Answer)
+                outcome.client: sum(outcome.report.losses.values())
+                for outcome in outcomes
+                if isinstance(outcome, Answer)
             }
             return outcomes
 

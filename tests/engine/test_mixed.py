@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 
+from helpers import Listener, StopAfter
 from potluck.core.dataset import Dataset
 from potluck.core.method import Method, client_step
 from potluck.core.method import _registry as registry
@@ -27,7 +28,6 @@ from potluck.report.sheets import clients_sheet, comparison_sheet
 from potluck.runs.api import resume, run
 from potluck.runs.compare import compare
 from potluck.runs.loop import Interrupted
-from potluck.runs.observers import RoundEnd, Watcher
 from potluck.testing.bench import Played
 from potluck.testing.faulty_engines import Taped
 from potluck.training.fit import fit
@@ -71,15 +71,6 @@ def mixed(**changes: Any) -> Experiment:
 
 def metrics(folder: Path) -> str:
     return (folder / "metrics.jsonl").read_text()
-
-
-class StopAfter(Watcher):
-    def __init__(self, rounds: int) -> None:
-        self.rounds = rounds
-
-    def round(self, end: RoundEnd) -> None:
-        if end.round == self.rounds:
-            raise KeyboardInterrupt
 
 
 def test_every_client_has_its_task_data_and_model():
@@ -149,14 +140,6 @@ def test_steps_of_all_tasks_can_be_captured():
         assert left is not None
         assert right is not None
         assert all(torch.equal(left[name], right[name]) for name in left)
-
-
-class Listener(Watcher):
-    def __init__(self) -> None:
-        self.notices: list[str] = []
-
-    def notice(self, sentence: str) -> None:
-        self.notices.append(sentence)
 
 
 @pytest.mark.cuda

@@ -39,7 +39,7 @@ class Meeting(Method):
     tasks = "any"
     needs_public_data = True
     card_fields = ("width",)
-    stays = ("data", "labels", "model", "head")
+    stays = ("data", "labels", "model")
 
     def client_state(self, task, model):
         return {"model": model, "target": torch.zeros(8, model.rep_dim)}

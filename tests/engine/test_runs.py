@@ -12,6 +12,7 @@ import torch
 
 import potluck
 import potluck.core.method
+from helpers import Listener, StopAfter
 from potluck.data import ClientSplit, Split
 from potluck.engine.store.checkpoints import Checkpoints
 from potluck.engine.store.client_store import ClientStore
@@ -20,7 +21,6 @@ from potluck.experiment.schema import Experiment
 from potluck.runs.api import resume, run
 from potluck.runs.folder import RunFolder
 from potluck.runs.loop import Interrupted
-from potluck.runs.observers import RoundEnd, Watcher
 
 SETTINGS: dict[str, Any] = {
     "name": "tiny",
@@ -50,25 +50,6 @@ def experiment(**changes: Any) -> Experiment:
 
 def lines(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
-
-
-class StopAfter(Watcher):
-    """Ctrl-C after some rounds."""
-
-    def __init__(self, rounds: int) -> None:
-        self.rounds = rounds
-
-    def round(self, end: RoundEnd) -> None:
-        if end.round == self.rounds:
-            raise KeyboardInterrupt
-
-
-class Listener(Watcher):
-    def __init__(self) -> None:
-        self.notices: list[str] = []
-
-    def notice(self, sentence: str) -> None:
-        self.notices.append(sentence)
 
 
 @pytest.mark.parametrize("method", ["fedmrl", "scaffold", "fedproto"])
@@ -253,6 +234,16 @@ def test_moments_of_evaluation(tmp_path: Path) -> None:
     }
     assert len(trained) == 3
     assert len(everyone) == 5
+
+
+def test_a_mode_the_method_does_not_have_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    wrong = experiment(evaluate={"modes": ["mix-large", "mix-lage"]})
+    with pytest.raises(ConfigError, match=r"evaluate\.modes: fedmrl has no mode 'mix-lage'.*'mix-large'"):
+        run(wrong, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    folder = run(experiment(), out=tmp_path / "run").folder
+    with pytest.raises(ConfigError, match="no mode 'mix-lage'"):
+        resume(folder, experiment=wrong)
 
 
 def test_before_a_round_is_after_the_last_one(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from helpers import StopAfter
 from potluck.engine.multi_gpu import MultiGpuEngine, MultiGpuStore, homes
 from potluck.engine.settings import EngineSettings, ask_for_queues
 from potluck.errors import ConfigError
 from potluck.experiment.schema import Experiment
 from potluck.runs.api import resume, run
 from potluck.runs.loop import Interrupted, Run
-from potluck.runs.observers import RoundEnd, Watcher
 
 SETTINGS: dict[str, Any] = {
     "name": "spread",
@@ -38,15 +38,6 @@ def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU twice, in place of two GPUs."""
     both = (torch.device("cpu"), torch.device("cpu"))
     monkeypatch.setattr(EngineSettings, "torch_devices", lambda self: both)
-
-
-class StopAfter(Watcher):
-    def __init__(self, round_: int) -> None:
-        self.last = round_
-
-    def round(self, end: RoundEnd) -> None:
-        if end.round == self.last:
-            raise KeyboardInterrupt
 
 
 def test_a_run_on_two_devices_is_the_run_on_one(

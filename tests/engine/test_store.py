@@ -23,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from potluck.core.message import Message
 from potluck.core.packed import Packed, State
 from potluck.core.state import Report
+from potluck.engine.evaluate import Examiner
 from potluck.engine.protocol import Answer
 from potluck.engine.settings import EngineSettings
 from potluck.engine.store.budget import Budget
@@ -34,7 +35,7 @@ from potluck.engine.transactions import Work
 from potluck.errors import ConfigError, RunError
 from potluck.experiment.schema import Experiment
 from potluck.runs.api import resume, run
-from potluck.runs.loop import Interrupted, Run
+from potluck.runs.loop import Interrupted
 from potluck.runs.observers import RoundEnd, Watcher
 
 LENGTH = 96  # numbers in a state
@@ -522,15 +523,15 @@ def test_a_fault_leaves_the_checkpoint_and_nothing_else(tmp_path: Path) -> None:
 def test_an_undone_round_is_played_again_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C after the round was settled, before its lines were written."""
     whole = run(experiment(), out=tmp_path / "whole")
-    lines, stopped = Run._lines, []
+    lines, stopped = Examiner.lines, []
 
-    def stop_once(self: Run, when: Any, round_: int, answers: Any) -> Any:
+    def stop_once(self: Examiner, when: Any, round_: int, answers: Any) -> Any:
         if round_ == 3 and not stopped:
             stopped.append(round_)
             raise KeyboardInterrupt
         return lines(self, when, round_, answers)
 
-    monkeypatch.setattr(Run, "_lines", stop_once)
+    monkeypatch.setattr(Examiner, "lines", stop_once)
     with pytest.raises(Interrupted):
         run(experiment(one_client()), out=tmp_path / "broken")
     assert_no_leak(tmp_path / "broken")

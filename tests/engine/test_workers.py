@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 import potluck.engine.workers
 import potluck.testing
+from helpers import StopAfter
 from potluck.core.client import Client
 from potluck.core.message import Message
 from potluck.core.packed import Packed, State
@@ -41,7 +42,6 @@ from potluck.methods.fedmrl import FedMRL
 from potluck.runs.api import resume, run
 from potluck.runs.environment import threads
 from potluck.runs.loop import Interrupted
-from potluck.runs.observers import RoundEnd, Watcher
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")
 
@@ -144,17 +144,6 @@ def test_the_number_of_workers_changes_nothing(
     tmp_path: Path, alone: Callable[..., list[bytes]], method: str, workers: int
 ) -> None:
     assert logs(run(experiment(method, workers), out=tmp_path / "run").folder) == alone(method)
-
-
-class StopAfter(Watcher):
-    """Ctrl-C after some rounds."""
-
-    def __init__(self, rounds: int) -> None:
-        self.rounds = rounds
-
-    def round(self, end: RoundEnd) -> None:
-        if end.round == self.rounds:
-            raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])

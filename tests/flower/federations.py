@@ -12,14 +12,8 @@ import time
 import pytest
 import sites
 
-from potluck.deploy.flower.processes import (
-    Process,
-    Security,
-    environment,
-    free_port,
-    program,
-    start_superlink,
-)
+from potluck.deploy.flower.connections import Security, free_port
+from potluck.deploy.flower.processes import Process, environment, program, start_superlink
 
 pytest.importorskip("cryptography")  # comes with Flower
 from potluck.deploy.trial_keys import make_keys

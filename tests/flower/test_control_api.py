@@ -15,7 +15,8 @@ import pytest
 import sites
 from federations import Federation, engine
 
-from potluck.deploy.flower.processes import Process, free_port, is_open
+from potluck.deploy.flower.connections import free_port, is_open
+from potluck.deploy.flower.processes import Process
 
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("flwr")

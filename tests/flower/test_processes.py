@@ -13,18 +13,11 @@ import pytest
 import sites
 from typer.testing import CliRunner
 
-from potluck.cli import app as cli
+from potluck.cli.app import app
 from potluck.deploy.fingerprints import client_keys
+from potluck.deploy.flower.connections import Security, check_server, free_port, is_loopback, split_address
 from potluck.deploy.flower.join import Watched
-from potluck.deploy.flower.processes import (
-    Process,
-    Security,
-    check_server,
-    environment,
-    free_port,
-    is_loopback,
-    split_address,
-)
+from potluck.deploy.flower.processes import Process, environment
 from potluck.engine import frames
 from potluck.errors import ConfigError
 
@@ -87,7 +80,7 @@ def test_bad_input_is_one_sentence_and_starts_nothing(tmp_path, monkeypatch):
         (*join, "--server", "example.org:9"): "is beyond this machine: give --ca, or --insecure",
     }
     for words, sentence in wrong.items():
-        ended = CliRunner().invoke(cli.app, list(words))
+        ended = CliRunner().invoke(app, list(words))
         assert (ended.exit_code, ended.stdout) == (2, "")
         assert sentence in ended.stderr
         assert len(ended.stderr.splitlines()) == 1

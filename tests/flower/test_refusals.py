@@ -9,7 +9,8 @@ import pytest
 import sites
 from federations import Federation, engine
 
-from potluck.deploy.flower.processes import Security, free_port, start_supernode
+from potluck.deploy.flower.connections import Security, free_port
+from potluck.deploy.flower.processes import start_supernode
 from potluck.deploy.trial_keys import make_keys
 
 pytest.importorskip("flwr")
@@ -62,9 +63,9 @@ def test_strangers_are_refused_and_the_others_go_on(federation):
 
 TAMPERED_SITE = """
 import dataclasses, pathlib, torch
-import potluck.engine.flower.site as own
+import potluck.deploy.site as own
 from potluck.engine.protocol import Answer
-from potluck.message import Message
+from potluck.core.message import Message
 
 FOLDER, HONEST = pathlib.Path(__file__).parent, own.pack_reply
 CHANGES = {
@@ -106,10 +107,10 @@ def test_wrong_uploads_are_refused_and_the_others_go_on(federation):
 
 GREEDY_SERVER = """
 import dataclasses, sys, torch
-import potluck.engine.flower.server as own
+import potluck.deploy.engine as own
 from potluck.cli.app import main
 from potluck.engine.protocol import Request
-from potluck.message import Message
+from potluck.core.message import Message
 
 HONEST = own.pack_order
 CHANGES = {

@@ -7,13 +7,13 @@ import pytest
 import sites
 from typer.testing import CliRunner
 
+from helpers import StopAfter
 from potluck.cli import app as cli
 from potluck.deploy.flower import simulation
 from potluck.deploy.flower.processes import installed
 from potluck.errors import ConfigError, RunError
 from potluck.runs.api import resume, run
 from potluck.runs.loop import Interrupted
-from potluck.runs.observers import Watcher
 
 ENGINE = {"engine": {"name": "flower-simulation", "device": "cpu", "workers": 1, "patience": 120}}
 METHODS = [{"name": "fedmrl", "d1": 8}, "fedproto"]
@@ -61,16 +61,9 @@ def test_clients_that_are_built_for_every_order_give_the_numbers_of_the_serial_e
     assert (tmp_path / "flower" / "clients" / "0" / "record" / "record.json").exists()
 
 
-class Stop(Watcher):
-    """Stops a run after its first round."""
-
-    def round(self, end):
-        raise KeyboardInterrupt
-
-
 def test_a_stopped_simulation_goes_on_to_the_same_numbers(in_process, tmp_path):
     with pytest.raises(Interrupted):
-        run(sites.simulated(METHODS[0], **ENGINE), out=tmp_path / "flower", watcher=Stop())
+        run(sites.simulated(METHODS[0], **ENGINE), out=tmp_path / "flower", watcher=StopAfter(1))
     resume(tmp_path / "flower")
     run(sites.simulated(METHODS[0]), out=tmp_path / "serial")
     same(tmp_path / "flower", tmp_path / "serial")

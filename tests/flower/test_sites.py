@@ -20,7 +20,8 @@ from potluck.data import DataConfig
 from potluck.deploy import wire
 from potluck.deploy.flower.worker import answer_one
 from potluck.deploy.rehearsal import rehearse
-from potluck.deploy.run import key_register, open_folder, play
+from potluck.deploy.run import key_register, open_folder, prepared
+from potluck.deploy.run import play as play_prepared
 from potluck.deploy.site import SENT, Site, kept_secret, welcome
 from potluck.deploy.site_data import site_data
 from potluck.engine import frames
@@ -47,6 +48,11 @@ SAME_MODEL = {"models": {"pool": "conv-small", "rep_dim": 16, "init": "per_clien
 def make_site(client, home, model=None, **options):
     entry = model or sites.builder(client)
     return Site(client, entry, sites.loader(client), home / client, simulated=True, **options)
+
+
+def play(experiment, *others, **options):
+    """A federation as `potluck serve` plays it."""
+    return play_prepared(prepared(experiment), *others, **options)
 
 
 class Courier:

@@ -16,9 +16,8 @@ from potluck.core.rng import Rng, Seeds
 from potluck.core.settings import ClientTraining
 from potluck.core.streams import shuffled_batches
 from potluck.data import ClientSplit, Split, from_arrays
-from potluck.engine.cohort import Cohort
-from potluck.engine.ledger import Ledger
-from potluck.engine.protocol import Examination, Stamp
+from potluck.engine.protocol import Examination
+from potluck.engine.rounds import Rounds
 from potluck.engine.serial import SerialEngine
 from potluck.federation.federation import simulated
 from potluck.federation.groups import GroupData
@@ -72,27 +71,23 @@ class Federation:
             blind(self.federation, lacking)
             self.federation.prepared()
         self.engine = SerialEngine(self.federation.clients)
-        self.server = self.federation.server()
-        self.accepted = {}
+        self.rounds = Rounds(self.federation, self.engine, name="tiny")
+        self.server = self.rounds.server
         self.number = 0
+
+    @property
+    def accepted(self):
+        """Client → the last round whose work was accepted."""
+        return self.rounds.accepted
 
     def round(self, *ids, engine=None, quorum=1):
         """One whole round with this cohort; gives the cohort, with its ledger and failures."""
         self.number += 1
-        number = self.number
-        cohort = Cohort(
-            engine or self.engine, self.method, self.server, ids, self.stamp, Ledger(number), quorum
-        )
-        rng = self.federation.server_rng(number)
-        self.server.enter(number, rng, {}, "round")
-        with rng.as_default():
-            self.method.round(self.server, cohort)
-        self.engine.settle(number, ids, cohort.ids)
-        self.accepted |= dict.fromkeys(cohort.ids, number)
-        return cohort
+        self.rounds.engine = engine or self.engine
+        return self.rounds.play(self.number, ids, quorum=quorum)
 
     def stamp(self, client, exchange):
-        return Stamp("tiny", self.number, 1, exchange, self.accepted.get(client, 0))
+        return self.rounds.stamp(client, self.number, attempt=1, exchange=exchange)
 
     def state(self, client):
         """Everything a client has at rest."""

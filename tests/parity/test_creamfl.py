@@ -12,7 +12,8 @@ from potluck.core.task import Batch, Task
 from potluck.data import load
 from potluck.errors import ConfigError
 from potluck.experiment.schema import Experiment
-from potluck.kit.contrastive import losses
+from potluck.kit.contrastive import global_tables, inter, intra, log_share, muscle
+from potluck.kit.public_knowledge import modality
 from potluck.methods import creamfl
 
 ROWS = {"a": range(0, 7), "b": range(7, 12)}
@@ -30,13 +31,13 @@ def federation(kit, models=None, lacking=None, **options):
 
 def test_the_contrast_within_a_modality_by_hand():
     """Positive at cosine 1, the previous model at 0, τ = 0.5."""
-    assert float(creamfl.intra(E, E, E.flip(0), HERE, 0.5)) == pytest.approx(math.log(1 + math.exp(-2)))
-    assert float(creamfl.intra(E, E, E, HERE, 0.5)) == pytest.approx(math.log(2))
-    half = creamfl.intra(E, torch.tensor([[1.0, 0.0], [0.0, 0.0]]), E, HERE, 0.5)
+    assert float(intra(E, E, E.flip(0), HERE, 0.5)) == pytest.approx(math.log(1 + math.exp(-2)))
+    assert float(intra(E, E, E, HERE, 0.5)) == pytest.approx(math.log(2))
+    half = intra(E, torch.tensor([[1.0, 0.0], [0.0, 0.0]]), E, HERE, 0.5)
     assert float(half) == pytest.approx(
         math.log(2)
     )  # a sample without a global representation does not count
-    only = creamfl.intra(E, torch.stack([E[0], E[0]]), E.flip(0), torch.tensor([True, False]), 0.5)
+    only = intra(E, torch.stack([E[0], E[0]]), E.flip(0), torch.tensor([True, False]), 0.5)
     assert float(only) == pytest.approx(math.log(1 + math.exp(-2)))
 
 
@@ -44,19 +45,19 @@ def test_the_contrast_between_modalities_is_with_all_public_samples():
     table = torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0], [0.0, 0.0]])  # nobody has the last one
     rows = torch.tensor([1, 0])
     expected = [math.log(2 + math.exp(-2)), math.log(1 + 2 * math.exp(-2))]
-    found = creamfl.inter(E, [table], rows, HERE, 0.5)
+    found = inter(E, [table], rows, HERE, 0.5)
     assert float(found) == pytest.approx(np.mean(expected), abs=1e-6)
-    one = creamfl.inter(E, [table], rows, torch.tensor([True, False]), 0.5)
+    one = inter(E, [table], rows, torch.tensor([True, False]), 0.5)
     assert float(one) == pytest.approx(expected[0], abs=1e-6)
-    both = creamfl.inter(E, [table, 0 * table + E[0]], rows, HERE, 0.5)
+    both = inter(E, [table, 0 * table + E[0]], rows, HERE, 0.5)
     assert float(both) == pytest.approx((np.mean(expected) + math.log(4)) / 2, abs=1e-6)
 
 
-def test_a_share_in_pieces_is_the_share_at_once(monkeypatch):
+def test_the_log_share_in_pieces_is_the_one_of_the_whole(monkeypatch):
     draw = torch.tensor(np.random.Generator(np.random.PCG64(4)).standard_normal((2, 9, 4)))
-    whole = creamfl.log_share(*draw)
-    monkeypatch.setattr(creamfl, "CHUNK", 2)
-    torch.testing.assert_close(creamfl.log_share(*draw), whole)
+    whole = log_share(*draw)
+    monkeypatch.setattr(global_tables, "CHUNK", 2)
+    torch.testing.assert_close(log_share(*draw), whole)
     torch.testing.assert_close(whole, (draw[0] @ draw[1].T).log_softmax(1).diagonal())
 
 
@@ -75,10 +76,10 @@ def unit(model, rows=slice(None)):
 def contrast(z, table, previous, rows, regularizer):
     """γ = 0.5 times both terms at τ = 0.5, or the Muscle loss."""
     if regularizer == "muscle":
-        return 0.5 * losses.muscle(z, [table[rows]], 0.2, 0.15)
-    inter = F.cross_entropy(z @ table.T / 0.5, torch.tensor(rows))
+        return 0.5 * muscle(z, [table[rows]], 0.2, 0.15)
+    across = F.cross_entropy(z @ table.T / 0.5, torch.tensor(rows))
     pair = torch.stack([(z * table[rows]).sum(1), (z * previous[rows]).sum(1)], 1) / 0.5
-    return 0.5 * (inter + F.cross_entropy(pair, torch.zeros(len(rows), dtype=torch.long)))
+    return 0.5 * (across + F.cross_entropy(pair, torch.zeros(len(rows), dtype=torch.long)))
 
 
 def plain_round(kit, game, client, model, number, table, regularizer):
@@ -103,8 +104,7 @@ def plain_scores(z, table, aggregation):
     if aggregation == "creamfl":
         return (z @ table.T).log_softmax(1).diagonal()
     halves = [
-        losses.muscle(z[rows], [table[rows]], 0.2, 0.15, reduction="none")
-        for rows in (slice(5), slice(5, 10))
+        muscle(z[rows], [table[rows]], 0.2, 0.15, reduction="none") for rows in (slice(5), slice(5, 10))
     ]
     return -torch.cat(halves)
 
@@ -151,8 +151,8 @@ def test_with_missing_samples_it_is_a_plain_loop_over_those_there_are(kit, regul
             there = [row for row in batch if row in known]
             return 0.5 * cross_entropy_among(z @ F.normalize(table).T / 0.2, rows, there)
         pair = torch.stack([(z * table[rows]).sum(1), (z * previous[rows]).sum(1)], 1) / 0.5
-        intra = F.cross_entropy(pair, torch.zeros(len(rows), dtype=torch.long))
-        return 0.5 * (cross_entropy_among(z @ table.T / 0.5, rows, known).mean() + intra)
+        within = F.cross_entropy(pair, torch.zeros(len(rows), dtype=torch.long))
+        return 0.5 * (cross_entropy_among(z @ table.T / 0.5, rows, known).mean() + within)
 
     def scores(z, client):
         if table is None:
@@ -283,7 +283,7 @@ def test_distillation_is_three_tenths_of_the_squared_error(kit):
     ],
 )
 def test_modalities(kind, shape, name):
-    assert creamfl.modality(Task(kind, 4, shape)) == name
+    assert modality(Task(kind, 4, shape)) == name
 
 
 def test_what_cannot_work_is_said_in_a_sentence(kit):

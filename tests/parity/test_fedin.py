@@ -23,7 +23,8 @@ from potluck.experiment.schema import Experiment
 from potluck.federation.explain import explain
 from potluck.kit.feature_exchange import blurred
 from potluck.kit.shared_space import SharedSpace
-from potluck.methods.fedin import FedIN, alleviate
+from potluck.methods.fedin import FedIN
+from potluck.methods.fedin_variants import FedINVariants
 from potluck.models import build
 from potluck.models.zoo.transformer import VisionTransformer
 from potluck.testing.bench import Played
@@ -134,8 +135,12 @@ def sizes(cohort):
 LOCAL = torch.tensor([1.0, 1.0])
 
 
+def alleviate(local, features, config):
+    return FedINVariants(config).alleviate(local, features)
+
+
 def combined(features, **options):
-    config = FedIN.Config(name="fedin", **options)
+    config = FedINVariants.Config(name="fedin", **options)
     return alleviate({"w": LOCAL}, {"w": torch.tensor(features)}, config)["w"]
 
 
@@ -161,19 +166,21 @@ def test_whole_or_tensor_by_tensor():
     local = {"v": LOCAL, "w": LOCAL}
     features = {"v": torch.tensor([1.0, -3.0]), "w": torch.tensor([2.0, 3.0])}
     options = {"name": "fedin", "alleviate": "exact", "combine": "replace"}
-    each = alleviate(local, features, FedIN.Config(**options))
-    whole = alleviate(local, features, FedIN.Config(**options, scope="whole"))
+    each = alleviate(local, features, FedINVariants.Config(**options))
+    whole = alleviate(local, features, FedINVariants.Config(**options, scope="whole"))
     assert torch.equal(each["v"], torch.tensor([2.0, -2.0]))
     assert torch.equal(each["w"], features["w"])
     assert torch.equal(whole["v"], features["v"])
     turned = alleviate(
-        local, {name: -value for name, value in features.items()}, FedIN.Config(**options, scope="whole")
+        local,
+        {name: -value for name, value in features.items()},
+        FedINVariants.Config(**options, scope="whole"),
     )
     torch.testing.assert_close(turned["w"], torch.tensor([-2.0, -3.0]) + 3 / 4 * LOCAL)
 
 
 def test_without_a_local_gradient_the_exact_step_is_the_features_own():
-    config = FedIN.Config(name="fedin", alleviate="exact")
+    config = FedINVariants.Config(name="fedin", alleviate="exact")
     found = alleviate({"w": torch.zeros(2)}, {"w": torch.tensor([1.0, -2.0])}, config)
     assert torch.equal(found["w"], torch.tensor([1.0, -2.0]))
 
@@ -775,7 +782,7 @@ def test_maps_step_along_the_sum_and_do_not_bend_the_body(kit, options, everythi
         "maps": {"maps/s_in:5": 2 * maps},
         "features": {"model/fc.bias": torch.tensor([1.0, -3.0]), "maps/s_in:5": -maps},
     }
-    step = game.method.steer(terms, everything)
+    step = game.method.steer(terms) if everything else game.method.steer_body(terms)
     assert torch.equal(step["maps/s_in:5"], maps)
     expected = [2.0, -2.0] if "scope" in options else [1.25, -2.75]
     assert step["model/fc.bias"].tolist() == expected

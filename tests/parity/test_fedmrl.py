@@ -22,8 +22,8 @@ from potluck.experiment.schema import Experiment
 from potluck.federation.explain import explain
 from potluck.kit.averaging import average
 from potluck.kit.loss_weights import weigh
-from potluck.kit.projector import make_projector
 from potluck.methods.fedmrl import FedMRL
+from potluck.methods.fedmrl_variants import FedMRLVariants, make_projector
 
 TASK = Task("classification", 10, (5,))
 D1, D2 = 2, 3
@@ -61,7 +61,7 @@ def tiny_client(zero_head=False):
 
 
 def method(**options):
-    return FedMRL(FedMRL.Config(name="fedmrl", d1=D1, **options))
+    return FedMRLVariants(FedMRLVariants.Config(name="fedmrl", d1=D1, **options))
 
 
 def test_fused_representation_and_loss_by_hand():
@@ -269,7 +269,7 @@ OFFICIAL = [(*net, d1, size) for net, row in SIZES.items() for d1, size in zip(G
 
 def crossing(small, classes, d1, **options):
     """How many scalars the small model has on the wire."""
-    made = FedMRL(FedMRL.Config(name="fedmrl", small=small, **options))
+    made = FedMRLVariants(FedMRLVariants.Config(name="fedmrl", small=small, **options))
     made.d2 = 500
     part = Part(made.build_small(Task("classification", classes, (3, 32, 32)), d1))
     return sum(value.numel() for value in part.wire().values())
@@ -388,7 +388,7 @@ def test_further_widths_use_the_small_header_up_to_d1_and_the_private_one_beyond
         parts = {"model": Cut(4, 5), "small": Cut(0, 3), "projector": nn.Linear(8, 5)}
     client.declare(parts)
     batch = Batch(torch.ones(1, 9), torch.tensor([7]))
-    made = FedMRL(FedMRL.Config(name="fedmrl", widths=[2, 4], weight_widths=0.5))
+    made = FedMRLVariants(FedMRLVariants.Config(name="fedmrl", widths=[2, 4], weight_widths=0.5))
     terms, fused = made.loss(client, batch), made.fuse(client, batch.x)
     assert set(terms) == {"small", "large", "width-2", "width-4"}
     for width, head in ((2, parts["small"].head), (4, parts["model"].head)):

@@ -19,8 +19,8 @@ from potluck.data import ClientSplit, Split, from_arrays, load
 from potluck.errors import ConfigError, RoundFailed
 from potluck.experiment.schema import Experiment
 from potluck.federation.explain import explain
-from potluck.kit.contrastive.losses import gramian, info_nce, muscle
-from potluck.kit.representations import representation_model
+from potluck.kit.contrastive import gramian, muscle, pairwise
+from potluck.kit.representation_model import representation_model
 from potluck.report.scores import messages_block
 from potluck.report.sheets import headline
 from potluck.runs.api import run
@@ -174,7 +174,7 @@ class TestLoss:
             assert float(aligned(tables, tau_prev=0.2)["0"]["muscle"]) == pytest.approx(pairs, abs=1e-6)
 
     def test_one_peer_is_info_nce_at_any_temperature(self):
-        expected = info_nce(torch.tensor(E), torch.tensor(TURNED), 0.5)
+        expected = pairwise(torch.tensor(E), [torch.tensor(TURNED)], 0.5)
         assert float(aligned([E, TURNED], tau=0.5)["0"]["muscle"]) == pytest.approx(float(expected), abs=1e-6)
 
     def test_the_bounds_are_those_of_the_peers(self):
@@ -334,7 +334,7 @@ class TestProtocol:
             _, spy = played(asked([partial(Net, norm=True)] * 2, batch=5, peers=1, statistics=statistics))
             own, other = (spy.heard[0][client][1].up["representations"] for client in ("0", "1"))
             found = float(spy.heard[1]["0"][1].report.losses["muscle"])
-            assert (abs(found - float(info_nce(own, other))) < 1e-5) == equal
+            assert (abs(found - float(pairwise(own, [other]))) < 1e-5) == equal
 
     def test_dropout_rests_whatever_batch_norm_uses(self):
         experiment = asked([Dropped] * 2, batch=5, peers=1, statistics="public", first="alignment")
@@ -345,7 +345,7 @@ class TestProtocol:
         own = model.features(public.source.x[public.order(1, 5)[0]])
         other = spy.heard[0]["1"][1].up["representations"]
         found = float(spy.heard[1]["0"][1].report.losses["muscle"])
-        assert found == pytest.approx(float(info_nce(own.detach(), other)), abs=1e-5)
+        assert found == pytest.approx(float(pairwise(own.detach(), [other])), abs=1e-5)
 
     def test_what_diverges_while_aligning_is_told_with_both_rates(self):
         game = Played(asked(NETS, batch=5, peers=2, optimizer={"lr": 3e38}).build())
@@ -388,7 +388,7 @@ class TestProtocol:
                 for place, dealt in enumerate(now[client][0]["peers"].split(3)):
                     for rows in dealt.unbind(1):
                         [peer] = [one for one in sent if torch.equal(sent[one][place], rows)]
-                        bound = math.log(3) - float(info_nce(sent[client][place], rows))
+                        bound = math.log(3) - float(pairwise(sent[client][place], [rows]))
                         by_peer.setdefault(peer, []).append(bound)
             assert len(by_peer) > 2
             found = float(game.rounds.server.report.metrics[f"{client}/information_bound"])
@@ -464,7 +464,7 @@ class TestPeers:
         down, answer = spies[0].heard[2]["0"]
         assert tuple(down["peers"].shape) == (5, 1, 4)
         sent = spies[0].heard[1]["0"][1].up["representations"]
-        expected = info_nce(sent, down["peers"][:, 0])
+        expected = pairwise(sent, [down["peers"][:, 0]])
         assert float(answer.report.losses["muscle"]) == pytest.approx(float(expected), abs=1e-5)
         assert set(answer.report.metrics) == {"bound 0 0"}
         assert float(game.rounds.server.report.metrics["0/information_bound"]) <= math.log(5)

@@ -22,7 +22,8 @@ from potluck.data import from_arrays
 from potluck.errors import ConfigError
 from potluck.experiment.schema import Experiment
 from potluck.federation.explain import explain
-from potluck.methods.fedre import FedRE, coarse
+from potluck.methods.fedre import FedRE
+from potluck.methods.fedre_variants import coarsened, disturbed, draw_weights
 
 MECHANISMS = ["RAP", "VAP", "RSP", "RAR", "VAR", "RSR"]
 
@@ -67,7 +68,7 @@ class TestMixture:
 
     def test_means_and_labels_are_mixed_with_the_same_weights(self, monkeypatch):
         method = fedre()
-        monkeypatch.setattr(method, "draw_weights", lambda client, units: torch.tensor([0.25, 0.75]))
+        monkeypatch.setattr(method, "unit_weights", lambda client, units: torch.tensor([0.25, 0.75]))
         up = method.upload(alone(method, X, Y))
         torch.testing.assert_close(up["representation"], torch.tensor([0.25, 1.5]))
         torch.testing.assert_close(up["label"], torch.tensor([0.25, 0.0, 0.75]))
@@ -169,8 +170,7 @@ class TestMixture:
 )
 def test_distributions_by_their_second_moment(weights, moment):
     """E[u²]/E[u]²: 4/3 for U(0,1), π/2 for |N(0,1)|, 2 for |Laplace(0,1)|."""
-    method = fedre(weights=weights)
-    w = method.draw_weights(alone(method, X, Y), 40_000) * 40_000
+    w = draw_weights(alone(fedre(), X, Y), 40_000, "RAP", weights) * 40_000
     assert (w > 0).all()
     assert w.mean().item() == pytest.approx(1.0, abs=1e-3)
     assert w.square().mean().item() == pytest.approx(moment, rel=0.03)
@@ -376,10 +376,8 @@ class TestRound:
 
 class TestMitigations:
     def test_noise_has_the_asked_level(self):
-        method = fedre(mechanism="VAR", noise=0.5)
-        x = torch.randn(1, 20_000, generator=Rng(1).generator()) * 3
-        client = alone(method, X, Y)
-        shift = method.disturbed(client, x[0]) - x[0]
+        x = torch.randn(20_000, generator=Rng(1).generator()) * 3
+        shift = disturbed(alone(fedre(), X, Y), x, 0.5) - x
         assert shift.std().item() == pytest.approx(0.5 * x.std().item(), rel=0.03)
 
     def test_noise_is_private_and_leaves_the_label(self):
@@ -395,7 +393,7 @@ class TestMitigations:
     def test_coarse_labels(self, parts, levels):
         exact = torch.tensor(parts, dtype=torch.float32)
         exact = exact / exact.sum()
-        found = coarse(exact, levels)
+        found = coarsened(exact, levels)
         torch.testing.assert_close(found.sum(), torch.tensor(1.0))
         torch.testing.assert_close(found * levels, (found * levels).round())
         assert ((found - exact).abs() < 1 / levels + 1e-5).all()
@@ -403,9 +401,9 @@ class TestMitigations:
 
     def test_coarse_label_by_hand(self):
         """Three times 0.2, 0.35, 0.45 is 0.6, 1.05, 1.35: one third is left over and goes to the first."""
-        found = coarse(torch.tensor([0.2, 0.35, 0.45]), 3)
+        found = coarsened(torch.tensor([0.2, 0.35, 0.45]), 3)
         torch.testing.assert_close(found, torch.tensor([1 / 3, 1 / 3, 1 / 3]))
-        assert coarse(torch.tensor([0.2, 0.35, 0.45]), 1).tolist() == [0.0, 0.0, 1.0]
+        assert coarsened(torch.tensor([0.2, 0.35, 0.45]), 1).tolist() == [0.0, 0.0, 1.0]
 
     def test_a_coarse_label_is_sent(self, kit):
         game, sent = federation(kit, levels=2)

@@ -10,7 +10,8 @@ from potluck.core.rng import Rng
 from potluck.data import from_arrays
 from potluck.errors import ConfigError
 from potluck.experiment.schema import Experiment
-from potluck.methods.simclr import Views, nt_xent
+from potluck.kit.contrastive import nt_xent
+from potluck.methods.simclr import Views
 
 ROWS = {"a": range(0, 7), "b": range(7, 12)}
 TRAINING = {"epochs": 1, "batch_size": 3, "optimizer": {"lr": 0.2}}

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from torch import nn
 
+from helpers import Listener
 from potluck import Experiment, from_arrays
 from potluck.data import ClientSplit, Split
 from potluck.runs.advice import advice
 from potluck.runs.api import run
-from potluck.runs.observers import Watcher
 
 
 def said(samples: int, models: Any = "resnet18", clients: int = 1, **training: Any) -> list[str]:
@@ -137,11 +137,6 @@ def test_clients_with_one_sample_are_spoken_of_once() -> None:
 
 
 def test_a_run_says_it_once_at_its_start(tmp_path: Any) -> None:
-    class Ear(Watcher):
-        heard: list[str] = []
-
-        def notice(self, sentence: str) -> None:
-            self.heard.append(sentence)
-
-    run(experiment(34, "resnet18"), out=tmp_path / "run", watcher=Ear())
-    assert Ear.heard == said(34) != []
+    listener = Listener()
+    run(experiment(34, "resnet18"), out=tmp_path / "run", watcher=listener)
+    assert listener.notices == said(34) != []

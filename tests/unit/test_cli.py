@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from potluck.cli import app as cli
-from potluck.experiment.schema import Experiment
+from potluck.cli import demo
+from potluck.cli.app import app
+from potluck.cli.exits import Ended, Stopped, explained
+from potluck.experiment import Experiment
 from potluck.methods.registry import find_method, method_names
 
 SMALL = """\
@@ -40,13 +44,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of one finished run, to be copied, not changed."""
     folder = tmp_path_factory.mktemp("finished")
     (folder / "small.yaml").write_text(SMALL)
-    result = CliRunner().invoke(cli.app, ["run", str(folder / "small.yaml"), "--out", str(folder / "run")])
+    result = CliRunner().invoke(app, ["run", str(folder / "small.yaml"), "--out", str(folder / "run")])
     assert result.exit_code == 0, result.output
     return folder / "run"
 
 
 def potluck(*words: str) -> Result:
-    return CliRunner().invoke(cli.app, list(words))
+    return CliRunner().invoke(app, list(words))
 
 
 def refused(*words: str) -> str:
@@ -125,8 +129,8 @@ def test_an_override_reaches_any_leaf(place: Path) -> None:
 
 
 def test_the_demo_is_a_comparison(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "DEMO", place / "small.yaml")
-    monkeypatch.setattr(cli, "DEMO_METHODS", ("local", "fedmrl"))
+    monkeypatch.setattr(demo, "DEMO", place / "small.yaml")
+    monkeypatch.setattr(demo, "DEMO_METHODS", ("local", "fedmrl"))
     result = potluck("demo")
     assert result.exit_code == 0, result.output
     assert "against Local" in result.stdout
@@ -140,7 +144,7 @@ def test_the_demo_is_a_comparison(place: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_the_packaged_demo_suits_all_its_methods() -> None:
     from potluck.runs.compare import experiments_by_method
 
-    experiments = experiments_by_method(cli.DEMO, cli.DEMO_METHODS)
+    experiments = experiments_by_method(demo.DEMO, demo.DEMO_METHODS)
     models = {experiments["local"].build().population.label(client) for client in "01234567"}
     assert len(models) == 4
     for experiment in experiments.values():
@@ -296,6 +300,12 @@ def test_a_federation_of_groups_is_split_and_explained_group_by_group(place: Pat
 def test_a_client_may_be_called_anything(place: Path) -> None:
     Path("own.json").write_text(json.dumps({"[red]": {"train": [0, 1, 2]}, "b": {"train": [3], "test": [4]}}))
     assert "[red]" in potluck("split", "small.yaml", "partition={file: own.json}").stdout
+
+
+def test_a_list_among_a_models_options_is_written_as_a_list(place: Path) -> None:
+    chosen = Experiment.load("small.yaml", ["models=[{name: mlp-small, widths: [8, 4]}]"])
+    assert chosen.portable
+    assert yaml.safe_load(chosen.to_yaml())["models"]["pool"] == [{"name": "mlp-small", "widths": [8, 4]}]
 
 
 # --- bad input ------------------------------------------------------------------------------------------
@@ -472,10 +482,17 @@ def test_stopped_before_a_run_began(place: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_signal_decides_the_exit_code() -> None:
-    stopped = cli.Stopped(["potluck", "resume", "a b"])
-    stopped.__cause__ = cli.Ended(signal.SIGTERM)
-    sentence, code = cli._sentence(stopped)
+    stopped = Stopped(["potluck", "resume", "a b"])
+    stopped.__cause__ = Ended(signal.SIGTERM)
+    sentence, code = explained(stopped)
     assert (sentence, code) == ("stopped; go on with: potluck resume 'a b'", 143)
+
+
+def test_help_is_quick_because_it_loads_nothing_heavy() -> None:
+    heavy = ("torch", "numpy", "pydantic", "matplotlib")
+    script = f"import sys, potluck.cli.app; print([name for name in {heavy} if name in sys.modules])"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ended.stdout == "[]\n"
 
 
 def test_the_example_experiment_is_valid() -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+from helpers import StopAfter
 from potluck.errors import ConfigError, RunError
 from potluck.runs.compare import compare, experiments_by_method, with_baseline
 from potluck.runs.loop import Interrupted
-from potluck.runs.observers import RoundEnd, Watcher
+from potluck.runs.observers import Observer
 
 SMALL = """\
 name: small
@@ -30,13 +31,6 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "small.yaml"
     path.write_text(SMALL)
     return path
-
-
-class Stop(Watcher):
-    """Presses Ctrl-C after the first round."""
-
-    def round(self, end: RoundEnd) -> None:
-        raise KeyboardInterrupt
 
 
 def logs(folder: Path) -> dict[str, bytes]:
@@ -131,7 +125,7 @@ def test_asking_again_trains_nothing(file: Path, tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "all").glob("*/metrics.jsonl")}
     skipped: list[str] = []
 
-    def nobody(label: str) -> Watcher:
+    def nobody(label: str) -> Observer:
         raise AssertionError(f"{label} ran again")
 
     again = compare(made, [0], tmp_path / "all", nobody, skipped.append)
@@ -144,7 +138,9 @@ def test_a_stopped_comparison_goes_on_to_the_same_end(file: Path, tmp_path: Path
     made = experiments_by_method(file, ["local", "fedmrl"])
     whole = compare(made, [0], tmp_path / "whole")
     with pytest.raises(Interrupted):
-        compare(made, [0], tmp_path / "parts", lambda label: Stop() if label == "fedmrl" else Watcher())
+        compare(
+            made, [0], tmp_path / "parts", lambda label: StopAfter(1) if label == "fedmrl" else Observer()
+        )
     assert not (tmp_path / "parts" / "comparison.json").exists()
     parts = compare(made, [0], tmp_path / "parts")
     assert logs(tmp_path / "parts") == logs(tmp_path / "whole")

@@ -15,13 +15,13 @@ from socket import socketpair
 import pytest
 from typer.testing import CliRunner, Result
 
-from potluck.cli import app as cli
+from potluck.cli.app import app
 
 CLIENTS = ("north", "south-2")
 
 
 def potluck(*words: str) -> Result:
-    return CliRunner().invoke(cli.app, ["keys", *words])
+    return CliRunner().invoke(app, ["keys", *words])
 
 
 def refused(*words: str) -> str:

@@ -9,22 +9,21 @@ from torch import nn
 
 from potluck.core.rng import Rng
 from potluck.errors import ConfigError
-from potluck.kit.contrastive.losses import (
-    _COPIES,
+from potluck.kit.contrastive import (
     Temperatures,
     gramian,
-    info_nce,
     information_bounds,
     muscle,
     pairwise,
     theorem1_value,
 )
+from potluck.kit.contrastive.tuples import COPIES
 from potluck.testing.cpu_capture import _Recorder
 
 E = torch.eye(2)
 SWAPPED = E.flip(0)
 TILTED = torch.tensor([[0.6, 0.8], [0.8, -0.6]])
-TUPLE = 4 * _COPIES  # bytes
+TUPLE = 4 * COPIES  # bytes
 SMALL = 8 * TUPLE
 
 
@@ -63,6 +62,13 @@ def plain_muscle(anchor, peers, tau=0.2, tau_prev=0.15, has=None):
         total = sum(math.exp(exponent(j)) for j in itertools.product(*rows))
         losses.append(math.log(total) - exponent([i] * len(own)))
     return losses
+
+
+def info_nce(anchor, peer, tau=0.2):
+    """Every anchor's cross-entropy with its own sample among the rows of one peer."""
+    return nn.functional.cross_entropy(
+        unit(anchor) @ unit(peer).T / tau, torch.arange(len(anchor)), reduction="none"
+    )
 
 
 def plain_gramian(anchor, peers, tau=0.2, has=None):
@@ -111,21 +117,21 @@ def test_equal_rows_leave_chance(peers, samples):
 
 
 def test_one_peer_is_info_nce():
-    close(info_nce(E, E), math.log(1 + math.exp(-5)))
+    close(pairwise(E, [E]), math.log(1 + math.exp(-5)))
     anchor, peers = batch(peers=1)
-    close(muscle(anchor, peers), float(info_nce(anchor, peers[0])))
+    close(muscle(anchor, peers, reduction="none"), info_nce(anchor, peers[0]))
 
 
 def test_without_gamma_it_is_the_pairwise_loss():
     anchor, peers = batch(8)
-    separate = [info_nce(anchor, peer, reduction="none") for peer in peers]
+    separate = [info_nce(anchor, peer) for peer in peers]
     close(muscle(anchor, peers, 0.2, 0.2, reduction="none"), sum(separate), 1e-12)
     close(pairwise(anchor, peers, reduction="none"), sum(separate), 1e-12)
     assert abs(float(muscle(anchor, peers) - pairwise(anchor, peers))) > 0.1
 
 
 @pytest.mark.parametrize("loss", [muscle, gramian])
-def test_the_order_of_peers_is_nothing(loss):
+def test_the_order_of_peers_does_not_matter(loss):
     anchor, peers = batch(6)
     close(loss(anchor, [peers[2], peers[0], peers[1]]), float(loss(anchor, peers)), 1e-12)
 
@@ -149,11 +155,13 @@ def test_a_missing_row_is_no_positive_and_no_negative(memory):
     close(losses, [*plain[:3], 0.0, plain[4]], 1e-10)
     mean = muscle(anchor, peers, weight=weight, present=masks, memory=memory)
     close(mean, (plain[0] + 2 * plain[1] + plain[2] + plain[4]) / 5, 1e-10)
-    pairs = sum(info_nce(anchor, p, present=m, reduction="none") for p, m in zip(peers, masks, strict=True))
+    pairs = sum(
+        pairwise(anchor, [p], present=[m], reduction="none") for p, m in zip(peers, masks, strict=True)
+    )
     close(pairwise(anchor, peers, present=masks, reduction="none"), pairs, 1e-10)
 
 
-def test_an_anchor_nobody_can_answer_does_not_count():
+def test_an_anchor_without_any_peer_does_not_count():
     anchor, peers = batch(4, 2)
     anchor.requires_grad_()
     nobody = torch.tensor([True, True, False, True])
@@ -357,9 +365,10 @@ def test_theorem1_value_is_no_bound_for_identical_models(count, wanted):
 def test_the_bound_of_each_peer_counts_the_rows_both_have():
     anchor, peers = batch(5, 2)
     has, weight = torch.tensor([True, True, False, True, True]), torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0])
-    loss = info_nce(anchor, peers[0], present=has, weight=weight)
+    loss = pairwise(anchor, peers[:1], present=[has], weight=weight)
+    other = pairwise(anchor, peers[1:], weight=weight)
     bounds = information_bounds(anchor, peers, present=[has, None], weight=weight)
-    close(bounds, [math.log(4) - float(loss), math.log(5) - float(info_nce(anchor, peers[1], weight=weight))])
+    close(bounds, [math.log(4) - float(loss), math.log(5) - float(other)])
     value = theorem1_value(loss, anchor, peers[:1], present=[has], weight=weight)
     close(value, float(bounds[0]))
 
@@ -367,7 +376,7 @@ def test_the_bound_of_each_peer_counts_the_rows_both_have():
 def test_unnormalised_rows():
     anchor, peers = batch(4, 2)
     close(muscle(3 * anchor, peers), float(muscle(anchor, peers)), 1e-12)
-    raw = info_nce(anchor, peers[0], normalize=False)
+    raw = pairwise(anchor, peers[:1], normalize=False)
     logits = anchor @ peers[0].T / 0.2
     close(raw, float(nn.functional.cross_entropy(logits, torch.arange(4))), 1e-10)
 

@@ -15,7 +15,7 @@ from potluck.core.task import Task
 from potluck.data import DataConfig, from_arrays, load
 from potluck.errors import DataError, ModelError
 from potluck.experiment.schema import Experiment
-from potluck.kit.representations import representation_model
+from potluck.kit.representation_model import representation_model
 from potluck.models import ModelPool, build
 from potluck.models.zoo import hf
 from potluck.runs.api import run

@@ -11,11 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from potluck.cli.views import rehearsal_entry, rehearsal_sheet
+from potluck.cli.views.rehearsal import rehearsal_entry, rehearsal_sheet
 from potluck.core.message import Message
-from potluck.deploy.agreement import Agreement, Crossing, TensorSpec, fits
+from potluck.deploy.agreement import Agreement, Crossing, fits
 from potluck.deploy.rehearsal import propose, rehearse
 from potluck.deploy.resident import enrolment
+from potluck.deploy.tensor_specs import TensorSpec
 from potluck.deploy.wire import told_at_enrolment
 from potluck.errors import ConfigError, PinError
 from potluck.methods.registry import method_names

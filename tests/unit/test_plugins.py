@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ import yaml
 
 from potluck.core.settings import per_client
 from potluck.errors import ConfigError
-from potluck.experiment.schema import Experiment
+from potluck.experiment import Experiment
 from potluck.kit.loss_weights import rules, weigh
-from potluck.plugins import find_function, load_function
+from potluck.plugins import find_function, load_function, load_plugin
 
 FILE = """\
 data: digits
@@ -91,3 +92,35 @@ def test_a_function_may_be_named_with_its_file(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(ConfigError, match=sentence):
             load_function(name)
+
+
+def test_files_of_one_name_stay_apart_and_the_one_asked_for_last_counts(tmp_path: Path) -> None:
+    for number, place in enumerate(("one", "two")):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "same_name.py").write_text(f"def number():\n    return {number}\n")
+        load_plugin("same_name.py", tmp_path / place)
+        assert find_function("same_name:number")() == number
+    load_plugin("same_name.py", tmp_path / "one")
+    assert find_function("same_name:number")() == 0
+    assert load_function(f"{tmp_path}/two/same_name.py:number")() == 1
+
+
+def test_a_file_is_run_once(tmp_path: Path) -> None:
+    (tmp_path / "counted.py").write_text("calls = []\n\n\ndef count():\n    return len(calls)\n")
+    load_plugin("counted.py", tmp_path)
+    find_function("counted:count").__globals__["calls"].append(1)
+    load_plugin(f"../{tmp_path.name}/counted.py", tmp_path)
+    assert find_function("counted:count")() == 1
+
+
+@pytest.mark.parametrize("code", ["def half(): return 1\n1 / 0", "def half(:"])
+def test_a_plugin_that_fails_leaves_nothing_behind(tmp_path: Path, code: str) -> None:
+    file, before = tmp_path / "failing.py", set(sys.modules)
+    file.write_text(code)
+    with pytest.raises(ConfigError, match=r"plugins: failing.py cannot be loaded: \w+Error"):
+        load_plugin("failing.py", tmp_path)
+    assert set(sys.modules) == before
+    assert list(tmp_path.iterdir()) == [file]
+    file.write_text("def half(): return 2\n# 1")
+    load_plugin("failing.py", tmp_path)
+    assert find_function("failing:half")() == 2

@@ -195,18 +195,6 @@ def test_counts_may_be_absent(folder):
     assert "Clients" in text
 
 
-def test_client_rows_leave_out_held_out_clients_and_keep_those_without_a_test_part():
-    split = {
-        "clients": [{"id": "10", "train": [1]}, {"id": "9", "train": [1, 2], "test": []}, {"id": "x"}],
-        "held_out": ["x"],
-    }
-    rows = page.client_rows(split, {"per_client": {"9": 0.5}}, {"9": "cnn"})
-    assert rows == [
-        {"id": "9", "model": "cnn", "train": 2, "test": 0, "accuracy": 0.5},
-        {"id": "10", "model": None, "train": 1, "test": None, "accuracy": None},
-    ]
-
-
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(RunError, match="there is no folder"):
         page.write_report(tmp_path / "nowhere")

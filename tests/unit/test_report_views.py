@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from potluck.core.rng import Rng
 from potluck.errors import ConfigError, RunError
 from potluck.report import log, scores
-from potluck.report.comparison import bootstrap_interval, compare_runs, difference, paired
+from potluck.report.comparison import bootstrap_interval, compare_runs, paired, paired_difference
 
 
 def line(
@@ -155,19 +155,40 @@ def test_values_that_are_not_numbers_count_as_absent(tmp_path):
     assert scores.summarise(tmp_path)["per_client"] == {"b": 0.5}
 
 
-def test_a_grid_has_a_row_per_round_and_a_column_per_client(tmp_path):
-    metrics = metrics_of(tmp_path, [line(1, "10", 0.1), line(3, "9", 0.2), line(3, "10", 0.3)])
+def test_values_are_sorted_by_round_and_client_however_they_were_logged(tmp_path):
+    metrics = metrics_of(tmp_path, [line(3, "10", 0.3), line(3, "9", 0.2), line(1, "10", 0.1)])
     series = metrics.series["after_aggregation", "own"]
     assert series.names == ("9", "10")
-    np.testing.assert_array_equal(series.grid(series.accuracy), [[np.nan, 0.1], [0.2, 0.3]])
+    assert series.rounds.tolist() == [1, 3]
+    assert series.at(0).per_client() == {"10": 0.1}
+    assert list(series.at(1).per_client().items()) == [("9", 0.2), ("10", 0.3)]
 
 
-def test_bands_are_one_deviation_or_from_worst_to_best(three_rounds):
+def test_a_band_is_one_deviation_to_either_side(three_rounds):
     series = three_rounds.series["after_aggregation", "own"]
-    spread, whole = series.curve("x", "spread"), series.curve("x", "range")
-    np.testing.assert_allclose(spread.high - spread.mean, [0.1, 0.0, 0.1])
-    np.testing.assert_allclose(whole.low, [0.5, 0.9, 0.6])
+    curve = series.curve("x", band=True)
+    np.testing.assert_allclose(curve.mean, [0.6, 0.9, 0.7])
+    np.testing.assert_allclose(curve.high - curve.mean, [0.1, 0.0, 0.1])
+    np.testing.assert_allclose(curve.mean - curve.low, [0.1, 0.0, 0.1])
     assert series.curve("x").low is None
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ("{", "is not JSON"),
+        ('{"round": 1, "client": "a"}', r"is not a measurement \(it has no when\)"),
+        ('{"round": 1, "client": "a", "when": "before", "test": {"f1": "high"}}', "is not a measurement"),
+        ("[1]", "is not a measurement"),
+    ],
+)
+def test_a_broken_line_in_the_middle_of_a_long_log_is_named(tmp_path, broken, message):
+    test = {"score": 0.5, "metric": "mean_ap", "mean_ap": 0.5, "f1": 0.5, "samples": 1}
+    good = json.dumps({"round": 1, "client": "a", "when": "before", "test": test})
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("\n".join([good] * 300 + [broken] + [good] * 200) + "\n")
+    with pytest.raises(RunError, match=f"line 301 {message}"):
+        log.read_metrics(path)
 
 
 fractions = st.floats(0, 1).map(lambda value: round(value, 6))
@@ -293,7 +314,7 @@ finite = st.floats(-1, 1)
 @settings(deadline=None, max_examples=40)
 def test_an_interval_lies_between_the_smallest_and_the_largest_difference(rows, seed):
     values = [value for row in rows for value in row]
-    low, high = bootstrap_interval(rows, np.random.default_rng(seed), draws=50)
+    low, high = bootstrap_interval(list(map(np.array, rows)), np.random.default_rng(seed), draws=50)
     if len(values) == 1:
         assert math.isnan(low)
         assert math.isnan(high)
@@ -304,7 +325,7 @@ def test_an_interval_lies_between_the_smallest_and_the_largest_difference(rows, 
 def test_an_interval_has_about_the_width_the_normal_theory_gives():
     rng = np.random.default_rng(0)
     differences = rng.normal(0.02, 0.1, 400)
-    low, high = bootstrap_interval(differences, rng)
+    low, high = bootstrap_interval([differences], rng)
     assert high - low == pytest.approx(2 * 1.96 * differences.std() / 20, rel=0.1)
 
 
@@ -316,29 +337,19 @@ def test_several_seeds_widen_the_interval_by_what_differs_between_them():
     assert shifted[1] - shifted[0] > 5 * (same[1] - same[0])
 
 
-def test_rows_may_be_a_grid_with_gaps():
-    grid = np.array([[0.1, np.nan], [0.1, 0.1]])
-    assert bootstrap_interval(grid, np.random.default_rng(0)) == pytest.approx((0.1, 0.1))
-
-
-def test_nothing_to_compare_is_an_error():
-    with pytest.raises(RunError, match="nothing to compare"):
-        bootstrap_interval([np.nan], np.random.default_rng(0))
-
-
 def test_a_method_equal_to_the_baseline_is_a_tie_and_a_better_one_is_not():
     local = {"0": {str(client): 0.5 for client in range(10)}}
     better = {"0": {str(client): 0.6 + client / 100 for client in range(10)}}
     rng = np.random.default_rng(0)
-    equal = difference(local, local, rng)
+    equal = paired_difference(local, local, rng)
     assert equal is not None
     assert equal.tie is True
-    gain = difference(better, local, rng)
+    gain = paired_difference(better, local, rng)
     assert gain is not None
     assert gain.tie is False
     assert gain.mean == pytest.approx(0.145)
-    assert difference(local, {"1": local["0"]}, rng) is None
-    single = difference({"0": {"0": 1.0}}, local, rng)
+    assert paired_difference(local, {"1": local["0"]}, rng) is None
+    single = paired_difference({"0": {"0": 1.0}}, local, rng)
     assert single is not None
     assert single.tie is None
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from potluck.core.rng import Rng
-from potluck.core.state import Holder, Moments, Part, Report
+from potluck.core.state import Holder, Moments, Part
 from potluck.core.task import Task
 from potluck.errors import ConfigError, MessageError
 
@@ -156,11 +156,6 @@ class TestHolder:
         first = torch.rand(2, generator=one.draw("noise")).tolist()
         one.enter(1, Rng(1), dict(one.counters), "train")
         assert torch.rand(2, generator=one.draw("noise")).tolist() != first
-
-
-def test_the_loss_of_a_report_is_the_sum_of_its_terms():
-    assert Report().loss is None
-    assert Report(losses={"ce": torch.tensor(1.5), "pull": torch.tensor(0.25)}).loss.item() == 1.75
 
 
 class TestPartOfAPart:

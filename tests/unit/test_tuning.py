@@ -10,13 +10,14 @@ import pytest
 import yaml
 
 import potluck
+from helpers import Listener, StopAfter
 from potluck.core.open_options import TuneSettings
 from potluck.errors import ConfigError, RoundFailed, RunError
 from potluck.experiment.schema import Experiment
 from potluck.runs import pilots as tuning
 from potluck.runs.compare import compare, experiments_by_method
 from potluck.runs.loop import Interrupted
-from potluck.runs.observers import RoundEnd, Watcher
+from potluck.runs.observers import Observer
 
 FILE = """\
 name: open
@@ -33,14 +34,6 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "open.yaml"
     path.write_text(FILE)
     return path
-
-
-class Notices(Watcher):
-    def __init__(self) -> None:
-        self.heard: list[str] = []
-
-    def notice(self, sentence: str) -> None:
-        self.heard.append(sentence)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +60,7 @@ def test_default_candidates_end_at_the_largest() -> None:
 
 
 def test_a_run_keeps_the_choice_and_its_curve(file: Path, tmp_path: Path) -> None:
-    heard = Notices()
+    heard = Listener()
     result = potluck.run(Experiment.load(file), out=tmp_path / "run", watcher=heard)
     choice = json.loads((result.folder / "tuning.json").read_text())
     assert (choice["option"], choice["chosen"], choice["rounds"], choice["tolerance"]) == ("d1", 2, 1, 0.9)
@@ -76,7 +69,7 @@ def test_a_run_keeps_the_choice_and_its_curve(file: Path, tmp_path: Path) -> Non
     assert 0 <= narrow["validation"] <= 1
     assert narrow["bytes"] < wide["bytes"]
     assert wide["scalars"] - narrow["scalars"] == 2 * 6 * (128 + 1 + 10)
-    assert heard.heard[-1] == "d1 = 2 is chosen"
+    assert heard.notices[-1] == "d1 = 2 is chosen"
     assert yaml.safe_load((result.folder / "config.yaml").read_text())["method"]["d1"] == 2
     assert not (result.folder / "pilots").exists()
     page = (result.folder / "report.html").read_text()
@@ -93,17 +86,17 @@ def test_the_run_is_the_one_with_that_number_from_the_start(file: Path, tmp_path
     assert not (given.folder / "tuning.json").exists()
 
 
-class Stop(Watcher):
-    def round(self, end: RoundEnd) -> None:
-        raise KeyboardInterrupt
-
-
 def test_a_resumed_or_repeated_run_does_not_choose_again(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiments = experiments_by_method(file, ["local", "fedmrl"])
     with pytest.raises(Interrupted):
-        compare(experiments, [0], tmp_path / "all", lambda label: Stop() if label == "fedmrl" else Watcher())
+        compare(
+            experiments,
+            [0],
+            tmp_path / "all",
+            lambda label: StopAfter(1) if label == "fedmrl" else Observer(),
+        )
 
     def never(*args: Any) -> None:
         raise AssertionError("chosen again")

@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line: `app` lists the commands, each file holds one group of them, `views` what they show."""

@@ -1,4 +1,4 @@
-"""Progress of runs: bars on a terminal, a few plain lines anywhere else; always on standard error."""
+"""The progress of runs on standard error: bars on a terminal, a few plain lines anywhere else."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from rich.table import Column
 from rich.text import Text
 
 from potluck.report.format import percent
-from potluck.runs.observers import RoundEnd, Watcher
+from potluck.runs.observers import Observer, RoundEnd
 
-LINES = 20  # plain lines of a run, however many rounds it has
-NOTICES = 10  # notices of a run that are shown; summary.json counts them all
-BARS = 12  # runs of a comparison whose bars stay when they are done
+LINES = 20  # plain lines per run, however many rounds it has
+NOTICES = 10  # notices shown per run; summary.json counts all failures
+BARS = 12  # with more runs than this a bar is removed when its run is done
 
 
 class Pace:
-    """The time left, from the last rounds: the first one is slower than the others."""
+    """Estimates the time left from the median of the last rounds, because the first round is slower."""
 
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds
         self._seconds: deque[float] = deque(maxlen=20)
 
     def add(self, end: RoundEnd) -> float:
-        """The seconds left after a round."""
+        """Count a round; gives the seconds left after it."""
         self._seconds.append(end.seconds)
         recent = sorted(self._seconds)
         return recent[len(recent) // 2] * (self.rounds - end.round)
@@ -44,32 +44,32 @@ def clock(seconds: float) -> str:
 
 
 class Display:
-    """Where progress is shown; gives each run a watcher of its own."""
+    """Shows the progress of one or several runs; each run has an observer of its own."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.notices: float = NOTICES  # how many of a run are shown
-        self.advised: set[str] = set()  # what no other run need say again
+        self.notices: float = NOTICES  # how many are shown per run
+        self.advised: set[str] = set()  # advice already shown, for all runs together
 
-    def watch(self, label: str) -> Watcher:
-        """The watcher of one run, shown under this label."""
+    def watch(self, label: str) -> Observer:
+        """The observer of one run, which is shown under this label."""
         raise NotImplementedError
 
     def say(self, sentence: str) -> None:
-        """One line besides the progress."""
+        """Print a line beside the progress."""
         self.console.print(Text(sentence), soft_wrap=True)
 
     def skip(self, sentence: str) -> None:
-        """One of several runs was complete before."""
+        """Count a run that was complete before."""
         self.say(sentence)
         self.run_ended()
 
     def run_ended(self) -> None:
-        """One of several runs is complete."""
+        """Count a run that is complete."""
 
 
-class _Reporter(Watcher):
-    """What both kinds of watcher do: keep the pace, and not drown the user in notices."""
+class _Reporter(Observer):
+    """What lines and bars have in common: the time left, and a limit on notices."""
 
     def __init__(self, display: Display, label: str) -> None:
         self.display, self.label = display, label
@@ -77,19 +77,19 @@ class _Reporter(Watcher):
         self._noticed = 0
 
     def begin(self, name: str, method: str, rounds: int, done: int) -> None:
-        """Remember how far there is to go."""
+        """Start to estimate the time left; say so if the run goes on."""
         self.pace = Pace(rounds)
         if 0 < done < rounds:
             self.display.say(f"{self.label}: going on after round {done}")
 
     def advise(self, sentence: str) -> None:
-        """Show what no run has said before."""
+        """Show advice once, though several runs may give it."""
         if sentence not in self.display.advised:
             self.display.advised.add(sentence)
             self.display.say(f"{self.label}: {sentence}")
 
     def notice(self, sentence: str) -> None:
-        """Show the first few notices."""
+        """Show the first notices, then say that there are more."""
         self._noticed += 1
         if self._noticed <= self.display.notices:
             self.display.say(f"{self.label}: {sentence}")
@@ -97,31 +97,31 @@ class _Reporter(Watcher):
             self.display.say(f"{self.label}: further notices are not shown; summary.json counts the failures")
 
     def end(self, folder: Path) -> None:
-        """Tell the display."""
+        """Tell the display that the run is complete."""
         self.display.run_ended()
 
 
 class PlainDisplay(Display):
-    """For logs: at most about twenty lines a run."""
+    """For output that is no terminal: about twenty lines a run."""
 
-    def watch(self, label: str) -> Watcher:
-        """A watcher that prints lines."""
+    def watch(self, label: str) -> Observer:
+        """An observer that prints lines."""
         return _Lines(self, label)
 
 
 class _Lines(_Reporter):
-    """A line now and then: the first round, the last, and evenly between."""
+    """Prints a line after the first round, the last, and evenly between."""
 
     def begin(self, name: str, method: str, rounds: int, done: int) -> None:
-        """Choose the rounds that are told."""
+        """Choose the rounds that are printed."""
         super().begin(name, method, rounds, done)
         self._first, self._step = done + 1, -(-(rounds - done) // LINES) or 1
 
     def round(self, end: RoundEnd) -> None:
-        """Print a line if it is time."""
+        """Print a line if the round is one of the chosen."""
         left = self.pace.add(end)
-        told = end.round in (self._first, end.rounds) or end.round % self._step == 0
-        if told:
+        printed = end.round in (self._first, end.rounds) or end.round % self._step == 0
+        if printed:
             rest = f", {clock(left)} left" if end.round < end.rounds else ""
             self.display.say(f"{self.label}: round {end.round}/{end.rounds}{_accuracy(end)}{rest}")
 
@@ -131,7 +131,7 @@ def _accuracy(end: RoundEnd) -> str:
 
 
 class LiveDisplay(Display):
-    """For people: a bar per run, and one for all where there are several."""
+    """For a terminal: a bar per run, and one for all runs if there are several."""
 
     def __init__(self, console: Console, runs: int) -> None:
         super().__init__(console)
@@ -149,8 +149,8 @@ class LiveDisplay(Display):
         if runs > 1:
             self._all = self.bars.add_task("all runs", total=runs, count=f"0/{runs} runs")
 
-    def watch(self, label: str) -> Watcher:
-        """A watcher that moves a bar."""
+    def watch(self, label: str) -> Observer:
+        """An observer that moves a bar."""
         return _Bar(self, label)
 
     def say(self, sentence: str) -> None:
@@ -166,19 +166,19 @@ class LiveDisplay(Display):
 
 
 class _Field(ProgressColumn):
-    """A text that the task carries under a name."""
+    """A column that shows one named text of each bar."""
 
     def __init__(self, name: str) -> None:
         super().__init__(table_column=Column(no_wrap=True))
         self.name = name
 
     def render(self, task: Task) -> Text:
-        """The text, empty while there is none."""
+        """The text, empty until there is one."""
         return Text(str(task.fields.get(self.name, "")))
 
 
 class _Bar(_Reporter):
-    """One bar: round, accuracy so far, time left."""
+    """The bar of one run: round, accuracy, time left."""
 
     def __init__(self, display: LiveDisplay, label: str) -> None:
         super().__init__(display, label)
@@ -205,7 +205,7 @@ class _Bar(_Reporter):
         )
 
     def end(self, folder: Path) -> None:
-        """Leave the bar with the time the run took, or take it away where there are too many."""
+        """Show how long the run took, or remove the bar where there are too many."""
         self.bars.update(self._task, time=f"in {clock(time.monotonic() - self._started)}")
         if not self._keep:
             self.bars.remove_task(self._task)
@@ -214,7 +214,7 @@ class _Bar(_Reporter):
 
 @contextlib.contextmanager
 def showing(console: Console, runs: int = 1) -> Iterator[Display]:
-    """Show the progress of some runs on a console, in the way that suits it."""
+    """Show the progress of some runs on a console: bars if it is a terminal, else lines."""
     if not console.is_terminal:
         yield PlainDisplay(console)
         return

@@ -1,7 +1,18 @@
 """Methods: one published method is one class, both halves in one file.
 
-The server's side of a round is a plain script, `round`, that asks clients to do named steps. A client's side
-is its steps. A method holds no training loop, no device, no file and no global randomness.
+The server's half is `round`, a plain script that asks clients to do named steps. The clients' half are the steps.
+A method holds no training loop, no device, no file and no global randomness.
+
+What a method writes, from most to least common (`Method` has them in this order):
+
+- always: `name`, `round`, and at least one function marked with `@client_step`;
+- usually: `citation`, `Config`, `stays`; `server_state` and `client_state`; `down` with `downlink` and `receive`
+  for what comes to a client; `loss`; `modes` with `predict`;
+- where the clients must fit together: `models`, `tasks`, `card_fields`, `needs_public_data`, `setup`, `check`;
+- rarely: `server_needs`, `remedy`, `with_one_class`, `client_options`, `open_option`, `repeats`, `as_published`,
+  `symbols`, `expected`.
+
+The engine calls the rest (`steps`, `up_contract`, `sent_by`, `down_contract`, `told`); no method overrides these.
 """
 
 from __future__ import annotations
@@ -11,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, overload
 
+from pydantic import Field
 from torch import Tensor
 
 from potluck.core.card import Card, ClientId
@@ -35,15 +47,18 @@ Declared = Contract | Callable[[Any], Contract]
 
 
 class MethodConfig(Settings):
-    """A method's options; the name chooses the method."""
+    """A method's options; the name chooses the method. Every field says in its description what it means."""
 
-    name: str = ""
-    buffers: BufferPolicy = "average"  # batch-norm statistics: averaged with the parameters, or kept at home
+    name: str = Field(default="", description="the method")
+    buffers: BufferPolicy = Field(
+        default="average",
+        description="batch-norm statistics: averaged with the parameters, or kept at home (local)",
+    )
 
     def refuse_idle(self, *options: str, needs: str, among: Sequence[str]) -> None:
-        """One sentence about an option that does nothing, as `needs` has none of these values.
+        """Refuse options that do nothing because `needs` has none of the values `among`.
 
-        One at its default is let through: a run folder and a site are given every option.
+        An option at its default passes: a run folder and a site are given every option.
         """
         value = getattr(self, needs)
         for name in options if value not in among else ():
@@ -55,7 +70,7 @@ class MethodConfig(Settings):
 
 @dataclass(frozen=True)
 class StepInfo:
-    """What a client step declares: the message it returns, the one it takes (None: the downlink), its purpose."""
+    """What a client step declares: the message it sends, the one it takes (None: the downlink), its purpose."""
 
     up: Declared
     down: Declared | None
@@ -79,10 +94,10 @@ def client_step(
     down: Declared | None = None,
     purpose: Purpose = "train",
 ) -> S | Callable[[S], S]:
-    """Mark a method as something clients can be asked to do, and declare what leaves them.
+    """Mark a function as something clients can be asked to do, and declare what it sends.
 
-    Without `down` the step follows the method's `downlink`, which `receive` has installed. With `down` it takes
-    that message as a second argument instead.
+    Without `down` the step gets the method's `downlink`, which `receive` has installed before. With `down` it takes
+    a message of its own as second argument instead.
     """
 
     def mark(step: S) -> S:
@@ -100,7 +115,7 @@ class Clients(Protocol):
 
     @property
     def ids(self) -> tuple[ClientId, ...]:
-        """Who is still in the round, in client order."""
+        """The clients that are still in the round, in client order."""
 
     @property
     def total(self) -> int:
@@ -120,28 +135,37 @@ class Clients(Protocol):
 
 
 class Method:
-    """The base of every method. A subclass with a `name` is registered under it."""
+    """The base of every method. A subclass with a `name` of its own is registered under it."""
 
+    # --- what the method is ---
     name: ClassVar[str] = ""
     citation: ClassVar[str] = ""
-    models: ClassVar[str] = "any"  # what the clients' models must have in common, in words
-    # Which tasks the clients may have: `classes`, all one and the same with one class per sample; `one`, all the
-    # same of any kind; `any`, each its own.
-    tasks: ClassVar[Tasks] = "classes"
-    needs_public_data: ClassVar[bool] = False
-    server_needs: ClassVar[Needs] = "nothing"
-    card_fields: ClassVar[tuple[str, ...]] = ()  # lines of `core.card_fields.FIELDS`
-    stays: tuple[str, ...] = ("data", "labels", "model")
-    modes: tuple[str, ...] = ("model",)  # ways to predict; the first is the reported one
-    down: ClassVar[Declared] = {}
-    with_one_class: ClassVar[str] = ""  # ends a sentence about clients that have one class alone
-    # What helps where numbers grow without bound.
-    remedy: str = "lower training.optimizer.lr or set training.clip"
 
     class Config(MethodConfig):
         """No options."""
 
     config: Any
+
+    # --- what crosses, and what does not ---
+    down: ClassVar[Declared] = {}  # what `downlink` sends and `receive` installs
+    # What never leaves a client: `data`, `labels`, `representations` (of its own samples), a part of its state
+    # (`model`, `projector`), a module in one (`model/head`), or `model/features`, all of the model but its head. No
+    # message may hold a copy, whatever its name there: `potluck.testing.check_method` compares values.
+    stays: tuple[str, ...] = ("data", "labels", "model")
+    card_fields: ClassVar[tuple[str, ...]] = ()  # what a client's card tells beside samples and task
+
+    # --- what it asks of the clients ---
+    models: ClassVar[str] = "any"  # what the clients' models must have in common, in words
+    # `classes`: one task for all, with one class per sample; `one`: one for all, of any kind; `any`: each its own.
+    tasks: ClassVar[Tasks] = "classes"
+    needs_public_data: ClassVar[bool] = False
+    server_needs: ClassVar[Needs] = "nothing"  # what the server must know of the models
+
+    # --- how it predicts, and what is said where it fails ---
+    modes: tuple[str, ...] = ("model",)  # ways to predict; the first is the reported one
+    # The advice where numbers grow without bound.
+    remedy: str = "lower training.optimizer.lr or set training.clip"
+    with_one_class: ClassVar[str] = ""  # ends the advice about clients that have samples of one class only
 
     def __init__(self, config: MethodConfig | None = None, pool: Models | None = None) -> None:
         self.config = config if config is not None else self.Config(name=self.name)
@@ -151,41 +175,31 @@ class Method:
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        if cls.name:
+        if vars(cls).get("name"):  # one that only inherits a name does not take the place of its base
             _registry[cls.name] = cls
 
-    def setup(self, population: Population) -> None:
-        """Prepare what depends on who takes part; called once, before `check` and before anything else."""
+    # --- the server's half ---
 
-    def check(self, population: Population) -> None:
-        """Refuse settings that cannot work, before anything runs; changes nothing."""
+    def round(self, server: Server, clients: Clients) -> None:
+        """One round, as the server sees it."""
+        raise NotImplementedError(f"{type(self).__name__} defines no round")
 
     def server_state(self, task: Task) -> Mapping[str, Any]:
         """The named modules and tensors of the server."""
         return {}
 
-    def client_state(self, task: Task, model: Model) -> Mapping[str, Any]:
-        """The named modules and tensors of a client; `model` is the client's own."""
-        return {"model": model}
-
-    def client_options(self, client: ClientId) -> Mapping[str, Any]:
-        """What `client_state` is given besides, by name: for clients of one architecture that differ in state."""
-        return {}
-
-    def open_option(self, population: Population) -> OpenOption | None:
-        """An option whose value short runs have to choose first; only asked after `check`."""
-        return None
-
     def downlink(self, server: Server, client: ClientId) -> Content:
         """What a client needs of the server's newest state."""
         return {}
 
+    # --- the clients' half, beside the steps ---
+
+    def client_state(self, task: Task, model: Model) -> Mapping[str, Any]:
+        """The named modules and tensors of a client; `model` is the client's own."""
+        return {"model": model}
+
     def receive(self, client: Client, down: Message) -> None:
         """Install a downlink; also done for clients that are only evaluated."""
-
-    def round(self, server: Server, clients: Clients) -> None:
-        """One round, as the server sees it."""
-        raise NotImplementedError(f"{type(self).__name__} defines no round")
 
     def loss(self, client: Client, batch: Batch) -> Tensor | Mapping[str, Tensor]:
         """What a client minimises, by default its task's own loss: a scalar, or named terms."""
@@ -196,12 +210,33 @@ class Method:
         scores: Tensor = client["model"](batch.x)
         return scores
 
+    # --- before anything runs ---
+
+    def setup(self, population: Population) -> None:
+        """Prepare what depends on who takes part; called once, before `check` and before anything else.
+
+        Every attribute that the options alone do not give is set here, and nowhere else.
+        """
+
+    def check(self, population: Population) -> None:
+        """Refuse settings that cannot work, before anything runs; changes nothing."""
+
+    # --- for few methods ---
+
+    def client_options(self, client: ClientId) -> Mapping[str, Any]:
+        """Further arguments of `client_state`, for clients of one architecture whose state differs."""
+        return {}
+
+    def open_option(self, population: Population) -> OpenOption | None:
+        """An option whose value pilot runs have to choose first; only asked after `check`."""
+        return None
+
     def repeats(self, population: Population) -> Mapping[str, tuple[int, int]]:
         """How many messages a step sends and takes in a round, up and down, where that is not one of each."""
         return {}
 
     def as_published(self, direction: Literal["up", "down"], message: Message) -> int | None:
-        """The scalars a paper counts for a message, to stand beside what crosses; None: nothing to add."""
+        """The scalars a paper counts for a message, shown beside what crosses; None: nothing to add."""
         return None
 
     def symbols(self, card: Card) -> dict[str, int]:
@@ -209,19 +244,21 @@ class Method:
         return symbols_of(card)
 
     def expected(self, card: Card, part: str) -> Shapes | None:
-        """The tensors of a client's part as far as the server can know them: from its card."""
+        """The tensors of a client's part as far as the server can know them from its card."""
         root, _, path = part.partition("/")
         return shapes_below(card.names, path) if root == "model" and "names" in card.extra else None
 
+    # --- what the engine calls ---
+
     @classmethod
     def told(cls) -> tuple[str, ...]:
-        """What a card tells beside the samples and the task."""
+        """What a card tells beside samples and task: the card fields, and which public samples are meant."""
         return (*cls.card_fields, *(("public",) if cls.needs_public_data else ()))
 
     @classmethod
     @functools.cache
     def steps(cls) -> dict[str, StepInfo]:
-        """The client steps a method defines."""
+        """The client steps a method defines, by name."""
         found = {name: getattr(getattr(cls, name), "step_info", None) for name in dir(cls)}
         return {name: info for name, info in found.items() if isinstance(info, StepInfo)}
 
@@ -242,7 +279,7 @@ class Method:
         return self._resolve(type(self).down if declared is None else declared)
 
     def _resolve(self, declared: Declared) -> Contract:
-        """A contract that depends on the options is made once."""
+        """The contract itself; one that depends on the options is made once."""
         if not callable(declared):
             return declared
         if id(declared) not in self._contracts:
@@ -270,5 +307,5 @@ _registry: dict[str, type[Method]] = {}
 
 
 def registered() -> Mapping[str, type[Method]]:
-    """The methods that were defined so far, by name; `potluck.methods` defines those of this library."""
+    """The methods defined so far, by name; importing `potluck.methods` defines those of this library."""
     return _registry

@@ -14,7 +14,7 @@ from potluck.errors import ConfigError
 
 
 def _read_width(value: Any) -> Any:
-    """Clients are named by text; whatever is wrong is told in one sentence."""
+    """Name clients by text, and refuse anything else in one sentence."""
     if isinstance(value, Mapping):
         value = {str(client): width for client, width in value.items()}
     inside = list(value.values()) if isinstance(value, dict) else value
@@ -25,9 +25,8 @@ def _read_width(value: Any) -> Any:
     return value
 
 
-Width = Annotated[
-    int | Literal["auto"] | tuple[int, ...] | dict[str, int], BeforeValidator(_read_width)
-]  # one for all, one to be chosen, a list dealt out in turn, or one per client
+# One width for all, one to be chosen, a list dealt out in turn, or one per client.
+Width = Annotated[int | Literal["auto"] | tuple[int, ...] | dict[str, int], BeforeValidator(_read_width)]
 
 
 def _ascending(value: tuple[int, ...]) -> tuple[int, ...]:
@@ -40,14 +39,18 @@ Ascending = Annotated[tuple[PositiveInt, ...], AfterValidator(_ascending)]
 
 
 class TuneSettings(Settings):
-    """How an open option is chosen."""
+    """How pilot runs choose an open option."""
 
-    candidates: Ascending = ()  # values to try; none: an eighth, a quarter, a half and all of the largest
-    rounds: int = Field(default=5, ge=1)  # of each pilot run
-    tolerance: float = Field(default=0.01, ge=0, lt=1)  # validation accuracy given up for a smaller value
+    candidates: Ascending = Field(
+        default=(), description="values to try; default: an eighth, a quarter, a half and all of the largest"
+    )
+    rounds: int = Field(default=5, ge=1, description="rounds of each pilot run")
+    tolerance: float = Field(
+        default=0.01, ge=0, lt=1, description="validation accuracy given up for a smaller value, as a share"
+    )
 
     def values(self, largest: int) -> tuple[int, ...]:
-        """The values to try where none may be above `largest`."""
+        """The values to try: the candidates, or else shares of the largest possible one."""
         shares = (max(1, largest // part) for part in (8, 4, 2, 1))
         return self.candidates or tuple(dict.fromkeys(shares))
 
@@ -62,7 +65,7 @@ class OpenOption:
 
 
 def require_validation(population: Population, key: str) -> None:
-    """Refuse to choose without anything to choose by."""
+    """Refuse `auto` where no client has validation rows to choose by."""
     if not any(population.samples(client)["validation"] for client in population.trainers):
         raise ConfigError(
             f"{key}: auto chooses by validation accuracy, and no client has validation rows; set "

@@ -21,12 +21,16 @@ class Settings(BaseModel):
 class OptimizerSettings(Settings):
     """How a client (or the server) takes its gradient steps."""
 
-    name: Literal["sgd", "adam", "adamw"] = "sgd"
-    lr: float = Field(default=0.01, gt=0)
-    momentum: float = Field(default=0.0, ge=0, lt=1)
-    weight_decay: float = Field(default=0.0, ge=0)
-    nesterov: bool = False
-    betas: tuple[float, float] = (0.9, 0.999)
+    name: Literal["sgd", "adam", "adamw"] = Field(default="sgd", description="the optimiser")
+    lr: float = Field(default=0.01, gt=0, description="learning rate")
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="momentum of sgd")
+    weight_decay: float = Field(
+        default=0.0, ge=0, description="weight decay: added to the gradient, decoupled in adamw"
+    )
+    nesterov: bool = Field(default=False, description="Nesterov momentum, for sgd")
+    betas: tuple[float, float] = Field(
+        default=(0.9, 0.999), description="decay of the two moments of adam and adamw, per step"
+    )
 
     @model_validator(mode="after")
     def _nesterov_needs_momentum(self) -> OptimizerSettings:

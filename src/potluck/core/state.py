@@ -207,16 +207,11 @@ def _found(places: tuple[Place, ...]) -> dict[str, Tensor]:
 
 @dataclass
 class Report:
-    """The small record beside a reply: steps done and the mean loss, on the device until it is read."""
+    """What comes with a reply: steps done, the mean of each loss term, metrics. On the device until it is read."""
 
     steps: int = 0
     losses: dict[str, Tensor] = field(default_factory=dict)
     metrics: dict[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def loss(self) -> Tensor | None:
-        """The sum of the named terms."""
-        return torch.stack(list(self.losses.values())).sum() if self.losses else None
 
 
 class Holder:

@@ -1,99 +1,36 @@
-"""What a site agrees to: pinned in a file of its own, and kept whatever the server says.
+"""What a site agrees to send and do, pinned in a file at the site.
 
-The wire contract of a method follows from the options the server chooses. A site that has read what would leave
-it (`potluck join --check`) writes that down as an `Agreement`; from then on another method, an option outside its
-bounds, a further step, tensor or card field, another shape or more bytes are refused at the site, in one sentence.
-Everything here is data and comparisons: no clock, no network, nothing that changes.
+The wire contract of a method depends on options that the server chooses. A site that has read what would leave it
+(`potluck join --check`) saves that as an `Agreement`. From then on the site refuses, in one sentence, another
+method, an option outside its bounds, a further step, tensor or card field, another shape, or more bytes. Everything
+here is data and comparisons: no clock, no network, no state.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 import torch
-from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from potluck.core.card_fields import own_card
 from potluck.core.client import Client
-from potluck.core.contract import Contract
-from potluck.core.contract import Field as WireField
-from potluck.core.formulas import evaluate
 from potluck.core.message import Message
 from potluck.core.method import Method, MethodConfig
 from potluck.core.settings import Settings
-from potluck.errors import ConfigError, MessageError, PinError
+from potluck.deploy.tensor_specs import Spec, Specs, specs_allowed, specs_of
+from potluck.errors import ConfigError, PinError
+from potluck.experiment.validation import one_sentence
+from potluck.files import write_whole
 
-ALWAYS_TOLD = ("samples", "task")  # on every card
-EVALUATE = "evaluate"  # the library's own step, beside those of the method
-PROTECTING = ("noise",)  # options of which more is safer: a proposal pins the least
+ALWAYS_TOLD = ("samples", "task")  # fields of every card
+EVALUATE = "evaluate"  # the library's own step, in addition to those of the method
+PROTECTING = ("noise",)  # options where more is safer: an agreement pins their lower bound
 BOUNDS = {"least", "most"}
-
-_SPEC = re.compile(r"([a-z][a-z0-9_]*)\[((?:\d+|<=\d+|\*)(?:, ?(?:\d+|<=\d+|\*))*)?\]")
-
-
-# --- one tensor -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """Type and shape of a tensor, written `float32[<=10, 64]`: a size is exact, at most (`<=`) or open (`*`).
-
-    >>> TensorSpec.read("float32[<=10, 64]").holds(TensorSpec.read("float32[3, 64]"))
-    True
-    """
-
-    dtype: str
-    shape: tuple[str, ...]
-
-    @classmethod
-    def read(cls, text: object) -> TensorSpec:
-        """The inverse of `str`."""
-        if isinstance(text, TensorSpec):
-            return text
-        found = _SPEC.fullmatch(text) if isinstance(text, str) else None
-        if found is None:
-            raise ValueError("write type and shape of a tensor as in float32[<=10, 64]")
-        return cls(found[1], tuple(size.strip() for size in found[2].split(",")) if found[2] else ())
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> TensorSpec:
-        """What a tensor is."""
-        return cls(_name(tensor.dtype), tuple(map(str, tensor.shape)))
-
-    def __str__(self) -> str:
-        return f"{self.dtype}[{', '.join(self.shape)}]"
-
-    def holds(self, other: TensorSpec) -> bool:
-        """Whether all that `other` allows is allowed here too."""
-        alike = self.dtype == other.dtype and len(self.shape) == len(other.shape)
-        return alike and all(map(_size_holds, self.shape, other.shape))
-
-    def largest(self) -> torch.Tensor:
-        """A tensor without memory of the largest shape; open sizes count as nothing."""
-        sizes = [0 if size == "*" else int(size.removeprefix("<=")) for size in self.shape]
-        return torch.empty(sizes, dtype=getattr(torch, self.dtype), device="meta")
-
-
-def _size_holds(agreed: str, other: str) -> bool:
-    if agreed == "*" or agreed == other:
-        return True
-    most = agreed.removeprefix("<=")
-    return most != agreed and other != "*" and int(other.removeprefix("<=")) <= int(most)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-Spec = Annotated[TensorSpec, BeforeValidator(TensorSpec.read), PlainSerializer(str)]
-Specs = Mapping[str, TensorSpec]
-
 
 # --- the agreement --------------------------------------------------------------------------------------
 
@@ -106,17 +43,17 @@ class Crossing(Settings):
 
 
 class Agreement(Settings):
-    """All that a site will do and let out. `contract.json` is this, and can be edited by hand.
+    """Everything that a site will do and send; saved as `contract.json`, which can be edited by hand.
 
-    An option is pinned by its value, or by `{"least": 0.8}`, `{"most": 4}` or both; an option that is not listed is
-    left to the server.
+    An option is pinned to a value, or bounded by `{"least": 0.8}`, `{"most": 4}` or both; an option that is not
+    listed is up to the server.
     """
 
     method: str = Field(min_length=1)
     options: dict[str, Any] = {}
     steps: dict[str, Crossing]
-    card: tuple[str, ...] = ALWAYS_TOLD  # what the site tells of itself at enrolment
-    bytes_per_round: int = Field(ge=0)  # most that may leave in a round, over all attempts at it
+    card: tuple[str, ...] = ALWAYS_TOLD  # what the site tells about itself at enrolment
+    bytes_per_round: int = Field(ge=0)  # at most, over all attempts at a round
 
     @field_validator("options")
     @classmethod
@@ -129,10 +66,10 @@ class Agreement(Settings):
 
     @classmethod
     def of(cls, method: Method, client: Client, sent: Sequence[Message] = (), attempts: int = 1) -> Self:
-        """The agreement that allows just what this method, with these options, does for this client.
+        """The agreement that allows exactly what this method, with its options, does with this client.
 
-        `sent` are the messages of a rehearsed round: a method may ask for a step more than once. `attempts` is how
-        often the server may try at a round; each counts.
+        `sent` are the messages of a rehearsed round, as a method may ask for a step more than once. The bytes of a
+        round count for each of the server's `attempts` at it.
         """
         steps = {step: _crossing(method, client, step) for step in (*method.steps(), EVALUATE)}
         most = sum(Message(_largest(crossing.up)).nbytes for crossing in steps.values() if crossing.up)
@@ -146,9 +83,7 @@ class Agreement(Settings):
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """The agreement in a file; whatever is wrong with the file is told in one sentence."""
-        from potluck.experiment.schema import one_sentence
-
+        """Read an agreement from a file; anything wrong with it is one sentence."""
         try:
             return cls.model_validate(json.loads(Path(path).read_text(encoding="utf-8")))
         except OSError as error:
@@ -159,9 +94,7 @@ class Agreement(Settings):
             raise ConfigError(f"{path} is no agreement: it is not JSON: {error}") from error
 
     def write(self, path: Path | str) -> None:
-        """Write the file; one that exists is somebody's decision and is left alone."""
-        from potluck.files import write_whole
-
+        """Write the agreement to a new file; one that exists is never overwritten, as somebody decided on it."""
         if Path(path).exists():
             raise ConfigError(f"{path} exists; move it away, or write the agreement to another file")
         write_whole(Path(path), (self.model_dump_json(indent=2) + "\n").encode())
@@ -169,7 +102,7 @@ class Agreement(Settings):
     # --- before anything runs ---
 
     def admit_options(self, method: str, config: MethodConfig | Mapping[str, Any]) -> None:
-        """Refuse another method, or options outside the pins: before the method's code sees them."""
+        """Refuse another method, or options outside the pins, before the method's code sees them."""
         if method != self.method:
             raise PinError(f"the server runs {method!r}, this site agreed to {self.method!r}")
         given = options_of(config)
@@ -180,7 +113,7 @@ class Agreement(Settings):
                 raise PinError(f"option {name!r} is {given[name]!r}, this site agreed to {_words(pin)}")
 
     def admit(self, method: Method, client: Client) -> None:
-        """Refuse a method that, with the server's options, would do anything not agreed to with this client."""
+        """Refuse a method that, with the server's options, would do anything beyond the agreement."""
         self.admit_options(method.name, method.config)
         self.covers(Agreement.of(method, client))
 
@@ -204,10 +137,10 @@ class Agreement(Settings):
         _compare(self.steps[steps[0]].down, specs_of(message), f"step {'+'.join(steps)} receives")
 
     def let_out(self, steps: Sequence[str], round_: int, message: Message, spent: int = 0) -> int:
-        """Refuse a reply that tells more than agreed; otherwise the bytes that have left in this round.
+        """Refuse a reply beyond the agreement; else return the bytes that have left in this round so far.
 
-        `spent` is what this gave after the round's message before: whoever keeps it beside the reply on disk keeps
-        the count through a restart. A stored reply that is sent again tells nothing new and is not counted again.
+        `spent` is what this returned for the round's previous message. The caller stores it with the reply, so that
+        the count survives a restart. A stored reply that is sent again holds nothing new and is not counted again.
         """
         self._known(steps)
         agreed = {name: spec for step in steps for name, spec in self.steps[step].up.items()}
@@ -246,13 +179,8 @@ def fits(pin: Any, value: Any) -> bool:
     return _is_number(value) and pin.get("least", -math.inf) <= value <= pin.get("most", math.inf)
 
 
-def specs_of(message: Message) -> dict[str, TensorSpec]:
-    """Type and shape of every tensor of a message."""
-    return {name: TensorSpec.of(tensor) for name, tensor in message.items()}
-
-
 def _compare(agreed: Specs, other: Specs, what: str) -> None:
-    """Refuse a tensor that was not agreed to; fewer than agreed are no harm."""
+    """Refuse a tensor that was not agreed to; tensors may be missing."""
     for name, spec in other.items():
         if name not in agreed:
             raise PinError(f"{what} {name!r}, which this site has not agreed to")
@@ -261,7 +189,7 @@ def _compare(agreed: Specs, other: Specs, what: str) -> None:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Equal as JSON: 1 is 1.0, but true is not 1."""
+    """Equality of JSON values: 1 equals 1.0, but true does not equal 1."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
@@ -295,49 +223,13 @@ def _proposed(name: str, value: Any) -> Any:
 
 
 def _crossing(method: Method, client: Client, step: str) -> Crossing:
-    """A step's wire contract with the client's own names and sizes."""
+    """What a step's wire contract lets cross for this client."""
     up = method.up_contract(step) if step in method.steps() else {}
-    symbols = method.symbols(own_card(client, method.card_fields))
-
-    def resolved(contract: Contract) -> dict[str, TensorSpec]:
-        return dict(_resolve(contract, symbols, lambda part: _wire(client, part), f"{method.name}, {step}"))
-
-    return Crossing(up=resolved(up), down=resolved(method.down_contract(step)))
-
-
-def _wire(client: Client, part: str) -> dict[str, torch.Tensor] | None:
-    return client[part].wire() if part in client else None
-
-
-def _resolve(
-    contract: Contract,
-    symbols: Mapping[str, int],
-    parts: Callable[[str], Mapping[str, torch.Tensor] | None],
-    who: str,
-) -> Iterator[tuple[str, TensorSpec]]:
-    for name, field in contract.items():
-        if field.like is None:
-            yield name, TensorSpec(_name(field.dtype), _sizes(field, symbols))
-            continue
-        tensors = parts(field.like)
-        if tensors is None:
-            raise PinError(
-                f"{who}: {name!r} is like {field.like!r}, which the client has not, so it cannot be pinned"
-            )
-        yield from ((f"{name}/{key}", TensorSpec.of(tensor)) for key, tensor in tensors.items())
-
-
-def _sizes(field: WireField, symbols: Mapping[str, int]) -> tuple[str, ...]:
-    return tuple(_size(formula.strip(), symbols) for formula in field.shape.split(",") if formula.strip())
-
-
-def _size(formula: str, symbols: Mapping[str, int]) -> str:
-    """One size of a shape: exact where its symbols are known, else at most its bound, else open."""
-    symbol, _, bound = (piece.strip() for piece in formula.partition("<="))
-    try:
-        return str(evaluate(symbol, symbols))
-    except MessageError:
-        return f"<={evaluate(bound, symbols)}" if bound else "*"
+    symbols, who = method.symbols(own_card(client, method.card_fields)), f"{method.name}, {step}"
+    return Crossing(
+        up=dict(specs_allowed(up, client, symbols, who)),
+        down=dict(specs_allowed(method.down_contract(step), client, symbols, who)),
+    )
 
 
 def _largest(specs: Specs) -> dict[str, torch.Tensor]:

@@ -18,7 +18,8 @@ from potluck.data import Split
 from potluck.data.split import PARTS, ClientSplit
 from potluck.deploy.wire import Enrolment
 from potluck.errors import ConfigError
-from potluck.experiment.schema import Experiment, Sites
+from potluck.experiment.blocks import Sites
+from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation, assemble, public_views
 from potluck.federation.groups import GroupData
 from potluck.federation.private_models import PrivateModels

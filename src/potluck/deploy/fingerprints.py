@@ -1,4 +1,4 @@
-"""Fingerprints of public keys. No torch in here: Flower's apps import it."""
+"""Fingerprints of public keys. Flower's apps import this, so it must not import torch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from potluck.errors import ConfigError
 
 
 def fingerprint(line: bytes) -> str:
-    """The fingerprint of a public key as a `.pub` file has it: kind, key, perhaps a comment."""
+    """The fingerprint of a public key in the format of a `.pub` file: kind, key, perhaps a comment."""
     digest = hashlib.sha256(b64decode(line.split()[1], validate=True)).digest()
     return f"SHA256:{b64encode(digest).decode().rstrip('=')}"
 
 
 def client_keys(folder: Path, clients: Iterable[str]) -> dict[str, str]:
-    """The fingerprint of every client's key, from `<client>.pub` in a folder."""
+    """Client → fingerprint of its key, read from `<client>.pub` in a folder; no two may be the same."""
     found = {client: _read(folder / f"{client}.pub", client) for client in clients}
     owners = {key: client for client, key in found.items()}
     twice = next((client for client, key in found.items() if owners[key] != client), None)

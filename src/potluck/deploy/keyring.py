@@ -1,4 +1,4 @@
-"""Which key a client id belongs to."""
+"""Ties client ids to keys."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from potluck.core.card import ClientId
 
 
 class KeyRegister:
-    """Which key a client id belongs to: the one it is known by, or the one that came with it first.
+    """The key of every client: one known from the start, or the first one it came with.
 
-    `keep` writes a new entry down, before the client is taken in.
+    `keep` stores the keys each time one is added, before the client is accepted.
     """
 
     def __init__(
@@ -21,7 +21,7 @@ class KeyRegister:
         self.known, self._keep = dict(known), keep
 
     def refuse(self, client: ClientId, key: str) -> str:
-        """One sentence if a client may not come with a key; else it belongs to that from now on."""
+        """A sentence if this client may not use this key; else an empty string, and the key is the client's."""
         if not key:
             return f"client {client}: its node has shown no key"
         owner = next((other for other, own in self.known.items() if own == key), client)

@@ -1,4 +1,4 @@
-"""A round played at home, with nobody else: what a client would send, before it joins anyone."""
+"""Rehearse a round with one client alone, to see what it would send before it joins a federation."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from potluck.federation.federation import Federation
 
 @dataclass(frozen=True)
 class Exchange:
-    """One request to the client and what it would answer."""
+    """One request to the client and the message it would answer with."""
 
     steps: tuple[str, ...]
     down: Message
     up: Message
 
 
-class _Listening(SerialEngine):
-    """Keeps everything that crosses."""
+class _Recording(SerialEngine):
+    """Keeps every exchange."""
 
     def __init__(self, clients: ClientBuilder) -> None:
         super().__init__(clients)
-        self.heard: list[Exchange] = []
+        self.exchanges: list[Exchange] = []
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
         outcomes = super().run(requests)
-        self.heard += [
+        self.exchanges += [
             Exchange(request.steps, request.down, outcome.up)
             for request, outcome in zip(requests, outcomes, strict=True)
             if isinstance(outcome, Answer)
@@ -42,20 +42,20 @@ class _Listening(SerialEngine):
 
 
 def rehearse(federation: Federation, client: ClientId) -> list[Exchange]:
-    """Play a first round with this client alone, with a server made here; nothing is kept and nothing leaves.
+    """Play a first round with this client and a local server; nothing is kept and nothing leaves.
 
-    A client that cannot do its steps is a `RoundFailed` with the reason.
+    Raises `RoundFailed` with the reason if the client cannot do a step.
     """
-    engine = _Listening(federation.clients)
+    engine = _Recording(federation.clients)
     try:
         Rounds(federation, engine, name="rehearsal").play(1, [client])
     finally:
         engine.close()
-    return engine.heard
+    return engine.exchanges
 
 
 def propose(federation: Federation, client: ClientId, attempts: int = 1) -> tuple[Agreement, list[Exchange]]:
-    """What a round would send, and the agreement that allows just that: what `join --check` shows and writes."""
+    """The agreement that allows just what a rehearsed round sends, and its exchanges: for `join --check`."""
     exchanges = rehearse(federation, client)
     sent = [exchange.up for exchange in exchanges]
     return Agreement.of(federation.method, federation.clients.build_client(client), sent, attempts), exchanges

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from potluck.core.card import ClientId
 from potluck.deploy.engine import Courier, FlowerEngine
 from potluck.deploy.enrolled import _sites, enrolled_federation
 from potluck.deploy.keyring import KeyRegister
 from potluck.deploy.site import welcome
+from potluck.engine.evaluate import check_modes
 from potluck.errors import ConfigError, RunError
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
@@ -20,68 +21,62 @@ from potluck.methods.registry import find_method
 from potluck.runs.api import write_start
 from potluck.runs.environment import check_version
 from potluck.runs.folder import RunFolder
-from potluck.runs.loop import Run, chosen_modes
-from potluck.runs.observers import Watcher
+from potluck.runs.loop import Run
+from potluck.runs.observers import Observer, Observers, RoundEnd
 from potluck.runs.result import RunResult
 
 FILE = "federation.json"
 
 
-class FederatedRun(Run):
-    """A run whose clients outlive it: no client hears of a round's end before the checkpoint of it is on disk."""
+class Presence(Observer):
+    """Says after every round which clients are connected and how many bytes have crossed."""
 
-    @classmethod
-    def over(
-        cls,
-        engine: FlowerEngine,
-        experiment: Experiment,
-        folder: RunFolder,
-        federation: Federation,
-        watcher: Watcher,
-        run: str,
-        incarnation: int,
-        fresh: bool,
-    ) -> Self:
-        """A run that is ready to play: from its start, or from its last checkpoint."""
-        going = cls(experiment, folder, federation, watcher, engine)
-        going.rounds.name, going.rounds.incarnation = run, incarnation
-        engine.largest = going.rounds.largest_reply
-        if not fresh:
-            going.restore(going.checkpoints.load())
-        return going
+    def __init__(self, engine: FlowerEngine, tell: Callable[[str], None]) -> None:
+        self.engine, self.tell = engine, tell
 
-    def _advise(self) -> None:
-        """The server knows too little of the sites' models and samples."""
-
-    def _checkpoint(self) -> None:
-        super()._checkpoint()
-        self.checkpoints.wait()
-
-    def _tell(self, round_: int, lines: Sequence[Mapping[str, Any]], seconds: float) -> None:
-        super()._tell(round_, lines, seconds)
+    def round(self, end: RoundEnd) -> None:
+        """Count who is there."""
         engine = self.engine
-        assert isinstance(engine, FlowerEngine)
         there = set(engine.courier.nodes())
         present = [client for client, node in engine.homes.items() if node in there]
-        self.watcher.notice(
-            f"round {round_}: {len(present)} of {len(engine.ids)} clients are here ({', '.join(present)}); so far "
-            f"{engine.sent:,} bytes sent, {engine.received:,} received"
+        self.tell(
+            f"round {end.round}: {len(present)} of {len(engine.ids)} clients are here ({', '.join(present)}); "
+            f"so far {engine.sent:,} bytes sent, {engine.received:,} received"
         )
+
+
+def federated_run(
+    engine: FlowerEngine,
+    experiment: Experiment,
+    folder: RunFolder,
+    federation: Federation,
+    watcher: Observer,
+    run: str,
+    incarnation: int,
+    fresh: bool,
+) -> Run:
+    """A run over the clients of a federation, ready to play from its start or from its last checkpoint."""
+    going = Run(experiment, folder, federation, Observers(watcher, Presence(engine, watcher.notice)), engine)
+    going.rounds.name, going.rounds.incarnation = run, incarnation
+    engine.largest = going.rounds.largest_reply
+    if not fresh:
+        going.checkpoints.restore()
+    return going
 
 
 def play(
     experiment: Experiment,
     courier: Courier,
     folder: RunFolder,
-    watcher: Watcher | None = None,
+    watcher: Observer | None = None,
     keys: Mapping[ClientId, str] | None = None,
 ) -> RunResult:
-    """Run a federation in a folder: from the start, or on from where an earlier server ended.
+    """Run a federation in a folder: from the start, or from where an earlier server ended.
 
-    With `keys` every client id belongs to one node key: the one named there, else the first it comes with.
+    `experiment` is one that `prepared` gave. With `keys` every client id belongs to one node key: the one named
+    there, else the first it comes with.
     """
-    watcher = watcher or Watcher()
-    experiment = prepared(experiment)
+    watcher = watcher or Observer()
     with folder.locked():
         fresh = not (folder / "config.yaml").exists()
         if not fresh:
@@ -96,16 +91,14 @@ def play(
             courier, _sites(experiment).sites, experiment.engine, fields, told, watcher.notice, register
         )
         federation = enrolled_federation(experiment, engine.gather())
-        chosen_modes(experiment, federation.method.modes)
+        check_modes(experiment.evaluate, federation.method)
         if federation.method.open_option(federation.population) is not None:
             raise ConfigError(
                 "an option left open (auto) is chosen by trial runs; choose it before a federation"
             )
         if fresh:
             write_start(folder, experiment, federation)
-        return FederatedRun.over(
-            engine, experiment, folder, federation, watcher, run, incarnation, fresh
-        ).play()
+        return federated_run(engine, experiment, folder, federation, watcher, run, incarnation, fresh).play()
 
 
 def prepared(experiment: Experiment) -> Experiment:
@@ -119,7 +112,7 @@ def prepared(experiment: Experiment) -> Experiment:
 
 
 def open_folder(path: Path) -> RunFolder:
-    """The run folder, made if it is not there."""
+    """The run folder, made if it does not exist."""
     return RunFolder(path) if path.is_dir() else RunFolder.create(path, exact=True)
 
 
@@ -134,7 +127,7 @@ def _check_same(folder: RunFolder, experiment: Experiment) -> None:
 
 
 def begin(folder: RunFolder) -> tuple[str, int]:
-    """The name of the run among all others, and how often it was started, this time included."""
+    """A name for the run that no other has, and how often it was started, this time included."""
     about: dict[str, Any] = {"run": secrets.token_hex(8), "starts": 0}
     if (folder / FILE).exists():
         about = read_json(folder / FILE)
@@ -144,7 +137,7 @@ def begin(folder: RunFolder) -> tuple[str, int]:
 
 
 def key_register(folder: RunFolder, given: Mapping[ClientId, str]) -> KeyRegister:
-    """The register of a run's keys, kept beside its name; a key that is given by hand counts before a kept one."""
+    """The register of a run's node keys, kept in its folder; a key given by hand replaces a kept one."""
 
     def keep(keys: Mapping[ClientId, str]) -> None:
         write_json(folder / FILE, read_json(folder / FILE) | {"keys": dict(keys)})

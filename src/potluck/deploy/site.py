@@ -42,7 +42,8 @@ from potluck.errors import (
     RunError,
     StepFailed,
 )
-from potluck.experiment.schema import Experiment, Sites
+from potluck.experiment.blocks import Sites
+from potluck.experiment.schema import Experiment
 from potluck.federation.federation import FactsFromData, Federation, assemble, check_public, public_views
 from potluck.federation.groups import GroupData
 from potluck.federation.private_models import PrivateModels
@@ -50,6 +51,7 @@ from potluck.files import read_json, write_json, write_whole
 from potluck.methods.registry import find_method
 from potluck.models import ModelPool
 from potluck.models.build import Entry
+from potluck.plugins import load_function
 from potluck.version import __version__
 
 SENT = (
@@ -276,11 +278,13 @@ class Site(Orders):
         return federation.prepared()
 
 
+def model_entry(name: str) -> Entry:
+    """A model by its registered name, or the function `file.py:build`."""
+    return load_function(name) if ":" in name else name
+
+
 def rehearsal_federation(experiment: Experiment, client: ClientId, model: str, data: str) -> Federation:
     """The federation of a site that joins nobody yet; its secret is one for this once."""
-    from potluck.deploy.flower.worker import model_entry
-    from potluck.plugins import load_function
-
     with tempfile.TemporaryDirectory(prefix="potluck-") as home:
         site = Site(client, model_entry(model), load_function(data), Path(home))
         return site.federation(welcome(experiment, REHEARSAL)["experiment"], REHEARSAL)

@@ -1,4 +1,4 @@
-"""What a site's own loader gives, as data and a split."""
+"""Turns what a site's `--data` function returns into a data set, a split and public samples."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ from potluck.core.card import ClientId
 from potluck.core.dataset import Dataset
 from potluck.data import Split, from_arrays
 from potluck.data.split import PARTS, ClientSplit
-from potluck.errors import (
-    ConfigError,
-    DataError,
-)
-from potluck.experiment.schema import Experiment
+from potluck.errors import ConfigError, DataError
+from potluck.experiment.settings import ExperimentSettings
 
 SPLIT_KEYS = ("train", "validation", "test")
 
 
 def site_data(value: Any, client: ClientId, classes: int | None) -> tuple[Dataset, Split]:
-    """What a site's `load` gave, as a data set and its parts.
+    """A site's data set and its split, from what its `load` function returned.
 
-    A mapping with `train`, and perhaps `validation`, `test`, `mean`, `std` and `public`; or the training part
-    alone. A part is a pair of arrays (x, y), or a map-style data set of such pairs. In the place of `train` and
-    `test` may stand `data`, a `Dataset` of any task with both.
+    `value` is a mapping with `train`, and perhaps `validation`, `test`, `mean`, `std` and `public`; or the training
+    part alone. A part is a pair of arrays (x, y) or a map-style data set of such pairs. `data`, a `Dataset` of any
+    task, may be given instead of `train` and `test`.
     """
     given = (
         value if isinstance(value, Mapping) else {"data" if isinstance(value, Dataset) else "train": value}
@@ -48,13 +45,13 @@ def site_data(value: Any, client: ClientId, classes: int | None) -> tuple[Datase
 
 
 def _whole(data: Dataset, client: ClientId) -> tuple[Dataset, Split]:
-    """A data set as it is: its own test part, and the others to train on."""
+    """A data set with its own test part; all other rows are training rows."""
     rows, nothing = np.arange(len(data.y)), np.arange(0)
     return data, Split.of([ClientSplit(client, rows[: data.train_rows], nothing, rows[data.train_rows :])])
 
 
-def site_public(value: Any, experiment: Experiment, client: ClientId) -> Dataset:
-    """A site's own copy of the public samples: `public` in what its `load` gave, a `Dataset` or an array."""
+def site_public(value: Any, experiment: ExperimentSettings, client: ClientId) -> Dataset:
+    """A site's copy of the public samples: `public` in what its `load` returned, a `Dataset` or an array."""
     given = value.get("public") if isinstance(value, Mapping) else None
     if isinstance(given, Dataset):
         return given
@@ -76,7 +73,7 @@ def _arrays(part: Any, client: ClientId, key: str) -> tuple[np.ndarray, np.ndarr
             x, y = zip(*(part[row] for row in range(len(part))), strict=True)
             x, y = np.stack([np.asarray(one) for one in x]), np.asarray([int(one) for one in y])
         return np.asarray(x), np.asarray(y)
-    except Exception as error:  # a site's data may raise anything
+    except Exception as error:  # the site's own code may raise anything
         raise DataError(
             f"client {client}: its {key} data cannot be read ({type(error).__name__}: {error}); give a pair of "
             "arrays (x, y), or a map-style data set of such pairs"

@@ -1,4 +1,4 @@
-"""Keys for a federation to try things out with: an authority, a server certificate, a key for every client.
+"""Keys for trying out a federation: an authority, a server certificate and a key for every client.
 
 The formats are those `flower-superlink` and `flower-supernode` take: certificates and the server's key in PEM, the
 clients' keys on the curve P-384 in OpenSSH's format, as `ssh-keygen -t ecdsa -b 384` makes them.
@@ -26,8 +26,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from potluck.errors import ConfigError
 
 CA, SERVER, CLIENTS = "ca", "server", "clients"  # ca.crt, server.crt, clients/NAME
-DAYS = 30  # how long the certificates hold
-EARLIER = datetime.timedelta(minutes=5)  # a certificate is valid from a little before now: clocks differ
+DAYS = 30  # validity of the certificates
+EARLIER = datetime.timedelta(minutes=5)  # certificates are valid from a little before now, as clocks differ
 CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]*[A-Za-z0-9_])?"
 HOST_NAME = re.compile(rf"(?:\*\.)?{_LABEL}(?:\.{_LABEL})*")
@@ -44,9 +44,9 @@ In production
 
 
 def make_keys(folder: Path, servers: Sequence[str], clients: Sequence[str], days: int = DAYS) -> list[Path]:
-    """Write everything into a folder and name the files; nothing is written where one of them exists.
+    """Write all keys into a folder and return the files; if one of them exists, nothing is written.
 
-    `servers` are the names and addresses under which the server is reached: the certificate holds for these alone.
+    The server's certificate is valid for the names and addresses in `servers` only.
     """
     _check(servers, clients, days)
     files = _make(servers, clients, days)
@@ -79,7 +79,7 @@ def _check(servers: Sequence[str], clients: Sequence[str], days: int) -> None:
 
 
 def _make(servers: Sequence[str], clients: Sequence[str], days: int) -> dict[str, bytes]:
-    """The content of every file, by name."""
+    """File name → content."""
     authority, server = (generate_private_key(SECP384R1()) for _ in range(2))
     root = _authority_certificate(authority, days)
     leaf = _server_certificate(server, servers, root, authority, days)
@@ -175,7 +175,7 @@ def _ssh(key: EllipticCurvePrivateKey, comment: str) -> tuple[bytes, bytes]:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """A file that did not exist; a private one is its owner's alone from its first moment."""
+    """Create a new file with its final permissions, so that a private key is never readable by others."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(handle, "wb") as file:
         os.fchmod(handle, mode)

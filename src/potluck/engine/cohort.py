@@ -1,4 +1,4 @@
-"""The clients of one round, as the server's script sees them: `ask`, the wire contract, the ledger."""
+"""The clients of one round as the server's script sees them: it asks, the cohort checks and counts messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from potluck.errors import MessageError, RoundFailed
 
 
 def known_shapes(method: Method, server: Server, card: Card) -> Callable[[str], Shapes | None]:
-    """The tensors of a client's parts as the server knows them: from its card, else from its own state."""
+    """The shapes of a client's parts that the server knows: from the client's card, else from its own state."""
 
     def shapes(part: str) -> Shapes | None:
         known = method.expected(card, part)
@@ -33,7 +33,7 @@ def known_shapes(method: Method, server: Server, card: Card) -> Callable[[str], 
 
 
 class Cohort:
-    """The sampled clients. One that fails, is refused or stays away is out for the rest of the round."""
+    """The sampled clients. A client that fails, is refused or stays away is out for the rest of the round."""
 
     def __init__(
         self,
@@ -56,12 +56,12 @@ class Cohort:
 
     @property
     def ids(self) -> tuple[ClientId, ...]:
-        """Who is still in the round, in client order."""
+        """The clients still in the round, in client order."""
         return tuple(client for client in self.asked if client not in self.failures)
 
     @property
     def total(self) -> int:
-        """All enrolled clients, not only the sampled ones."""
+        """The number of all enrolled clients, not only the sampled ones."""
         return len(self.server.cards)
 
     @property
@@ -75,7 +75,11 @@ class Cohort:
         down: Down | None = None,
         only: Sequence[ClientId] | None = None,
     ) -> Replies:
-        """Have the clients do a step (or several in order, on one downlink) and wait for their replies."""
+        """Have clients do a step, or several in order on one downlink, and wait for their replies.
+
+        `down` is the downlink, one per client if it is a function; None sends the method's own. `only` addresses
+        some of the clients.
+        """
         steps = tuple(one.__name__ for one in (step if isinstance(step, Sequence) else [step]))
         addressed = [client for client in self.ids if only is None or client in only]
         self.exchange += 1
@@ -138,7 +142,7 @@ class Cohort:
         self.gate.check(message, contract, symbols, shapes, (f"client {client}", *what))
 
     def _sound(self, answers: Sequence[Answer], contract: Contract) -> dict[ClientId, bool]:
-        """Whose values are finite and within their ranges: reduced on the device, read back once."""
+        """Which clients sent values that are finite and in range: reduced on the device, read back once."""
         tensors: list[Tensor] = []
         numbers: list[Tensor] = []
         owners: list[list[ClientId]] = [[], []]
@@ -161,7 +165,7 @@ class Cohort:
         return sound
 
     def _unsound(self, answer: Answer, contract: Contract, who: str) -> str:
-        """One sentence about the value that is wrong."""
+        """One sentence that names the bad value of an answer."""
         name = answer.up.not_finite()
         if name is not None:
             return f"{who}: tensor {name!r} is not finite; {self.method.remedy}"

@@ -1,4 +1,4 @@
-"""The ledger: how many scalars and bytes crossed, per round, client, direction, name and purpose."""
+"""The ledger: how many scalars and bytes crossed between server and clients, message by message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from potluck.core.message import Message
 
 
 class Ledger:
-    """The lines of one round, until the round is accepted and they are written."""
+    """The lines of one round, kept until the round is accepted and logged."""
 
     def __init__(self, round_: int) -> None:
         self.round = round_
@@ -23,7 +23,7 @@ class Ledger:
         message: Message,
         published: int | None = None,
     ) -> None:
-        """Count one message; an empty one is no message. `published`: the scalars a paper counts for it."""
+        """Count one message, unless it is empty. `published` is the number of scalars the paper counts for it."""
         if not message:
             return
         line = {

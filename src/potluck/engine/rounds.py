@@ -1,4 +1,4 @@
-"""Rounds without files: cohort, script, settlement. A run adds logs and checkpoints to this."""
+"""One round: play the method's script, settle. A run adds logs and checkpoints to this."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from potluck.federation.federation import Federation
 
 
 class Rounds:
-    """The server at work: it plays rounds over an engine and remembers whose work it accepted last."""
+    """Plays rounds over an engine; remembers for each client the last round whose work was accepted."""
 
     def __init__(
         self, federation: Federation, engine: Engine, server: Server | None = None, name: str = ""
@@ -26,13 +26,13 @@ class Rounds:
         self.gate = Gate()
 
     def stamp(self, client: ClientId, round_: int, attempt: int, exchange: int = 0) -> Stamp:
-        """Where a request to a client belongs."""
+        """Which round, attempt and exchange a request belongs to."""
         return Stamp(
             self.name, round_, attempt, exchange, self.accepted.get(client, 0), incarnation=self.incarnation
         )
 
     def largest_reply(self, client: ClientId, steps: tuple[str, ...]) -> int | None:
-        """The most bytes a client can rightly send for these steps, None where the contract does not say."""
+        """The most bytes a client may send for these steps; None where the contract sets no limit."""
         method, card = self.federation.method, self.server.cards[client]
         return largest_size(
             method.sent_by(steps), method.symbols(card), known_shapes(method, self.server, card)
@@ -48,7 +48,10 @@ class Rounds:
         ledger: Ledger | None = None,
         before_settling: Callable[[Cohort], None] | None = None,
     ) -> Cohort:
-        """One attempt at a round. The clients that stayed to its end are accepted, the others undone."""
+        """One attempt at a round: the work of clients that stay to its end is accepted, that of the others undone.
+
+        `before_settling` is called after the method's script, while the clients are still as training left them.
+        """
         cohort = Cohort(
             self.engine,
             self.federation.method,

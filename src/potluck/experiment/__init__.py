@@ -1,4 +1,4 @@
-"""The validated configuration of a run."""
+"""Experiments: validated settings from a file or from Python, and what is built from them."""
 
 from potluck.experiment.schema import Experiment
 

@@ -1,4 +1,4 @@
-"""Experiment files, and overrides by dotted keys."""
+"""Reading experiment files, and overriding their values by dotted keys."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import yaml
 
 from potluck.errors import ConfigError
 
-Override = str | Mapping[str, Any]  # `key=value`, or values by their keys
+Override = str | Mapping[str, Any]  # `key=value`, or a mapping from keys to values
 
 
 class _Yaml(yaml.SafeLoader):
-    """YAML as people read it: only true and false are truth values, so that `evaluate.on` is a key."""
+    """YAML in which only true and false are booleans, so that `on` in `evaluate.on` stays text."""
 
 
 _Yaml.yaml_implicit_resolvers = {
@@ -29,7 +29,7 @@ _Yaml.add_implicit_resolver(
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file with a mapping in it, or one sentence with the line that is wrong."""
+    """Read the mapping in a YAML file; an error is one sentence with the line."""
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Yaml)
     except FileNotFoundError as error:
@@ -47,7 +47,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def apply_override(values: dict[str, Any], override: Override) -> None:
-    """Set one leaf: `training.rounds=5`, `models.0=cnn3`, `method.d1=50`; or several: `{"training.rounds": 5}`."""
+    """Set one value, `training.rounds=5`, `models.0=cnn3`, `method.d1=50`, or several, `{"training.rounds": 5}`."""
     if isinstance(override, Mapping):
         for key, value in override.items():
             _set(values, key, copy.deepcopy(value), f"{key}: {value}")
@@ -72,7 +72,7 @@ def _set(values: dict[str, Any], key: str, value: Any, override: str) -> None:
     elif leaf == "name" or not isinstance(place.get(leaf), dict) or not isinstance(value, str):
         place[leaf] = value
     elif key == "method" and place[leaf].get("name") != value:
-        place[leaf] = {"name": value}  # another method does not know the options of this one
+        place[leaf] = {"name": value}  # the options belong to the old method
     else:
         place[leaf] = place[leaf] | {"name": value}
 

@@ -1,4 +1,4 @@
-"""Averaging: one function for plain, group-wise, layer-wise and width-sliced means."""
+"""Weighted means of what clients sent: plain, by group, by layer, or of slices of different width."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def average(
 ) -> dict[str, Tensor]:
     """The weighted mean of every tensor of a group, over the clients that sent it, in client order.
 
-    A name that some clients lack is averaged over its holders; a name nobody sent does not appear, nor one
-    whose holders weigh nothing together.
+    A tensor that some clients lack is averaged over those that have it. One that nobody sent, or only clients of
+    weight 0, is left out.
     `index` says which entries of the full tensor a client's slice holds (client → name → one index or None
     per dimension); entries nobody held keep their value in `base`.
 
@@ -69,7 +69,7 @@ def _weights(replies: Replies, weights: Weights) -> dict[str, float]:
 
 
 def _common_mean(groups: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
-    """The mean of whole groups with the same names: all tensors of a client in one stroke."""
+    """The mean of groups with the same names; all tensors of a client in one call."""
     if not groups or not groups[0]:
         return {}
     total, names = sum(weights), list(groups[0])
@@ -88,7 +88,7 @@ def _mean(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 
 def _sliced_mean(base: Tensor, pieces: Sequence[tuple[Tensor, Index | None, float]]) -> Tensor:
-    """Per entry: the mean over the slices that hold it."""
+    """The mean of each entry over the slices that hold it."""
     total, count = torch.zeros_like(base), torch.zeros_like(base)
     for piece, index, weight in pieces:
         place = _place(index, base)
@@ -110,12 +110,12 @@ def _place(index: Index | None, base: Tensor) -> tuple[Tensor, ...]:
 
 
 def take_slice(tensor: Tensor, index: Index | None) -> Tensor:
-    """The entries an index map selects: what a client with a slice receives."""
+    """The entries an index selects: what a client with a slice receives."""
     return tensor[_place(index, tensor)].clone()
 
 
 def nested_index(full: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Index]:
-    """The index map of a client whose tensors are the first entries of the full ones along every dimension.
+    """The index of a client whose tensors are the first entries of the full ones along every dimension.
 
     >>> index = nested_index({"w": torch.arange(6.0).view(2, 3)}, {"w": (2, 2)})
     >>> take_slice(torch.arange(6.0).view(2, 3), index["w"])

@@ -1,4 +1,4 @@
-"""Class statistics: a vector and a count per class, gathered on clients and merged on the server."""
+"""Class means: a sum and a count per class, gathered on clients and merged on the server."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class ClassStats:
 
     @classmethod
     def into(cls, sums: Tensor, counts: Tensor) -> ClassStats:
-        """Gather into tensors of the declared state, from zero: a captured step writes to the same place."""
+        """Gather from zero into tensors of the declared state, where a captured step can write every time."""
         stats = cls(0, 0, sums.device)
         stats.sums, stats.counts = sums.zero_(), counts.zero_()
         return stats
 
     def add(self, vectors: Tensor, y: Tensor) -> None:
-        """Take in a batch."""
+        """Add a batch."""
         self.sums.index_add_(0, y, vectors.detach().to(self.sums.dtype))
         self.counts.index_add_(0, y, torch.ones_like(y, dtype=self.counts.dtype))
 
@@ -59,8 +59,8 @@ def merge_classes(
 ) -> tuple[Tensor, Tensor]:
     """The mean vector of each class over the clients that hold it, and which classes anyone holds.
 
-    `uniform` gives every holder one vote, `count` weighs a holder by its samples of the class. Where counts came
-    along, a client that counted nothing of a class is no holder of it.
+    `uniform` gives every holder one vote, `count` weighs a holder by its samples of the class. Where counts were
+    sent, a client that counted 0 samples of a class is no holder of it.
     """
     total: Tensor | None = None
     for client in replies:

@@ -1,4 +1,4 @@
-"""`fit` in pieces: a rate that falls along a cosine, and an end when what is watched no longer gets better."""
+"""Early stopping on a watched loss, with a learning rate that falls along a cosine."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def fit_patiently(
 ) -> int:
     """Train one part over a stream, `every` steps at a time; returns the number of steps done.
 
-    The learning rate of a piece is lr·(1 + cos(π·done/total))/2. `watch` gives a number after each piece, the
-    smaller the better: the best state is kept in the end, and after `patience` steps without a better one training
-    stops. One optimiser goes through all pieces. It reads values back, so it is for the server.
+    The learning rate of a piece is lr·(1 + cos(π·done/total))/2. `watch` gives a loss after each piece. Training
+    stops after `patience` steps without a smaller one, and the state with the smallest is restored. One optimiser
+    goes through all pieces. This reads values back from the device, so it is for the server only.
     """
     moments, place, best = Moments(), holder.fits, _Best(holder, part)
     done = 0
@@ -55,7 +55,7 @@ def fit_patiently(
 
 
 class _Best:
-    """The best state of a part so far, and after how many steps it was reached."""
+    """The best state of a part so far, and the number of steps it took."""
 
     def __init__(self, holder: Holder, part: str) -> None:
         self.part, self.value, self.at = holder[part], math.inf, 0

@@ -1,20 +1,18 @@
-"""What enters and leaves the body of a model, lent by clients to each other: batches, a pool of them, noise."""
+"""Clients lend each other what enters and leaves the body of their models: batches, a pool of them, noise."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
-from pydantic import PositiveInt, field_validator, model_validator
 from torch import Tensor
 
 from potluck.core.card import Card, ClientId
 from potluck.core.client import Client
 from potluck.core.contract import Contract, Shapes, state_of, tensor
 from potluck.core.message import Content, Message
-from potluck.core.method import MethodConfig
 from potluck.core.model import Model
 from potluck.core.population import Population
 from potluck.core.replies import Replies
@@ -24,19 +22,20 @@ from potluck.core.task import Batch, Task
 from potluck.core.trial import stem_shape
 from potluck.errors import ConfigError
 from potluck.kit.averaging import Weights, average
-from potluck.kit.shared_space import Kind, SharedSpace, channel_axis
+from potluck.kit.shared_space import SharedSpace, channel_axis
 from potluck.models import names
 from potluck.training.collect import collect
 
 NAMES = ("s_in", "s_out")  # before and after the body
+AS_THEY_ARE = SharedSpace("none", {})
 
 
 def blurred(features: Tensor, level: float, per: Literal["batch", "channel"] = "batch") -> Tensor:
-    """The features with Gaussian noise of `level` standard deviations, of the whole batch or of each channel.
+    """Add Gaussian noise of `level` standard deviations, of the whole batch or of each channel.
 
-    A channel that is the same everywhere (all are, in a single vector) has no deviation that could hide it: it gets
-    the noise of the whole batch. The numbers come from torch's default generator, the only one a captured step can
-    use: see `Client.drawing_privately`.
+    A channel with one value everywhere (as every channel of a single vector) has no deviation that could hide it;
+    it gets the noise of the whole batch. The noise comes from torch's default generator, the only one a captured
+    step can use; see `Client.drawing_privately`.
     """
     if not level:
         return features
@@ -49,45 +48,18 @@ def blurred(features: Tensor, level: float, per: Literal["batch", "channel"] = "
     return features + level * deviation * torch.randn_like(features)
 
 
-class ProjectOptions(MethodConfig):
-    """Maps to a shared space for features of different shapes; in no paper."""
-
-    project: Kind = "none"  # private is a control
-    project_in: tuple[PositiveInt, PositiveInt, PositiveInt] = (64, 8, 8)  # channels, height, width there
-    project_out: PositiveInt = 512  # width there
-    project_seed: int = 0  # everyone's; averaged maps start from it
-
-    @field_validator("project_in", mode="before")
-    @classmethod
-    def _three_numbers(cls, value: Any) -> Any:
-        if not isinstance(value, list | tuple) or len(value) != 3:
-            raise ValueError("give channels, height and width, such as [64, 8, 8]")
-        return value
-
-    @model_validator(mode="after")
-    def _there_is_a_space(self) -> Self:
-        self.refuse_idle("project_seed", needs="project", among=("fixed", "averaged"))
-        self.refuse_idle("project_in", "project_out", needs="project", among=("fixed", "averaged", "private"))
-        return self
-
-    def space(self) -> SharedSpace:
-        """What features look like on the wire."""
-        shapes = {"s_in": self.project_in, "s_out": (self.project_out, 1, 1)}
-        return SharedSpace(self.project, shapes, self.project_seed)
-
-
 @dataclass(frozen=True)
 class FeatureExchange:
-    """One batch of features up from every client, up to `batches` of other clients' down to it."""
+    """One batch of features up from every client, up to `batches` batches of other clients down to it."""
 
-    space: SharedSpace
     batch: int  # samples in a batch
-    batches: int  # a client is sent
-    pool: Literal["round", "all"]  # drawn from: what came in the last round, or each client's newest batch
+    batches: int = 1  # how many a client is sent
+    pool: Literal["round", "all"] = "round"  # drawn from the last round's, or from each client's newest batch
+    space: SharedSpace = AS_THEY_ARE
 
     @property
     def averages_maps(self) -> bool:
-        """Whether the maps to the shared space are trained, and cross."""
+        """Whether the maps to the shared space are trained and sent."""
         return self.space.kind == "averaged"
 
     def check(self, population: Population) -> None:
@@ -114,7 +86,7 @@ class FeatureExchange:
                 )
 
     def _find_batches(self, population: Population) -> None:
-        """So many batches of others must be there for somebody at some time; one need not."""
+        """Refuse `batches` above one that no client could ever be sent."""
         name, others, cohort = population.method_name, len(population.trainers) - 1, population.cohort_size
         if self.batches > max(others, 1):
             raise ConfigError(
@@ -132,7 +104,7 @@ class FeatureExchange:
         return self._wire(str(self.batch), "a batch of the client's own", optional=False)
 
     def received(self) -> Contract:
-        """What a client receives: nothing in the first round."""
+        """What a client receives; nothing in the first round."""
         most = self.batch * self.batches
         rows = f"r<={most}" if self.batches > 1 else str(most)
         return self._wire(rows, "from the second round on, other clients'", optional=True)
@@ -187,9 +159,9 @@ class FeatureExchange:
         return content
 
     def take(self, client: Client, down: Message) -> Stream | None:
-        """What others sent; batches that are fewer than asked for come up again.
+        """The features others sent, as a stream; where fewer batches came than asked for, they repeat.
 
-        It is in the client's own shapes, or as it crossed where the maps learn: `seen` takes it through them.
+        They are in the client's own shapes, or as they crossed where the maps are trained: `seen` maps them then.
         """
         if self.averages_maps:
             client["maps"].load(down.group("maps"))
@@ -216,8 +188,8 @@ class FeatureExchange:
     def give(self, client: Client, features: Callable[[Tensor], dict[str, Tensor]]) -> Content:
         """The features of a random batch in evaluation mode.
 
-        A client with fewer samples repeats what it made of them, noise and all: noise of its own for every copy
-        would be gone from their mean.
+        A client with fewer samples repeats its features, noise included: with fresh noise for every copy their mean
+        would have hardly any.
         """
         [rows, *_] = client.batches(epochs=1, batch_size=self.batch).order
         [found] = collect(client, lambda batch: features(batch.x), batch_size=len(rows), rows=rows)

@@ -33,11 +33,12 @@ def _is_weight(value: Any) -> bool:
 
 
 Weight = Annotated[float | str | Rule, BeforeValidator(_read)]
-"""A number, or a function (in a file: `module:function`) of the mean of each weighted loss term as last reported.
+"""A number, or a function (in a file: `module:function`) of the client's last report.
 
-The terms are tensors on the client's device, weights included, and 0 before the first report: a weight that follows
-its own term alone stays 0. The function returns one number (or a tensor with one) and reads nothing back:
-`lambda report: report["large"] / (report["small"] + 1)`. What it gives below 0 counts as 0.
+The report has the mean of each loss term, weight included, as tensors on the client's device. It is 0 before the
+first round, so that a weight which is proportional to its own term stays 0. The function returns one number (or a
+tensor with one) and must not read values back from the device: `lambda report: report["large"] / (report["small"] +
+1)`. A negative result counts as 0.
 """
 
 
@@ -63,7 +64,7 @@ def _weight(value: Any, term: str) -> Tensor:
 
 
 def try_rules(weights: Mapping[str, float | str | Rule], report: Mapping[str, Tensor], key: str) -> None:
-    """Refuse functions that give no weight for this first report or for losses of 1, and weights that are all 0."""
+    """Refuse functions that fail or give no weight for the first report or for losses of 1, and weights all 0."""
     found, first = rules(weights), dict[str, Any](weights)
     for term, rule in found.items():
         _tried(rule, {name: torch.ones_like(value) for name, value in report.items()}, f"{key}_{term}")

@@ -1,7 +1,7 @@
-"""What models say of public samples: scores or representations by public row, on a client or on the server.
+"""What models say about public samples: scores or representations by row, on a client or on the server.
 
-Public samples are named by their row in `Public`, which is the same on every side. A sample that a side has not got
-in its modality is never learned from; where a message has a place for it, that place holds zeros.
+A public sample is named by its row in `Public`, which is the same on every side. A side never learns from a sample
+that it lacks in its modality; where a message has a place for the sample, the place holds zeros.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from potluck.core.replies import Replies
 from potluck.core.settings import LastBatch
 from potluck.core.state import Holder
 from potluck.core.streams import Stream, several_each, shuffled_batches
-from potluck.core.task import Batch
+from potluck.core.task import Batch, Task
 from potluck.errors import ConfigError
 from potluck.training.collect import collect
 from potluck.training.modes import still_statistics
@@ -33,13 +33,13 @@ from potluck.training.plan import rows_on
 
 
 class OnPublicData(Method):
-    """A method whose clients meet on public data; `P` in its shape formulas is the number of public samples."""
+    """The base of methods whose clients meet on public data; `P` in shape formulas is the number of samples."""
 
     needs_public_data = True
     public_size: int
 
-    def check(self, population: Population) -> None:
-        """There must be public data."""
+    def setup(self, population: Population) -> None:
+        """Count the public samples."""
         self.public_size = len(public_of(population))
 
     def symbols(self, card: Card) -> dict[str, int]:
@@ -48,28 +48,36 @@ class OnPublicData(Method):
 
 
 def public_of(population: Population) -> Public:
-    """The public data of a population, or a sentence."""
+    """The public data of a population; refuses a population without any."""
     public = population.public()
     if public is None:
         raise ConfigError(f"{population.method_name} needs public data, and there is none here")
     return public
 
 
-def readable(population: Population) -> dict[ClientId, np.ndarray]:
-    """Which public samples each client has, on the host: what a step may ask without waiting for the device."""
+def public_samples(population: Population, asked: int | None, usual: int) -> int:
+    """How many public samples to take: as asked; by default the usual number, or all if there are fewer."""
+    return min(usual, len(public_of(population))) if asked is None else asked
+
+
+def require_public_samples(population: Population, option: str, asked: int | None) -> None:
+    """Refuse an option that asks for more public samples than there are."""
+    if asked is not None:
+        public_of(population).check_batch(asked, f"method.{option}")
+
+
+def available_samples(population: Population) -> dict[ClientId, np.ndarray]:
+    """Which public samples each client has; on the host, so a step can ask without waiting for the device."""
     masks = {
         id(view): view.mask.cpu().numpy() for view in map(population.public, population.first_clients) if view
     }
     return {client: masks[id(population.public(client))] for client in population.ids}
 
 
-def within(population: Population, option: str, value: int | None, usual: int) -> int:
-    """How many public samples an option asks for; None is the usual number, or all where there are fewer."""
-    public = public_of(population)
-    if value is None:
-        return min(usual, len(public))
-    public.check_batch(value, f"method.{option}")
-    return value
+def modality(task: Task) -> str:
+    """What a client with this task sees of a public sample: an image, a text, a pair of both, or a vector."""
+    kinds = {"text-classification": "text", "retrieval": "pair"}
+    return kinds.get(task.kind, "image" if len(task.input) == 3 else "vector")
 
 
 def drawn_rows(public: Public, round_: int, samples: int) -> np.ndarray:
@@ -80,31 +88,32 @@ def drawn_rows(public: Public, round_: int, samples: int) -> np.ndarray:
 def public_stream(
     holder: Holder, rows: np.ndarray, batch_size: int, epochs: int, purpose: str, last: LastBatch = "keep"
 ) -> Stream:
-    """Some public rows in batches, in an order of the holder's own; a single one left over is left out."""
+    """Batches of some public rows in the holder's own order; a last batch of one sample is left out."""
     order = shuffled_batches(rows, batch_size, epochs, last, holder.rng.child(purpose))
     return Stream(holder.public.source, several_each(order))
 
 
-def read_public(holder: Holder, function: Callable[[Batch], Tensor], rows: np.ndarray) -> Tensor:
-    """What a function says of public rows, in evaluation mode and without gradients."""
-    parts: list[Any] = collect(cast(Client, holder), function, rows=rows, source=holder.public.source)
-    return torch.cat(parts)
+def scores(holder: Holder, rows: np.ndarray | None = None, part: str = "model") -> Tensor:
+    """The logits of public rows, by default of all."""
+    return _read(holder, lambda batch: holder[part](batch.x).float(), rows)
 
 
-def scores(holder: Holder, rows: np.ndarray, part: str = "model") -> Tensor:
-    """The logits of public rows."""
-    return read_public(holder, lambda batch: holder[part](batch.x).float(), rows)
-
-
-def representations(holder: Holder, rows: np.ndarray, unit: bool = False, part: str = "model") -> Tensor:
-    """The representations of public rows, perhaps brought to length 1; zero where a sample is missing."""
+def representations(holder: Holder, rows: np.ndarray | None = None, unit: bool = False) -> Tensor:
+    """The representations of public rows, by default of all; of length 1 with `unit`; zero for a missing sample."""
 
     def read(batch: Batch) -> Tensor:
-        z = holder[part].features(batch.x).float()
+        z = holder["model"].features(batch.x).float()
         z = F.normalize(z, dim=1) if unit else z
         return z * holder.public.mask[batch.id].unsqueeze(1)
 
-    return read_public(holder, read, rows)
+    return _read(holder, read, rows)
+
+
+def _read(holder: Holder, function: Callable[[Batch], Tensor], rows: np.ndarray | None) -> Tensor:
+    """The function of public rows, in evaluation mode and without gradients."""
+    rows = np.arange(len(holder.public)) if rows is None else rows
+    parts: list[Any] = collect(cast(Client, holder), function, rows=rows, source=holder.public.source)
+    return torch.cat(parts)
 
 
 def foreign_features(holder: Holder, batch: Batch) -> Tensor:
@@ -121,18 +130,12 @@ def rows_of(batch: Batch) -> Tensor:
 
 
 def by_row(holder: Holder, rows: np.ndarray, values: Tensor) -> Tensor:
-    """Values of some public rows in a table of all: `table[batch.id]` finds them; the others are zero."""
+    """A table of all public rows, read as `table[batch.id]`, from the values of some; the others are zero."""
     table = values.new_zeros(len(holder.public), *values.shape[1:])
     return table.index_copy_(0, rows_on(rows, holder.device), values)
 
 
-def mean_where(values: Tensor, weight: Tensor) -> Tensor:
-    """The mean of one value per sample over the samples that count; zero, also its gradient, where none does."""
-    weight = weight.to(values.dtype)
-    return (values * weight).sum() / weight.sum().clamp_min(1e-12)
-
-
 def plain_mean(replies: Replies, name: str) -> Tensor:
-    """The unweighted mean over the clients of one tensor each sent."""
+    """The unweighted mean over the clients of one tensor that each sent."""
     total: Tensor = functools.reduce(operator.add, (message[name] for message in replies.values()))
     return total / len(replies)

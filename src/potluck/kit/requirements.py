@@ -1,4 +1,4 @@
-"""What methods ask of the clients' models, each refused in one sentence that names the client."""
+"""Requirements of methods on the clients' models: each is refused in one sentence that names the client."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from potluck.errors import ConfigError
 
 
 def named(population: Population, client: ClientId) -> str:
-    """A client and its model, for a sentence."""
+    """A client and its model, for a sentence: `client 3 (cnn1)`."""
     return f"client {client} ({population.label(client)})"
 
 
 def require_width(population: Population, client: ClientId, option: str, width: int, spare: int = 0) -> None:
-    """The client's representation must be at least this wide, with so many columns to spare."""
+    """The client's representation must be at least this wide, with `spare` columns left over."""
     own = population.width(client)
     if own < width + spare:
         raise ConfigError(
-            f"{population.method_name}: {option} is {width}, but {named(population, client)} has representation width "
-            f"{own}; set method.{option} to at most {own - spare}"
+            f"{population.method_name}: {option} is {width}, but {named(population, client)} has representation "
+            f"width {own}; set method.{option} to at most {own - spare}"
         )
 
 
 def require_apart(option: str, widths: Sequence[int], taken: Iterable[tuple[int, str]]) -> None:
-    """None of the widths may be one that is taken already; how is said with it."""
+    """None of the widths may be taken already; `taken` has widths and the words that say by what."""
     for width, how in taken:
         if width in widths:
             raise ConfigError(f"{option} has {width}, which {how}; leave it out")
@@ -37,43 +37,43 @@ def require_apart(option: str, widths: Sequence[int], taken: Iterable[tuple[int,
 def require_one_width(population: Population, reason: str) -> None:
     """All clients' representations must be equally wide."""
     first = population.ids[0]
+    width = population.width(first)
     for client in population.ids:
-        if population.width(client) != population.width(first):
+        if population.width(client) != width:
             raise ConfigError(
-                f"{population.method_name}: {reason} needs one representation width, but {named(population, client)} has "
-                f"{population.width(client)}, {named(population, first)} has {population.width(first)}; set models.rep_dim"
+                f"{population.method_name}: {reason} needs one representation width, but "
+                f"{named(population, client)} has {population.width(client)}, {named(population, first)} has "
+                f"{width}; set models.rep_dim"
             )
 
 
 def require_peers(population: Population, peers: int) -> None:
-    """Every client of a round must find so many others in it."""
+    """Every client of a round must find this many others in it."""
     clients, cohort = len(population.trainers), population.cohort_size
     asked = f"{population.method_name}: method.peers is {peers}"
     if peers > clients - 1:
         raise ConfigError(f"{asked}, but a client has {clients - 1} others; lower it")
     if peers > cohort - 1:
         raise ConfigError(
-            f"{asked}, but with training.participation "
-            f"{population.participation:g} a round has {cohort} of {clients} clients, {cohort - 1} others for each; "
-            "lower the first or raise the second"
+            f"{asked}, but with training.participation {population.participation:g} a round has {cohort} of "
+            f"{clients} clients, {cohort - 1} others for each; lower the first or raise the second"
         )
 
 
 def require_representation(population: Population) -> None:
     """Every model must have parameters before its head: a representation that can be trained."""
     for client in _one_per_architecture(population):
-        names = (
-            name for name, value in population.build_model(client).named_parameters() if value.requires_grad
-        )
-        if all(name.startswith("head.") for name in names):
+        parameters = population.build_model(client).named_parameters()
+        trained = (name for name, value in parameters if value.requires_grad)
+        if all(name.startswith("head.") for name in trained):
             raise ConfigError(
-                f"{population.method_name}: {named(population, client)} has no representation to train, nothing before its "
-                "head has parameters; give it a model with layers of its own"
+                f"{population.method_name}: {named(population, client)} has no representation to train, nothing "
+                "before its head has parameters; give it a model with layers of its own"
             )
 
 
 def require_linear_heads(population: Population, reason: str, *others: Model) -> None:
-    """The header of every client (and of other models) must be one linear layer with a bias on all features."""
+    """The header of every client, and of the other models, must be one linear layer with a bias on all features."""
     models = {
         named(population, client): population.build_model(client)
         for client in _one_per_architecture(population)

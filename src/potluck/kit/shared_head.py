@@ -1,4 +1,4 @@
-"""One classifier for all, trained on the server from what the clients send: FedRE, FedGH and FedAllRep share it."""
+"""The base of FedRE, FedGH and FedAllRep: one classifier for all, trained on the server on what clients send."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from potluck.core.settings import OptimizerSettings
 from potluck.core.streams import Source, Stream, shuffled_batches
 from potluck.core.task import Batch, Task
 from potluck.errors import ConfigError
+from potluck.kit.requirements import named
 from potluck.training.collect import collect
 from potluck.training.fit import fit
 
 
 class SharedHead(Method):
-    """The base: the head ω comes down, local training, an upload, and SGD on ω with what came up as constants.
+    """The head ω comes down, clients train and upload, and the server trains ω with SGD on the uploads.
 
     A method says what goes up (`up`, `upload`) and how the server reads it (`examples`). The server's first ω is
-    a fresh head of the form the first model of the pool has; every client's own is overwritten by it.
+    a fresh head like that of the first model of the pool; it overwrites every client's own.
     """
 
     models = "any, with heads of one form (models.rep_dim and models.adapter give one width)"
@@ -42,16 +43,21 @@ class SharedHead(Method):
     remedy = "lower training.optimizer.lr or method.server_lr, or set training.clip"
 
     class Config(MethodConfig):
-        """How the server trains the head; the values are those of FedRE's released code, but for the mean."""
+        """How the server trains the head; the defaults are those of FedRE's released code, except the mean."""
 
-        server_epochs: int = Field(default=1, ge=1)  # passes over a round's uploads
-        server_batch: int = Field(default=32, ge=1)  # uploads in one step
-        server_lr: float = Field(default=0.01, gt=0)  # plain SGD
-        server_loss: Literal["sum", "mean"] = "mean"  # over a batch; with a sum the step grows with the batch
-        unheld: Literal["refuse", "accept"] = "refuse"  # a class no client holds
+        server_epochs: int = Field(default=1, ge=1, description="the server's passes over a round's uploads")
+        server_batch: int = Field(default=32, ge=1, description="uploads in one step of the server")
+        server_lr: float = Field(default=0.01, gt=0, description="the server's learning rate, plain SGD")
+        server_loss: Literal["sum", "mean"] = Field(
+            default="mean",
+            description="the loss over a batch of uploads; with sum the step grows with the batch",
+        )
+        unheld: Literal["refuse", "accept"] = Field(
+            default="refuse", description="whether to run where some class is held by no client"
+        )
 
     def check(self, population: Population) -> None:
-        """One form of head, at least one sample per client, and an example of every class somewhere."""
+        """All heads have one form, every client has a sample, and every class is held by somebody."""
         first, *others = population.ids
         if not population.head(first):
             raise ConfigError(
@@ -60,9 +66,9 @@ class SharedHead(Method):
         for client in others:
             if population.head(client) != population.head(first):
                 raise ConfigError(
-                    f"{self.name}: the head of client {client} ({population.label(client)}) is "
-                    f"{_form(population.head(client))}, that of client {first} ({population.label(first)}) is "
-                    f"{_form(population.head(first))}; {_advice(population, first, client)}"
+                    f"{self.name}: the head of {named(population, client)} is {_form(population.head(client))}, "
+                    f"that of {named(population, first)} is {_form(population.head(first))}; "
+                    f"{_advice(population, first, client)}"
                 )
         for client in population.trainers:
             if not population.samples(client)["train"]:
@@ -79,9 +85,9 @@ class SharedHead(Method):
         if missing:
             name = population.class_names(population.ids[0])[missing[0]]
             raise ConfigError(
-                f"{self.name}: no client holds class {missing[0]} ({name}), so the "
-                f"server's head would only learn to avoid it ({len(missing)} of {population.task.classes} classes); "
-                "change the partition, or set method.unheld to accept"
+                f"{self.name}: no client holds class {missing[0]} ({name}), so the server's head would only learn "
+                f"to avoid it ({len(missing)} of {population.task.classes} classes); change the partition, or set "
+                "method.unheld to accept"
             )
 
     def server_state(self, task: Task) -> dict[str, Any]:
@@ -95,7 +101,7 @@ class SharedHead(Method):
         return {"head": server["head"].state()}
 
     def receive(self, client: Client, down: Message) -> None:
-        """Classify with the newest ω."""
+        """Install the newest ω."""
         client["model/head"].load(down.group("head"))
 
     def round(self, server: Server, clients: Clients) -> None:
@@ -114,11 +120,11 @@ class SharedHead(Method):
         raise NotImplementedError(f"{type(self).__name__} defines no upload")
 
     def examples(self, replies: Replies) -> tuple[Tensor, Tensor]:
-        """What the head is trained on: representations, and classes or weights over the classes."""
+        """What the server trains on: representations, and classes or weights over the classes."""
         raise NotImplementedError(f"{type(self).__name__} defines no examples")
 
     def train_head(self, server: Server, x: Tensor, y: Tensor) -> None:
-        """A few epochs of SGD on ω; the uploads, in an order of their own each epoch, are constants."""
+        """A few epochs of SGD on ω; the uploads are constants, shuffled anew each epoch."""
         config = self.config
         order = shuffled_batches(
             np.arange(len(x)), config.server_batch, config.server_epochs, "keep", server.rng.child("uploads")
@@ -140,6 +146,11 @@ def representations(client: Client) -> tuple[Tensor, Tensor]:
     """The representation and the class of every training sample, in evaluation mode and without gradients."""
     parts = collect(client, lambda batch: (client["model"].features(batch.x).float(), batch.y))
     return torch.cat([z for z, _ in parts]), torch.cat([y for _, y in parts])
+
+
+def joined(replies: Replies, name: str) -> Tensor:
+    """One tensor of every reply, row below row."""
+    return torch.cat([message[name] for message in replies.values()])
 
 
 def _advice(population: Population, first: ClientId, client: ClientId) -> str:

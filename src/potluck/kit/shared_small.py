@@ -1,4 +1,4 @@
-"""The ground of methods in which one small shared model works beside each private one."""
+"""The base of methods in which one small shared model works beside each private one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
+from pydantic import Field
 
 from potluck.core.card import Card, ClientId
 from potluck.core.client import Client
@@ -27,10 +28,10 @@ from potluck.models import build
 
 
 class SharedSmall(Method):
-    """Sends the small model θ around and averages it; a subclass has the client's `train` step, which returns θ_k.
+    """Sends the small model θ around and averages it; a subclass writes the step `train`, which returns θ_k.
 
     A client with a smaller d1 than others holds the first d1 columns of the small representation, and every entry
-    of θ is averaged over those who hold it.
+    of θ is averaged over the clients that hold it.
     """
 
     down = {"small": state_of("small", "the small model's averaged parameters")}
@@ -39,26 +40,41 @@ class SharedSmall(Method):
     class Config(MethodConfig):
         """The shared model and its average."""
 
-        small: Any = None  # the shared architecture; default: the one of the pool with fewest parameters
-        d1: Width = 100  # width of its representation: for all, dealt out in turn, per client, or auto
-        tune: TuneSettings = TuneSettings()  # how `d1: auto` is chosen
-        weights: Literal["samples", "uniform"] = "samples"
+        small: Any = Field(
+            default=None,
+            description="the shared architecture; default: the one of the pool with the fewest parameters",
+        )
+        d1: Width = Field(
+            default=100,
+            description="width of its representation: one for all, dealt out in turn, one per client, or auto",
+        )
+        tune: TuneSettings = Field(default=TuneSettings(), description="how `d1: auto` is chosen")
+        weights: Literal["samples", "uniform"] = Field(
+            default="samples",
+            description="what the average weighs a client by: its training samples, or all alike",
+        )
+
+    def setup(self, population: Population) -> None:
+        """Find d2, the smallest width of all clients, and cut θ into one slice per d1."""
+        self.d2 = min(map(population.width, population.ids))
+        d1 = self.config.tune.values(self.d2)[-1] if self.config.d1 == "auto" else self.config.d1
+        widths = per_client(d1, population.ids, "method.d1")
+        self.slices = Nested(widths, lambda d1: self.build_small(population.task, d1), self.config.buffers)
 
     def check(self, population: Population) -> None:
-        """Every d1 must fit into its client's representation; the small model must be known."""
-        self.d2 = min(map(population.width, population.ids))  # the smallest of all clients
-        widths = per_client(self._d1(population), population.ids, "method.d1")
+        """Every d1 must fit into its client's representation, and the small model must have nested slices."""
+        if self.config.d1 == "auto":
+            require_validation(population, "method.d1")
         option = "tune.candidates" if self.config.d1 == "auto" else "d1"
+        widths = self.slices.widths
         for client in population.ids:
             require_width(population, client, option, widths[client])
-        self.slices = Nested(
-            widths, lambda d1: self.build_small(population.task, d1), self.config.buffers, "method.small"
-        )
+        self.slices.check("method.small")
         for client in {d1: client for client, d1 in widths.items() if d1 < self.slices.widest}.values():
             self._check_slice(population.task, client)
 
     def _check_slice(self, task: Task, client: ClientId) -> None:
-        """A client's slice of the small model must see what the whole sees in its first columns."""
+        """A client's slice of the small model must give the first columns of what the whole gives."""
         whole, slice_ = self.build_small(task), self.build_small(task, self.slices.widths[client])
         Part(slice_).load(self.slices.cut(Part(whole, self.config.buffers).wire(), client))
         x = sample_batch(task, whole)
@@ -70,21 +86,14 @@ class SharedSmall(Method):
                 f"{expected.shape[1]}; choose a model whose last layer before the head is linear, or one d1 for all"
             )
 
-    def _d1(self, population: Population) -> Any:
-        """As it is given; for `auto` the largest that will be tried."""
-        if self.config.d1 != "auto":
-            return self.config.d1
-        require_validation(population, "method.d1")
-        return self.config.tune.values(self.d2)[-1]
-
     def d1_values(self) -> list[tuple[int, str]]:
-        """Every d1 there may be, and how it comes about."""
+        """Every d1 a client may have, and the words that say why."""
         if self.config.d1 == "auto":
             return [(d1, "auto tries as d1") for d1 in self.config.tune.values(self.d2)]
         return [(d1, f"is d1 of client {client} already") for client, d1 in self.slices.widths.items()]
 
     def open_option(self, population: Population) -> OpenOption | None:
-        """`d1: auto`."""
+        """`d1: auto` is chosen by pilot runs."""
         tune = self.config.tune
         return OpenOption("d1", tune.values(self.d2), tune) if self.config.d1 == "auto" else None
 
@@ -106,7 +115,7 @@ class SharedSmall(Method):
         return {"small": self.build_small(task)}
 
     def client_options(self, client: ClientId) -> dict[str, Any]:
-        """Clients may differ in d1."""
+        """The client's d1: clients of one architecture may differ in it."""
         return {"d1": self.slices.widths[client]}
 
     def expected(self, card: Card, part: str) -> Shapes | None:
@@ -118,7 +127,7 @@ class SharedSmall(Method):
         return {"small": self.slices.cut(server["small"].state(), client)}
 
     def receive(self, client: Client, down: Message) -> None:
-        """Work with the newest θ."""
+        """Install the newest θ."""
         client["small"].load(down.group("small"))
 
     def round(self, server: Server, clients: Clients) -> None:

@@ -1,6 +1,6 @@
-"""A shared space for features of different shapes: channels through a matrix, places onto a common grid.
+"""A shared space for features of different shapes: a matrix maps channels, a common grid takes the places.
 
-The channels of a sample are the first axis of (channels, height, width) and of (channels), and the last of
+The channels of a sample are the first axis of (channels, height, width) and of (channels,), and the last axis of
 (tokens, width), where the tokens are places in a row.
 """
 
@@ -29,14 +29,15 @@ Grid = tuple[int, int]
 class SharedSpace:
     """What features look like on the wire, one row a sample; `shapes` is (channels, height, width) by name.
 
-    `none`: as they are, flattened. Else a matrix A with a row per shared and a column per own channel takes them
-    there, its transpose takes them back, and places are averaged, or repeated, onto the other grid (tokens along
-    its rows). Matrices come from a seed that all know (`fixed`, and `averaged`, where they are then trained and
-    averaged among clients with as many channels) or that only the client knows (`private`: no common space).
+    `none`: features cross as they are, flattened. Otherwise a matrix A, with a row per shared and a column per own
+    channel, maps them there and its transpose maps them back; places are averaged or repeated to fit the other grid
+    (tokens along its rows). The matrices come from a seed that all know (`fixed`; and `averaged`, where they are
+    then trained, and averaged among clients with as many channels) or that only the client knows (`private`, a
+    control: there is no common space).
 
-    Clients with no more channels than the space have the first columns of one orthogonal matrix: no channel is
-    lost, and what one sends as its n-th another receives as its n-th. With more channels than the space a part of
-    each is lost, and only those with as many channels have one matrix.
+    A client with no more channels than the space uses the first columns of one orthogonal matrix: no channel is
+    lost, and what one client sends as its n-th channel another receives as its n-th. With more channels than the
+    space a part of each is lost, and only clients with equally many channels share a matrix.
     """
 
     kind: Kind
@@ -57,7 +58,7 @@ class SharedSpace:
         return {_key(name, shape): (self.shapes[name][0], _channels(shape)) for name, shape in own.items()}
 
     def draw(self, own: Shapes, secret: Rng | None = None) -> dict[str, Tensor]:
-        """The matrices as they are drawn."""
+        """The matrices drawn from the seed, or from a client's secret."""
         root = secret if secret is not None and self.kind == "private" else Rng(self.seed)
         found = {}
         for key, (there, here) in self.matrices(own).items():
@@ -79,7 +80,7 @@ class SharedSpace:
         return {name: matrix.to(client.device, non_blocking=True) for name, matrix in drawn.items()}
 
     def there(self, features: Features, maps: Features) -> dict[str, Tensor]:
-        """A client's features as they cross."""
+        """A client's features in the form in which they cross."""
         if self.kind == "none":
             return {name: value.flatten(1) for name, value in features.items()}
         return {
@@ -88,7 +89,7 @@ class SharedSpace:
         }
 
     def back(self, rows: Features, maps: Features, own: Shapes) -> dict[str, Tensor]:
-        """What crossed, in a client's own shapes."""
+        """Features that crossed, in a client's own shapes."""
         if self.kind == "none":
             return {name: rows[name].reshape(-1, *shape) for name, shape in own.items()}
         return {
@@ -97,7 +98,7 @@ class SharedSpace:
         }
 
     def loss(self, features: Features, maps: Features) -> Tensor:
-        """What keeps trained matrices from losing anything: the mean of (s − AᵀA·s)², summed over the features."""
+        """The loss that keeps trained matrices from losing anything: mean (s − AᵀA·s)², summed over features."""
         gaps = []
         for name, value in features.items():
             matrix, constant = maps[_key(name, value.shape[1:])], _channels_first(value.detach())
@@ -108,7 +109,7 @@ class SharedSpace:
 
 @functools.lru_cache(maxsize=256)
 def semi_orthogonal(rng: Rng, rows: int, columns: int) -> Tensor:
-    """A matrix whose shorter side is orthonormal: there and back keeps as much as it can.
+    """A random matrix whose shorter side is orthonormal, so that mapping there and back keeps all it can.
 
     >>> matrix = semi_orthogonal(Rng(0), 5, 3)
     >>> torch.allclose(matrix.T @ matrix, torch.eye(3), atol=1e-6)
@@ -118,7 +119,7 @@ def semi_orthogonal(rng: Rng, rows: int, columns: int) -> Tensor:
 
 
 def channel_axis(batch: Tensor) -> int:
-    """Where the channels of a batch of features are."""
+    """The axis of a batch of features that holds the channels."""
     return 2 if batch.dim() == 3 else 1
 
 
@@ -147,9 +148,9 @@ def _moved(placed: Tensor, grid: Grid) -> Tensor:
 
 
 def _places(old: int, new: int, like: Tensor) -> Tensor:
-    """The matrix from a row of places to one of more, each repeated, or of fewer, each a mean of its own ones.
+    """The matrix from `old` places to `new`: more repeat each place, fewer average neighbours.
 
-    Over more places and back nothing is lost, over fewer only what differs within a mean.
+    Going to more places and back loses nothing; going to fewer loses what differs within an average.
     """
     few, many = sorted((old, new))
     numbers = torch.arange(many, device=like.device) * few // many

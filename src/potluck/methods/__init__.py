@@ -1,4 +1,4 @@
-"""One file per method; importing this package registers them all."""
+"""One file per method, ablations beside it; importing this package registers them all."""
 
 from potluck.methods.cofed import CoFED
 from potluck.methods.creamfl import CreamFL
@@ -8,8 +8,10 @@ from potluck.methods.feddf import FedDF
 from potluck.methods.fedgh import FedGH
 from potluck.methods.fedhenn import FedHeNN
 from potluck.methods.fedin import FedIN
+from potluck.methods.fedin_variants import FedINVariants
 from potluck.methods.fedmd import FedMD
 from potluck.methods.fedmrl import FedMRL
+from potluck.methods.fedmrl_variants import FedMRLVariants
 from potluck.methods.fedmuscle import FedMuscle
 from potluck.methods.fedproto import FedProto
 from potluck.methods.fedprox import FedProx
@@ -27,8 +29,10 @@ __all__ = [
     "FedGH",
     "FedHeNN",
     "FedIN",
+    "FedINVariants",
     "FedMD",
     "FedMRL",
+    "FedMRLVariants",
     "FedMuscle",
     "FedProto",
     "FedProx",

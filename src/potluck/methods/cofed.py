@@ -1,4 +1,24 @@
-"""CoFED (Cao et al., arXiv 2202.08603): clients vote on the classes of public samples and learn what is agreed."""
+"""CoFED (Cao et al., arXiv 2202.08603): clients vote on the classes of public samples and train on what is agreed.
+
+Co-training for any models and any label sets Y_k; classes are known by their names.
+
+    Up:     a vote per public sample, a global class or none, |P| scalars.
+    Down:   for each class the client holds, the samples agreed to be of it: Σ_c |P_c| row numbers, |Y_k| counts.
+    Client: 1. train locally; 2. vote for the likeliest class of x where p₍₁₎ − p₍₂₎ > `margin` and the client holds
+            that class.
+    Server: 3. list x under class c where votes for c / clients that hold c > `threshold`.
+    Client: 4. leave out samples listed under two or more of its classes; train on private ∪ listed samples with
+            cross-entropy, each sample of class c weighted by (smallest count)/(count of c), counted over both.
+
+The official (MATLAB) code says that one round is enough, and retrains from the local model. So does this, in
+every round. Deviations: the union is not shuffled as one set. A step takes a full private and a full public
+batch, the shorter stream starts over, and public samples without a class have no weight.
+
+INFERRED: Y_k are the classes with a training sample; holders are counted among the round's clients; a likeliest
+class that the client does not hold is no vote; batch norm does not remember the statistics of public batches; a
+client neither votes on samples it lacks nor learns from them. No adaptation is known for tasks other than one
+class per sample; they are refused.
+"""
 
 from __future__ import annotations
 
@@ -23,70 +43,74 @@ from potluck.errors import ConfigError
 from potluck.kit.public_knowledge import (
     OnPublicData,
     foreign_features,
+    public_samples,
     public_stream,
+    require_public_samples,
     rows_of,
     scores,
-    within,
 )
 from potluck.training.fit import fit
 from potluck.training.plan import rows_on
 
 
 class CoFED(OnPublicData):
-    """Co-training on public samples, for any models and any label sets Y_k; classes are known by their names.
-
-    Up: a vote per public sample, a global class or none, |P| scalars. Down: for each class the client holds, the
-    samples agreed to be of it: Σ_c |P_c| row numbers and |Y_k| counts. A round: 1. local training. 2. A client
-    votes for its likeliest class of x where p₍₁₎ − p₍₂₎ > `margin` and it holds that class. 3. The server lists x
-    under class c where votes for c / clients that hold c > `threshold`. 4. A client leaves out samples listed under
-    two or more of its classes and trains on private ∪ listed samples, every sample of class c weighted with
-    (smallest count)/(count of c), counted over both.
-
-    The official (MATLAB) code says that one round suffices, and retrains from the local model; so does this, in
-    every round. Deviations: the union is not shuffled as one set: a step takes a full private and a full public
-    batch, the shorter stream starts over, and public samples without a class have no weight. INFERRED: Y_k are the
-    classes with a training sample; owners are counted among the round's clients; a likeliest class the client does
-    not hold is no vote; batch norm does not remember the statistics of public batches; samples a client has not got
-    are neither voted on nor learned. For tasks that are not one class per sample no adaptation is known, and they
-    are refused.
-    """
+    """Vote on public samples, count the votes by class, and train on private and agreed samples together."""
 
     name = "cofed"
     citation = "Cao et al., arXiv 2202.08603"
     tasks = "any"
     models = "any"
     card_fields = ("classes_held",)
-    stays = ("data", "labels", "model", "scores")
+    stays = ("data", "labels", "model")
 
     class Config(MethodConfig):
-        """Options of CoFED; both 0.3 are those of the official code."""
+        """Options of CoFED."""
 
-        margin: float = Field(default=0.3, ge=0, lt=1)  # between the two likeliest classes of a vote
-        threshold: float = Field(default=0.3, ge=0, lt=1)  # share of a class's holders that must agree
-        weights: Literal["uniform", "samples"] = "uniform"  # of the votes
-        batch: int | None = Field(default=None, ge=1)  # public samples of a step; default: 32, or all; ours
+        margin: float = Field(
+            default=0.3,
+            ge=0,
+            lt=1,
+            description="least gap between the two largest probabilities for a vote; the official code's 0.3",
+        )
+        threshold: float = Field(
+            default=0.3,
+            ge=0,
+            lt=1,
+            description="share of a class's holders that must agree on a sample; the official code's 0.3",
+        )
+        weights: Literal["uniform", "samples"] = Field(
+            default="uniform",
+            description="of the votes: all alike, or by a client's number of training samples",
+        )
+        batch: int | None = Field(
+            default=None, ge=1, description="public samples in a step; by default 32, or all if fewer; ours"
+        )
+
+    def setup(self, population: Population) -> None:
+        """Give classes global numbers by name."""
+        super().setup(population)
+        self.batch = public_samples(population, self.config.batch, 32)
+        names = {client: population.class_names(client) for client in population.ids}
+        every = dict.fromkeys(name for client in population.first_clients for name in names[client])
+        self.numbers = {name: number for number, name in enumerate(every)}
+        self.labels = {client: [self.numbers[name] for name in own] for client, own in names.items()}
 
     def check(self, population: Population) -> None:
-        """One class per sample everywhere; classes get their global numbers by name."""
-        super().check(population)
-        self.batch = within(population, "batch", self.config.batch, 32)
+        """A batch must fit, and every task must have one class per sample."""
+        require_public_samples(population, "batch", self.config.batch)
         for client in population.first_clients:
             if not (task := population.task_of(client)).single_label:
                 raise ConfigError(
                     f"{self.name} learns from one class per sample; client {client} has {task}; use a method that "
                     "takes any task, such as local"
                 )
-        names = {client: population.class_names(client) for client in population.ids}
-        every = dict.fromkeys(name for client in population.first_clients for name in names[client])
-        self.numbers = {name: number for number, name in enumerate(every)}
-        self.labels = {client: [self.numbers[name] for name in own] for client, own in names.items()}
 
     def symbols(self, card: Card) -> dict[str, int]:
-        """G classes of all clients together."""
+        """G: the number of classes of all clients together."""
         return super().symbols(card) | {"G": len(self.numbers)}
 
     def round(self, server: Server, clients: Clients) -> None:
-        """Train and vote; count; train again with what was agreed."""
+        """Clients train and vote, the server counts, clients train again with what was agreed."""
         agreed = self.count(clients.ask(self.vote))
         clients.ask(self.learn, down=lambda client: self.listed(agreed, clients.cards[client]))
 
@@ -96,10 +120,10 @@ class CoFED(OnPublicData):
     def vote(self, client: Client) -> Content:
         """Local epochs, then votes where the model is sure."""
         fit(client, self.loss)
-        return {"votes": self.decide(client, scores(client, np.arange(len(client.public))))}
+        return {"votes": self.decide(client, scores(client))}
 
     def decide(self, client: Client, logits: Tensor) -> Tensor:
-        """The global number of the likeliest class where it is sure and held, else the number after the last."""
+        """The global number of the likeliest class where it is sure and held, else G for no vote."""
         likely = logits.softmax(1).topk(2, dim=1)
         best = likely.indices[:, 0]
         sure = likely.values[:, 0] - likely.values[:, 1] > self.config.margin
@@ -107,7 +131,7 @@ class CoFED(OnPublicData):
         return client.numbers(self.labels[client.id])[best].masked_fill(~allowed, len(self.numbers))
 
     def count(self, replies: Replies) -> Tensor:
-        """For every global class (row), which public samples enough of its holders voted for."""
+        """Classes × public samples: whether enough holders of a class voted for it."""
         votes = torch.stack([message["votes"] for message in replies.values()])
         weight = [
             float(replies.cards[client].samples) if self.config.weights == "samples" else 1.0
@@ -151,7 +175,7 @@ class CoFED(OnPublicData):
         )
 
     def union(self, client: Client) -> tuple[Stream, Stream]:
-        """Private and public samples in full batches: one on its own would count as much as a whole batch."""
+        """Private and public batches, all full: a single sample left over would count as much as a whole batch."""
         epochs, size = client.training.epochs, client.training.batch_size
         rows, rng = client.rows["train"], client.rng.child("union")
         private = Stream(client.source, shuffled_batches(rows, size, epochs, "wrap", rng), augment=True)
@@ -159,7 +183,7 @@ class CoFED(OnPublicData):
         return private, public_stream(client, everything, self.batch, epochs, "agreed", "wrap")
 
     def agreed_labels(self, client: Client, down: Message) -> tuple[Tensor, Tensor]:
-        """Every public sample's class, and whether it has one: not where it is listed twice or missing."""
+        """The class of every public sample, and 1 where it has one: where it is listed once and not missing."""
         held = client.numbers(client.classes_held)
         rows = down["rows"]
         labels = held.new_zeros(len(client.public))
@@ -170,7 +194,7 @@ class CoFED(OnPublicData):
         return labels, ((times == 1) & client.public.mask).float()
 
     def balance(self, client: Client, labels: Tensor, known: Tensor) -> Tensor:
-        """The weight of each class: one over its count, the largest being 1."""
+        """The weight of each class: 1/count, scaled so that the largest is 1."""
         own = client.source.y.index_select(0, rows_on(client.rows["train"], client.device))
         counts = torch.zeros(client.task.classes, device=client.device)
         counts.index_add_(0, own, torch.ones(len(own), device=client.device))
@@ -181,7 +205,7 @@ class CoFED(OnPublicData):
     def joint_loss(
         self, client: Client, batch: Batch, public: Batch, labels: Tensor, known: Tensor, balance: Tensor
     ) -> Tensor:
-        """Weighted cross-entropy over both batches as one."""
+        """Weighted cross-entropy over the private and the public batch as one."""
         y, there = labels[public.id], known[rows_of(public)]
         logits = client["model"](batch.x), client["model"].head(foreign_features(client, public))
         weights = balance[batch.y], balance[y] * there

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from potluck.core.client import Client
 from potluck.core.contract import numbers, tensor
 from potluck.core.message import Content
 from potluck.core.replies import Replies
-from potluck.kit.shared_head import SharedHead, representations
+from potluck.kit.shared_head import SharedHead, joined, representations
 
 
 class FedAllRep(SharedHead):
@@ -32,14 +31,10 @@ class FedAllRep(SharedHead):
     }
 
     def upload(self, client: Client) -> Content:
-        """Everything."""
+        """The representation and class of every training sample."""
         z, y = representations(client)
         return {"representations": z, "classes": y}
 
     def examples(self, replies: Replies) -> tuple[Tensor, Tensor]:
-        """Every pair."""
-        messages = list(replies.values())
-        return (
-            torch.cat([message["representations"] for message in messages]),
-            torch.cat([message["classes"] for message in messages]),
-        )
+        """Every pair that came."""
+        return joined(replies, "representations"), joined(replies, "classes")

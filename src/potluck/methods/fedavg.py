@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any, ClassVar, Literal
 
+from pydantic import Field
 from torch import Tensor
 
 from potluck.core.card import Card, ClientId
@@ -18,6 +19,7 @@ from potluck.core.server import Server
 from potluck.core.task import Task
 from potluck.errors import ConfigError
 from potluck.kit.averaging import Weights, average
+from potluck.kit.requirements import named
 from potluck.training.fit import Fit, fit
 
 
@@ -28,12 +30,12 @@ class FedAvg(Method):
 
     `share` says what is averaged with what, for clients whose models differ:
     - `all`: every client has the same model (the method as published);
-    - `groups`: clients with the same names and shapes form a group, and each group is a FedAvg of its own;
-    - `layers`: every tensor over the clients that have one of that name and shape ("HeteroAvg", the baseline
-      in InCo Aggregation, ICLR 2024). There the mean is unweighted: set `weights: uniform`.
+    - `groups`: clients whose tensors have the same names and shapes form a group with a FedAvg of its own;
+    - `layers`: every tensor is averaged over the clients that have one of its name and shape ("HeteroAvg", the
+      baseline in InCo Aggregation, ICLR 2024). There the mean is unweighted: set `weights: uniform`.
 
-    Clients must start from common weights. Where the server holds none for a tensor, the first client of the
-    cohort that has it is asked to bring its own before anyone trains (purpose `setup` in the ledger).
+    Clients must start from common weights. If the server holds none for a tensor, the first client of the cohort
+    that has it sends its own before anyone trains (purpose `setup` in the ledger).
     """
 
     name = "fedavg"
@@ -52,9 +54,12 @@ class FedAvg(Method):
     class Config(MethodConfig):
         """Options of FedAvg."""
 
-        share: Literal["all", "groups", "layers"] = "groups"
-        weights: Literal["samples", "uniform"] = (
-            "samples"  # n_k as published; uniform as in layer-wise papers
+        share: Literal["all", "groups", "layers"] = Field(
+            default="groups",
+            description="what is averaged with what: all models, those of one architecture, or layer by layer",
+        )
+        weights: Literal["samples", "uniform"] = Field(
+            default="samples", description="weights of the average: n_k as published, or all alike"
         )
 
     def check(self, population: Population) -> None:
@@ -65,8 +70,8 @@ class FedAvg(Method):
         for client in others:
             if population.names(client) != population.names(first):
                 raise ConfigError(
-                    f"{self.name}: client {client} ({population.label(client)}) has another model than client {first} "
-                    f"({population.label(first)}); set method.share to groups or layers"
+                    f"{self.name}: {named(population, client)} has another model than {named(population, first)}; "
+                    "set method.share to groups or layers"
                 )
 
     def server_state(self, task: Task) -> dict[str, Any]:
@@ -78,7 +83,7 @@ class FedAvg(Method):
         return {"model": self.share_of(server, "weights", server.cards[client])}
 
     def receive(self, client: Client, down: Message) -> None:
-        """Start from the averages."""
+        """Install the averages."""
         client["model"].load(down.group("model"))
 
     def round(self, server: Server, clients: Clients) -> None:
@@ -97,16 +102,16 @@ class FedAvg(Method):
         up={"model": state_of("model", "initial weights the server has not seen yet")}, purpose="setup"
     )
     def bring(self, client: Client) -> Content:
-        """Hand over the weights one starts with."""
+        """Send the initial weights."""
         return {"model": client["model"].state()}
 
     def fit(self, client: Client) -> Fit:
-        """Local training; subclasses add their terms here."""
+        """Local training; a subclass adds its terms here."""
         return fit(client, self.loss)
 
     def introduce(self, server: Server, clients: Clients) -> None:
-        """Fetch a starting point for the tensors of this cohort that the server does not know."""
-        while donors := self.donors(server, clients):  # again if one of them fails and is out
+        """Fetch initial values for the tensors of this cohort that the server does not hold."""
+        while donors := self.donors(server, clients):  # again if one of them failed
             replies = clients.ask(self.bring, only=donors)
             for client in sorted(replies, key=donors.index):
                 fresh = self.keyed(replies, client, "model")
@@ -114,7 +119,7 @@ class FedAvg(Method):
                 server["weights"].load({key: value for key, value in fresh.items() if key not in held})
 
     def donors(self, server: Server, clients: Clients) -> list[ClientId]:
-        """Who can bring the tensors of this cohort that the server does not know, the largest model first."""
+        """The clients that can send the tensors the server does not hold, the largest model first."""
         known = set(server["weights"].tensors())
         donors = []
         for client in sorted(clients.ids, key=lambda one: -len(clients.cards[one].names)):
@@ -125,7 +130,7 @@ class FedAvg(Method):
         return donors
 
     def mean(self, replies: Replies, group: str, weights: Weights) -> dict[str, Tensor]:
-        """The mean of a group of tensors under the server's keys."""
+        """The mean of a group of tensors, under the server's keys."""
         keyed = replies.map(lambda client, _: {group: self.keyed(replies, client, group)})
         return average(keyed, group, weights)
 
@@ -135,12 +140,12 @@ class FedAvg(Method):
         return {keys[name]: value for name, value in replies[client].group(group).items()}
 
     def share_of(self, server: Server, part: str, card: Card) -> dict[str, Tensor]:
-        """The server's tensors that this client has too, under the client's names."""
+        """The server's tensors that this client also has, under the client's names."""
         held = server[part].tensors()
         return {name: held[key].clone() for name, key in self.keys(card).items() if key in held}
 
     def keys(self, card: Card) -> dict[str, str]:
-        """Under which key the server keeps each of a client's tensors: equal keys are averaged together."""
+        """The server's key of each of a client's tensors; tensors with equal keys are averaged together."""
         names = card.names
         if self.config.share == "all":
             return {name: name for name in names}

@@ -1,4 +1,24 @@
-"""FedDF (Lin et al., NeurIPS 2020): the server distils all clients' models into one per architecture."""
+"""FedDF (Lin et al., NeurIPS 2020): the server distils all clients' models into one per architecture.
+
+    Up:     the weights, |θ_k| scalars.
+    Down:   the distilled weights of the client's architecture, |θ_k| scalars.
+    Client: the task's own loss.
+    Server: per architecture, start from the mean of its clients and minimise, over public x,
+            KL( σ(ō(x)/T) ‖ σ(o(x)/T) ), ō = mean of the logits of all clients of the round, without a factor T².
+
+Public data is on the server alone. It trains with Adam and a cosine over at most `steps` steps, looks at a
+validation set every `every` steps, keeps the best, and stops after `patience` steps without a better one.
+
+The released code has batch 128, 10⁴ steps, 100, 1,000 (its scripts; its default is 2,000) and T = 1. That the
+rate is 1e-3 is recalled and not confirmed. By default it averages the teachers' losses, in all published commands
+their logits: logits here. Deviations: the server has no labelled set to validate on, so a share of the public
+data is held back and the distillation loss on it is watched; `validation: 0` does neither. The cosine falls in
+stairs of `every` steps. Teachers below chance are not dropped.
+
+INFERRED: teachers are read once, in evaluation mode, which gives the same as reading them in every step; an
+architecture without a client in the round stays as it is; batch-norm statistics must travel with the weights, so
+`buffers` is `average`.
+"""
 
 from __future__ import annotations
 
@@ -21,27 +41,12 @@ from potluck.core.streams import Stream, several_each, shuffled_batches
 from potluck.core.task import Batch, Task
 from potluck.errors import ConfigError
 from potluck.kit.early_stopping import fit_patiently
-from potluck.kit.public_knowledge import drawn_rows, scores, within
+from potluck.kit.public_knowledge import drawn_rows, public_samples, require_public_samples, scores
 from potluck.methods.fedavg import FedAvg
 
 
 class FedDF(FedAvg):
-    """FedAvg within each architecture, then ensemble distillation on public data, all clients the teachers of all.
-
-    Up: the weights, |θ_k| scalars. Down: the distilled weights of the client's architecture, |θ_k| scalars. Public
-    data is on the server alone. Server, per architecture: start from the mean of its clients, and minimise KL(
-    σ(ō(x)/T) ‖ σ(o(x)/T) ) over public x, ō = mean of the logits of all clients of the round, without a factor T².
-    Adam with a cosine over at most `steps` steps; every `every` steps a look at a validation set, the best is kept,
-    and after `patience` steps without a better one it ends.
-
-    That the rate is 1e-3 is recalled and not confirmed; batch 128, 10⁴ steps, 100, 1,000 (the scripts; the code's
-    default is 2,000) and T = 1 are the released code's. Its default averages the teachers' losses, all its
-    published commands their logits: logits here. Deviations: the server has no labelled set to validate on; a share
-    of the public data is held back and the distillation loss on it is watched, `validation: 0` for neither. The
-    cosine goes down in stairs of `every` steps. Teachers below chance are not dropped. INFERRED: teachers are read
-    once, in evaluation mode, which gives the same as in every step; an architecture without a client in the round
-    stays as it is; batch norm statistics must travel with the weights, so `buffers` is `average`.
-    """
+    """FedAvg within each architecture, then distillation on public data: all clients teach every architecture."""
 
     name = "feddf"
     citation = "Lin et al., NeurIPS 2020"
@@ -59,24 +64,56 @@ class FedDF(FedAvg):
     class Config(FedAvg.Config):
         """Options of FedDF."""
 
-        share: Literal["groups"] = "groups"
-        buffers: Literal["average"] = "average"
-        steps: int = Field(default=10_000, ge=1)  # of distillation, per round and architecture, at most
-        every: int = Field(default=100, ge=1)  # steps between two looks at the validation share
-        patience: int = Field(default=1000, ge=1)  # steps without a better one
-        batch: int | None = Field(default=None, ge=1)  # default: 128, or all
-        lr: float = Field(default=1e-3, gt=0)  # Adam
-        temperature: float = Field(default=1.0, gt=0)  # T
-        validation: float = Field(default=0.1, ge=0, lt=1)  # share of the public data; ours
+        share: Literal["groups"] = Field(
+            default="groups", description="which tensors are averaged: those of one architecture"
+        )
+        buffers: Literal["average"] = Field(
+            default="average", description="batch-norm statistics are averaged with the weights; inferred"
+        )
+        steps: int = Field(
+            default=10_000,
+            ge=1,
+            description="most distillation steps per round and architecture; the released code's 10,000",
+        )
+        every: int = Field(
+            default=100,
+            ge=1,
+            description="steps between two looks at the validation share; the code's 100",
+        )
+        patience: int = Field(
+            default=1000,
+            ge=1,
+            description="steps without improvement before it stops; the scripts' 1,000",
+        )
+        batch: int | None = Field(
+            default=None,
+            ge=1,
+            description="public samples in a step; by default the released code's 128, or all if fewer",
+        )
+        lr: float = Field(
+            default=1e-3, gt=0, description="Adam's rate, before the cosine; recalled, not confirmed"
+        )
+        temperature: float = Field(default=1.0, gt=0, description="T of teachers and student; the code's 1")
+        validation: float = Field(
+            default=0.1,
+            ge=0,
+            lt=1,
+            description="share of the public data held back to decide when to stop; ours",
+        )
 
-    def check(self, population: Population) -> None:
-        """A batch must fit into the public data; who has which architecture."""
-        super().check(population)
-        self.batch = within(population, "batch", self.config.batch, 128)
+    def setup(self, population: Population) -> None:
+        """The size of a batch, and who has which architecture."""
+        super().setup(population)
+        self.batch = public_samples(population, self.config.batch, 128)
         self.architectures = {client: population.architecture(client) for client in population.ids}
 
+    def check(self, population: Population) -> None:
+        """A batch must fit into the public data."""
+        super().check(population)
+        require_public_samples(population, "batch", self.config.batch)
+
     def server_state(self, task: Task) -> dict[str, Any]:
-        """The weights by architecture, and a model of each to load them into."""
+        """The weights by architecture, and a model of each architecture to load them into."""
         if self.pool is None:
             raise ConfigError(f"{self.name}: the server needs to know the clients' architectures")
         models = {
@@ -85,7 +122,7 @@ class FedDF(FedAvg):
         return super().server_state(task) | models
 
     def model(self, architecture: str) -> str:
-        """The name of the server's model of an architecture."""
+        """The name of the server's model for an architecture."""
         assert self.pool is not None
         return f"model{self.pool.keys.index(architecture)}"
 
@@ -94,7 +131,7 @@ class FedDF(FedAvg):
         return {name: f"{self.architectures[card.client]}:{name}" for name in card.names}
 
     def round(self, server: Server, clients: Clients) -> None:
-        """Train everywhere, average within architectures, distil into each of them."""
+        """Train everywhere, average within architectures, distil into each."""
         self.introduce(server, clients)
         replies = clients.ask(self.train)
         teachers = self.teach(server, replies)
@@ -109,16 +146,15 @@ class FedDF(FedAvg):
 
     def teach(self, server: Server, replies: Replies) -> Tensor:
         """The mean logits of all public samples over the round's clients."""
-        everything = np.arange(len(server.public))
-        total = torch.zeros(len(everything), server.task.classes, device=server.device)
+        total = torch.zeros(len(server.public), server.task.classes, device=server.device)
         for client, message in replies.items():
             name = self.model(self.architectures[client])
             server[name].load(message.group("model"))
-            total += scores(server, everything, name)
+            total += scores(server, part=name)
         return total / len(replies)
 
     def distil(self, server: Server, name: str, teachers: Tensor) -> None:
-        """Bring one model towards the teachers."""
+        """Train one model towards the teachers' mean, with early stopping on the share held back."""
         config, public = self.config, server.public
         watched, rows = self.shares(server)
         epochs = -(-config.steps // max(1, len(rows) // self.batch))
@@ -146,7 +182,7 @@ class FedDF(FedAvg):
         )
 
     def shares(self, server: Server) -> tuple[np.ndarray, np.ndarray]:
-        """The public samples held back, the same in every round, and the others; only those that are there."""
+        """The rows held back, the same in every round, and the others; missing samples are in neither."""
         order = drawn_rows(server.public, 0, len(server.public))
         order = order[server.public.mask.cpu().numpy()[order]]
         held_back = int(self.config.validation * len(order))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from potluck.core.client import Client
@@ -10,23 +9,24 @@ from potluck.core.contract import numbers, tensor
 from potluck.core.message import Content
 from potluck.core.replies import Replies
 from potluck.kit.class_means import ClassStats
-from potluck.kit.shared_head import SharedHead, representations
+from potluck.kit.shared_head import SharedHead, joined, representations
 
 
 class FedGH(SharedHead):
     """The server trains one head on every client's class means ("prototypes"): CE(ω(P_k[c]), c).
 
-    Up: the mean representation of each class held, and which class it is: C_k·(d + 1) scalars. Down: the head.
+    Up: the mean representation of each class held, and which class it is: C_k·(d + 1) scalars; no counts, so that
+    the mean of a class with one sample looks like any other. Down: the head.
     Client: CE on the whole model, then one pass in evaluation mode over all its training data.
 
-    Deviations: the official script steps a client's optimiser in the server's loop, so that the head is not among
-    what is stepped; here, as in HtFLlib, it is trained. The script takes means of batch means; here they are means
+    Deviations: the official script steps a client's optimiser in the server's loop, so that the head is never
+    trained; here, as in HtFLlib, it is. The script takes means of batch means; here they are means
     over samples. HtFLlib's server takes the clients' batch size (`server_batch`), the script one pair at a time.
     """
 
     name = "fedgh"
     citation = "Yi et al., ACM MM 2023"
-    stays = ("data", "model", "single representations", "class counts")
+    stays = ("data", "model")
     up = {
         "prototypes": tensor("C_k<=C, d", "mean representation of each class held"),
         "classes": numbers("C_k", "which classes these are", below="C"),
@@ -44,8 +44,4 @@ class FedGH(SharedHead):
 
     def examples(self, replies: Replies) -> tuple[Tensor, Tensor]:
         """Every pair of a mean and its class, whatever the number of samples behind it."""
-        messages = list(replies.values())
-        return (
-            torch.cat([message["prototypes"] for message in messages]),
-            torch.cat([message["classes"] for message in messages]),
-        )
+        return joined(replies, "prototypes"), joined(replies, "classes")

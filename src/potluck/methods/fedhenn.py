@@ -1,4 +1,23 @@
-"""FedHeNN (Makhija et al., ICML 2022): clients agree on which public samples are alike, not on how they look."""
+"""FedHeNN (Makhija et al., ICML 2022): clients agree on which public samples are alike.
+
+R are public samples drawn for each round, A = f_k(R) a client's representations of them, and K_k = A·Aᵀ.
+
+    Up:     K_k of the next round's R, |R|² scalars, or A where that is smaller (`send`): min(|R|², |R|·d_k).
+    Down:   K̄, |R|² scalars.
+    Client: in every step CE + η_t·(1 − CKA(K̄, K_k)), K̄ a constant,
+            η_t = η₀·√t for t = 0, 1, …, so that the first round has no second term,
+            CKA(K, L) = ⟨HKH, HLH⟩ / √(⟨HKH, HKH⟩·⟨HLH, HLH⟩), H = I − 1·1ᵀ/|R|.
+    Server: K̄ = mean of K_k over the cohort, on the next round's R, with the models as this round left them.
+
+Deviations: the released scripts swap features and log-probabilities, so that CE acts on features and CKA on
+log-probabilities; not here. They train with SGD 0.01, momentum 0.5, weight decay 1e-4 on weights, batches of 10,
+10 epochs, a fifth of 50 clients over 100 rounds, and let every client train in the last round; `training` decides
+that here. Their R comes from the pool of training images; here it is public data.
+
+INFERRED: batch norm uses but does not remember the statistics of R; K_k is computed in evaluation mode; a sample
+that a client or K̄ lacks is left out of CKA, and K̄_ij is a mean over the clients that have i and j (A is zero
+where a sample is missing); a constant K has CKA 0 and no gradient.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +44,10 @@ from potluck.kit.public_knowledge import (
     by_row,
     drawn_rows,
     foreign_features,
+    public_samples,
     public_stream,
     representations,
-    within,
+    require_public_samples,
 )
 from potluck.kit.requirements import require_representation
 from potluck.training.fit import fit
@@ -36,57 +56,53 @@ TINY = 1e-12
 
 
 class FedHeNN(OnPublicData):
-    """A proximal term on kernels: representations may have any width, but must find the same samples alike.
-
-    R are public samples drawn anew for every round, A = f_k(R) and K_k = A·Aᵀ. Client: L = CE + η_t·(1 − CKA(K̄,
-    K_k)) in every step, with η_t = η₀·√t for t = 0, 1, …, so that the first round has no second term, and CKA(K, L)
-    = ⟨HKH, HLH⟩ / √(⟨HKH, HKH⟩·⟨HLH, HLH⟩), H = I − 1·1ᵀ/|R|. Server: K̄ = mean of K_k over the cohort, on the R of
-    the round to come, with the models as this round left them. Up: K_k, |R|² scalars, or A where that is less
-    (`send`): min(|R|², |R|·d_k). Down: K̄, |R|² scalars, a constant.
-
-    Deviations: the released scripts take features for log-probabilities and the other way round, so that CE acts on
-    features and CKA on log-probabilities; not here. They train with SGD 0.01, momentum 0.5, weight decay 1e-4 on
-    weights, batches of 10, 10 epochs, a fifth of 50 clients over 100 rounds, and let every client train in the last
-    round; that is for `training` to say. Their R comes from the pool of training images; here it is public data.
-    INFERRED: batch norm uses but does not remember the statistics of R; K_k is computed in evaluation mode; a
-    sample that a client or K̄ has not got is left out of CKA, and K̄_ij is a mean over the clients that have i and
-    j (A is zero where a sample is missing); a constant K has CKA 0 and no gradient.
-    """
+    """A proximal term on kernels: representations may have any width, but must find the same samples alike."""
 
     name = "fedhenn"
     citation = "Makhija et al., ICML 2022"
     tasks = "any"
     models = "any, of any width"
     card_fields = ("width",)
-    stays = ("data", "labels", "model", "head")
+    stays = ("data", "labels", "model")
 
     class Config(MethodConfig):
         """Options of FedHeNN."""
 
-        weight: float = Field(default=0.01, ge=0)  # η₀
-        samples: int | None = Field(default=None, ge=2)  # |R|; default: the script's 1,000, or all
-        batch: int | None = Field(default=None, ge=2)  # of R in one step; default: all of it, as published
-        send: Literal["smaller", "kernel", "representations"] = "smaller"  # K or A; both give the same K̄
+        weight: float = Field(
+            default=0.01, ge=0, description="η₀, on the distance of kernels; the scripts' 0.01"
+        )
+        samples: int | None = Field(
+            default=None,
+            ge=2,
+            description="|R|; by default the scripts' 1,000, or all public samples if fewer",
+        )
+        batch: int | None = Field(
+            default=None, ge=2, description="samples of R in one step; by default all of R, as published"
+        )
+        send: Literal["smaller", "kernel", "representations"] = Field(
+            default="smaller", description="what goes up: K, A, or the smaller of both; K̄ is the same; ours"
+        )
+
+    def setup(self, population: Population) -> None:
+        """The size of R, and how much of it a step sees."""
+        super().setup(population)
+        self.samples = public_samples(population, self.config.samples, 1000)
+        self.batch = min(public_samples(population, self.config.batch, self.samples), self.samples)
 
     def check(self, population: Population) -> None:
         """R must fit into the public data, and there must be a representation to train."""
-        super().check(population)
-        self.samples = within(population, "samples", self.config.samples, 1000)
-        self.batch = min(within(population, "batch", self.config.batch, self.samples), self.samples)
+        require_public_samples(population, "samples", self.config.samples)
+        require_public_samples(population, "batch", self.config.batch)
         require_representation(population)
 
     def symbols(self, card: Card) -> dict[str, int]:
-        """R samples, and how many columns a client sends for them."""
+        """R, the number of samples, and m, how many columns a client sends for each."""
         known = super().symbols(card) | {"R": self.samples}
         return known | ({"m": self.columns(card.width)} if "width" in card.extra else {})
 
     def columns(self, width: int) -> int:
         """|R| for K, d_k for A."""
-        return {
-            "kernel": self.samples,
-            "representations": width,
-            "smaller": min(self.samples, width),
-        }[self.config.send]
+        return self.samples if self.sends_kernel(width) else width
 
     def sends_kernel(self, width: int) -> bool:
         """Whether a client with this width sends K."""
@@ -97,7 +113,7 @@ class FedHeNN(OnPublicData):
         return {"kernel": {}}
 
     def round(self, server: Server, clients: Clients) -> None:
-        """Train towards K̄, then take the mean of the kernels on the next R."""
+        """Train towards K̄, then average the kernels on the next R."""
         replies = clients.ask(self.train, down=server["kernel"].state())
         sent = ((replies.cards[client].width, message["aligned"]) for client, message in replies.items())
         server["kernel"].load(
@@ -109,7 +125,7 @@ class FedHeNN(OnPublicData):
         down={"kernel": tensor("R, R", "K̄, the mean kernel of this round's samples", optional=True)},
     )
     def train(self, client: Client, down: Message) -> Content:
-        """Local epochs, each step with a look at R; then the kernel of the next R."""
+        """Local epochs with R beside every step; then the kernel of the next R."""
         if "kernel" in down:
             self.fit_aligned(client, down["kernel"])
         else:
@@ -118,7 +134,7 @@ class FedHeNN(OnPublicData):
         return {"aligned": z @ z.T if self.sends_kernel(z.shape[1]) else z}
 
     def fit_aligned(self, client: Client, kernel: Tensor) -> None:
-        """L over private batches, R (or a part of it) beside each of them."""
+        """Train on private batches, with R (or a part of it) beside each."""
         rows = self.rows(client, client.round)
         place = by_row(client, rows, torch.arange(len(rows), device=client.device))
         eta = self.config.weight * math.sqrt(client.round - 1)
@@ -135,13 +151,14 @@ class FedHeNN(OnPublicData):
     def aligned_loss(
         self, client: Client, batch: Batch, public: Batch, kernel: Tensor, place: Tensor, eta: Tensor
     ) -> dict[str, Tensor]:
-        """The task's own loss, and how far the own kernel is from K̄."""
+        """The task's own loss and η_t·(1 − CKA(K̄, K_k))."""
         z, at = foreign_features(client, public), place[public.id]
         target = kernel[at][:, at]
         there = client.public.mask[public.id] & (target.diagonal() > 0)
         with torch.autocast(z.device.type, enabled=False):
             gap = 1 - cka(target, z @ z.T, there.to(z.dtype))
-        return {"task": _total(self.loss(client, batch)), "alignment": eta * gap}
+        task = client.task.loss(client["model"](batch.x), batch.y, batch.weight)
+        return {"task": task, "alignment": eta * gap}
 
     def rows(self, holder: Holder, round_: int) -> np.ndarray:
         """R of a round."""
@@ -161,7 +178,7 @@ def cka(one: Tensor, other: Tensor, there: Tensor | None = None) -> Tensor:
 
 
 def centred(kernel: Tensor, there: Tensor) -> Tensor:
-    """HKH over the samples that are there, zero elsewhere."""
+    """HKH over the samples that are there; zero elsewhere."""
     pairs = there[:, None] * there
     inside, count = kernel * pairs, there.sum().clamp_min(1)
     rows, columns = inside.sum(1, keepdim=True), inside.sum(0, keepdim=True)
@@ -169,7 +186,7 @@ def centred(kernel: Tensor, there: Tensor) -> Tensor:
 
 
 def mean_kernel(kernels: Iterable[Tensor]) -> Tensor:
-    """Every entry averaged over the kernels that have both of its samples: those not zero on the diagonal."""
+    """Average every entry over the kernels that have both samples: those that are not zero on the diagonal."""
     total: Tensor | None = None
     count: Tensor | None = None
     for kernel in kernels:
@@ -180,9 +197,3 @@ def mean_kernel(kernels: Iterable[Tensor]) -> Tensor:
     assert total is not None
     assert count is not None
     return total / count.clamp_min(1)
-
-
-def _total(value: Any) -> Tensor:
-    """A method's loss as one number."""
-    total: Tensor = value if isinstance(value, Tensor) else torch.stack([*value.values()]).sum()
-    return total

@@ -1,19 +1,22 @@
-"""FedIN (Chan et al., arXiv 2304.00759): clients learn from what enters and leaves the body of other models."""
+"""FedIN (Chan et al., arXiv 2304.00759): clients learn from what enters and leaves the body of other models.
+
+`fedin_variants.py` adds the ablations, other readings of the paper and projections; `method: fedin` runs the class
+there, which is this one unless an option says otherwise.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-import torch
 import torch.nn.functional as F
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from potluck.core.card import Card, ClientId
 from potluck.core.client import Client
-from potluck.core.contract import Contract, Shapes, state_of
+from potluck.core.contract import Contract, state_of
 from potluck.core.message import Content, Message
 from potluck.core.method import Clients, client_step
 from potluck.core.model import Model
@@ -22,7 +25,7 @@ from potluck.core.server import Server
 from potluck.core.state import BufferPolicy
 from potluck.core.streams import Stream
 from potluck.core.task import Batch, Task
-from potluck.kit.feature_exchange import FeatureExchange, ProjectOptions, blurred
+from potluck.kit.feature_exchange import FeatureExchange, blurred
 from potluck.methods.fedavg import FedAvg
 from potluck.training.fit import Gradients, fit, plus
 from potluck.training.modes import still_statistics
@@ -30,13 +33,14 @@ from potluck.training.modes import still_statistics
 NOTHING = Message()
 
 
-def _sent(method: FedIN) -> Contract:
-    weights = state_of("model", "the client's weights after local training")
-    return {"model": weights, **(method.exchange.sent() if method.config.intermediate else {})}
+def sent(method: FedIN) -> Contract:
+    """What a client sends after training."""
+    return {"model": state_of("model", "the client's weights after local training"), **method.exchange.sent()}
 
 
-def _received(method: FedIN) -> Contract:
-    return {**FedAvg.down, **(method.exchange.received() if method.config.intermediate else {})}
+def received(method: FedIN) -> Contract:
+    """What a client receives before training."""
+    return {**FedAvg.down, **method.exchange.received()}
 
 
 class FedIN(FedAvg):
@@ -44,20 +48,18 @@ class FedIN(FedAvg):
 
     A model is stem, body and head: s_in = stem(x), s_out = body(s_in), scores = head(s_out).
     Up: the weights and one batch of (s_in, s_out), with noise, as features can be turned back into images.
-    Down: the averaged weights of the client's layers and such batches of others.
-    L_local = CE + (μ/2)·‖w − w⁰‖², L_IN = MSE(body(s_in), s_out) on received features.
-    Stem and head step along G_local = ∇L_local, the body along a combination of it with G_IN = ∇L_IN:
-    - `simplified` (Eq. 13): G_IN + (λ/2)·G_local;
-    - `exact` (Eq. 12): Z = G_IN − min(0, b/a)·G_local with a = ⟨G_local, G_local⟩ and b = ⟨G_local, G_IN⟩. Taken
-      literally (`combine: replace`) the label gradient is gone where b ≥ 0; `add` (inferred) takes G_local + Z;
-    - `none`: G_IN + G_local, our reading of the ablation "w/o Opt"; "w/o Prox" is `mu: 0`.
+    Down: the averaged weights of the client's layers, and another client's batch of the last round.
+
+        L_local = CE + (μ/2)·‖w − w⁰‖²,  L_IN = MSE(body(s_in), s_out) on received features
+
+    Stem and head step along G_local = ∇L_local, the body along G_IN + (λ/2)·G_local with G_IN = ∇L_IN (Eq. 13).
+    Server: every tensor is averaged over the clients that have one of its name and shape (Eq. 19).
 
     No code was released. Inferred, not published: w⁰ are the weights received; the first round, without features,
-    follows G_local; `alternate` trains on L_local, then the body alone for as many steps, without the proximal
-    term; of several batches each step takes the next; batch norm uses but does not remember the statistics of
-    foreign features; the batch sent is a random one, in evaluation mode, with the noise of a noisy pass (s_out of
-    the noisy s_in) also under `noise_when: upload`, repeated, noise and all, where samples are fewer; the server
-    draws whose batches a client gets, never its own. `project` is ours; `averaged` maps learn from L_IN, too.
+    follows G_local; noise is measured in deviations of the whole batch; batch norm uses but does not remember the
+    statistics of foreign features; the batch sent is a random one, in evaluation mode, with the noise of a noisy
+    pass (s_out of the noisy s_in), repeated, noise and all, where samples are fewer; the server draws whose batch a
+    client gets, never its own.
     """
 
     name = "fedin"
@@ -66,135 +68,131 @@ class FedIN(FedAvg):
     models = "with stem, body and head; features of one shape, or of any with project"
     card_fields = ("names", "width", "stem")
 
-    class Config(ProjectOptions, FedAvg.Config):
+    class Config(FedAvg.Config):
         """Options of FedIN. The paper trains with Adam, learning rate 0.001, batches of 16, 5 local epochs."""
 
-        share: Literal["all", "groups", "layers"] = "layers"  # Eq. 19; groups: Eqs. 20 and 21
-        weights: Literal["samples", "uniform"] = "uniform"  # Eqs. 19 and 20; samples: Eq. 21
-        buffers: BufferPolicy = "local"  # §4.3; the code of its sister InCo Aggregation averages them
-        mu: float = Field(default=0.1, ge=0)  # μ; the paper gives μ/2 = 0.05
-        intermediate: bool = True  # false: "w/o IN"; no features are made, sent or learned from
-        alleviate: Literal["simplified", "exact", "none"] = "simplified"
-        strength: float = Field(default=1.0, ge=0)  # λ of `simplified`; 1 in the paper
-        scope: Literal["tensor", "whole"] = "tensor"  # of a and b in `exact`; tensor is inferred
-        combine: Literal["add", "replace"] = "add"  # with `exact`
-        schedule: Literal["joint", "alternate"] = "joint"
-        noise: float = Field(default=0.8, ge=0, allow_inf_nan=False)  # in standard deviations of the features
-        noise_per: Literal["batch", "channel"] = "batch"  # what has one standard deviation; batch is inferred
-        noise_when: Literal["training", "upload"] = "training"  # in training too, or only when sent
-        batch: int = Field(default=16, ge=2)  # samples in a batch of features; the paper's batch size
-        batches: PositiveInt = 1  # sent to a client; our reading of the paper's "sample number"
-        pool: Literal["round", "all"] = "round"  # drawn from the last round's, or everyone's newest
+        share: Literal["all", "groups", "layers"] = Field(
+            default="layers", description="what is averaged with what; layers: Eq. 19, groups: Eqs. 20 and 21"
+        )
+        weights: Literal["samples", "uniform"] = Field(
+            default="uniform", description="weights of the average; uniform: Eqs. 19 and 20, samples: Eq. 21"
+        )
+        buffers: BufferPolicy = Field(
+            default="local",
+            description="batch-norm statistics: kept at home (§4.3), or averaged, as the code of its sister InCo "
+            "Aggregation does",
+        )
+        mu: float = Field(default=0.1, ge=0, description="μ of the proximal term; the paper gives μ/2 = 0.05")
+        strength: float = Field(default=1.0, ge=0, description="λ of Eq. 13; 1 in the paper")
+        noise: float = Field(
+            default=0.8,
+            ge=0,
+            allow_inf_nan=False,
+            description="noise on features, in their standard deviations; 0.8 in the paper",
+        )
+        batch: int = Field(
+            default=16, ge=2, description="samples in a batch of features; the paper's batch size"
+        )
 
-        @model_validator(mode="after")
-        def _of_use(self) -> Self:
-            self.refuse_idle("strength", needs="alleviate", among=("simplified",))
-            self.refuse_idle("scope", "combine", needs="alleviate", among=("exact",))
-            return self
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.exchange = self.build_exchange()
+
+    def build_exchange(self) -> FeatureExchange:
+        """How features cross."""
+        return FeatureExchange(self.config.batch)
 
     def check(self, population: Population) -> None:
-        """Every client needs a stem and a body that learns; features have one shape unless they are projected."""
+        """Every client needs a stem and a body that learns, and features that others can read."""
         super().check(population)
-        if self.config.intermediate:
-            self.exchange.check(population)
-
-    @functools.cached_property
-    def exchange(self) -> FeatureExchange:
-        """How features cross."""
-        config = self.config
-        return FeatureExchange(config.space(), config.batch, config.batches, config.pool)
+        self.exchange.check(population)
 
     def symbols(self, card: Card) -> dict[str, int]:
         """With p and q, the numbers in one sample before and after the body."""
         return super().symbols(card) | self.exchange.symbols(card)
 
-    def expected(self, card: Card, part: str) -> Shapes | None:
-        """Maps have a column for each of the client's channels."""
-        return self.exchange.matrices(card) if part == "maps" else super().expected(card, part)
-
     def server_state(self, task: Task) -> dict[str, Any]:
-        """The averaged tensors, the pool of features, the averaged maps."""
+        """The averaged tensors and the pool of features."""
         return super().server_state(task) | self.exchange.server_state()
 
     def client_state(self, task: Task, model: Model) -> dict[str, Any]:
-        """The model, the features received, the maps where they are trained."""
-        state = self.exchange.client_state(task, model) if self.config.intermediate else {}
-        return {"model": model, **state}
+        """The model and the features received."""
+        return {"model": model, **self.exchange.client_state(task, model)}
 
     def round(self, server: Server, clients: Clients) -> None:
         """Train, also on the features of others; average the weights; keep the features that came."""
         self.introduce(server, clients)
         replies = clients.ask(self.train, functools.partial(self.training_downlink, server))
         server["weights"].load(self.mean(replies, "model", self.config.weights))
-        if self.config.intermediate:
-            self.exchange.keep(server, replies, self.config.weights)
+        self.exchange.keep(server, replies, self.config.weights)
 
     def training_downlink(self, server: Server, client: ClientId) -> Content:
-        """The weights, and features of others: only who trains needs those."""
-        features = self.exchange.lend(server, client) if self.config.intermediate else {}
-        return {**self.downlink(server, client), **features}
+        """The weights, and features of others: only a client that trains needs those."""
+        return {**self.downlink(server, client), **self.exchange.lend(server, client)}
 
-    @client_step(up=_sent, down=_received)
+    @client_step(up=sent, down=received)
     def train(self, client: Client, down: Message = NOTHING) -> Content:
         """Local epochs, with what others sent; then the weights and a batch of features."""
         self.receive(client, down)
-        if not self.config.intermediate:
-            self.learn(client, None)
-            return {"model": client["model"].state()}
         with client.drawing_privately("noise"):
             self.learn(client, self.exchange.take(client, down))
             features = self.exchange.give(client, lambda x: self.features(client, x, self.config.noise))
         return {"model": client["model"].state(), **features}
 
     def learn(self, client: Client, received: Stream | None) -> None:
-        """Local training and, where features came, feature training: in the same steps, or after it."""
+        """Local training and, in the same steps, training on the features of others where some came."""
         prox = {"model": self.config.mu} if self.config.mu else None
-        joint = received is not None and self.config.schedule == "joint"
-        if not joint:
+        if received is None:
             fit(client, self.loss, prox=prox)
-        if received is not None:  # other streams make another captured step than that of the first round
+        else:  # other streams make another captured step than that of the first round
             streams = {"private": client.batches(), "received": received}
-            combine = functools.partial(self.steer, everything=joint)
-            fit(client, self.loss, streams=streams, prox=prox if joint else None, combine=combine)
+            fit(client, self.loss, streams=streams, prox=prox, combine=self.steer)
 
-    def steer(self, terms: Mapping[str, Gradients], everything: bool) -> Gradients:
-        """The body's gradient from those of both losses, the maps' their sum; the rest has its own, if it moves."""
-        local = functools.reduce(plus, (value for term, value in terms.items() if term != "features"))
-        theirs = terms["features"]
-        maps = {name: theirs[name] + local[name] for name in theirs if name.startswith("maps/")}
-        body = {name: value for name, value in theirs.items() if name not in maps}
-        return {**(local if everything else {}), **alleviate(local, body, self.config), **maps}
-
-    def loss(self, client: Client, batch: Batch, received: Batch | None = None) -> dict[str, Tensor] | Tensor:
-        """L_local without its proximal term, L_IN where features came, and what keeps averaged maps whole."""
-        if not self.config.intermediate:
-            return client.task.loss(client["model"](batch.x), batch.y, batch.weight)
-        model = client["model"]
-        own = self.features(client, batch.x, self.config.noise * (self.config.noise_when == "training"))
-        terms = {"local": client.task.loss(model.head(own["s_out"]), batch.y, batch.weight)}
-        if self.exchange.averages_maps:
-            terms["maps"] = self.exchange.space.loss(own, client["maps"].tensors())
+    def loss(
+        self, client: Client, batch: Batch, received: Batch | None = None
+    ) -> Tensor | Mapping[str, Tensor]:
+        """L_local without its proximal term, and L_IN where features came."""
+        own = self.features(client, batch.x, self.training_noise)
+        terms = self.local_terms(client, batch, own)
         if received is not None:
             foreign = self.exchange.seen(client, received, own)
-            with still_statistics(model.content):
-                terms["features"] = F.mse_loss(model.body(foreign["s_in"]).float(), foreign["s_out"])
+            terms["features"] = self.feature_loss(client, foreign["s_in"], foreign["s_out"])
         return terms
+
+    @property
+    def training_noise(self) -> float:
+        """The noise inside training steps; the paper's is there throughout."""
+        return float(self.config.noise)
 
     def features(self, client: Client, x: Tensor, noise: float) -> dict[str, Tensor]:
         """s_in and s_out of a batch; with noise the body sees the noisy s_in."""
-        s_in = blurred(client["model"].stem(x), noise, self.config.noise_per)
-        return {"s_in": s_in, "s_out": blurred(client["model"].body(s_in), noise, self.config.noise_per)}
+        s_in = self.blur(client["model"].stem(x), noise)
+        return {"s_in": s_in, "s_out": self.blur(client["model"].body(s_in), noise)}
+
+    def blur(self, features: Tensor, noise: float) -> Tensor:
+        """Add noise, in standard deviations of the whole batch."""
+        return blurred(features, noise)
+
+    def local_terms(self, client: Client, batch: Batch, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """CE(head(s_out), y)."""
+        return {"local": client.task.loss(client["model"].head(own["s_out"]), batch.y, batch.weight)}
+
+    def feature_loss(self, client: Client, s_in: Tensor, s_out: Tensor) -> Tensor:
+        """L_IN = MSE(body(s_in), s_out)."""
+        model = client["model"]
+        with still_statistics(model.content):
+            return F.mse_loss(model.body(s_in).float(), s_out)
+
+    def steer(self, terms: Mapping[str, Gradients]) -> Gradients:
+        """Stem and head follow G_local, the body both losses."""
+        local = local_gradients(terms)
+        return {**local, **self.alleviate(local, terms["features"])}
+
+    def alleviate(self, local: Gradients, features: Gradients) -> Gradients:
+        """G_IN + (λ/2)·G_local, for the parameters that L_IN reaches (Eq. 13)."""
+        return plus(features, {name: local[name] for name in features}, self.config.strength / 2)
 
 
-def alleviate(local: Gradients, features: Gradients, config: FedIN.Config) -> Gradients:
-    """The body's step, for the parameters that L_IN reaches."""
-    if config.alleviate != "exact":
-        share = config.strength / 2 if config.alleviate == "simplified" else 1.0
-        return plus(features, {name: local[name] for name in features}, share)
-    a = {name: local[name].square().sum() for name in features}
-    b = {name: (local[name] * value).sum() for name, value in features.items()}
-    if config.scope == "whole":
-        a, b = (dict.fromkeys(sums, torch.stack([*sums.values()]).sum()) for sums in (a, b))
-    kept = 1.0 if config.combine == "add" else 0.0
-    factors = {name: kept - b[name].clamp_max(0) / a[name].clamp_min(1e-30) for name in features}
-    return {name: value + factors[name] * local[name] for name, value in features.items()}
+def local_gradients(terms: Mapping[str, Gradients]) -> Gradients:
+    """G_local: the sum of all terms but L_IN, the proximal one included."""
+    return functools.reduce(plus, (value for term, value in terms.items() if term != "features"))

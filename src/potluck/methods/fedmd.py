@@ -1,4 +1,19 @@
-"""FedMD (Li & Wang, 2019): clients agree on the scores of public samples and learn towards that consensus."""
+"""FedMD (Li & Wang, 2019): clients agree on the scores of public samples and learn towards that consensus.
+
+P_t are public samples drawn for the round from the shared seed, so that no id crosses.
+
+    Up:     the logits of P_t before the softmax, |P_t|·C scalars.
+    Down:   their mean õ(x) = (1/K)·Σ_k o_k(x), |P_t|·C scalars.
+    Client: *digest*, mean |o_k(x) − õ(x)| over P_t and classes; then *revisit*, CE on private data.
+
+Deviations: the released code first trains every client on the labels of the public data until it converges, and
+then on its own data (25 epochs, stopped early). Public data has no labels here, so what is left of that stage is
+`initial`: local training before a client's first logits. With public classes beside the private ones the paper's
+output holds both; here it is the task's C. The released code (TensorFlow) digests in batches of 256 for one epoch
+(128 in the imbalanced CIFAR runs) and revisits for 4 epochs in batches of 5, over 20 rounds; here revisiting
+follows `training`, and digesting uses its optimiser. INFERRED: samples a client lacks do not count; logits are
+read in evaluation mode.
+"""
 
 from __future__ import annotations
 
@@ -18,34 +33,22 @@ from potluck.core.population import Population
 from potluck.core.server import Server
 from potluck.core.state import Holder
 from potluck.core.task import Batch, Task
+from potluck.kit.masks import mean_where
 from potluck.kit.public_knowledge import (
     OnPublicData,
     by_row,
     drawn_rows,
-    mean_where,
     plain_mean,
+    public_samples,
     public_stream,
+    require_public_samples,
     scores,
-    within,
 )
 from potluck.training.fit import fit
 
 
 class FedMD(OnPublicData):
-    """Distillation through the mean logits of public samples, as plain averages over the cohort.
-
-    Up: logits of P_t, public samples drawn for the round, before the softmax: |P_t|·C scalars. Down: their mean.
-    A round: õ(x) = (1/K)·Σ_k o_k(x); *digest* minimises mean |o_k(x) − õ(x)| over P_t and classes; *revisit* is
-    local training, CE on private data. Which samples P_t holds follows from the shared seed; no id crosses.
-
-    Deviations: the released code first trains every client on the labels of the public data, until convergence, and
-    then on its own (25 epochs, stopped early). Public data has no labels here, so what is left of that stage is
-    `initial`: local training before a client's first logits. With public classes beside the private ones the
-    paper's output holds both; here it is the task's C. The released code (TensorFlow) digests in batches of 256 for
-    one epoch (128 in the imbalanced CIFAR runs) and revisits for 4 epochs in batches of 5, over 20 rounds;
-    revisiting follows `training` here, and digesting has its optimiser. INFERRED: samples a client has not got do
-    not count; logits are read in evaluation mode.
-    """
+    """Distillation towards the mean logits of public samples, a plain average over the cohort."""
 
     name = "fedmd"
     citation = "Li & Wang, arXiv 1910.03581"
@@ -55,25 +58,42 @@ class FedMD(OnPublicData):
     class Config(MethodConfig):
         """Options of FedMD."""
 
-        samples: int | None = Field(default=None, ge=1)  # |P_t|; default: the released code's 5,000, or all
-        digest_epochs: int = Field(default=1, ge=1)  # passes over P_t
-        digest_batch: int | None = Field(default=None, ge=1)  # default: the released code's 256, or all
+        samples: int | None = Field(
+            default=None,
+            ge=1,
+            description="|P_t|; by default the released code's 5,000, or all if fewer",
+        )
+        digest_epochs: int = Field(
+            default=1, ge=1, description="passes over P_t in a round; the released code's 1"
+        )
+        digest_batch: int | None = Field(
+            default=None,
+            ge=1,
+            description="public samples in a digest step; by default the released code's 256, or all if fewer",
+        )
         initial: int = Field(
-            default=1, ge=0
-        )  # how often a client trains locally before its first logits; ours
+            default=1,
+            ge=0,
+            description="how often a client trains locally before its first logits; ours",
+        )
+
+    def setup(self, population: Population) -> None:
+        """The sizes of P_t and of a batch."""
+        super().setup(population)
+        self.samples = public_samples(population, self.config.samples, 5000)
+        self.batch = public_samples(population, self.config.digest_batch, 256)
 
     def check(self, population: Population) -> None:
         """P_t and a batch of it must fit into the public data."""
-        super().check(population)
-        self.samples = within(population, "samples", self.config.samples, 5000)
-        self.batch = within(population, "digest_batch", self.config.digest_batch, 256)
+        require_public_samples(population, "samples", self.config.samples)
+        require_public_samples(population, "digest_batch", self.config.digest_batch)
 
     def symbols(self, card: Card) -> dict[str, int]:
-        """P_t is the number of samples a round talks about."""
+        """P_t: the number of public samples in a round."""
         return super().symbols(card) | {"P_t": self.samples}
 
     def server_state(self, task: Task) -> dict[str, Any]:
-        """Who has been met, to know newcomers."""
+        """The clients met so far, to tell newcomers apart."""
         return {"met": {}}
 
     def round(self, server: Server, clients: Clients) -> None:
@@ -107,10 +127,10 @@ class FedMD(OnPublicData):
         fit(client, self.loss)
 
     def digest(self, client: Client, batch: Batch, consensus: Tensor) -> dict[str, Tensor]:
-        """The mean absolute error between own logits and the consensus."""
+        """The mean absolute difference between own logits and the consensus."""
         gaps = (client["model"](batch.x).float() - consensus[batch.id]).abs().mean(1)
         return {"digest": mean_where(gaps, client.public.mask[batch.id])}
 
     def rows(self, holder: Holder) -> np.ndarray:
-        """P_t."""
+        """P_t of this round."""
         return drawn_rows(holder.public, holder.round, self.samples)

@@ -33,13 +33,15 @@ class FedProto(Method):
     one pass in evaluation mode after training does (`online: true` gathers while training, all epochs). The
     paper weighs holders by class counts, the official code counts each holder once: `weights`.
     `MSELoss` divides by the width d as well, so λ is d times weaker under `distance: mse` than under `l2`.
+
+    The mean of a class with one sample is that sample's representation.
     """
 
     name = "fedproto"
     citation = "Tan et al., AAAI 2022"
     models = "any, with the same representation width"
     card_fields = ("width", "classes_held")
-    stays = ("data", "model", "head", "single representations")
+    stays = ("data", "model")
     modes = ("prototype", "head")
     down = {
         "prototypes": tensor("known<=C, d", "averaged prototypes of the classes anyone holds", optional=True),
@@ -49,10 +51,17 @@ class FedProto(Method):
     class Config(MethodConfig):
         """Options of FedProto."""
 
-        weight: float = Field(default=1.0, ge=0)  # λ; 1 in the paper's code, 10 in HtFLlib
-        distance: Literal["mse", "l2"] = "mse"  # mean over d as in the official code, or the squared norm
-        weights: Literal["uniform", "count"] = "uniform"
-        online: bool = False
+        weight: float = Field(default=1.0, ge=0, description="λ; 1 in the paper's code, 10 in HtFLlib")
+        distance: Literal["mse", "l2"] = Field(
+            default="mse", description="mean over the width d, as in the official code, or the squared norm"
+        )
+        weights: Literal["uniform", "count"] = Field(
+            default="uniform",
+            description="one vote per holder of a class (the official code) or per sample of it (the paper)",
+        )
+        online: bool = Field(
+            default=False, description="gather prototypes while training instead of in a pass afterwards"
+        )
 
     def check(self, population: Population) -> None:
         """All representations must have one width."""
@@ -63,7 +72,7 @@ class FedProto(Method):
         return {"prototypes": {}}
 
     def client_state(self, task: Task, model: Model) -> dict[str, Any]:
-        """The model; the prototypes as received, and which classes have one; the sums of the own ones."""
+        """The model, the prototypes as received, which classes have one, and sums for the client's own."""
         classes, width = task.classes, model.rep_dim
         return {
             "model": model,
@@ -78,7 +87,7 @@ class FedProto(Method):
         return dict(server["prototypes"].tensors())
 
     def receive(self, client: Client, down: Message) -> None:
-        """Put the prototypes in their places."""
+        """Install the prototypes by class."""
         if "classes" not in down:
             return
         client["known"].value.zero_().index_fill_(0, down["classes"], 1.0)
@@ -91,7 +100,7 @@ class FedProto(Method):
         self.remember(server, means, held)
 
     def remember(self, server: Server, means: Tensor, held: Tensor) -> None:
-        """Newly merged classes replace the old ones; a class nobody sent this time keeps its prototype."""
+        """Replace the prototypes of the classes that were sent; the others keep theirs."""
         content: dict[str, Tensor] = server["prototypes"].content
         if content:
             old = torch.zeros_like(means).index_copy_(0, content["classes"], content["prototypes"])
@@ -139,8 +148,8 @@ class FedProto(Method):
     def predict(self, client: Client, batch: Batch, mode: str) -> Tensor:
         """`prototype`: minus the distance to each known prototype; `head`: the client's own classifier.
 
-        A class without a prototype is taken to lie 10 beyond the furthest known one, so that it is never chosen
-        and the loss stays a number. Without any prototype (before the first round) the head answers in both modes.
+        A class without a prototype counts as 10 further away than the furthest known one, so that it is never
+        chosen and the loss is finite. Before the first round there is none, and the head answers in both modes.
         """
         z = client["model"].features(batch.x)
         scores: Tensor = client["model"].head(z)

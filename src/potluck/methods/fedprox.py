@@ -10,9 +10,9 @@ from potluck.training.fit import Fit, fit
 
 
 class FedProx(FedAvg):
-    """FedAvg whose clients minimise L(w) + (μ/2)·‖w − w⁰‖², w⁰ the weights at the start of the round.
+    """FedAvg whose clients minimise L(w) + (μ/2)·‖w − w⁰‖², with w⁰ the weights at the start of the round.
 
-    Up: the weights. Down: the averaged weights. The norm is squared and summed over all trained tensors.
+    Up: the weights. Down: the averaged weights. The squared norm is summed over all trained tensors.
     """
 
     name = "fedprox"
@@ -21,7 +21,9 @@ class FedProx(FedAvg):
     class Config(FedAvg.Config):
         """Options of FedProx."""
 
-        mu: float = Field(default=0.01, ge=0)  # μ; the usual grid is 0.001, 0.01, 0.1, 1
+        mu: float = Field(
+            default=0.01, ge=0, description="μ of the proximal term; the usual grid is 0.001, 0.01, 0.1, 1"
+        )
 
     def fit(self, client: Client) -> Fit:
         """Local training with the proximal term."""

@@ -1,4 +1,4 @@
-"""Local: every client on its own, the line every other method has to be better than."""
+"""Local: every client trains alone. Every comparison has it, as the line to beat."""
 
 from __future__ import annotations
 

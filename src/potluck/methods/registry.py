@@ -1,4 +1,4 @@
-"""Methods by name. Importing this module imports the package, which registers every method of this library."""
+"""Find methods by name. Importing this module registers every method of this library."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from potluck.errors import ConfigError, nearest
 
 
 def method_names() -> list[str]:
-    """Every registered method."""
+    """The names of all registered methods, sorted."""
     return sorted(registered())
 
 
 def find_method(name: str) -> type[Method]:
-    """The class of a method, or a sentence that suggests the nearest name."""
+    """The class of a method; an unknown name is refused with the nearest known one."""
     known = registered()
     if name not in known:
         raise ConfigError(f"there is no method {name!r}; {nearest(name, known)}")

@@ -32,8 +32,8 @@ class Scaffold(FedAvg):
 
     `variate: mean` takes c_k⁺ as the mean raw gradient of the round's steps. For plain SGD that is the paper's
     Option II, c_k − c + (x − y)/(τη), up to rounding (without weight decay and clipping); with momentum or Adam it
-    stays a gradient, where the literal formula (`variate: option2`) does not. Buffers have no variate: they are
-    averaged.
+    remains a gradient, while the literal formula (`variate: option2`) does not. Buffers have no variate; they are
+    averaged. c_k itself is no secret: the server could add up what it was sent.
     """
 
     name = "scaffold"
@@ -47,9 +47,16 @@ class Scaffold(FedAvg):
     class Config(FedAvg.Config):
         """Options of SCAFFOLD."""
 
-        weights: Literal["samples", "uniform"] = "uniform"  # the paper's mean over the cohort is unweighted
-        server_lr: float = Field(default=1.0, gt=0)  # η_g
-        variate: Literal["mean", "option2"] = "mean"
+        weights: Literal["samples", "uniform"] = Field(
+            default="uniform", description="weights of the mean over the cohort; the paper's is unweighted"
+        )
+        server_lr: float = Field(
+            default=1.0, gt=0, description="η_g, the server's step along the mean change"
+        )
+        variate: Literal["mean", "option2"] = Field(
+            default="mean",
+            description="c_k⁺: the mean gradient of the round's steps, or the paper's Option II",
+        )
 
     _counted: tuple[int, Counter[str]] | None = None
 
@@ -58,7 +65,7 @@ class Scaffold(FedAvg):
         return {"weights": {}, "control": {}}
 
     def client_state(self, task: Task, model: Model) -> dict[str, Any]:
-        """The model; its variate c_k; the server's c as received; the sum of the round's gradients."""
+        """The model, its variate c_k, the server's c as received, and the sum of the round's gradients."""
         zeros = {name: torch.zeros_like(value) for name, value in model.named_parameters()}
         return {"model": model} | {
             part: {name: value.clone() for name, value in zeros.items()}
@@ -66,11 +73,11 @@ class Scaffold(FedAvg):
         }
 
     def expected(self, card: Card, part: str) -> Shapes | None:
-        """Variates have the shapes of the tensors they belong to."""
+        """A variate has the shape of its tensor."""
         return super().expected(card, "model" if part == "control" else part)
 
     def downlink(self, server: Server, client: ClientId) -> Content:
-        """x and c, as far as this client has the tensors."""
+        """x and c, for the tensors this client has."""
         card = server.cards[client]
         return {
             "model": self.share_of(server, "weights", card),
@@ -78,7 +85,7 @@ class Scaffold(FedAvg):
         }
 
     def receive(self, client: Client, down: Message) -> None:
-        """Start from x; keep c for the correction."""
+        """Install x; keep c for the correction."""
         super().receive(client, down)
         client["control"].load(down.group("control"))
 
@@ -100,7 +107,7 @@ class Scaffold(FedAvg):
         }
     )
     def train(self, client: Client) -> Content:
-        """Corrected local steps; the changes of weights and variate."""
+        """Corrected local steps, then the changes of weights and variate."""
         before = client["model"].state()
         for total in client["gradients"].tensors().values():
             total.zero_()
@@ -113,7 +120,7 @@ class Scaffold(FedAvg):
         return {"model": moved, "control": change}
 
     def correct(self, client: Client, terms: Mapping[str, Gradients]) -> Gradients:
-        """∇L + c − c_k, and ∇L added to the round's sum."""
+        """∇L + c − c_k; ∇L is added to the round's sum."""
         gradients = terms["loss"]
         totals, server, own = (
             {
@@ -138,13 +145,13 @@ class Scaffold(FedAvg):
         return {name: -server[name] - moved[name] / (steps * rate) for name in own}
 
     def reach(self, replies: Replies, clients: Clients) -> dict[str, float]:
-        """Per tensor: the share of its owners that answered; the mean change times this is ΣΔc / K."""
+        """Per tensor, the share of its owners that answered: the mean change times this is ΣΔc / K."""
         owners = self._owners(clients)
         senders = Counter(key for client in replies for key in self.keyed(replies, client, "control"))
         return {key: count / owners[key] for key, count in senders.items()}
 
     def _owners(self, clients: Clients) -> Counter[str]:
-        """How many clients have each tensor; cards do not change, so they are counted once."""
+        """How many clients have each tensor; counted once, as cards do not change."""
         if self._counted is None or self._counted[0] != clients.total:
             counts = Counter(key for card in clients.cards.values() for key in self.keys(card).values())
             self._counted = (clients.total, counts)
@@ -152,7 +159,7 @@ class Scaffold(FedAvg):
 
 
 def _move(part: Part, changes: Mapping[str, Tensor], rates: Mapping[str, float]) -> None:
-    """Add changes to tensors of the server; one it does not have yet starts at zero."""
+    """Add changes to the server's tensors; one it does not have yet starts at zero."""
     held = part.tensors()
     part.load(
         {

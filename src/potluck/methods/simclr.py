@@ -1,4 +1,18 @@
-"""SimCLR (Chen et al., ICML 2020) at every client: what public data alone is worth, with nothing on the wire."""
+"""SimCLR (Chen et al., ICML 2020) at every client: what public data alone is worth, with nothing on the wire.
+
+    Up:     nothing.
+    Down:   nothing.
+    Client: private phase, the task's own loss. Public phase, over the 2B views of a batch with u = g(f(x)):
+            ℓ_i = −log( exp(s(u_i, u_i⁺)/τ) / Σ_{j≠i} exp(s(u_i, u_j)/τ) ), s the cosine, the mean over all views.
+            It trains the representation f and the projector g (linear, ReLU, linear), which nothing else uses.
+
+INFERRED from how FedMuscle could use it: a comparison with SimCLR means supervised and contrastive phases in
+turn, without communication. τ = 0.5 for small images (0.1 for ImageNet) is recalled, not confirmed. Deviations:
+the paper's views are random resized crops, flips, colour distortion and blur; here they are what the library has,
+`augment`, on normalised images. Samples that are not images (texts, vectors, pairs) have no published views: each
+number or token is left out with probability `drop`, which is ours. INFERRED: batch norm uses but does not
+remember the statistics of public batches; a sample a client lacks is no view of anything.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -19,7 +32,13 @@ from potluck.core.streams import Prepare, Stream
 from potluck.core.task import Batch, Task
 from potluck.data.prepare import AugmentConfig, Normalize
 from potluck.errors import ConfigError
-from potluck.kit.public_knowledge import OnPublicData, foreign_features, mean_where, within
+from potluck.kit.contrastive import nt_xent
+from potluck.kit.public_knowledge import (
+    OnPublicData,
+    foreign_features,
+    public_samples,
+    require_public_samples,
+)
 from potluck.kit.requirements import require_representation
 from potluck.training.fit import fit
 
@@ -27,21 +46,7 @@ VIEWS = AugmentConfig.of(["flip", "crop", "erasing"])
 
 
 class SimCLR(OnPublicData):
-    """Local training, then a contrastive pass over public samples of which each is seen in two views.
-
-    Up: nothing. Down: nothing. Private phase: the task's own loss. Public phase, over the 2B views of a batch, with
-    u = g(f(x)) and s the cosine: ℓ_i = −log( exp(s(u_i, u_i⁺)/τ) / Σ_{j≠i} exp(s(u_i, u_j)/τ) ), the mean over all
-    views; it trains the representation f and the projector g (linear, ReLU, linear), which is used for nothing
-    else.
-
-    That a comparison with SimCLR means this, supervised and contrastive phases in turn and no communication, is
-    INFERRED from how FedMuscle could use it; so is τ = 0.5 for small images (0.1 for ImageNet), recalled and not
-    confirmed. Deviations: the paper's views are random resized crops, flips, colour distortion and blur; here they
-    are what the library has, `augment`, on normalised images. Samples that are no images (texts, vectors, pairs)
-    have no published views: each number or token is left out with probability `drop`, which is ours. INFERRED:
-    batch norm uses but does not remember the statistics of public batches; a sample a client has not got is no view
-    of anything.
-    """
+    """Local training, then a contrastive pass over public samples, each seen in two views."""
 
     name = "simclr"
     citation = "Chen et al., ICML 2020, without communication"
@@ -52,22 +57,37 @@ class SimCLR(OnPublicData):
     class Config(MethodConfig):
         """Options of SimCLR."""
 
-        tau: float = Field(default=0.5, gt=0)
+        tau: float = Field(
+            default=0.5, gt=0, description="τ; 0.5 for small images is recalled, not confirmed"
+        )
         batch: int | None = Field(
-            default=None, ge=2
-        )  # public samples of a step, B; default: 32, or all; ours
-        passes: int = Field(default=1, ge=1)  # over the public data in a round; ours
+            default=None,
+            ge=2,
+            description="B: public samples in a step; by default 32, or all if fewer; ours",
+        )
+        passes: int = Field(default=1, ge=1, description="passes over the public data in a round; ours")
         hidden: int | None = Field(
-            default=None, ge=1
-        )  # of the projector; default: the representation's width
-        width: int = Field(default=128, ge=1)  # of u
-        augment: AugmentConfig = VIEWS  # of images
-        drop: float = Field(default=0.2, ge=0, lt=1)  # of numbers and tokens in other samples
+            default=None,
+            ge=1,
+            description="hidden width of the projector; by default that of the representation",
+        )
+        width: int = Field(default=128, ge=1, description="width of u, the projector's output")
+        augment: AugmentConfig = Field(default=VIEWS, description="what makes a view of an image")
+        drop: float = Field(
+            default=0.2,
+            ge=0,
+            lt=1,
+            description="share of numbers or tokens left out of other samples' views; ours",
+        )
+
+    def setup(self, population: Population) -> None:
+        """The size of a public batch."""
+        super().setup(population)
+        self.batch = public_samples(population, self.config.batch, 32)
 
     def check(self, population: Population) -> None:
-        """A batch must fit, and there must be something random in a view."""
-        super().check(population)
-        self.batch = within(population, "batch", self.config.batch, 32)
+        """A batch must fit, there must be a representation to train, and views must differ."""
+        require_public_samples(population, "batch", self.config.batch)
         require_representation(population)
         for client in population.first_clients:
             images = len(population.task_of(client).input) == 3
@@ -79,7 +99,7 @@ class SimCLR(OnPublicData):
 
     @property
     def operations(self) -> tuple[Any, ...]:
-        """What makes a view of an image; normalising has been done."""
+        """The random operations of a view; images are normalised already."""
         return tuple(one for one in self.config.augment.operations if not isinstance(one, Normalize))
 
     def client_state(self, task: Task, model: Model) -> dict[str, Any]:
@@ -103,7 +123,7 @@ class SimCLR(OnPublicData):
         fit(client, self.contrast, train=["model", "projector"], streams={"first": views, "second": views})
 
     def views(self, batches: Stream) -> Stream:
-        """The same batches with every sample changed at random; each stream draws for itself."""
+        """The same batches with every sample changed at random; every stream draws its own changes."""
         prepare = Views(batches.source.prepare, self.operations, self.config.drop)
         return replace(batches, source=replace(batches.source, prepare=prepare), augment=True)
 
@@ -113,36 +133,16 @@ class SimCLR(OnPublicData):
         return {"contrast": nt_xent(one, other, self.config.tau, client.public.mask[batch.id])}
 
 
-def nt_xent(first: Tensor, second: Tensor, tau: float, there: Tensor | None = None) -> Tensor:
-    """The normalised, temperature-scaled cross-entropy of B pairs of views, mean over the 2B views that are there.
-
-    >>> nt_xent(torch.eye(2), torch.eye(2), 0.5)  # log(1 + 2·exp(−2))
-    tensor(0.2395)
-    """
-    with torch.autocast(first.device.type, enabled=False):
-        views = F.normalize(torch.cat([first.float(), second.float()]), dim=1)
-        pairs = len(first)
-        own = torch.eye(2 * pairs, dtype=torch.bool, device=views.device)
-        present = (
-            views.new_ones(2 * pairs, dtype=torch.bool) if there is None else torch.cat([there, there]) > 0
-        )
-        similarity = views @ views.T / tau
-        positive = torch.cat([similarity.diagonal(pairs), similarity.diagonal(-pairs)])
-        # A missing view keeps its positive alone, for a finite loss that has no weight.
-        hidden = own | ~(present | own.roll(pairs, 1))
-        return mean_where(similarity.masked_fill(hidden, -torch.inf).logsumexp(1) - positive, present)
-
-
 @dataclass(frozen=True)
 class Views:
-    """Prepares a sample as its client does, then changes it at random."""
+    """Prepare a sample as its client does, then change it at random."""
 
     prepare: Prepare | None
     operations: tuple[Any, ...]
     drop: float
 
     def __call__(self, raw: Tensor, generator: torch.Generator | None) -> Tensor:
-        """A view of every sample."""
+        """A view of every sample; without a generator the samples as they are."""
         x = raw if self.prepare is None else self.prepare(raw, None)
         if generator is None:
             return x

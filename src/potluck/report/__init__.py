@@ -1,4 +1,7 @@
-"""What a run says: `views` scores its logs, `table`, `plots` and `page` show them.
+"""What the logs of a run say, and how it is shown.
 
-`views` and `table` are light; `plots` and `page` load matplotlib, so nothing is imported here.
+From the files to the page: `log` reads the logs into columns, `scores` makes the blocks of `summary.json`,
+`comparison` sets runs side by side (with `targets` and `chosen_rounds` for what a comparison may add), `format`
+writes numbers, `sheets` makes tables, `render` draws them, `plots` makes pictures and `page` writes the HTML.
+Nothing is imported here, because `plots` and `page` load matplotlib and the others do not need it.
 """

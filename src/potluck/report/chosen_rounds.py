@@ -1,4 +1,4 @@
-"""Scores at chosen rounds, for every moment and every way to predict that was measured."""
+"""Scores at chosen rounds, for every moment and mode that was evaluated."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from potluck.errors import ConfigError
 from potluck.report.comparison import over_seeds
 from potluck.report.format import rounded
-from potluck.report.log import Key, read_metrics
+from potluck.report.log import Key, Series, read_metrics
 
 
 def check_rounds(rounds: Sequence[int], last: int, every: int, who: str) -> None:
-    """Refuse rounds that an experiment of `last` rounds, evaluated after `every` so many, does not measure."""
+    """Refuse rounds that `who`, an experiment of `last` rounds with `evaluate.every`, does not evaluate."""
     for number in rounds:
         if not 1 <= number <= last:
             raise ConfigError(f"{who} has no round {number}: the rounds are 1 to {last}")
@@ -27,7 +27,7 @@ def check_rounds(rounds: Sequence[int], last: int, every: int, who: str) -> None
 def with_rounds(
     comparison: Mapping[str, Any], runs: Mapping[str, Sequence[Path]], rounds: Sequence[int]
 ) -> dict[str, Any]:
-    """A comparison with the scores at these rounds: takes what `views.compare_runs` gives, and its runs."""
+    """Add to the result of `compare_runs` the scores at these rounds; `runs` are the folders by method."""
     methods = [
         entry | {"rounds": scores_at(runs[entry["method"]], rounds)} for entry in comparison["methods"]
     ]
@@ -35,7 +35,7 @@ def with_rounds(
 
 
 def scores_at(folders: Sequence[Path], rounds: Sequence[int]) -> list[dict[str, Any]]:
-    """For every moment and mode the mean score over clients at each round, and its spread over the runs."""
+    """For every moment and mode the mean score over clients at each of the rounds, and its spread over the runs."""
     found = [_by_round(folder) for folder in folders]
     keys = dict.fromkeys(key for run in found for key in run)
     return [
@@ -51,17 +51,13 @@ def scores_at(folders: Sequence[Path], rounds: Sequence[int]) -> list[dict[str, 
 
 
 def _by_round(folder: Path) -> dict[Key, dict[int, float]]:
-    """Moment and mode → round → the mean over the clients measured."""
-    return {
-        key: {
-            number: mean
-            for number, mean in zip(
-                series.rounds.tolist(), series.means(series.accuracy).tolist(), strict=True
-            )
-            if math.isfinite(mean)
-        }
-        for key, series in read_metrics(folder).series.items()
-    }
+    """Moment and mode → round → mean over the clients evaluated."""
+    return {key: _finite_means(series) for key, series in read_metrics(folder).series.items()}
+
+
+def _finite_means(series: Series) -> dict[int, float]:
+    means = zip(series.rounds.tolist(), series.means(series.accuracy).tolist(), strict=True)
+    return {number: mean for number, mean in means if math.isfinite(mean)}
 
 
 def _over_runs(values: Sequence[float | None]) -> dict[str, Any]:

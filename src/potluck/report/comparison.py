@@ -1,4 +1,4 @@
-"""Runs side by side: paired differences and their intervals."""
+"""Finished runs side by side: paired differences to a baseline, with bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from potluck.core.rng import Rng
 from potluck.errors import ConfigError, RunError, nearest
-
-if TYPE_CHECKING:
-    from potluck.core.rng import Rng
-
 from potluck.report.format import rounded, whole
 from potluck.report.log import (
     ACCURACY,
@@ -35,23 +31,25 @@ from potluck.report.log import (
     read_mapping,
     read_metrics,
 )
-from potluck.report.scores import messages_block, seconds_per_round
+from potluck.report.scores import DIRECTIONS, UNITS, messages_block, seconds_per_round
+
+BySeed = Mapping[str, Mapping[str, float]]  # seed → client → accuracy
 
 
 def over_seeds(values: Sequence[float]) -> dict[str, float | None]:
-    """The mean and the sample deviation of one value per seed; None where there are too few."""
+    """The mean and the sample deviation of one value per seed; None where there are too few values."""
     return {
         "mean": rounded(float(np.mean(values))) if len(values) else None,
         "std_over_seeds": rounded(float(np.std(values, ddof=1))) if len(values) > 1 else None,
     }
 
 
-# --- comparisons ----------------------------------------------------------------------------------------
+# --- paired differences ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A paired difference in accuracy, with its bootstrap interval (None when one pair is all there is)."""
+    """A paired difference in accuracy, with its bootstrap interval (None when there is only one pair)."""
 
     mean: float
     low: float | None
@@ -64,7 +62,7 @@ class Difference:
         return None if self.low is None or self.high is None else self.low <= 0 <= self.high
 
     def to_json(self) -> dict[str, Any]:
-        """The form the tables and pages take."""
+        """The entry of `comparison.json`."""
         ends = {"low": rounded(self.low), "high": rounded(self.high)}
         return {"mean": rounded(self.mean), **ends, "tie": self.tie, "pairs": self.pairs}
 
@@ -75,36 +73,20 @@ def paired(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
 
 
 def bootstrap_interval(
-    differences: npt.ArrayLike | Sequence[npt.ArrayLike],
-    rng: np.random.Generator,
-    draws: int = 2000,
-    level: float = 0.95,
+    differences: Sequence[Floats], rng: np.random.Generator, draws: int = 2000, level: float = 0.95
 ) -> tuple[float, float]:
-    """A percentile bootstrap interval for the mean of paired differences.
+    """A percentile bootstrap interval for the mean of paired differences, given as one array per seed.
 
-    One row (one seed): clients are resampled, and the interval says nothing about other seeds. Several rows:
-    seeds are resampled, then clients within each drawn seed; the statistic is the mean of the seeds' means.
-    With few seeds (five or less) such an interval is narrower than it claims. One value gives (NaN, NaN).
+    With one seed, clients are resampled, and the interval says nothing about other seeds. With several, seeds are
+    resampled, then clients within each drawn seed; the statistic is the mean of the seeds' means. With five seeds
+    or fewer such an interval is narrower than it claims. A single value gives (NaN, NaN).
     """
-    seeds = _rows(differences)
-    if sum(map(len, seeds)) < 2:
+    if sum(map(len, differences)) < 2:
         return math.nan, math.nan
-    means = np.array([_resampled_mean(seeds, rng) for _ in range(draws)])
+    means = np.array([_resampled_mean(differences, rng) for _ in range(draws)])
     tail = (1 - level) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     return float(low), float(high)
-
-
-def _rows(differences: npt.ArrayLike | Sequence[npt.ArrayLike]) -> list[Floats]:
-    """One array per seed, without the clients that have no value."""
-    nested = isinstance(differences, (list, tuple)) and any(np.ndim(row) for row in differences)
-    rows = list(differences) if nested else np.atleast_2d(np.asarray(differences, np.float64))  # type: ignore[arg-type]
-    arrays = [np.asarray(row, np.float64) for row in rows]
-    kept = [row[np.isfinite(row)] for row in arrays]
-    filled = [row for row in kept if len(row)]
-    if not filled:
-        raise RunError("there is nothing to compare: no client has a value under both methods")
-    return filled
 
 
 def _resampled_mean(seeds: Sequence[Floats], rng: np.random.Generator) -> float:
@@ -113,14 +95,10 @@ def _resampled_mean(seeds: Sequence[Floats], rng: np.random.Generator) -> float:
     return float(np.mean(means))
 
 
-def difference(
-    method: Mapping[str, Mapping[str, float]],
-    baseline: Mapping[str, Mapping[str, float]],
-    rng: np.random.Generator,
-    draws: int = 2000,
-    level: float = 0.95,
+def paired_difference(
+    method: BySeed, baseline: BySeed, rng: np.random.Generator, draws: int = 2000, level: float = 0.95
 ) -> Difference | None:
-    """Compare two methods, each as seed → client → accuracy; None when no seed has a client in common."""
+    """How much better a method is than the baseline; None when no seed has a client in common."""
     rows = [
         np.array(list(paired(method[seed], baseline[seed]).values()))
         for seed in sorted(method.keys() & baseline.keys(), key=natural)
@@ -130,8 +108,36 @@ def difference(
         return None
     low, high = bootstrap_interval(rows, rng, draws, level)
     mean = float(np.mean([row.mean() for row in rows]))
-    pairs = sum(map(len, rows))
-    return Difference(mean, rounded(low), rounded(high), pairs)
+    return Difference(mean, rounded(low), rounded(high), pairs=sum(map(len, rows)))
+
+
+def client_gains(method: BySeed, baseline: BySeed) -> dict[str, Any]:
+    """The difference of every client in every seed, and how many are better, equal or worse."""
+    seeds = sorted(method.keys() & baseline.keys(), key=natural)
+    differences = {
+        seed: {client: rounded(value) for client, value in paired(method[seed], baseline[seed]).items()}
+        for seed in seeds
+    }
+    values = [value for clients in differences.values() for value in clients.values() if value is not None]
+    signs = {"better": sum(value > 0 for value in values), "worse": sum(value < 0 for value in values)}
+    return {**signs, "equal": len(values) - sum(signs.values()), "differences": differences}
+
+
+def relative_gain(method: BySeed, baseline: BySeed) -> float | None:
+    """Δ %: the mean over clients, then seeds, of 100·(value − baseline)/baseline, in each client's own metric.
+
+    INFERRED from the Δ of FedMuscle's tables, whose definition was not at hand. Clients whose baseline is 0 are
+    left out.
+    """
+    means = []
+    for seed in sorted(method.keys() & baseline.keys()):
+        both = method[seed].keys() & {client for client, value in baseline[seed].items() if value > 0}
+        gains = [100 * (method[seed][one] / baseline[seed][one] - 1) for one in sorted(both, key=natural)]
+        means += [math.fsum(gains) / len(gains)] if gains else []
+    return math.fsum(means) / len(means) if means else None
+
+
+# --- comparisons ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -163,12 +169,11 @@ def compare_runs(
     level: float = 0.95,
     by_client: bool = False,
 ) -> dict[str, Any]:
-    """Several finished runs side by side, each method paired with `baseline` by seed and client.
+    """Compare finished runs; each method is paired with `baseline` by seed and client.
 
     `runs` are folders, or folders by label where one method appears under several settings. Runs of one seed
     must share their split. A method's interval does not depend on which others are compared. `by_client` adds the
-    difference of every client. The result is plain data: `table.comparison_sheet` and `page.write_comparison`
-    take it.
+    difference of every client. The result is plain data, the content of `comparison.json`.
     """
     if view not in VIEWS:
         raise ConfigError(f"there is no view {view!r}; {nearest(view, VIEWS)}")
@@ -177,65 +182,41 @@ def compare_runs(
     if not results:
         raise RunError("there is nothing to compare: give the folders of at least two runs")
     groups = _group(results)
-    reference = {seed: run.scores.per_client() for seed, run in groups.get(baseline, {}).items()}
-    names = {client: name for run in results for client, name in run.names.items()}
-    methods = []
-    for method, group in groups.items():
-        own = {seed: run.scores.per_client() for seed, run in group.items()}
-        stream = rng.child("bootstrap", method).numpy()
-        against = None if method == baseline else difference(own, reference, stream, draws, level)
-        methods.append(_method_entry(method, list(group.values()), against))
-        if by_client and method != baseline:
-            methods[-1]["by_client"] = client_gains(own, reference)
-        if names:
-            methods[-1] |= {"gain": rounded(relative_gain(own, reference)), "per_client": _over_seeds(own)}
+    values = {method: _values(group) for method, group in groups.items()}
+    reference = values.get(baseline, {})
     seeds = sorted({run.seed for run in results}, key=natural)
-    measure: dict[str, Any] = {
-        "view": view,
-        "level": level,
-        "draws": draws,
-        "baseline": baseline,
-        "seeds": seeds,
-    }
-    if names:
-        measure["metrics"] = {client: names[client] for client in sorted(names, key=natural)}
-        known = results[0].data_sets
-        data_sets = {client: known[client] for client in measure["metrics"] if client in known}
-        measure |= {"data_sets": data_sets} if data_sets else {}
-    return results[0].about | measure | {"methods": methods}
+    settings = {"view": view, "level": level, "draws": draws, "baseline": baseline, "seeds": seeds}
+    measures = _measures(results)
+    methods = []
+    for method, own in values.items():
+        entry = _method_entry(method, list(groups[method].values()))
+        if method != baseline:
+            stream = rng.child("bootstrap", method).numpy()
+            against = paired_difference(own, reference, stream, draws, level)
+            entry["difference"] = against.to_json() if against else None
+            entry |= {"by_client": client_gains(own, reference)} if by_client else {}
+        if measures:
+            entry |= {"gain": rounded(relative_gain(own, reference)), "per_client": _per_client(own)}
+        methods.append(entry)
+    return results[0].about | settings | measures | {"methods": methods}
 
 
-def client_gains(
-    method: Mapping[str, Mapping[str, float]], baseline: Mapping[str, Mapping[str, float]]
-) -> dict[str, Any]:
-    """The difference of every client in every seed, and how many are better, equal or worse."""
-    seeds = sorted(method.keys() & baseline.keys(), key=natural)
-    differences = {
-        seed: {client: rounded(value) for client, value in paired(method[seed], baseline[seed]).items()}
-        for seed in seeds
-    }
-    values = [value for clients in differences.values() for value in clients.values() if value is not None]
-    signs = {"better": sum(value > 0 for value in values), "worse": sum(value < 0 for value in values)}
-    return {**signs, "equal": len(values) - sum(signs.values()), "differences": differences}
+def _values(group: Mapping[str, _Result]) -> BySeed:
+    return {seed: run.scores.per_client() for seed, run in group.items()}
 
 
-def relative_gain(
-    method: Mapping[str, Mapping[str, float]], baseline: Mapping[str, Mapping[str, float]]
-) -> float | None:
-    """Δ %: the mean over clients, then seeds, of 100·(value − baseline)/baseline, whatever each is measured by.
-
-    INFERRED from the Δ of FedMuscle's tables, whose definition was not at hand. Clients whose baseline is 0 are
-    left out.
-    """
-    means = []
-    for seed in sorted(method.keys() & baseline.keys()):
-        both = method[seed].keys() & {client for client, value in baseline[seed].items() if value > 0}
-        gains = [100 * (method[seed][one] / baseline[seed][one] - 1) for one in sorted(both, key=natural)]
-        means += [math.fsum(gains) / len(gains)] if gains else []
-    return math.fsum(means) / len(means) if means else None
+def _measures(results: Sequence[_Result]) -> dict[str, Any]:
+    """What each client is measured by and on which data; empty where all have one data set and its accuracy."""
+    names = {client: name for run in results for client, name in run.names.items()}
+    if not names:
+        return {}
+    metrics = {client: names[client] for client in sorted(names, key=natural)}
+    known = results[0].data_sets
+    data_sets = {client: known[client] for client in metrics if client in known}
+    return {"metrics": metrics, **({"data_sets": data_sets} if data_sets else {})}
 
 
-def _over_seeds(values: Mapping[str, Mapping[str, float]]) -> dict[str, float | None]:
+def _per_client(values: BySeed) -> dict[str, float | None]:
     """The mean over seeds of every client."""
     clients = sorted({client for seed in values.values() for client in seed}, key=natural)
     rows = {client: [seed[client] for seed in values.values() if client in seed] for client in clients}
@@ -290,7 +271,7 @@ def _federation(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _group(results: Sequence[_Result]) -> dict[str, dict[str, _Result]]:
-    """Method → seed → run; refuses two runs of one seed, and runs of one seed on different splits."""
+    """Method → seed → run; refuses a second run of one seed, and runs of one seed on different splits."""
     groups: dict[str, dict[str, _Result]] = defaultdict(dict)
     splits: dict[str, _Result] = {}
     for run in results:
@@ -309,7 +290,8 @@ def _group(results: Sequence[_Result]) -> dict[str, dict[str, _Result]]:
     return dict(groups)
 
 
-def _method_entry(method: str, runs: Sequence[_Result], against: Difference | None) -> dict[str, Any]:
+def _method_entry(method: str, runs: Sequence[_Result]) -> dict[str, Any]:
+    """What `comparison.json` says of one method, before it is set against the baseline."""
     means = [mean for run in runs if (mean := run.scores.mean()) is not None]
     seconds = [run.seconds for run in runs if run.seconds is not None]
     key, further = runs[0].key, _further_over_seeds(runs)
@@ -320,7 +302,7 @@ def _method_entry(method: str, runs: Sequence[_Result], against: Difference | No
         "seeds": len(runs),
         "clients": max(len(run.scores.clients) for run in runs),
         "accuracy": over_seeds(means),
-        "difference": against.to_json() if against else None,
+        "difference": None,
         "messages": _mean_messages(runs),
         "seconds_per_round": rounded(float(np.mean(seconds))) if seconds else None,
         "curve": _curve_over_seeds(runs),
@@ -338,15 +320,14 @@ def _further_over_seeds(runs: Sequence[_Result]) -> dict[str, dict[str, float | 
 def _mean_messages(runs: Sequence[_Result]) -> dict[str, Any]:
     return {
         direction: {
-            unit: whole(float(np.mean([run.messages[direction][unit] for run in runs])))
-            for unit in ("scalars", "bytes")
+            unit: whole(float(np.mean([run.messages[direction][unit] for run in runs]))) for unit in UNITS
         }
-        for direction in ("up", "down")
+        for direction in DIRECTIONS
     }
 
 
 def _curve_over_seeds(runs: Sequence[_Result]) -> dict[str, list[Any]] | None:
-    """The mean over seeds in every round that all seeds evaluated, and the lowest and highest seed."""
+    """The mean over seeds in every round that all seeds evaluated, with the lowest and the highest seed."""
     curves = [dict(zip(c.rounds.tolist(), c.mean.tolist(), strict=True)) for run in runs if (c := run.curve)]
     if not curves:
         return None

@@ -1,17 +1,23 @@
-"""Numbers as people read them."""
+"""Numbers and names as people read them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 NOTHING = "–"
+METHOD_NAMES = {"local": "Local"}
 MOMENT_NAMES = {
     "after_aggregation": "after aggregation",
     "after_training": "after training",
     "before": "before training",
 }
-
+VIEW_NAMES = {
+    "last": "last round",
+    "best_by_validation": "best round by validation",
+    "best_by_test": "best round by test",
+}
 METRIC_NAMES = {
     "mean_ap": "mean AP",
     "f1": "F1",
@@ -23,6 +29,11 @@ METRIC_NAMES = {
 }
 
 # --- numbers for people ---------------------------------------------------------------------------------
+
+
+def text(value: Any) -> str:
+    """Any value as text, a dash for None."""
+    return NOTHING if value is None else str(value)
 
 
 def count(value: float | None) -> str:
@@ -46,16 +57,35 @@ def size(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A fraction in percent with two digits."""
-    return NOTHING if value is None else f"{100 * value:.2f} %"
+    """A fraction in percent with two digits: 91.23 %."""
+    return NOTHING if value is None else f"{hundredths(value)} %"
+
+
+def hundredths(value: float | None) -> str:
+    """A fraction in percent without its sign, for a column that has the sign in its head: 91.23."""
+    return NOTHING if value is None else f"{100 * value:.2f}"
 
 
 def points(value: float | None) -> str:
     """A signed difference of two fractions, in percentage points, with a real minus sign."""
     if value is None:
         return NOTHING
-    text = f"{100 * value:+.2f}"
-    return "0.00" if float(text) == 0 else text.replace("-", "−")
+    shown = f"{100 * value:+.2f}"
+    return "0.00" if float(shown) == 0 else shown.replace("-", "−")
+
+
+def with_spread(value: Mapping[str, Any], show: Callable[[float | None], str]) -> str:
+    """A mean over seeds with its deviation, where there is one: 91.23 ± 0.40."""
+    spread = value.get("std_over_seeds")
+    return show(value["mean"]) if spread is None else f"{show(value['mean'])} ± {show(spread)}"
+
+
+def with_interval(difference: Mapping[str, Any]) -> str:
+    """A difference and its interval in percentage points: +0.24 [−0.31, +0.85] tie."""
+    if difference.get("low") is None:
+        return points(difference.get("mean"))
+    interval = f"[{points(difference['low'])}, {points(difference['high'])}]"
+    return f"{points(difference['mean'])} {interval}{' tie' if difference['tie'] else ''}"
 
 
 def duration(seconds: float | None) -> str:
@@ -72,14 +102,22 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+# --- names for people -----------------------------------------------------------------------------------
+
+
 def measured(metrics: Mapping[str, str] | None) -> str:
-    """What a mean over clients is a mean of: accuracy, another measure, or a score where clients have several."""
+    """What a mean over clients is a mean of: accuracy, another metric, or "score" where clients have several."""
     names = {*(metrics or {}).values()} or {"accuracy"}
     return metric_name(names.pop()) if len(names) == 1 else "score"
 
 
+def method_label(name: str) -> str:
+    """A method as tables show it."""
+    return METHOD_NAMES.get(name, name)
+
+
 def metric_name(name: str) -> str:
-    """A measure in words."""
+    """A metric in words."""
     return METRIC_NAMES.get(name, name)
 
 
@@ -89,15 +127,18 @@ def moment(when: str | None) -> str:
 
 
 def capital(word: str) -> str:
-    """With a capital letter in front; the others stay as they are."""
+    """Capitalise the first letter only."""
     return word[0].upper() + word[1:]
 
 
+# --- numbers for JSON -----------------------------------------------------------------------------------
+
+
 def rounded(value: float | None) -> float | None:
-    """Six digits, and None for what is not a number: JSON has no NaN."""
+    """Six digits; None for NaN and infinity, which JSON does not have."""
     return round(float(value), 6) if value is not None and math.isfinite(value) else None
 
 
 def whole(value: float) -> float | int:
-    """A mean of counts: an integer where it is one."""
+    """A mean of counts: an integer where it is one, else six digits."""
     return int(value) if value == int(value) else round(value, 6)

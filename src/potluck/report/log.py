@@ -1,19 +1,26 @@
-"""The log of a run, read into columns."""
+"""Reads the logs of a run into columns.
+
+Every evaluation protocol is a view of `metrics.jsonl`: a `Series` holds the values of one moment and mode, and
+gives the scores of the round that a view looks at.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
-from array import array
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, BinaryIO, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as arrow_json
 import yaml
 
 from potluck.errors import ConfigError, RunError, nearest
@@ -21,13 +28,11 @@ from potluck.files import read_json
 from potluck.report.format import rounded
 
 Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
 View = Literal["last", "best_by_validation", "best_by_test"]
 VIEWS: tuple[View, ...] = get_args(View)
-ACCURACY = "accuracy"
 Key = tuple[str, str]  # moment, mode
-
-Integers = npt.NDArray[np.int64]
-USUAL = {ACCURACY, "score", "metric", "loss", "samples"}  # what else a task logs are further measures
+ACCURACY = "accuracy"
 MOMENTS = ("after_aggregation", "after_training", "before")  # the headline is the first one logged
 
 
@@ -52,7 +57,7 @@ class Scores:
         return float(self.accuracy @ self.samples) / total if total > 0 else None
 
     def spread(self) -> float | None:
-        """The standard deviation over clients, of the population: these are all clients, not a sample."""
+        """The population standard deviation over clients: these are all clients, not a sample of them."""
         return float(self.accuracy.std()) if len(self.accuracy) else None
 
     def worst_tenth(self) -> float | None:
@@ -64,10 +69,10 @@ class Scores:
         return dict(zip(self.clients, self.accuracy.tolist(), strict=True))
 
 
-# --- all rounds -----------------------------------------------------------------------------------------
-
-
 NOBODY = Scores((), np.empty(0), np.empty(0))
+
+
+# --- all rounds -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -85,8 +90,8 @@ class Curve:
 class Series:
     """All values of one moment and mode, sorted by round, then client; NaN where a part was not measured.
 
-    Values are stored as they were logged, not as a grid: where a hundred of a million clients are evaluated
-    per round, the memory follows the hundred.
+    Values are kept as they were logged, not as a grid of rounds and clients, so that memory follows the clients
+    evaluated per round and not the number of clients.
     """
 
     names: tuple[str, ...]  # the clients, in natural order
@@ -121,12 +126,12 @@ class Series:
         return int(np.nanargmax(guide)) if np.isfinite(guide).any() else None
 
     def scores(self, view: View) -> Scores:
-        """The test scores under a view; nobody's where the view is not defined."""
+        """The test scores in the round of a view; `NOBODY` where the view has no round."""
         row = self.row(view)
         return NOBODY if row is None else self.at(row)
 
     def evaluated(self, view: View) -> tuple[str, ...]:
-        """The clients with test data in the round of a view, those whose score is undefined too."""
+        """The clients with test data in the round of a view, including those whose score is undefined."""
         row = self._row_or_last(view)
         if row is None:
             return ()
@@ -135,7 +140,7 @@ class Series:
         return tuple(self.names[index] for index in self.client[part][tested])
 
     def further_means(self, view: View) -> dict[str, dict[str, Any]]:
-        """Each further measure in the round of a view: the mean over the clients that have it, and their number."""
+        """Each further measure in the round of a view: its mean over the clients that have it, and their number."""
         row = self._row_or_last(view)
         if row is None:
             return {}
@@ -144,26 +149,17 @@ class Series:
         return {name: {"mean": rounded(_mean(part)), "clients": len(part)} for name, part in found.items()}
 
     def _row_or_last(self, view: View) -> int | None:
-        """The round of a view; the last view has one even where no score is defined in any."""
+        """The round of a view; the view "last" has one even if no score is defined in any round."""
         row = self.row(view)
         return len(self.rounds) - 1 if row is None and view == "last" and len(self.rounds) else row
 
-    def grid(self, values: Floats) -> Floats:
-        """`accuracy`, `samples` or `validation` as rounds × clients, NaN where absent."""
-        grid = np.full((len(self.rounds), len(self.names)), np.nan)
-        grid[np.repeat(np.arange(len(self.rounds)), np.diff(self.starts)), self.client] = values
-        return grid
-
-    def curve(self, label: str, band: Literal["spread", "range"] | None = None) -> Curve:
-        """Mean accuracy over rounds; the band is one standard deviation, or from worst to best client."""
+    def curve(self, label: str, band: bool = False) -> Curve:
+        """Mean accuracy over rounds; the band is one standard deviation over clients to either side."""
         rows = [row for row, mean in enumerate(self.means(self.accuracy)) if np.isfinite(mean)]
         rounds, accuracies = self.rounds[rows], [self.at(row).accuracy for row in rows]
         mean = np.array([values.mean() for values in accuracies])
-        if band is None:
+        if not band:
             return Curve(label, rounds, mean)
-        if band == "range":
-            low, high = ([values.min() for values in accuracies], [values.max() for values in accuracies])
-            return Curve(label, rounds, mean, np.array(low), np.array(high))
         spread = np.array([values.std() for values in accuracies])
         return Curve(label, rounds, mean, np.clip(mean - spread, 0, 1), np.clip(mean + spread, 0, 1))
 
@@ -177,9 +173,7 @@ class Metrics:
 
     series: dict[Key, Series]
     held_out: dict[Key, Series]
-    names: dict[str, str] = field(
-        default_factory=dict
-    )  # client → what it is measured by, where not all by accuracy
+    names: dict[str, str] = field(default_factory=dict)  # client → its metric, where not all have accuracy
 
     def headline(self, when: str | None = None, mode: str | None = None) -> Key | None:
         """The series a run is judged by; None when nothing was logged.
@@ -201,135 +195,226 @@ def _moment_rank(moment: str) -> int:
     return MOMENTS.index(moment) if moment in MOMENTS else len(MOMENTS)
 
 
-# --- reading --------------------------------------------------------------------------------------------
+def _mean(values: Floats) -> float | None:
+    return float(values.mean()) if len(values) else None
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The records of a log, numbered from 1, one at a time.
+# --- logs as tables -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LogFormat:
+    """The columns of a log."""
+
+    entry: str  # what an error message calls a line
+    schema: pa.Schema
+    required: tuple[str, ...] = ()  # the columns that every line must have
+    open: bool = False  # whether fields outside the schema are read too
+
+
+_PART = pa.struct(
+    {"accuracy": pa.float64(), "score": pa.float64(), "metric": pa.string(), "samples": pa.float64()}
+)
+METRICS = LogFormat(
+    "a measurement",
+    pa.schema(
+        {
+            "round": pa.int64(),
+            "client": pa.string(),
+            "when": pa.string(),
+            "mode": pa.string(),
+            "held_out": pa.bool_(),
+            "test": _PART,
+            "validation": _PART,
+        }
+    ),
+    required=("round", "client", "when"),
+    open=True,  # tasks log further measures
+)
+LEDGER = LogFormat(
+    "an entry of the ledger",
+    pa.schema(
+        {
+            "round": pa.int64(),
+            "client": pa.string(),
+            "direction": pa.string(),
+            "purpose": pa.string(),
+            "scalars": pa.int64(),
+            "bytes": pa.int64(),
+            "as_published": pa.int64(),
+        }
+    ),
+    required=("round", "client", "direction", "purpose", "scalars", "bytes"),
+)
+TIMING = LogFormat("a timing", pa.schema({"round": pa.int64(), "seconds": pa.float64()}))
+
+
+def read_table(path: Path, format: LogFormat) -> pa.Table:
+    """A log as a table with a row per line; no rows where the file is absent.
 
     A last line without its end is a write in progress and is left out; any other broken line is an error.
     """
     if not path.parent.is_dir():
         raise RunError(f"there is no folder {path.parent}: give the folder of a run")
     if not path.exists():
-        return
+        return format.schema.empty_table()
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                if not line.endswith(b"\n"):
-                    return
-                raise RunError(f"{path}, line {number} is not JSON ({error}): repair or remove it") from None
-            if not isinstance(record, dict):
-                raise RunError(f"{path}, line {number} is not a mapping: repair or remove it")
-            yield number, record
+        try:
+            return _parse(file, format)
+        except pa.ArrowException:
+            file.seek(0)
+            lines = [line for line in file if line.endswith(b"\n")]
+    try:
+        return _parse(io.BytesIO(b"".join(lines)), format)
+    except pa.ArrowException:
+        raise _refusal(path, lines, format) from None
+
+
+def _parse(file: BinaryIO, format: LogFormat) -> pa.Table:
+    if not file.read(1):
+        return format.schema.empty_table()
+    file.seek(0)
+    table = arrow_json.read_json(
+        file,
+        arrow_json.ReadOptions(use_threads=False),
+        arrow_json.ParseOptions(
+            explicit_schema=format.schema,
+            unexpected_field_behavior="infer" if format.open else "ignore",
+        ),
+    )
+    for name in format.required:
+        if table[name].null_count:
+            raise pa.ArrowInvalid(f"it has no {name}")
+    return table
+
+
+def _refusal(path: Path, lines: list[bytes], format: LogFormat) -> RunError:
+    """The error that names the first broken line.
+
+    Arrow does not say which line it refused. But once a line is refused, every longer part of the log is refused
+    too, so bisection finds it.
+    """
+
+    def reason(last: int) -> str:
+        try:
+            _parse(io.BytesIO(b"".join(lines[: last + 1])), format)
+        except pa.ArrowException as error:
+            return re.sub(r"^JSON parse error: | in row \d+$", "", str(error))
+        return ""
+
+    broken = bisect_left(range(len(lines)), True, key=lambda last: reason(last) != "")
+    where = f"{path}, line {broken + 1}"
+    try:
+        json.loads(lines[broken])
+    except ValueError as error:
+        return RunError(f"{where} is not JSON ({error}): repair or remove it")
+    return RunError(f"{where} is not {format.entry} ({reason(broken)}): repair or remove it")
+
+
+# --- metrics.jsonl --------------------------------------------------------------------------------------
+
+_SERIES = ("held_out", "when", "mode")  # what tells one series from another
+_FURTHER = "further."  # in front of the column of a further measure
 
 
 def read_metrics(path: Path) -> Metrics:
     """Read `metrics.jsonl`, given as such or by its folder. Of a value logged twice the later one counts."""
     path = path if path.suffix == ".jsonl" else path / "metrics.jsonl"
-    numbers: dict[str, int] = {}
-    measures: dict[str, str] = {}
-    columns: dict[tuple[bool, Key], _Columns] = defaultdict(_Columns)
-    for number, record in read_lines(path):
-        try:
-            key = (str(record["when"]), str(record.get("mode") or "default"))
-            client = numbers.setdefault(str(record["client"]), len(numbers))
-            columns[bool(record.get("held_out")), key].add(client, record)
-            if part := record.get("test") or record.get("validation"):
-                measures[str(record["client"])] = str(part.get("metric", ACCURACY))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RunError(f"{path}, line {number} is not a measurement: {error!r}") from None
-    names = tuple(sorted(numbers, key=natural))
-    order = np.zeros(len(names), np.int64)
-    order[[numbers[name] for name in names]] = np.arange(len(names))
+    lines = _flat(read_table(path, METRICS))
+    names = tuple(sorted(lines["client"].unique().to_pylist(), key=natural))
+    lines = lines.append_column("place", pc.index_in(lines["client"], pa.array(names, pa.string())))
+    first = lines.group_by(_SERIES).aggregate([("line", "min")]).sort_by("line_min")
     series: dict[bool, dict[Key, Series]] = {False: {}, True: {}}
-    for (held_out, key), column in columns.items():
-        series[held_out][key] = column.series(names, order)
-    mixed = bool({*measures.values()} - {ACCURACY})
-    others = {client: measures[client] for client in names if mixed and client in measures}
-    return Metrics(series[False], series[True], others)
+    for held_out, when, mode in zip(*(first[name].to_pylist() for name in _SERIES), strict=True):
+        own = (pc.field("held_out") == held_out) & (pc.field("when") == when) & (pc.field("mode") == mode)
+        series[held_out][when, mode] = _series(names, lines.filter(own))
+    return Metrics(series[False], series[True], _metrics_by_client(lines, names))
 
 
-@dataclass
-class _Columns:
-    """A series while it is being read: flat machine arrays, 40 bytes a value."""
-
-    round: array[int] = field(default_factory=lambda: array("q"))
-    client: array[int] = field(default_factory=lambda: array("q"))
-    accuracy: array[float] = field(default_factory=lambda: array("d"))
-    samples: array[float] = field(default_factory=lambda: array("d"))
-    validation: array[float] = field(default_factory=lambda: array("d"))
-    further: dict[str, _Sparse] = field(default_factory=lambda: defaultdict(_Sparse))
-
-    def add(self, client: int, record: Mapping[str, Any]) -> None:
-        test, validation = record.get("test") or {}, record.get("validation") or {}
-        values = (_score(test), _number(test, "samples"), _score(validation))
-        self.round.append(int(record["round"]))
-        self.client.append(client)
-        for column, value in zip((self.accuracy, self.samples, self.validation), values, strict=True):
-            column.append(value)
-        for name, value in test.items():
-            if name not in USUAL and name != test.get("metric") and isinstance(value, (int, float)):
-                self.further[name].add(len(self.round) - 1, float(value))
-
-    def series(self, names: tuple[str, ...], order: Integers) -> Series:
-        rounds = np.array(self.round, np.int64)
-        client = order[np.array(self.client, np.int64)]
-        sorting = np.lexsort((client, rounds))
-        newest = _last_of_equals(rounds[sorting], client[sorting])
-        sorting = sorting[newest]
-        unique, starts = np.unique(rounds[sorting], return_index=True)
-        columns = (self.accuracy, self.samples, self.validation)
-        accuracy, samples, validation = (np.array(column)[sorting] for column in columns)
-        further = {name: self.further[name].column(len(rounds))[sorting] for name in self.further}
-        starts = np.append(starts, len(sorting))
-        return Series(names, unique, starts, client[sorting], accuracy, samples, validation, further)
+def _flat(table: pa.Table) -> pa.Table:
+    """A column for every number in `test` and `validation`, and one that numbers the lines."""
+    parts = table.flatten()
+    measured = pc.or_(table["test"].is_valid(), table["validation"].is_valid())
+    metric = pc.coalesce(parts["test.metric"], parts["validation.metric"], ACCURACY)
+    columns = {
+        "line": np.arange(len(parts)),
+        "round": parts["round"],
+        "client": parts["client"],
+        "when": parts["when"],
+        "mode": parts["mode"].fill_null("default"),
+        "held_out": parts["held_out"].fill_null(False),
+        "metric": pc.if_else(measured, metric, None),
+        "accuracy": _score(parts, "test"),
+        "samples": parts["test.samples"],
+        "validation": _score(parts, "validation"),
+    }
+    return pa.table(columns | _further(parts))
 
 
-@dataclass
-class _Sparse:
-    """A column that few lines of a log have."""
-
-    place: array[int] = field(default_factory=lambda: array("q"))
-    value: array[float] = field(default_factory=lambda: array("d"))
-
-    def add(self, place: int, value: float) -> None:
-        self.place.append(place)
-        self.value.append(value)
-
-    def column(self, length: int) -> Floats:
-        """With a value per line, NaN where there is none."""
-        column = np.full(length, np.nan)
-        column[np.array(self.place, np.int64)] = np.array(self.value)
-        return column
+def _score(parts: pa.Table, part: str) -> pa.ChunkedArray:
+    """The accuracy, or the score of a task that names its own metric, null where that is undefined."""
+    score, accuracy = parts[f"{part}.score"], parts[f"{part}.accuracy"]
+    return pc.if_else(parts[f"{part}.metric"].is_valid(), score, pc.coalesce(score, accuracy))
 
 
-def _last_of_equals(rounds: Integers, client: Integers) -> npt.NDArray[np.bool_]:
-    """Of neighbours with the same round and client only the last; they are in the order of the log."""
-    changes = (np.diff(rounds) != 0) | (np.diff(client) != 0)
-    return np.append(changes, True)
+def _further(parts: pa.Table) -> dict[str, pa.ChunkedArray]:
+    """The columns of the other numbers in `test`, without the one that a client is judged by."""
+    known = {"loss", *(entry.name for entry in _PART)}
+    metric = parts["test.metric"].fill_null("")
+    further = {}
+    for entry in parts.schema:
+        name = entry.name.removeprefix("test.")
+        if entry.name != name and name not in known and _is_number(entry.type):
+            values = parts[entry.name].cast(pa.float64())
+            further[_FURTHER + name] = pc.if_else(pc.equal(metric, name), None, values)
+    return further
 
 
-def _number(part: Mapping[str, Any], name: str) -> float:
-    value = part.get(name)
-    return math.nan if value is None else float(value)
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
-def _score(part: Mapping[str, Any]) -> float:
-    """The accuracy, or what the client's task has in its place."""
-    return _number(part, "score" if "score" in part else "accuracy")
+def _series(names: tuple[str, ...], lines: pa.Table) -> Series:
+    values = lines.sort_by([(name, "ascending") for name in ("round", "place", "line")])
+    value = np.stack([values["round"].to_numpy(), values["place"].to_numpy()])
+    latest = np.append(np.diff(value).any(0), True)  # of several lines with one round and client the last
+    values = values.filter(pa.array(latest))
+    rounds, starts = np.unique(values["round"].to_numpy(), return_index=True)
+    return Series(
+        names=names,
+        rounds=rounds,
+        starts=np.append(starts, len(values)),
+        client=values["place"].to_numpy(),
+        accuracy=values["accuracy"].to_numpy(),
+        samples=values["samples"].to_numpy(),
+        validation=values["validation"].to_numpy(),
+        further=_further_values(values),
+    )
+
+
+def _further_values(values: pa.Table) -> dict[str, Floats]:
+    """The further measures that a series has, in the order they were first logged."""
+    columns = {name: values[name] for name in values.column_names if name.startswith(_FURTHER)}
+    found = {name: column for name, column in columns.items() if column.null_count < len(column)}
+    first = {name: pc.min(values["line"].filter(column.is_valid())).as_py() for name, column in found.items()}
+    return {
+        name.removeprefix(_FURTHER): found[name].to_numpy() for name in sorted(found, key=first.__getitem__)
+    }
+
+
+def _metrics_by_client(lines: pa.Table, names: tuple[str, ...]) -> dict[str, str]:
+    """What each client is measured by, by its last line; empty where all have accuracy."""
+    measured = lines.select(["client", "metric"]).drop_null()
+    if set(measured["metric"].unique().to_pylist()) <= {ACCURACY}:
+        return {}
+    newest = dict(zip(measured["client"].to_pylist(), measured["metric"].to_pylist(), strict=True))
+    return {client: newest[client] for client in names if client in newest}
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     """A sorting key that puts client 9 before client 10, and `site-9` before `site-10`."""
     chunks = re.findall(r"[0-9]+|[^0-9]+", name)
     return tuple((0, int(chunk), chunk) if chunk.isdecimal() else (1, 0, chunk) for chunk in chunks)
-
-
-def _mean(values: Floats) -> float | None:
-    return float(values.mean()) if len(values) else None
 
 
 # --- the small files of a run ---------------------------------------------------------------------------

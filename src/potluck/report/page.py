@@ -1,39 +1,43 @@
-"""`report.html`: a run, or several methods side by side, as one page that needs nothing else.
+"""`report.html` and `comparison.html`: a run, or several methods side by side, as one self-contained page.
 
 The page loads nothing (its own policy forbids it), follows the reader's light or dark theme, and escapes
-every name it shows. It holds no date: the same run gives the same page.
+every name it shows. It holds no date: the same run gives the same page. This module gathers what a page shows;
+the HTML is in `templates`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 import yaml
+from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from potluck.errors import RunError
 from potluck.files import write_whole
 from potluck.report import plots
-from potluck.report.format import capital, count, duration, measured, moment, percent, size
-from potluck.report.log import (
-    Curve,
-    Key,
-    Metrics,
-    method_name,
-    natural,
-    read_config,
-    read_mapping,
-    read_metrics,
+from potluck.report.format import (
+    VIEW_NAMES,
+    capital,
+    count,
+    duration,
+    measured,
+    moment,
+    percent,
+    size,
 )
-from potluck.report.markup import figure, page, section, table
-from potluck.report.render import Column, Sheet
+from potluck.report.log import Curve, Key, Metrics, method_name, read_config, read_mapping, read_metrics
+from potluck.report.render import Column, Sheet, words
 from potluck.report.scores import messages_block, seconds_per_round, summarise
 from potluck.report.sheets import (
-    VIEW_NAMES,
+    client_rows,
     clients_sheet,
     comparison_sheet,
     data_name,
@@ -46,14 +50,63 @@ from potluck.report.sheets import (
     targets_sheet,
 )
 
-MOST_FAILURES = 20
+_Part = dict[str, Any] | None  # what the template of a section needs; None leaves the section out
+
+# --- templates ------------------------------------------------------------------------------------------
+
+# The colours of a picture become variables of the page, so that it follows the reader's theme.
+_VARIABLES = {
+    plots.INK: "var(--ink)",
+    plots.FAINT: "var(--faint)",
+    plots.RULE: "var(--rule)",
+    plots.PAPER: "var(--paper)",
+    **{color: f"var(--c{place})" for place, color in enumerate(plots.PALETTE)},
+}
+
+
+def _render(template: str, context: Mapping[str, Any]) -> bytes:
+    return _templates().get_template(template).render(context).encode()
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("potluck.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"svg": _svg, "words": _in_words}
+    return environment
+
+
+def _svg(picture: Figure) -> Markup:
+    """A picture in the colours of the page."""
+    svg = re.sub(
+        r"(fill|stroke): (#[0-9a-f]{6})",
+        lambda match: f"{match[1]}: {_VARIABLES.get(match[2], match[2])}",
+        plots.to_svg(picture),
+    )
+    return Markup(svg)  # matplotlib has escaped the names in it
+
+
+def _in_words(value: Any) -> str:
+    """Any value of a JSON file as one line of text."""
+    if value is None:
+        return ""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {_in_words(entry)}" for name, entry in value.items())
+    return " × ".join(map(_in_words, value)) if isinstance(value, (list, tuple)) else str(value)
+
 
 # --- a run ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Run:
-    """What the page of one run is made of; absent files are empty mappings."""
+    """The files of a run; absent ones are empty mappings."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -66,7 +119,7 @@ class _Run:
     key: Key | None
 
     @property
-    def word(self) -> str:
+    def measure(self) -> str:
         """What the clients are measured by."""
         return measured((self.summary.get("accuracy") or {}).get("metrics"))
 
@@ -83,20 +136,26 @@ def write_report(folder: Path) -> Path:
     Only `config.yaml` has to be there; a section whose files are absent is left out.
     """
     run = _load(Path(folder))
-    sections = (
-        _headline(run),
-        _failures(run),
-        _rounds(run),
-        _protocols(run),
-        _tuning(run.tuning),
-        _clients(run),
-        _further(run),
-        _split(run),
-        _contract(run.contract),
-        _settings(run),
-    )
+    context = {
+        "title": run.title,
+        "subtitle": _subtitle(run),
+        "measure": capital(run.measure),
+        "cards": _cards(run),
+        "failures": _failures(run),
+        "curves": _curves(run),
+        "protocols": _protocols(run),
+        "tuning": _tuning(run.tuning),
+        "clients": _clients(run),
+        "further": run_further_sheet(run.summary),
+        "split": _split(run),
+        "contract": _contract(run.contract),
+        "folder": f"{run.folder.resolve().parent.name}/{run.folder.name}",
+        "settings": yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True),
+        # The models are in the table of clients.
+        "environment": {name: value for name, value in run.environment.items() if name != "models"},
+    }
     path = run.folder / "report.html"
-    write_whole(path, page(run.title, _subtitle(run), sections).encode())
+    write_whole(path, _render("run.html.j2", context))
     return path
 
 
@@ -122,7 +181,7 @@ def _load(folder: Path) -> _Run:
 
 
 def _unfinished(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What can be said of a run that has not written its summary yet."""
+    """The summary of a run that has not written one yet, as far as its logs go."""
     ledger, training = folder / "ledger.jsonl", config.get("training")
     return {
         "method": method_name(config),
@@ -149,183 +208,117 @@ def _subtitle(run: _Run) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _headline(run: _Run) -> str:
+def _cards(run: _Run) -> list[tuple[str, str, str]]:
+    """The large numbers on top, each with a label and a detail."""
     accuracy, messages = run.summary.get("accuracy") or {}, run.summary.get("messages") or {}
     cards = []
     if accuracy.get("last") is not None:
+        label = run.measure if run.measure.startswith("mean") else f"mean {run.measure}"
         spread, tenth = percent(accuracy.get("std_over_clients")), percent(accuracy.get("worst_tenth"))
-        cards.append(
-            (_mean_of(accuracy), percent(accuracy["last"]), f"± {spread} over clients; worst tenth {tenth}")
-        )
-    held_out = accuracy.get("held_out")
-    if held_out:
-        cards.append(
-            (
-                "held-out clients",
-                percent(held_out["last"]),
-                f"{count(held_out['clients'])} that never trained",
-            )
-        )
-    for direction, words in (("up", "leaves a client"), ("down", "comes to a client")):
-        part = messages.get(direction)
-        if part:
-            cards.append((f"{words}, per round", size(part["bytes"]), f"{count(part['scalars'])} scalars"))
-    if run.summary.get("seconds_per_round") is not None:
+        cards.append((label, percent(accuracy["last"]), f"± {spread} over clients; worst tenth {tenth}"))
+    if held_out := accuracy.get("held_out"):
+        never = f"{count(held_out['clients'])} that never trained"
+        cards.append(("held-out clients", percent(held_out["last"]), never))
+    for direction, way in (("up", "leaves a client"), ("down", "comes to a client")):
+        if part := messages.get(direction):
+            cards.append((f"{way}, per round", size(part["bytes"]), f"{count(part['scalars'])} scalars"))
+    if (seconds := run.summary.get("seconds_per_round")) is not None:
         device = run.environment.get("device")
-        cards.append(
-            ("a round takes", duration(run.summary["seconds_per_round"]), f"on {device}" if device else "")
-        )
-    return f'<section class="headline">{_cards(cards)}</section>' if cards else ""
+        cards.append(("a round takes", duration(seconds), f"on {device}" if device else ""))
+    return cards
 
 
-def _mean_of(accuracy: Mapping[str, Any]) -> str:
-    word = measured(accuracy.get("metrics"))
-    return word if word.startswith("mean") else f"mean {word}"
-
-
-def _cards(cards: Iterable[tuple[str, str, str]]) -> str:
-    return "".join(
-        f'<div class="card"><span class="label">{escape(label)}</span>'
-        f'<span class="value">{escape(value)}</span><span class="detail">{escape(detail)}</span></div>'
-        for label, value, detail in cards
-    )
-
-
-def _failures(run: _Run) -> str:
+def _failures(run: _Run) -> list[str]:
     """The clients that failed, as client → number of times, or whatever else the summary says of failures."""
-    failures = run.summary.get("failures")
-    if not failures:
-        return ""
+    failures = run.summary.get("failures") or []
     if isinstance(failures, Mapping):
-        failures = [f"client {client}: {_words(value)} times" for client, value in failures.items()]
-    lines = failures if isinstance(failures, list) else [failures]
-    shown = "".join(f"<li>{escape(_words(line))}</li>" for line in lines[:MOST_FAILURES])
-    more = f"<p>… and {len(lines) - MOST_FAILURES} more.</p>" if len(lines) > MOST_FAILURES else ""
-    return section("What failed", f"<ul>{shown}</ul>{more}", "The rounds went on without these clients.")
+        failures = [f"client {client}: {_in_words(value)} times" for client, value in failures.items()]
+    return [_in_words(line) for line in (failures if isinstance(failures, list) else [failures])]
 
 
-def _rounds(run: _Run) -> str:
+def _curves(run: _Run) -> _Part:
+    """Accuracy over rounds, with a band around the series that the run is judged by."""
     if run.key is None or run.key not in run.metrics.series:
-        return ""
+        return None
     keys = [run.key, *(key for key in run.metrics.series if key != run.key)]
-    curves = [
-        run.metrics.series[key].curve(_name(key, keys), "spread" if key == run.key else None) for key in keys
-    ]
-    held_out = run.metrics.held_out.get(run.key)
-    if held_out is not None:
+    curves = [run.metrics.series[key].curve(_name(key, keys), band=key == run.key) for key in keys]
+    if held_out := run.metrics.held_out.get(run.key):
         curves.append(held_out.curve("held-out clients"))
-    title = f"{capital(run.word)} over rounds"
-    picture = figure(plots.accuracy_over_rounds(curves), title)
-    return section(title, picture, _rounds_text(run, run.key, several=len(keys) > 1))
-
-
-def _rounds_text(run: _Run, key: Key, several: bool) -> str:
     evaluate = run.config.get("evaluate")
     common = isinstance(evaluate, Mapping) and evaluate.get("on") == "global"
     data = "the common test data" if common else "each client's own test data"
-    band = f", {_name(key, list(run.metrics.series))}" if several else ""
-    return f"Mean over clients of the {run.word} on {data}. The band is one standard deviation over clients{band}."
+    band = f", {_name(run.key, keys)}" if len(keys) > 1 else ""
+    mean = f"Mean over clients of the {run.measure} on {data}."
+    lead = f"{mean} The band is one standard deviation over clients{band}."
+    return {"picture": plots.accuracy_over_rounds(curves), "lead": lead}
 
 
 def _name(key: Key, keys: Sequence[Key]) -> str:
-    """A moment and a mode in words; what all series share is left unsaid."""
+    """A moment and a mode in words, without the one that all series share."""
     when, mode = moment(key[0]), key[1]
     if len({other for _, other in keys}) == 1:
         return when
     return mode if len({other for other, _ in keys}) == 1 else f"{mode}, {when}"
 
 
-def _protocols(run: _Run) -> str:
-    """The same log under every protocol; papers differ in nothing but the column they quote."""
+def _protocols(run: _Run) -> _Part:
+    """The log under every protocol: papers differ in the column they quote."""
     if run.key is None or run.key not in run.metrics.series:
-        return ""
-    names = (
-        "evaluated",
-        "mode",
-        "last",
-        "best by validation",
-        "best by test",
-        "last, by samples",
-        "spread",
-        "worst tenth",
+        return None
+
+    def score(name: str, field: str) -> Column:
+        return Column(name, lambda block: block[field], percent)
+
+    columns = (
+        words("evaluated", lambda block: block["when"], moment),
+        words("mode", lambda block: block["mode"]),
+        score("last", "last"),
+        score("best by validation", "best_by_validation"),
+        score("best by test", "best_by_test"),
+        score("last, by samples", "weighted_last"),
+        score("spread", "std_over_clients"),
+        score("worst tenth", "worst_tenth"),
     )
-    columns = tuple(Column(name, "left" if place < 2 else "right") for place, name in enumerate(names))
-    rows = tuple(_protocol_row(key, summarise(run.metrics, *key)) for key in run.metrics.series)
-    chosen = list(run.metrics.series).index(run.key)
-    text = (
-        "One log, scored the ways papers score. Best by test looks at the answers: an upper bound, "
-        "not a result. The bold row is the headline."
-    )
-    return section("The same run under other protocols", table(Sheet("", columns, rows), marked=chosen), text)
+    blocks = [summarise(run.metrics, *key) for key in run.metrics.series]
+    headline = list(run.metrics.series).index(run.key)
+    return {"sheet": Sheet("", columns, blocks, sortable=False), "headline": headline}
 
 
-def _protocol_row(key: Key, block: Mapping[str, Any]) -> tuple[str, ...]:
-    names = ("last", "best_by_validation", "best_by_test", "weighted_last", "std_over_clients", "worst_tenth")
-    return (moment(key[0]), key[1], *(percent(block[name]) for name in names))
-
-
-def _tuning(tuning: Mapping[str, Any]) -> str:
+def _tuning(tuning: Mapping[str, Any]) -> _Part:
     """How an option that was left open got its value: what each candidate reached, and what it cost."""
     if not tuning:
-        return ""
-    name, chosen, curve = tuning["option"], tuning["chosen"], tuning["curve"]
-    columns = tuple(
-        Column(title) for title in (name, "validation accuracy", "per client and round", "scalars")
+        return None
+    option, chosen, curve = tuning["option"], tuning["chosen"], tuning["curve"]
+    columns = (
+        Column(option, lambda point: point["value"]),
+        Column("validation accuracy", lambda point: point["validation"], percent),
+        Column("per client and round", lambda point: point["bytes"], size),
+        Column("scalars", lambda point: point["scalars"], count),
     )
-    rows = tuple(
-        (str(point["value"]), percent(point["validation"]), size(point["bytes"]), count(point["scalars"]))
-        for point in curve
-    )
-    marked = [point["value"] for point in curve].index(chosen)
-    picture = figure(
-        plots.accuracy_against_bytes(curve, name, chosen), f"Validation accuracy against bytes, by {name}"
-    )
-    text = (
-        f"Pilot runs of {tuning['rounds']} rounds each. {chosen} is the smallest value within "
-        f"{100 * tuning['tolerance']:g} points of the best validation accuracy. Test rows played no part, and what "
-        "the pilot runs sent is not in the ledger of this run."
-    )
-    return section(f"How {name} was chosen", picture + table(Sheet("", columns, rows), marked=marked), text)
+    return {
+        "option": option,
+        "chosen": chosen,
+        "rounds": tuning["rounds"],
+        "tolerance": f"{100 * tuning['tolerance']:g}",
+        "picture": plots.accuracy_against_bytes(curve, option, chosen),
+        "sheet": Sheet("", columns, curve, sortable=False),
+        "marked": [point["value"] for point in curve].index(chosen),
+    }
 
 
-def client_rows(
-    split: Mapping[str, Any], accuracy: Mapping[str, Any], models: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """The rows of `table.run_sheet`, from `split.json`, a summary's accuracy, and the clients' models."""
-    parts = {str(part["id"]): part for part in split.get("clients") or ()}
-    values = accuracy.get("per_client") or {}
-    held_out = {str(client) for client in split.get("held_out") or ()}
-    return [
-        {
-            "id": client,
-            "model": models.get(client),
-            "train": len(parts[client]["train"]) if "train" in parts.get(client, {}) else None,
-            "test": len(parts[client]["test"]) if "test" in parts.get(client, {}) else None,
-            "accuracy": values.get(client),
-        }
-        for client in sorted((parts.keys() | values.keys()) - held_out, key=natural)
-    ]
-
-
-def _clients(run: _Run) -> str:
+def _clients(run: _Run) -> _Part:
     accuracy = run.summary.get("accuracy") or {}
     rows = client_rows(run.split, accuracy, _models(run))
     if not rows:
-        return ""
+        return None
     values = accuracy.get("per_client") or {}
-    picture = figure(plots.client_bars(values), f"{capital(run.word)} per client") if values else ""
-    sheet = run_sheet(run.summary, rows)
-    listing = table(sheet, bars=bool(values))
-    if len(rows) > 12:
-        listing = f"<details><summary>All {len(rows)} clients</summary>{listing}</details>"
-    return section("Clients", picture + listing, _evaluated(len(values), len(rows)))
-
-
-def _further(run: _Run) -> str:
-    """What the clients' tasks measure besides what they are judged by."""
-    sheet = run_further_sheet(run.summary)
-    text = "In the last evaluated round, each the mean over the clients that have the measure."
-    return section(sheet.title, table(sheet), text) if sheet else ""
+    some = f": {len(values):,} of {len(rows):,} clients." if len(values) < len(rows) else "."
+    return {
+        "lead": f"In the last evaluated round{some}" if values else "",
+        "picture": plots.client_bars(values) if values else None,
+        "sheet": run_sheet(run.summary, rows),
+        "bars": bool(values),
+    }
 
 
 def _models(run: _Run) -> dict[str, str]:
@@ -337,17 +330,12 @@ def _models(run: _Run) -> dict[str, str]:
     return {str(client): str(m.get("name") if isinstance(m, Mapping) else m) for client, m in named}
 
 
-def _evaluated(some: int, all_of: int) -> str:
-    if not some:
-        return ""
-    return "In the last evaluated round" + (f": {some:,} of {all_of:,} clients." if some < all_of else ".")
-
-
-def _split(run: _Run) -> str:
+def _split(run: _Run) -> _Part:
+    """A picture of who has which class, one per data set where groups have their own."""
     clients = [part for part in run.split.get("clients") or () if part.get("counts")]
     if not clients:
-        return ""
-    pictures = ""
+        return None
+    pictures = []
     for group in run.split.get("groups") or [dict(run.split) | {"clients": len(clients)}]:
         own, clients = clients[: group["clients"]], clients[group["clients"] :]
         picture = plots.split_picture(
@@ -355,55 +343,51 @@ def _split(run: _Run) -> str:
             [str(part["id"]) for part in own],
             [str(name) for name in group.get("class_names") or ()] or None,
         )
-        title = f"<h3>{escape(str(group['data']))}</h3>" if "groups" in run.split else ""
-        pictures += title + figure(picture, "Training samples of each client by class")
-    text = f"Training samples per class. Split {run.split['hash']}." if run.split.get("hash") else ""
-    return section("Who has which class", pictures, text)
+        pictures.append((group["data"] if "groups" in run.split else None, picture))
+    return {"hash": run.split.get("hash"), "pictures": pictures}
 
 
 # --- the wire -------------------------------------------------------------------------------------------
 
 
-def _contract(contract: Mapping[str, Any]) -> str:
+def _contract(contract: Mapping[str, Any]) -> _Part:
+    """What leaves a client, what comes to it, and what stays."""
     if not contract:
-        return ""
-    steps = contract.get("steps") or ()
-    leaves = _tensors(steps, "up", contract.get("up_scalars")) + _listed(
-        "With each reply", contract.get("report")
-    )
-    leaves += _listed("Once, at enrolment", contract.get("card"))
-    comes = _tensors(steps, "down", contract.get("down_scalars"))
-    stays = _listed("", contract.get("stays"))
-    boxes = (("What leaves a client", leaves), ("What comes to a client", comes), ("What stays", stays))
-    body = "".join(f'<div class="box"><h3>{title}</h3>{content}</div>' for title, content in boxes)
-    text = "Declared by the method and enforced on both sides: nothing else crosses."
+        return None
     client = contract.get("client")
+    sizes = ""
     if isinstance(client, Mapping) and client.get("id") is not None:
         model = f" ({client['model']})" if client.get("model") else ""
-        text += f" Sizes are those of client {client['id']}{model}."
-    return section("The wire", f'<div class="boxes">{body}</div>', text)
+        sizes = f" Sizes are those of client {client['id']}{model}."
+    lists = {name: _as_list(contract.get(name)) for name in ("report", "card", "stays")}
+    return {"sizes": sizes, "up": _crossing(contract, "up"), "down": _crossing(contract, "down"), **lists}
 
 
-def _tensors(steps: Sequence[Mapping[str, Any]], direction: str, total: Any) -> str:
-    entries = [(step, tensor) for step in steps for tensor in step.get(direction) or ()]
-    if not entries:
-        return "<p>Nothing.</p>"
-    several = len(steps) > 1
-    items = "".join(
-        f"<li><code>{escape(str(tensor.get('name')))}</code> {escape(_words(tensor.get('shape')))}"
-        f"<span class='detail'>{escape(_tensor_detail(tensor, step if several else {}, direction))}</span></li>"
-        for step, tensor in entries
-    )
-    if len(entries) < 2 or not isinstance(total, (int, float)):
-        return f"<ul>{items}</ul>"
-    return f"<ul>{items}</ul><p class='detail'>{count(total)} scalars per round of training</p>"
+def _as_list(values: Any) -> Sequence[Any]:
+    return values if isinstance(values, (list, tuple)) else [values] if values else []
+
+
+def _crossing(contract: Mapping[str, Any], direction: str) -> dict[str, Any]:
+    """The tensors of all steps in one direction, and their total where there are several."""
+    steps, total = contract.get("steps") or (), contract.get(f"{direction}_scalars")
+    tensors = [
+        {
+            "name": str(tensor.get("name")),
+            "shape": _in_words(tensor.get("shape")),
+            "detail": _tensor_detail(tensor, step if len(steps) > 1 else {}, direction),
+        }
+        for step in steps
+        for tensor in step.get(direction) or ()
+    ]
+    several = len(tensors) > 1 and isinstance(total, (int, float))
+    return {"tensors": tensors, "total": count(total) if several else ""}
 
 
 def _tensor_detail(tensor: Mapping[str, Any], step: Mapping[str, Any], direction: str) -> str:
     scalars, times = tensor.get("scalars"), step.get("times")
     parts = [
-        _words(tensor.get("meaning")),
-        f"{count(scalars)} scalars" if isinstance(scalars, (int, float)) else _words(scalars),
+        _in_words(tensor.get("meaning")),
+        f"{count(scalars)} scalars" if isinstance(scalars, (int, float)) else _in_words(scalars),
         "optional" if tensor.get("optional") else "",
         f"step {step['name']}" if step.get("name") else "",
         f"{count(times[direction])} times a round" if times else "",
@@ -411,98 +395,37 @@ def _tensor_detail(tensor: Mapping[str, Any], step: Mapping[str, Any], direction
     return " · ".join(part for part in parts if part)
 
 
-def _listed(title: str, values: Any) -> str:
-    if not values:
-        return ""
-    entries = values if isinstance(values, (list, tuple)) else [values]
-    items = "".join(f"<li>{_named(value)}</li>" for value in entries)
-    return (f"<h4>{escape(title)}</h4>" if title else "") + f"<ul>{items}</ul>"
-
-
-def _named(value: Any) -> str:
-    """A name with its meaning, or just words."""
-    if not isinstance(value, Mapping) or "name" not in value:
-        return escape(_words(value))
-    name, meaning = _words(value["name"]), _words(value.get("meaning"))
-    return f'<code>{escape(name)}</code><span class="detail">{escape(meaning)}</span>'
-
-
-def _words(value: Any) -> str:
-    """Any value of a JSON file as one line of text."""
-    if value is None:
-        return ""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {_words(entry)}" for name, entry in value.items())
-    return " × ".join(map(_words, value)) if isinstance(value, (list, tuple)) else str(value)
-
-
-def _settings(run: _Run) -> str:
-    text = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True)
-    where = f"{run.folder.resolve().parent.name}/{run.folder.name}"
-    commands = (
-        f"potluck run {where}/config.yaml      # the same experiment again, from the same seed\n"
-        f"potluck resume {where}               # go on after an interruption, same numbers\n"
-        f"potluck explain {where}/config.yaml  # what crosses the wire, before anything runs\n"
-    )
-    settings = f"<details><summary>Settings</summary><pre>{escape(text)}</pre></details>"
-    note = "On the same CPU, torch and number of threads the numbers are equal to the last digit."
-    return section("Again", f"<pre>{escape(commands)}</pre>{settings}{_environment(run.environment)}", note)
-
-
-def _environment(environment: Mapping[str, Any]) -> str:
-    entries = {
-        name: value for name, value in environment.items() if name != "models"
-    }  # they are in the table
-    if not entries:
-        return ""
-    rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(_words(v))}</td></tr>" for k, v in entries.items())
-    return f"<details><summary>Environment</summary><table class='plain'>{rows}</table></details>"
-
-
 # --- several methods ------------------------------------------------------------------------------------
 
 
 def write_comparison(path: Path, comparison: Mapping[str, Any]) -> Path:
-    """Write the page that shows several methods side by side: takes what `views.compare_runs` gives."""
+    """Write the page that shows several methods side by side, from the result of `compare_runs`."""
     path = Path(path)
-    sheet = comparison_sheet(comparison)
-    baseline = str(comparison.get("baseline", "local"))
-    sections = [section("Methods", _noted(sheet))]
-    for make in (clients_sheet, further_sheet, rounds_sheet, targets_sheet):
-        extra = make(comparison)
-        if extra is not None:
-            sections.append(section(extra.title, _noted(extra)))
-    sections.append(_gains(comparison))
-    if any(entry.get("difference") for entry in comparison["methods"]):
-        picture = figure(plots.interval_picture(comparison), "Differences with their intervals")
-        sections.append(
-            section("What each gains", picture, "Filled: the interval does not hold 0. Hollow: a tie.")
-        )
-    curves = [_curve(entry) for entry in comparison["methods"] if entry.get("curve")]
-    if curves:
-        title = f"{capital(measured(comparison.get('metrics')))} over rounds"
-        picture = figure(plots.accuracy_over_rounds(curves, reference=baseline), title)
-        several = len(comparison.get("seeds") or ()) > 1
-        text = "Mean over clients" + (
-            " and seeds; the band is from the lowest seed to the highest." if several else "."
-        )
-        sections.append(section(title, picture, text))
-    seeds = f"seeds {', '.join(map(str, comparison.get('seeds') or ()))}"
+    methods = comparison_sheet(comparison)
+    makers = (clients_sheet, further_sheet, rounds_sheet, targets_sheet)
+    others = [sheet for make in makers if (sheet := make(comparison))]
+    seeds = comparison.get("seeds") or ()
     view = VIEW_NAMES.get(comparison.get("view", "last"), "")
-    write_whole(path, page(sheet.title, f"{seeds} · {view}", sections).encode())
+    different = any(entry.get("difference") for entry in comparison["methods"])
+    context = {
+        "title": methods.title,
+        "subtitle": f"seeds {', '.join(map(str, seeds))} · {view}",
+        "measure": capital(measured(comparison.get("metrics"))),
+        "several_seeds": len(seeds) > 1,
+        "sheets": [("Methods", methods), *((sheet.title, sheet) for sheet in others)],
+        "gains": gains_sheet(comparison),
+        "differences": differences_sheet(comparison),
+        "intervals": plots.interval_picture(comparison) if different else None,
+        "curves": _method_curves(comparison),
+    }
+    write_whole(path, _render("comparison.html.j2", context))
     return path
 
 
-def _noted(sheet: Sheet) -> str:
-    return table(sheet) + "".join(f"<p class='note'>{escape(note)}</p>" for note in sheet.notes)
-
-
-def _gains(comparison: Mapping[str, Any]) -> str:
-    gains, clients = gains_sheet(comparison), differences_sheet(comparison)
-    if gains is None:
-        return ""
-    listing = f"<details><summary>{clients.title}</summary>{table(clients)}</details>" if clients else ""
-    return section(gains.title, _noted(gains) + listing)
+def _method_curves(comparison: Mapping[str, Any]) -> Figure | None:
+    curves = [_curve(entry) for entry in comparison["methods"] if entry.get("curve")]
+    baseline = str(comparison.get("baseline", "local"))
+    return plots.accuracy_over_rounds(curves, reference=baseline) if curves else None
 
 
 def _curve(entry: Mapping[str, Any]) -> Curve:

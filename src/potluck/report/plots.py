@@ -1,7 +1,7 @@
-"""Pictures of runs, as matplotlib figures that belong to the caller: nothing here touches pyplot.
+"""Pictures of runs, as matplotlib figures that the caller owns; pyplot is never used.
 
-Colours are Okabe and Ito's, told apart by colour-blind readers. `to_svg` gives the same text for the same
-figure, and `page` replaces its few colours by variables, so that one picture serves light and dark pages.
+The colours are Okabe and Ito's, which colour-blind readers can tell apart. `to_svg` gives the same text for the
+same figure, and `page` replaces its few colours by variables, so that one picture serves light and dark pages.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from potluck.report.format import points, size
+from potluck.report.format import method_label, points, size
 from potluck.report.log import Curve
-from potluck.report.sheets import METHOD_NAMES, ranked
+from potluck.report.sheets import ranked
 
 INK = "#24292f"
 FAINT = "#6e7781"
 RULE = "#d8dee4"
 PAPER = "#fefefe"
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-MOST_CLIENTS = 100  # more than this many columns are not readable; the picture says what it left out
+MOST_CLIENTS = 100  # more columns are not readable; the picture says what it leaves out
 MOST_CLASSES = 100
-MOST_MARKS = 2000  # drawn as an image beyond this, which keeps pages small
-SMALL_CELL = 0.13  # inches; below this the areas of bubbles cannot be told apart
+MOST_MARKS = 2000  # more marks are drawn as an image, to keep pages small
+SMALL_CELL = 0.13  # inches; in smaller cells the areas of bubbles cannot be told apart
 
 WIDTH = 9.0  # inches
-FONT = "DejaVu Sans"  # comes with matplotlib, so layouts agree everywhere
+FONT = "DejaVu Sans"  # comes with matplotlib, so layouts are the same everywhere
 
 
 @contextlib.contextmanager
 def _own_style() -> Iterator[None]:
-    """Our settings inside, whatever a user's matplotlibrc says; theirs again after."""
+    """Use our settings instead of the user's matplotlibrc, and restore the user's afterwards."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         own: dict[Any, Any] = {
@@ -74,7 +74,7 @@ def to_svg(figure: Figure) -> str:
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with warnings.catch_warnings():
-        # The reader's fonts draw the text, so a character that ours lack is no loss.
+        # The text is drawn with the reader's fonts, so it does not matter which characters ours lack.
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
         figure.savefig(buffer, format="svg", transparent=True, dpi=160, metadata=nothing)
     text = buffer.getvalue()
@@ -86,15 +86,16 @@ def to_svg(figure: Figure) -> str:
 
 
 @_own_style()
-def accuracy_over_rounds(curves: Sequence[Curve], note: str = "", reference: str | None = None) -> Figure:
-    """Lines of accuracy over rounds with their bands; labels stand at the ends of the lines.
+def accuracy_over_rounds(curves: Sequence[Curve], reference: str | None = None) -> Figure:
+    """Lines of accuracy over rounds with their bands, labelled at their ends.
 
-    The curve called `reference` is dashed. Of more lines than there are colours the best ones are coloured.
+    The curve called `reference` is dashed. If there are more lines than colours, the best are coloured and the
+    others grey.
     """
     shown = [curve for curve in curves if len(curve.rounds)]
     styles = _colors(shown, reference)
     others = len(shown) - len(styles)
-    note = " ".join(filter(None, [note, f"Grey: {others} more." if others else ""]))
+    note = f"Grey: {others} more." if others else ""
     longest = max((len(shorten(label, 34)) for label in styles), default=0)
     figure, axes = _figure(WIDTH, 3.7, right=0.75 + 0.078 * longest, below=0.7 if note else 0.5)
     for curve in shown:
@@ -115,7 +116,7 @@ def _round_limits(curves: Sequence[Curve]) -> tuple[float, float]:
 
 
 def _colors(curves: Sequence[Curve], reference: str | None) -> dict[str, str]:
-    """A colour for each curve that gets one: the first few, or of many the best at the end."""
+    """Label → colour, for all curves or, of many, for those that end highest."""
     others = [curve for curve in curves if curve.label != reference]
     best = sorted(others, key=lambda curve: -float(curve.mean[-1]))[: len(PALETTE)]
     chosen = [curve for curve in others if curve in best]
@@ -148,25 +149,16 @@ def _percent_axis(axes: Axes, curves: Sequence[Curve]) -> None:
 
 
 def _label_ends(axes: Axes, curves: Sequence[Curve], styles: Mapping[str, str]) -> None:
-    """Names beside the ends of the lines, moved apart where they would touch."""
+    """Put names beside the ends of the lines, moved apart where they would touch."""
     ends = sorted((100 * float(curve.mean[-1]), curve.label) for curve in curves)
     low, high = axes.get_ylim()
     heights = spread_apart([end for end, _ in ends], (high - low) * 0.062, low, high)
     for (end, label), height in zip(ends, heights, strict=True):
-        axes.annotate(
-            f"{end:.1f}  {shorten(label, 34)}",
-            xy=(1, height),
-            xycoords=("axes fraction", "data"),
-            xytext=(8, 0),
-            textcoords="offset points",
-            va="center",
-            color=styles[label],
-            fontsize=9,
-        )
+        _label_right(axes, height, f"{end:.1f}  {shorten(label, 34)}", styles[label])
 
 
 def spread_apart(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Ascending positions near ascending `values`, `gap` apart at least, from `low` to `high` if they fit."""
+    """Move ascending `values` so that they are at least `gap` apart, within `low` and `high` if they fit."""
     placed: list[float] = []
     for value in values:
         placed.append(max(value, placed[-1] + gap) if placed else max(value, low))
@@ -182,7 +174,7 @@ def spread_apart(values: Sequence[float], gap: float, low: float, high: float) -
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where the parts of the split picture stand, in inches."""
+    """The sizes and positions in the split picture, in inches."""
 
     cell: float
     columns: int
@@ -209,10 +201,10 @@ class _Layout:
 def split_picture(
     counts: Sequence[Sequence[int]], clients: Sequence[str], class_names: Sequence[str] | None = None
 ) -> Figure:
-    """Who has which class: a column per client, a row per class, bubbles whose area is the samples.
+    """Who has which class: a column per client, a row per class, and bubbles whose area is the number of samples.
 
-    Many clients make the bubbles small squares that are darker for more samples. The bars above are the
-    clients' training samples. Beyond 100 clients or classes the first 100 are shown.
+    With many clients, the bubbles become small squares that are darker for more samples. The bars above are the
+    clients' training samples. Of more than 100 clients or classes the first 100 are shown.
     """
     everything = np.asarray(counts, np.int64).reshape(len(clients), -1)
     table = everything[:MOST_CLIENTS, :MOST_CLASSES]
@@ -241,7 +233,7 @@ def _split_layout(table: npt.NDArray[np.int64], names: Sequence[str]) -> _Layout
 
 
 def _draw_marks(axes: Axes, x: Any, y: Any, share: npt.NDArray[np.float64], cell: float) -> None:
-    """A mark per value, `share` of the largest: bubbles by area, or in small cells squares by strength."""
+    """Draw a mark per value, a `share` of the largest: bubbles by area, or in small cells squares by opacity."""
     if cell < SMALL_CELL:
         strength = to_rgba_array([PALETTE[0]] * len(share), list(0.18 + 0.82 * share))
         marks = axes.scatter(x, y, s=(cell * 72) ** 2, marker="s", color=strength)
@@ -271,7 +263,7 @@ def _split_ticks(axes: Axes, clients: Sequence[str], names: Sequence[str], cell:
 
 
 def _every(count: int, cell: float, needed: float) -> list[int]:
-    """The positions that can be labelled when a label takes `needed` inches and a position `cell`."""
+    """The positions to label when a label needs `needed` inches and positions are `cell` inches apart."""
     step = next(step for step in (1, 2, 5, 10, 20, 50, 100) if step * cell >= needed or step == 100)
     return list(range(0, count, step))
 
@@ -287,7 +279,7 @@ def _draw_sizes(axes: Axes, samples: npt.NDArray[np.int64]) -> None:
 
 
 def _size_key(figure: Figure, layout: _Layout, largest: int) -> None:
-    """What the areas mean, to the right of the bubbles."""
+    """Draw the key to the areas, to the right of the bubbles."""
     key = figure.add_axes((0, 0, 1, 1))
     key.set_axis_off()
     width, height = layout.size
@@ -306,7 +298,7 @@ def _size_key(figure: Figure, layout: _Layout, largest: int) -> None:
 
 
 def _round_numbers(largest: int) -> list[int]:
-    """Up to three values to show, the largest first: about all, a third, a tenth."""
+    """Up to three round values for the key, largest first: about the largest, a third and a tenth of it."""
     values = []
     for share in (1.0, 0.35, 0.08):
         target = max(1, int(largest * share))
@@ -328,7 +320,7 @@ def _left_out(all_of: tuple[int, ...], shown: tuple[int, ...]) -> str:
 
 
 @_own_style()
-def client_bars(accuracy: Mapping[str, float | None], label: str = "clients, best to worst") -> Figure:
+def client_bars(accuracy: Mapping[str, float | None]) -> Figure:
     """The accuracy of each client, best first, and their mean as a line."""
     known = [(100 * value, client) for client, value in accuracy.items() if value is not None]
     known.sort(key=lambda pair: -pair[0])
@@ -344,14 +336,14 @@ def client_bars(accuracy: Mapping[str, float | None], label: str = "clients, bes
     needed = 0.08 * max((len(client) for _, client in known), default=1) + 0.06
     ticks = list(range(len(known))) if room > needed else []
     axes.set_xticks(ticks, [shorten(known[tick][1], 40) for tick in ticks])
-    axes.set_xlabel(label, color=FAINT)
+    axes.set_xlabel("clients, best to worst", color=FAINT)
     if known:
         _mean_line(axes, float(np.mean([value for value, _ in known])))
     return figure
 
 
 def _draw_bars(axes: Axes, heights: Sequence[float]) -> None:
-    """Bars, or where they would be thinner than their gaps one filled outline."""
+    """Draw bars, or one filled outline where bars would be thinner than their gaps."""
     if len(heights) <= MOST_CLIENTS:
         axes.bar(range(len(heights)), heights, width=0.78, color=PALETTE[0], linewidth=0, zorder=2)
     else:
@@ -361,21 +353,12 @@ def _draw_bars(axes: Axes, heights: Sequence[float]) -> None:
 
 def _mean_line(axes: Axes, mean: float) -> None:
     axes.axhline(mean, color=INK, linewidth=1.2, zorder=3)
-    axes.annotate(
-        f"mean {mean:.1f}",
-        xy=(1, mean),
-        xycoords=("axes fraction", "data"),
-        xytext=(8, 0),
-        textcoords="offset points",
-        va="center",
-        color=INK,
-        fontsize=9,
-    )
+    _label_right(axes, mean, f"mean {mean:.1f}", INK)
 
 
 @_own_style()
 def interval_picture(comparison: Mapping[str, Any]) -> Figure:
-    """Each method's paired difference to the baseline, with its interval; ties are hollow and grey."""
+    """Each method's paired difference to the baseline with its interval; ties are hollow and grey."""
     entries = [entry for entry in ranked(comparison["methods"]) if entry.get("difference")]
     entries.sort(key=lambda entry: -entry["difference"]["mean"])
     figure, axes = _figure(WIDTH, 1.05 + 0.3 * len(entries), left=1.9, right=1.4)
@@ -383,11 +366,11 @@ def interval_picture(comparison: Mapping[str, Any]) -> Figure:
     for row, entry in enumerate(entries):
         _draw_interval(axes, row, entry["difference"])
     axes.set_ylim(len(entries) - 0.4, -0.6)
-    names = [METHOD_NAMES.get(entry["method"], entry["method"]) for entry in entries]
+    names = [method_label(entry["method"]) for entry in entries]
     axes.set_yticks(range(len(entries)), [shorten(name, 22) for name in names])
     axes.tick_params(axis="y", labelcolor=INK, labelsize=9)
     baseline = str(comparison.get("baseline", "local"))
-    axes.set_xlabel(f"points against {METHOD_NAMES.get(baseline, baseline)}", color=FAINT)
+    axes.set_xlabel(f"points against {method_label(baseline)}", color=FAINT)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8))
     axes.xaxis.set_major_formatter(
         FuncFormatter(lambda value, _: f"{value:+g}".replace("-", "−") if value else "0")
@@ -406,17 +389,7 @@ def _draw_interval(axes: Axes, row: int, against: Mapping[str, Any]) -> None:
     axes.plot(
         [middle], [row], "o", color=color, markerfacecolor=face, markersize=6.5, markeredgewidth=1.6, zorder=3
     )
-    text = points(against["mean"]) + ("  tie" if against["tie"] else "")
-    axes.annotate(
-        text,
-        xy=(1, row),
-        xycoords=("axes fraction", "data"),
-        xytext=(8, 0),
-        textcoords="offset points",
-        va="center",
-        color=color,
-        fontsize=9,
-    )
+    _label_right(axes, row, points(against["mean"]) + ("  tie" if against["tie"] else ""), color)
 
 
 # --- accuracy against bytes -----------------------------------------------------------------------------
@@ -424,7 +397,7 @@ def _draw_interval(axes: Axes, row: int, against: Mapping[str, Any]) -> None:
 
 @_own_style()
 def accuracy_against_bytes(curve: Sequence[Mapping[str, Any]], option: str, chosen: int) -> Figure:
-    """Validation accuracy of each candidate value over the bytes it sends; the chosen one is filled."""
+    """The validation accuracy of each candidate value against the bytes it sends; the chosen one is filled."""
     figure, axes = _figure(WIDTH, 3.0, right=0.9)
     sent = [point["bytes"] for point in curve]
     reached = [100 * point["validation"] for point in curve]
@@ -453,7 +426,7 @@ def accuracy_against_bytes(curve: Sequence[Mapping[str, Any]], option: str, chos
 def _figure(
     width: float, height: float, left: float = 0.62, right: float = 1.9, below: float = 0.5
 ) -> tuple[Figure, Axes]:
-    """One pair of axes with margins in inches; the right one holds the labels."""
+    """A figure with one pair of axes and margins in inches; labels stand in the right one."""
     figure = Figure(figsize=(width, height))
     above = 0.15
     box = (left / width, below / height, 1 - (left + right) / width, 1 - (below + above) / height)
@@ -470,13 +443,27 @@ def _clean(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
+def _label_right(axes: Axes, height: float, text: str, color: str) -> None:
+    """Write into the right margin, at a height given in data coordinates."""
+    axes.annotate(
+        text,
+        xy=(1, height),
+        xycoords=("axes fraction", "data"),
+        xytext=(8, 0),
+        textcoords="offset points",
+        va="center",
+        color=color,
+        fontsize=9,
+    )
+
+
 def _note(figure: Figure, text: str) -> None:
     if text:
         figure.text(0.012, 0.03, text, color=FAINT, fontsize=8, va="bottom")
 
 
 def shorten(text: str, most: int) -> str:
-    """Text on one line, cut with an ellipsis where it is too long, and never read as a formula."""
+    """Text on one line, cut with an ellipsis if too long; `$` is escaped so that it is not read as a formula."""
     text = " ".join(text.split())
     text = text if len(text) <= most else text[: most - 1] + "…"
     return text.replace("$", r"\$")

@@ -1,9 +1,8 @@
-"""A table once, shown in a terminal, as Markdown or as JSON."""
+"""A table once, and its renderings: in a terminal, as plain text and as Markdown."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -11,50 +10,72 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from potluck.report.format import NOTHING
+from potluck.report.format import NOTHING, text
 
 SortKey = str | float | None
 
 # --- sheets ---------------------------------------------------------------------------------------------
 
 
+def itself(value: Any) -> Any:
+    """The value as it is: the sort key of a column whose values sort by themselves."""
+    return value
+
+
 @dataclass(frozen=True)
 class Column:
-    """The head of a column; numbers go right."""
+    """A column of a table: what it takes from an entry, how it shows that, and what it sorts by."""
 
     name: str
+    value: Callable[[Any], Any]
+    show: Callable[[Any], str] = text
+    key: Callable[[Any], SortKey] = itself
     align: Literal["left", "right"] = "right"
+
+    def cell(self, entry: Any) -> str:
+        """The text in the row of an entry."""
+        return self.show(self.value(entry))
+
+    def sort_key(self, entry: Any) -> SortKey:
+        """What the row of an entry is sorted by."""
+        return self.key(self.value(entry))
+
+
+def words(name: str, value: Callable[[Any], Any], show: Callable[[Any], str] = text) -> Column:
+    """A column of words, which stand at the left."""
+    return Column(name, value, show, align="left")
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table before it is drawn: text in cells, notes below it, and keys to sort by where it can be."""
+    """A table before it is drawn: a row per entry, and notes below it. Readers of a page can sort it by column."""
 
     title: str
     columns: tuple[Column, ...]
-    rows: tuple[tuple[str, ...], ...]
+    entries: Sequence[Any]
     notes: tuple[str, ...] = ()
-    keys: tuple[tuple[SortKey, ...], ...] = ()
+    sortable: bool = True
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The text of every cell."""
+        return [tuple(column.cell(entry) for column in self.columns) for entry in self.entries]
 
     def first(self, rows: int, where: str) -> Sheet:
-        """The same sheet with so many rows at most, and a note that says where they all are."""
-        if len(self.rows) <= rows:
+        """The sheet cut to so many rows, with a note that says where the whole one is."""
+        if len(self.entries) <= rows:
             return self
-        note = f"The first {rows} of {len(self.rows)} rows; {where} has them all."
-        return replace(self, rows=self.rows[:rows], keys=self.keys[:rows], notes=(note, *self.notes))
+        note = f"The first {rows} of {len(self.entries)} rows; {where} has them all."
+        return replace(self, entries=self.entries[:rows], notes=(note, *self.notes))
 
     def without_empty_columns(self) -> Sheet:
-        """The same sheet without the columns that have no value at all; without rows nothing is left out."""
-        kept = [i for i in range(len(self.columns)) if any(row[i] != NOTHING for row in self.rows)]
-        if not self.rows:
-            return self
-        return Sheet(
-            self.title,
-            tuple(self.columns[i] for i in kept),
-            tuple(tuple(row[i] for i in kept) for row in self.rows),
-            self.notes,
-            tuple(tuple(row[i] for i in kept) for row in self.keys),
-        )
+        """The sheet without columns that have no value at all; without rows all columns stay."""
+        kept = [
+            column
+            for column in self.columns
+            if not self.entries or any(column.cell(entry) != NOTHING for entry in self.entries)
+        ]
+        return replace(self, columns=tuple(kept))
 
 
 # --- renderings -----------------------------------------------------------------------------------------
@@ -96,22 +117,14 @@ def plain(sheet: Sheet) -> str:
 def markdown(sheet: Sheet) -> str:
     """A sheet as a Markdown table with its notes below."""
     rule = ["---:" if column.align == "right" else ":---" for column in sheet.columns]
-    lines = [
-        [_cell(column.name) for column in sheet.columns],
-        rule,
-        *([_cell(c) for c in row] for row in sheet.rows),
-    ]
+    names = [column.name for column in sheet.columns]
+    lines = [list(map(_escaped, names)), rule, *(list(map(_escaped, row)) for row in sheet.rows)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return table + "\n" + "".join(f"\n{_cell(note)}\n" for note in sheet.notes)
+    return table + "\n" + "".join(f"\n{_escaped(note)}\n" for note in sheet.notes)
 
 
-def _cell(text: str) -> str:
-    """Text that Markdown shows as it is, on one line."""
+def _escaped(text: str) -> str:
+    """Text on one line, with the signs escaped that Markdown would read as markup."""
     for special in ("\\", "|", "`", "*", "_", "<", ">", "]("):
         text = text.replace(special, f"\\{special}")
     return " ".join(text.split())
-
-
-def as_json(value: Mapping[str, Any]) -> str:
-    """Plain data for machines."""
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)

@@ -1,35 +1,40 @@
-"""Evaluation protocols: every one is a view of the log."""
+"""The blocks of `summary.json`: scores under every protocol, messages, and seconds per round."""
 
 from __future__ import annotations
 
 import math
-from array import array
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
-from potluck.errors import RunError
-
-if TYPE_CHECKING:
-    pass
+import pyarrow.compute as pc
 
 from potluck.report.format import rounded, whole
-from potluck.report.log import NOBODY, VIEWS, Metrics, Series, read_lines, read_metrics
+from potluck.report.log import (
+    LEDGER,
+    NOBODY,
+    TIMING,
+    VIEWS,
+    Metrics,
+    Series,
+    read_metrics,
+    read_table,
+)
 
-# --- summary.json ---------------------------------------------------------------------------------------
+UNITS = ("scalars", "bytes")
+DIRECTIONS = ("up", "down")
 
 
 def summarise(source: Path | Metrics, when: str | None = None, mode: str | None = None) -> dict[str, Any]:
-    """The `accuracy` block of `summary.json`, for one moment and mode (`Metrics.headline` picks by default).
+    """The `accuracy` block of `summary.json`, for one moment and mode (by default those of `Metrics.headline`).
 
-    `last` is the mean over the clients evaluated in the last evaluated round, and `coverage` says how many
-    they are. `best_by_validation` is the test accuracy of the round with the best mean validation accuracy.
-    Values are fractions rounded to six digits, None where undefined. Where clients have tasks without an accuracy
-    their task's score is in its place, and `metrics` says by client which one that is, also of those whose score is
-    undefined; `further` has what else their tasks measure, each the mean over the clients that have it.
+    Values are fractions rounded to six digits, None where undefined.
+
+    - `last`: the mean over the clients evaluated in the last evaluated round; `coverage` says how many they are.
+    - `best_by_validation`: the test accuracy in the round with the best mean validation accuracy.
+    - `metrics`: what each client is measured by, where a task has a score of its own in place of accuracy; also
+      for clients whose score is undefined.
+    - `further`: what else the tasks measure, each as the mean over the clients that have it.
     """
     metrics = source if isinstance(source, Metrics) else read_metrics(source)
     key = metrics.headline(when, mode)
@@ -68,58 +73,39 @@ def _views(series: Series | None) -> dict[str, Any]:
 def messages_block(path: Path) -> dict[str, Any]:
     """The `messages` block of `summary.json`: scalars and bytes up and down, a mean per client and round.
 
-    Only what crossed for training counts; the mean is over the pairs of client and round in which anything
-    did. `total` has the sums by purpose, for the whole run. `as_published` are the scalars a paper counts, where a
-    method was asked for them.
+    The mean counts what crossed for training, over the pairs of client and round in which anything did. `total`
+    has the sums of the whole run by purpose. `as_published` has the scalars that a paper counts, where a method
+    was asked for them.
     """
-    totals: dict[tuple[str, str], dict[str, int]] = defaultdict(lambda: {"scalars": 0, "bytes": 0})
-    published: dict[str, int] = {}
-    clients: dict[str, int] = {}
-    pairs = array("q")
-    for number, record in read_lines(path):
-        try:
-            purpose, total = record["purpose"], totals[record["purpose"], record["direction"]]
-            total["scalars"] += int(record["scalars"])
-            total["bytes"] += int(record["bytes"])
-            if "as_published" in record:
-                direction = str(record["direction"])
-                published[direction] = published.get(direction, 0) + int(record["as_published"])
-            if purpose == "train":
-                client = clients.setdefault(str(record["client"]), len(clients))
-                pairs.append((int(record["round"]) << 32) + client)
-        except (KeyError, TypeError, ValueError) as error:
-            raise RunError(f"{path}, line {number} is not an entry of the ledger: {error!r}") from None
-    count = len(np.unique(np.array(pairs, np.int64)))
-    shares = {direction: whole(amount / max(count, 1)) for direction, amount in sorted(published.items())}
-    counted = {"as_published": shares} if shares else {}
-    return _per_pair(totals, count) | {"total": _by_purpose(totals)} | counted
-
-
-def _per_pair(totals: Mapping[tuple[str, str], Mapping[str, int]], count: int) -> dict[str, Any]:
-    nothing = {"scalars": 0, "bytes": 0}
-    return {
-        direction: {
-            unit: whole(amount / max(count, 1))
-            for unit, amount in totals.get(("train", direction), nothing).items()
-        }
-        for direction in ("up", "down")
+    ledger = read_table(path, LEDGER)
+    sums = ledger.group_by(["purpose", "direction"]).aggregate(
+        [("scalars", "sum"), ("bytes", "sum"), ("as_published", "sum")]
+    )
+    sums = sums.sort_by([("purpose", "ascending"), ("direction", "ascending")]).to_pylist()
+    trained = ledger.filter(pc.field("purpose") == "train")
+    pairs = max(trained.group_by(["round", "client"]).aggregate([]).num_rows, 1)
+    total: dict[str, dict[str, dict[str, int]]] = {}
+    for row in sums:
+        total.setdefault(row["purpose"], {})[row["direction"]] = {unit: row[f"{unit}_sum"] for unit in UNITS}
+    training = total.get("train", {})
+    means = {
+        direction: {unit: whole(training.get(direction, {}).get(unit, 0) / pairs) for unit in UNITS}
+        for direction in DIRECTIONS
     }
+    return {**means, "total": total, **_as_published(sums, pairs)}
 
 
-def _by_purpose(totals: Mapping[tuple[str, str], Mapping[str, int]]) -> dict[str, Any]:
-    nested: dict[str, dict[str, Any]] = {}
-    for (purpose, direction), amounts in sorted(totals.items()):
-        nested.setdefault(purpose, {})[direction] = dict(amounts)
-    return nested
+def _as_published(sums: Sequence[Mapping[str, Any]], pairs: int) -> dict[str, Any]:
+    published: dict[str, int] = {}
+    for row in sums:
+        if row["as_published_sum"] is not None:
+            published[row["direction"]] = published.get(row["direction"], 0) + row["as_published_sum"]
+    shares = {direction: whole(amount / pairs) for direction, amount in sorted(published.items())}
+    return {"as_published": shares} if shares else {}
 
 
 def seconds_per_round(path: Path) -> float | None:
     """The mean of `seconds` over all rounds of `timing.jsonl`, the first too; None when none was timed."""
-    seconds: dict[int, float] = {}
-    for number, record in read_lines(path):
-        try:
-            if record.get("seconds") is not None and record.get("round") is not None:
-                seconds[int(record["round"])] = float(record["seconds"])
-        except (TypeError, ValueError) as error:
-            raise RunError(f"{path}, line {number} is not a timing: {error!r}") from None
+    timing = read_table(path, TIMING).drop_null()
+    seconds = dict(zip(timing["round"].to_pylist(), timing["seconds"].to_pylist(), strict=True))
     return rounded(math.fsum(seconds.values()) / len(seconds)) if seconds else None

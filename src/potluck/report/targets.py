@@ -1,25 +1,25 @@
-"""The cost of a score: the first evaluated round that reached it, and what had crossed for training until then."""
+"""What it costs to reach a score: the first evaluated round that did, and what had crossed for training by then."""
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from potluck.errors import ConfigError, RunError
+from potluck.errors import ConfigError
 from potluck.report.comparison import over_seeds
 from potluck.report.format import whole
-from potluck.report.log import read_config, read_lines, read_metrics
-
-Amounts = dict[str, dict[str, int]]  # direction → scalars and bytes
+from potluck.report.log import LEDGER, read_config, read_metrics, read_table
+from potluck.report.scores import DIRECTIONS, UNITS
 
 
 def check_targets(targets: Sequence[float]) -> None:
-    """Refuse what is no score."""
+    """Refuse a target that no score can reach."""
     for target in targets:
         if not 0 < target <= 1:
             raise ConfigError(
@@ -30,14 +30,14 @@ def check_targets(targets: Sequence[float]) -> None:
 def with_targets(
     comparison: Mapping[str, Any], runs: Mapping[str, Sequence[Path]], targets: Sequence[float]
 ) -> dict[str, Any]:
-    """A comparison with what each target cost each method: takes what `views.compare_runs` gives, and its runs."""
+    """Add to the result of `compare_runs` what each target cost each method; `runs` are the folders by method."""
     check_targets(targets)
     methods = [entry | {"targets": costs(runs[entry["method"]], targets)} for entry in comparison["methods"]]
     return {**comparison, "targets": list(targets), "methods": methods}
 
 
 def costs(folders: Sequence[Path], targets: Sequence[float]) -> list[dict[str, Any]]:
-    """For every target its cost in each run of a method, and their mean over the runs that reached it."""
+    """For every target its cost in each run of a method, and the mean over the runs that reached it."""
     seeds = [json.dumps(read_config(folder).get("seed"), sort_keys=True) for folder in folders]
     found = [run_costs(folder, targets) for folder in folders]
     return [
@@ -59,45 +59,27 @@ def run_costs(folder: Path, targets: Sequence[float]) -> list[dict[str, Any] | N
     series = metrics.series[key]
     means = np.round(series.means(series.accuracy), 6)
     firsts = [next(iter(series.rounds[means >= target].tolist()), None) for target in targets]
-    sent = sent_by_round(folder / "ledger.jsonl") if any(firsts) else {}
+    ledger = read_table(folder / "ledger.jsonl", LEDGER)
     unsent = int(key[0] == "before")  # that moment comes before the messages of its round
-    return [None if first is None else {"round": first, **_until(sent, first - unsent)} for first in firsts]
+    return [None if first is None else {"round": first, **_sent(ledger, first - unsent)} for first in firsts]
 
 
-def sent_by_round(path: Path) -> dict[int, Amounts]:
-    """Round → what all clients sent and received for training."""
-    sent: dict[int, Amounts] = defaultdict(_nothing)
-    for number, record in read_lines(path):
-        try:
-            if record["purpose"] == "train":
-                amounts = sent[int(record["round"])][record["direction"]]
-                amounts["scalars"] += int(record["scalars"])
-                amounts["bytes"] += int(record["bytes"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise RunError(f"{path}, line {number} is not an entry of the ledger: {error!r}") from None
-    return dict(sent)
-
-
-def _nothing() -> Amounts:
-    return {direction: {"scalars": 0, "bytes": 0} for direction in ("up", "down")}
-
-
-def _until(sent: Mapping[int, Amounts], last: int) -> Amounts:
-    """The sums over all rounds up to the last."""
-    total = _nothing()
-    for amounts in (amounts for round_, amounts in sent.items() if round_ <= last):
-        for direction, units in amounts.items():
-            for unit, amount in units.items():
-                total[direction][unit] += amount
-    return total
+def _sent(ledger: pa.Table, last: int) -> dict[str, dict[str, int]]:
+    """What all clients sent and received for training in the rounds up to the last: direction → unit → sum."""
+    training = ledger.filter((pc.field("purpose") == "train") & (pc.field("round") <= last))
+    parts = {direction: training.filter(pc.field("direction") == direction) for direction in DIRECTIONS}
+    return {
+        direction: {unit: pc.sum(part[unit], min_count=0).as_py() for unit in UNITS}
+        for direction, part in parts.items()
+    }
 
 
 def _over_runs(runs: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
-    """Means and deviations over the runs that reached the target, and each run as it was."""
+    """Means and deviations over the runs that reached the target, and the cost in each run."""
     reached = [run for run in runs.values() if run is not None]
     amounts = {
-        direction: {unit: _spread([run[direction][unit] for run in reached]) for unit in ("scalars", "bytes")}
-        for direction in ("up", "down")
+        direction: {unit: _spread([run[direction][unit] for run in reached]) for unit in UNITS}
+        for direction in DIRECTIONS
     }
     return {
         "reached": len(reached),
@@ -108,5 +90,6 @@ def _over_runs(runs: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
 
 
 def _spread(values: Sequence[float]) -> dict[str, float | None]:
+    """Mean and deviation over seeds; a whole mean is shown as an integer."""
     spread = over_seeds(values)
     return spread | {"mean": None if spread["mean"] is None else whole(spread["mean"])}

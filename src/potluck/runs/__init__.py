@@ -1,1 +1,1 @@
-"""A run: rounds played into a folder, alone or side by side."""
+"""Runs: an experiment played round by round into a folder, alone or in a comparison."""

@@ -1,13 +1,15 @@
-"""`run` and `resume`."""
+"""`potluck.run` and `potluck.resume`."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from potluck.core.dataset import Data
 from potluck.data import Split
+from potluck.engine.evaluate import check_modes
 from potluck.engine.factory import player
 from potluck.engine.store.budget import check_memory
 from potluck.errors import RoundFailed, RunError
@@ -15,11 +17,11 @@ from potluck.experiment.schema import Experiment
 from potluck.federation.explain import explain
 from potluck.federation.federation import Federation
 from potluck.files import read_json, write_json, write_whole
-from potluck.runs import pilots as tuning
+from potluck.runs import pilots
 from potluck.runs.environment import check_version, environment
 from potluck.runs.folder import RunFolder
-from potluck.runs.loop import Interrupted, Run, chosen_modes
-from potluck.runs.observers import Watcher
+from potluck.runs.loop import Interrupted, Run
+from potluck.runs.observers import Observer, Observers
 from potluck.runs.result import RunResult
 
 
@@ -28,13 +30,16 @@ def run(
     /,
     *,
     out: Path | str | None = None,
-    watcher: Watcher | None = None,
+    watcher: Observer | None = None,
+    observers: Sequence[Observer] = (),
     given: tuple[Data, Split] | None = None,
     **values: Any,
 ) -> RunResult:
     """Run an experiment: a ready one, or one made of the keyword values.
 
     `out` is the run folder, which must not exist; default `runs/<name>`, or the next free `runs/<name>-2`.
+    `observers` are told how the run goes (see `potluck.Observer`); `watcher` is one more, told first. `given` is
+    data and split that were made before, so that several runs can share them.
     """
     if experiment is not None and values:
         raise TypeError(
@@ -43,46 +48,53 @@ def run(
     experiment = experiment if experiment is not None else Experiment.make(**values)
     experiment = _ready(experiment)
     built = experiment.build(*(given or (None, None)))
-    chosen_modes(experiment, built.method.modes)
+    check_modes(experiment.evaluate, built.method)
     check_memory(experiment.engine.memory_bytes(), built.clients)
     wanted = Path(out) if out is not None else Path("runs") / experiment.name
     folder = RunFolder.create(wanted, exact=out is not None)
+    told = _together(watcher, observers)
     with folder.locked():
-        experiment, built = _tuned(experiment, built, folder, watcher or Watcher())
+        experiment, built = _tuned(experiment, built, folder, told)
         write_start(folder, experiment, built)
-        return _play(experiment, folder, built, watcher, fresh=True)
+        return _play(experiment, folder, built, told, fresh=True)
+
+
+def _together(watcher: Observer | None, observers: Sequence[Observer]) -> Observer:
+    return Observers(*([] if watcher is None else [watcher]), *observers)
 
 
 def _tuned(
-    experiment: Experiment, federation: Federation, folder: RunFolder, watcher: Watcher
+    experiment: Experiment, federation: Federation, folder: RunFolder, watcher: Observer
 ) -> tuple[Experiment, Federation]:
-    """The experiment with the option its method left open chosen, by pilot runs that are thrown away."""
+    """Choose the option that the method leaves open, by pilot runs that are removed afterwards."""
     option = federation.method.open_option(federation.population)
     if option is None:
         return experiment, federation
-    pilots = folder / tuning.PILOTS
+    home = folder / pilots.PILOTS
 
     def play(pilot: Experiment) -> Path:
-        place = pilots / str(getattr(pilot.method, option.name))
+        place = home / str(getattr(pilot.method, option.name))
         return run(pilot, out=place, given=(federation.data, federation.split)).folder
 
     try:
-        choice = tuning.tune(experiment, option, play, watcher.notice)
+        choice = pilots.tune(experiment, option, play, watcher.notice)
     except BaseException as error:
-        shutil.rmtree(folder.path, ignore_errors=True)  # nothing has begun: the same command may try again
+        shutil.rmtree(
+            folder.path, ignore_errors=True
+        )  # the run has not begun, so the same command can try again
         if isinstance(error, Interrupted):
             raise KeyboardInterrupt(f"stopped while {option.name} was chosen") from error
-        if isinstance(error, RoundFailed):  # there is nothing left to resume
+        if isinstance(error, RoundFailed):  # drop its hint to resume: the folder is gone
             raise RoundFailed(f"{error.__cause__ or error} (while {option.name} was chosen)") from error
         raise
-    shutil.rmtree(pilots)
-    write_json(folder / tuning.FILE, choice)
-    chosen = tuning.settled(experiment, folder.path)
+    shutil.rmtree(home)
+    write_json(folder / pilots.FILE, choice)
+    chosen = pilots.settled(experiment, folder.path)
     return chosen, chosen.build(federation.data, federation.split)
 
 
 def write_start(folder: RunFolder, experiment: Experiment, federation: Federation) -> None:
-    """What a run folder holds from the start; the configuration last, as the sign that all is there."""
+    """Write what a run folder holds from the start; the configuration last, as the sign that all is there."""
     federation.save_split(folder / "split.json")
     write_json(folder / "contract.json", explain(federation))
     write_json(folder / "environment.json", environment(experiment, federation))
@@ -90,11 +102,16 @@ def write_start(folder: RunFolder, experiment: Experiment, federation: Federatio
 
 
 def resume(
-    folder: Path | str, *, watcher: Watcher | None = None, experiment: Experiment | None = None
+    folder: Path | str,
+    *,
+    watcher: Observer | None = None,
+    observers: Sequence[Observer] = (),
+    experiment: Experiment | None = None,
 ) -> RunResult:
     """Go on with a run after its last checkpoint, to the same end as if it had never stopped.
 
-    A run made from Python with models or data of one's own needs the same `experiment` again.
+    A run that was made from Python with one's own models or data needs the same `experiment` again. `watcher` and
+    `observers` as in `run`.
     """
     home = RunFolder(Path(folder))
     if not home.path.is_dir():
@@ -108,31 +125,32 @@ def resume(
                 "resume it there: potluck.resume(folder, experiment=…)"
             )
         experiment = Experiment.load(home / "config.yaml")
-    experiment = _ready(tuning.settled(experiment, home.path))
+    experiment = _ready(pilots.settled(experiment, home.path))
     with home.locked():
         federation = experiment.build(split=Split.load(home / "split.json"))
+        check_modes(experiment.evaluate, federation.method)
         check_memory(experiment.engine.memory_bytes(), federation.clients)
         if about["origins"] and about["origins"] != federation.clients.fingerprints():
             raise RunError(f"the models given now start from other weights than those {home.path} began with")
-        return _play(experiment, home, federation, watcher, fresh=False)
+        return _play(experiment, home, federation, _together(watcher, observers), fresh=False)
 
 
 def _ready(experiment: Experiment) -> Experiment:
-    """The experiment as its engine runs it; an engine that is not there is refused."""
-    found = player(experiment.engine.name)
-    ready: Experiment = experiment if found is None else found.ready(experiment)
+    """The experiment as its engine plays it; refused if the engine is not installed."""
+    own = player(experiment.engine.name)
+    ready: Experiment = experiment if own is None else own.ready(experiment)
     return ready
 
 
 def _play(
-    experiment: Experiment, folder: RunFolder, federation: Federation, watcher: Watcher | None, fresh: bool
+    experiment: Experiment, folder: RunFolder, federation: Federation, watcher: Observer, fresh: bool
 ) -> RunResult:
     """Play a run whose folder is begun, from its start or from its last checkpoint."""
-    found = player(experiment.engine.name)
-    if found is not None:
-        result: RunResult = found.play(experiment, folder, federation, watcher or Watcher(), fresh)
+    own = player(experiment.engine.name)
+    if own is not None:
+        result: RunResult = own.play(experiment, folder, federation, watcher, fresh)
         return result
     going = Run(experiment, folder, federation, watcher)
     if not fresh:
-        going.restore(going.checkpoints.load())
+        going.checkpoints.restore()
     return going.play()

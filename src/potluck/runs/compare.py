@@ -1,7 +1,7 @@
-"""Methods side by side: same split, same private initial models, same cohorts, same batch order.
+"""Comparisons: several methods on the same split, initial models, cohorts and order of batches.
 
-A comparison is a folder with one run folder per method and seed, `comparison.json` and `comparison.html`.
-Asking for it again skips the runs that are finished and goes on with the broken ones.
+The folder of a comparison has one run folder per method and seed, `comparison.json` and `comparison.html`. The
+same command again skips runs that are finished and resumes those that were stopped.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import yaml
 from potluck.core.dataset import Data
 from potluck.core.rng import Rng
 from potluck.data import Split
+from potluck.engine.evaluate import check_modes
 from potluck.errors import ConfigError, RunError, nearest
 from potluck.experiment.schema import Experiment
 from potluck.files import read_json, write_json, write_whole
@@ -29,29 +30,28 @@ from potluck.report.targets import check_targets, with_targets
 from potluck.runs.api import resume, run
 from potluck.runs.environment import check_version
 from potluck.runs.folder import RunFolder
-from potluck.runs.loop import chosen_modes
-from potluck.runs.observers import Watcher
+from potluck.runs.observers import Observer
 from potluck.runs.pilots import PILOTS, settled
 
 BASELINE = "local"
-MARK = "experiment.yaml"  # what makes a folder a comparison's: nothing else is ever written into
-# What a run that never began may have left.
+MARK = "experiment.yaml"  # marks the folder of a comparison; a folder without it is never written into
+# What a run may leave behind that was stopped before its first round.
 START = ("split.json", "contract.json", "environment.json", "tuning.json", ".lock")
 
-Watch = Callable[[str], Watcher]
+Watch = Callable[[str], Observer]
 Skip = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class ComparisonResult:
-    """A finished comparison: its folder, and what `report.views.compare_runs` says."""
+    """A finished comparison: its folder, and what `compare_runs` found."""
 
     folder: Path
     comparison: dict[str, Any]
 
 
 def with_baseline(methods: Sequence[str]) -> list[str]:
-    """The methods in the order given, each once, Local first where it was left out; all must exist."""
+    """The methods without repetitions, with Local put first if it was left out; unknown names are refused."""
     for method in methods:
         find_method(method)
     named = list(dict.fromkeys(methods))
@@ -61,10 +61,10 @@ def with_baseline(methods: Sequence[str]) -> list[str]:
 def experiments_by_method(
     path: Path | str, methods: Sequence[str], overrides: Sequence[str] = ()
 ) -> dict[str, Experiment]:
-    """One experiment under several methods.
+    """The experiment of a file under several methods.
 
-    The method the file names keeps the options it has there, the others have their defaults; an override such
-    as `fedmrl.d1=50` sets an option of one method, any other override holds for all.
+    The method that the file names keeps its options, the others have their defaults. An override such as
+    `fedmrl.d1=50` sets an option of one method, any other override applies to all.
     """
     general, own = own_overrides(overrides)
     for method in own:
@@ -82,7 +82,7 @@ def experiments_by_method(
 
 
 def own_overrides(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Overrides for all methods, and those that begin with the name of one."""
+    """The overrides that apply to all methods, and by method those that begin with its name."""
     general: list[str] = []
     own: dict[str, list[str]] = {}
     known = set(method_names())
@@ -96,19 +96,19 @@ def compare(
     experiments: Mapping[str, Experiment],
     seeds: Sequence[int],
     folder: Path | str,
-    watch: Watch = lambda label: Watcher(),
+    watch: Watch = lambda label: Observer(),
     skip: Skip = lambda sentence: None,
     *,
     targets: Sequence[float] = (),
     rounds: Sequence[int] = (),
     against: str | None = None,
 ) -> ComparisonResult:
-    """Run every experiment with every seed into `folder`, or what is left of it, and compare with Local.
+    """Run every experiment with every seed into `folder`, or what is left to run, and compare with Local.
 
-    `experiments` are named by their methods, or by labels where one method appears with several settings.
-    `watch` gives the watcher of a run, `skip` is told of runs that were finished before. `targets` are scores whose
-    cost is wanted, `rounds` those whose scores are; `against` names what to compare with in place of Local, then
-    client by client too.
+    The keys of `experiments` are methods, or labels where one method appears with several settings. `watch` makes
+    the observer of a run from its label; `skip` is told of runs that were finished before. `targets` asks what it
+    costs to reach these scores, `rounds` for the scores after these rounds. `against` names what to compare with
+    instead of Local, then also client by client.
     """
     check_targets(targets)
     for label, experiment in experiments.items():
@@ -141,19 +141,19 @@ def compare(
 
 
 def check_reference(against: str | None, labels: Iterable[str]) -> None:
-    """Refuse a reference that is not among what is compared; None is Local."""
+    """Refuse a reference that is not among the compared labels; None stands for Local."""
     labels = list(labels)
     if against is not None and against not in labels:
         raise ConfigError(f"there is no {against!r} here to compare against; {nearest(against, labels)}")
 
 
 def check(experiment: Experiment, data: Data, split: Split) -> None:
-    """Refuse a method that cannot work here before another one has trained for hours."""
-    chosen_modes(experiment, experiment.build(data, split).method.modes)
+    """Refuse an experiment that cannot work, before another one has trained for hours."""
+    check_modes(experiment.evaluate, experiment.build(data, split).method)
 
 
 def _make_folder(path: Path, experiment: Experiment) -> None:
-    """A new folder, or one that a comparison made."""
+    """Make the folder, or reuse one that a comparison made; any other is refused."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         foreign = not (path / MARK).exists() and any(path.iterdir())
@@ -173,7 +173,7 @@ class _Part:
     label: str
 
     def finish(self, data: Data, split: Split, watch: Watch, skip: Skip) -> None:
-        """Do what is left of the run."""
+        """Run it, resume it, or skip it if it is finished."""
         if not (self.folder / "config.yaml").exists():
             self._clear()
             run(self.experiment, out=self.folder, watcher=watch(self.label), given=(data, split))
@@ -185,7 +185,7 @@ class _Part:
             resume(self.folder, watcher=watch(self.label))
 
     def _clear(self) -> None:
-        """Take away what a run left that was stopped before it began."""
+        """Remove what is left of a run that was stopped before its first round."""
         if not self.folder.exists():
             return
         shutil.rmtree(self.folder / PILOTS, ignore_errors=True)
@@ -197,7 +197,7 @@ class _Part:
             raise RunError(f"{self.folder} is no run folder; move it out of the way") from error
 
     def _check_same(self) -> None:
-        """Refuse to mix runs of other settings into a comparison."""
+        """Refuse a run that was made with other settings."""
         check_version(self.folder, read_json(self.folder / "environment.json"))
         experiment = settled(self.experiment, self.folder)
         there, wanted = read_config(self.folder), yaml.safe_load(experiment.to_yaml())

@@ -1,4 +1,4 @@
-"""What a run's numbers may depend on besides the experiment."""
+"""What the numbers of a run depend on besides the experiment: versions, device, threads, precision."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from potluck.version import __version__
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Compute with this many threads: their number changes the last bits of a sum."""
+    """Compute with this many threads. Their number changes the order of sums, and so the last bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -32,7 +32,7 @@ def threads(count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def precision(name: str) -> Iterator[None]:
-    """Whether matrix products on a GPU may round to tf32."""
+    """Let matrix products on a GPU round to tf32, unless the precision is float32."""
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = name != "float32"
     try:
@@ -42,7 +42,7 @@ def precision(name: str) -> Iterator[None]:
 
 
 def environment(experiment: Experiment, federation: Federation) -> dict[str, Any]:
-    """What the numbers may depend on besides the experiment."""
+    """What `environment.json` says about the machine and the versions of a run."""
     device = federation.device
     origins = {} if experiment.portable else federation.clients.fingerprints()
     return {
@@ -63,7 +63,7 @@ def environment(experiment: Experiment, federation: Federation) -> dict[str, Any
 
 
 def check_version(folder: Path, about: Mapping[str, Any]) -> None:
-    """A run is only continued by the version that began it: another may compute other numbers."""
+    """Refuse to go on with a run of another version, which may compute other numbers."""
     if about.get("format") != FORMAT or about.get("potluck") != __version__:
         raise RunError(
             f"{folder} was made by potluck {about.get('potluck')} (format {about.get('format')}), this is "

@@ -1,4 +1,4 @@
-"""The folder of a run: its lock, and logs that are cut back to where a checkpoint left them."""
+"""The folder of a run: made once, locked while a process works in it, with logs that grow line by line."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from typing import Any
 
 from potluck.errors import RunError
 
-FORMAT = 1  # the layout of a run folder; a folder of another format is not resumed
+FORMAT = 1  # version of the layout; a folder with another one is not resumed
 LOGS = ("metrics.jsonl", "ledger.jsonl", "timing.jsonl", "observations.jsonl")
 
 
 class RunFolder:
-    """The folder of a run and its logs."""
+    """The folder of a run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: Any = None
 
     @classmethod
     def create(cls, wanted: Path, exact: bool) -> RunFolder:
@@ -46,7 +45,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep every other process out of the folder while this one works in it."""
+        """Lock the folder, so that no other process works in it at the same time."""
         with (self / ".lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,7 +54,7 @@ class RunFolder:
             yield
 
     def append(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Add lines to a log."""
+        """Add lines to a log, which is made if it does not exist."""
         text = "".join(json.dumps(line) + "\n" for line in lines)
         try:
             with (self / name).open("a", encoding="utf-8") as file:
@@ -64,11 +63,11 @@ class RunFolder:
             raise RunError(f"cannot write {self / name}: {error.strerror or error}") from error
 
     def offsets(self) -> dict[str, int]:
-        """The length of every log."""
+        """The length of every log in bytes, as a checkpoint notes it."""
         return {name: (self / name).stat().st_size if (self / name).exists() else 0 for name in LOGS}
 
     def cut(self, offsets: Mapping[str, int]) -> None:
-        """Cut every log back to a length it had."""
+        """Cut every log back to its length at a checkpoint; a log without one becomes empty."""
         for name in LOGS:
             if (self / name).exists():
                 os.truncate(self / name, offsets.get(name, 0))

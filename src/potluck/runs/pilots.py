@@ -1,25 +1,22 @@
-"""Pilot runs: choose the value of an open option before a run begins."""
+"""Pilot runs: short runs that choose the value of an option left open, before the run itself begins."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from potluck.core.open_options import OpenOption
 from potluck.errors import RunError
+from potluck.experiment.schema import Experiment
 from potluck.files import read_json
 from potluck.report.format import rounded
 from potluck.report.log import read_metrics
 from potluck.report.scores import messages_block
 
-if TYPE_CHECKING:
-    from potluck.experiment.schema import Experiment
-
-from potluck.core.open_options import OpenOption
-
 FILE = "tuning.json"
-PILOTS = "pilots"  # the folder of the pilot runs, while they last
+PILOTS = "pilots"  # folder of the pilot runs, removed when the value is chosen
 
 
 def tune(
@@ -28,7 +25,10 @@ def tune(
     play: Callable[[Experiment], Path],
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Play a pilot run of every candidate (`play` gives its folder) and say which one was chosen, and why."""
+    """Play a pilot run of every candidate and choose one; what `tuning.json` says about it.
+
+    `play` runs a pilot and gives its folder; `tell` hears how each one did.
+    """
     curve = []
     for value in option.candidates:
         point = {"value": value} | _scored(play(_pilot(experiment, option, value)))
@@ -50,12 +50,12 @@ def choose(curve: Sequence[dict[str, Any]], tolerance: float) -> int:
     >>> choose(curve, 0.01), choose(curve, 0.0)
     (2, 4)
     """
-    floor = max(point["validation"] for point in curve) - tolerance - 1e-9  # equal but for rounding is within
+    floor = max(point["validation"] for point in curve) - tolerance - 1e-9  # allow for rounding
     return int(min(point["value"] for point in curve if point["validation"] >= floor))
 
 
 def settled(experiment: Experiment, folder: Path) -> Experiment:
-    """The experiment with the value that was chosen in a run folder, where one was."""
+    """The experiment with the value that pilot runs chose in this run folder, if they did."""
     if not (folder / FILE).exists():
         return experiment
     choice = read_json(folder / FILE)
@@ -63,12 +63,12 @@ def settled(experiment: Experiment, folder: Path) -> Experiment:
 
 
 def with_option(experiment: Experiment, name: str, value: Any) -> Experiment:
-    """The same experiment with one option of its method set."""
+    """The experiment with one option of its method set."""
     return experiment.variant(method=experiment.method.model_copy(update={name: value}))
 
 
 def _pilot(experiment: Experiment, option: OpenOption, value: int) -> Experiment:
-    """A short run of one candidate, examined once, at its end, in the way that is reported first."""
+    """A short run of one candidate, evaluated once, after its last round, in the reported mode."""
     rounds, modes = option.how.rounds, experiment.evaluate.modes
     first = "first" if isinstance(modes, str) else modes[:1]
     return with_option(experiment, option.name, value).variant(
@@ -80,7 +80,7 @@ def _pilot(experiment: Experiment, option: OpenOption, value: int) -> Experiment
 
 
 def _scored(folder: Path) -> dict[str, Any]:
-    """What a pilot run reached, and what it sent: per client and round, and in all."""
+    """The validation accuracy of a pilot run, and what it sent: per client and round, and in total."""
     metrics = read_metrics(folder)
     key = metrics.headline()
     series = metrics.series[key] if key else None

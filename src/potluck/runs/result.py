@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from potluck.experiment.schema import Experiment
+from potluck.federation.federation import Federation
+from potluck.files import write_json
 from potluck.report.format import measured
+from potluck.report.page import write_report
+from potluck.report.scores import messages_block, seconds_per_round, summarise
+from potluck.runs.folder import RunFolder
+from potluck.runs.state import RunState
 
 
 @dataclass(frozen=True)
@@ -18,7 +25,7 @@ class RunResult:
 
     @property
     def accuracy(self) -> float | None:
-        """Mean test accuracy over clients after the last round; of their tasks' scores where those are others."""
+        """Mean test accuracy over clients after the last round, or mean score for tasks without an accuracy."""
         value: float | None = self.summary["accuracy"]["last"]
         return value
 
@@ -26,3 +33,23 @@ class RunResult:
         word = measured(self.summary["accuracy"].get("metrics"))
         accuracy = "no test data" if self.accuracy is None else f"{word} {self.accuracy:.1%}"
         return f"{self.summary['method']}: {accuracy}, {self.summary['rounds']} rounds, {self.folder}"
+
+
+def conclude(
+    folder: RunFolder, experiment: Experiment, federation: Federation, state: RunState, reported: str
+) -> RunResult:
+    """Score the logs and write summary and report; `reported` is the inference mode of the summary."""
+    summary = {
+        "method": federation.method.name,
+        "rounds": state.round,
+        "seed": experiment.seed,
+        "clients": len(federation.population.ids),
+        "accuracy": summarise(folder / "metrics.jsonl", mode=reported),
+        "messages": messages_block(folder / "ledger.jsonl"),
+        "seconds_per_round": seconds_per_round(folder / "timing.jsonl"),
+        "failures": state.failures,
+        "split": federation.split.hash,
+    }
+    write_json(folder / "summary.json", summary)
+    write_report(folder.path)
+    return RunResult(folder.path, summary)

@@ -6,8 +6,8 @@
     sweep:                          # each setting is a comparison of all variants
       partition.alpha: [0.1, 0.5]   # the settings alpha=0.1 and alpha=0.5
 
-A block holds labels with the values they change, by dotted keys, or such a key with a list of values. `potluck
-compare` plays them, `potluck run` plays the file without.
+An entry of a block is a label with the values it changes, by dotted keys, or one dotted key with a list of values.
+`potluck compare` runs them all; `potluck run` ignores both blocks.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from potluck.experiment.overrides import Override, read_yaml
 from potluck.experiment.schema import Experiment
 from potluck.runs.compare import BASELINE, check, own_overrides
 
-LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")  # labels become names of folders
-# What runs share that are compared with each other. Public data moves neither split, models nor private batches.
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")  # a label is the name of a folder
+# Blocks that all runs of a comparison share. Public data is not among them: it changes neither the split nor the
+# models nor the private batches.
 COMMON = ("data", "partition", "models", "federation", "seed", "seeds")
 Changes = dict[str, Any]  # dotted key → value
 
@@ -31,10 +32,10 @@ Changes = dict[str, Any]  # dotted key → value
 def read_sweep(
     path: Path | str, methods: Sequence[str] = (), overrides: Sequence[str] = ()
 ) -> dict[str, dict[str, Experiment]]:
-    """Setting → variant → experiment; the setting is "" where the file has no sweep.
+    """The experiments of a file by setting and variant; without a sweep the only setting is "".
 
-    `methods` take the place of the file's variants. Local is always among the variants. Overrides change the file
-    before settings and variants do; one such as `fedmrl.d1=50` sets an option of the variants of one method.
+    `methods` replace the variants of the file. Local is always among the variants. Overrides are applied before
+    settings and variants; one such as `fedmrl.d1=50` sets an option of all variants of a method.
     """
     path = Path(path)
     file = read_yaml(path)
@@ -57,7 +58,7 @@ def read_sweep(
 
 
 def check_sweep(settings: Mapping[str, Mapping[str, Experiment]]) -> None:
-    """Refuse what cannot work in any of the settings before hours go into another one."""
+    """Refuse an experiment that cannot work, before any other has trained for hours."""
     for experiments in settings.values():
         first = next(iter(experiments.values()))
         data = first.load_data(labels_only=True)
@@ -69,7 +70,7 @@ def check_sweep(settings: Mapping[str, Mapping[str, Experiment]]) -> None:
 
 
 def read_block(block: Any, key: str) -> dict[str, Changes]:
-    """Label → changes, with the lists of values spelled out."""
+    """The changes of each label; a key with a list of values becomes one label per value."""
     if not isinstance(block or {}, Mapping):
         raise ConfigError(f"{key}: must be a block of labels, or keys with lists of values")
     found: dict[str, Changes] = {}

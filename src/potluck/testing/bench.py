@@ -37,7 +37,7 @@ AnyMethod = str | type[Method] | Mapping[str, Any]
 
 
 class Bench:
-    """A tiny federation to try a method on: four clients of 8×8 images, one with one class, one with one sample."""
+    """Four clients of 8×8 images, one with one class, one with one sample, and public data of the same kind."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Bench:
             "training": {"epochs": 2, "batch_size": 4, "optimizer": {"lr": 0.05, "momentum": 0.9}},
             "engine": {"device": "cpu"},
         } | settings
-        self.data = _tiny_data()
+        self.data, self.public = _tiny_data("check"), _tiny_data("public")
         self.split = _tiny_split(self.data)
 
     def build(self, method: Mapping[str, Any] | None = None) -> Federation:
@@ -63,7 +63,7 @@ class Bench:
             data=self.data,
             partition=self.split,
             models=self.models if isinstance(self.models, dict) else list(self.models),
-            public={"data": self.data},  # for methods that use some
+            public={"data": self.public},  # for methods that use some
             method=dict(method or self.options),
             **self.settings,
         )
@@ -139,14 +139,14 @@ def _options(method: AnyMethod) -> dict[str, Any]:
     return options
 
 
-def _tiny_data() -> Dataset:
-    draw = Rng(0, ("check",)).numpy()
+def _tiny_data(name: str) -> Dataset:
+    draw = Rng(0, (name,)).numpy()
     y = np.concatenate(
         [draw.permutation(np.arange(2 * size) % CLASSES) for size in SIZES[:2]]
         + [np.full(2 * SIZES[2], 1), np.array([2, 0])]
     )
     x = draw.normal(size=(len(y), 1, 8, 8)).astype(np.float32) + y[:, None, None, None]
-    return from_arrays(x.astype(np.float32), y, classes=CLASSES, name="check")
+    return from_arrays(x.astype(np.float32), y, classes=CLASSES, name=name)
 
 
 def _tiny_split(data: Dataset) -> Split:

@@ -1,4 +1,4 @@
-"""`check_method`: the contract of every method, for ours and for yours.
+"""`check_method`: the contract that every method keeps, ours and yours.
 
 >>> from potluck.testing import check_method
 >>> check_method("local")
@@ -15,12 +15,14 @@ from torch import Tensor
 
 from potluck.core.card import ClientId
 from potluck.core.message import Message
+from potluck.core.method import Method
 from potluck.core.packed import State
 from potluck.core.rng import Rng
 from potluck.engine.protocol import Answer, Examination
 from potluck.engine.serial import SerialEngine
 from potluck.testing.bench import DEFAULT_MODELS, AnyMethod, Bench, Played, _listening
 from potluck.testing.faulty_engines import Losing, Repeating, Reversed, Spy, Taped
+from potluck.testing.leaks import contains, secrets_of
 
 Check = Callable[["Bench"], None]
 
@@ -29,7 +31,7 @@ ALL = ("0", "1", "2", "3")
 
 
 def clients_of_every_kind_work(bench: Bench) -> None:
-    """One class, one sample, batch norm: nobody fails, every value is finite, everyone can be evaluated."""
+    """With one class, one sample or batch norm: no client fails, all values are finite, all can be evaluated."""
     played = bench.play([ALL, ALL])
     for cohort in played.cohorts:
         _require(not cohort.failures, f"clients failed: {cohort.failures}")
@@ -48,7 +50,7 @@ def clients_of_every_kind_work(bench: Bench) -> None:
 
 
 def state_survives(bench: Bench) -> None:
-    """What is trained is declared: sitting out, saving and a new process change nothing to the last bit."""
+    """Everything trained is declared: after sitting out, saving or a new process every bit is the same."""
     schedule: list[Sequence[ClientId]] = [("0", "1", "3"), ("1", "2"), ("0", "2", "3")]
     straight = bench.play(schedule)
     broken = bench.play(schedule[:1])
@@ -70,22 +72,33 @@ def unsampled_clients_stay(bench: Bench) -> None:
         _same({client: before[client]}, {client: played.client(client)}, "an unsampled client was changed")
 
 
+def check_only_refuses(bench: Bench) -> None:
+    """`setup` prepares all there is to prepare: `check` sets, replaces and fills no attribute of the method."""
+    federation = bench.build()
+    method = type(federation.method)(federation.method.config, federation.method.pool)
+    method.setup(federation.population)
+    before = _attributes(method)
+    method.check(federation.population)
+    changed = [name for name, value in _attributes(method).items() if before.get(name) != value]
+    _require(not changed, f"check changes {', '.join(changed)}: prepare that in setup")
+
+
 def only_declared_crosses(bench: Bench) -> None:
-    """Every name is declared on both sides, and no tensor that is said to stay is in a message."""
+    """Every name is declared on both sides, and no message holds a copy of what is said to stay."""
     spies: list[Spy] = []
     played = bench.play([ALL, ALL], wrap=lambda engine: spies.append(Spy(engine)) or spies[0])  # type: ignore[func-returns-value]
     _require(not any(cohort.failures for cohort in played.cohorts), "a message was refused")
-    method = played.federation.method
     for answer, state in spies[0].seen:
-        for name, value in answer.up.items():
-            for key, private in state.items():
-                if key.split("/")[0] in method.stays and private.numel() > 1:
-                    alike = value.shape == private.shape and bool(torch.equal(value.float(), private.float()))
-                    _require(not alike, f"{name} in a message is {key}, which is said to stay at home")
+        client = played.federation.clients.build_client(answer.client)
+        client.restore(state)
+        for private, secret in secrets_of(client, played.federation.method.stays):
+            for name, value in answer.up.items():
+                sentence = f"{name} in a message holds {private}, which is said to stay at home"
+                _require(not contains(value, secret), sentence)
 
 
 def no_global_randomness(bench: Bench) -> None:
-    """Other seeds of the global generators change nothing, and they are left as they were."""
+    """The seeds of the global generators do not matter, and their states are left alone."""
     with Rng(1).as_default():
         first = bench.play([ALL, ALL]).states()
     with Rng(2).as_default():
@@ -106,7 +119,7 @@ def order_does_not_matter(bench: Bench) -> None:
 
 
 def comparisons_are_paired(bench: Bench) -> None:
-    """Split, private initial models, cohorts and batch order are those of `local`."""
+    """Split, initial private models, cohorts and batch order are the same as for `local`."""
     federation, local = bench.build(), bench.build({"name": "local"})
     _require(federation.split.hash == local.split.hash, "the split depends on the method")
     for client in federation.population.ids:
@@ -129,7 +142,7 @@ def comparisons_are_paired(bench: Bench) -> None:
 
 
 def faults_leave_no_trace(bench: Bench) -> None:
-    """A repeated exchange, a lost reply and a client that drops out in mid-round."""
+    """A repeated exchange, a lost reply and a client that drops out in mid-round change nothing."""
     straight = bench.play([ALL, ALL, ALL])
     repeated = bench.play([ALL, ALL, ALL], wrap=Repeating)
     _same(straight.states(), repeated.states(), "a repeated exchange left a trace")
@@ -149,7 +162,7 @@ def faults_leave_no_trace(bench: Bench) -> None:
 
 
 def a_captured_step_is_right(bench: Bench) -> None:
-    """A step or collection recorded once and replayed later gives what Python gives: no number is frozen in."""
+    """A step recorded once and replayed later gives what Python gives: no number is frozen in."""
     schedule = [ALL, ALL, ("0", "1")]
     eager, taped = bench.play(schedule), bench.play(schedule, wrap=Taped)
     assert isinstance(eager.local, SerialEngine), "steps are taped in this process"
@@ -167,6 +180,7 @@ def a_captured_step_is_right(bench: Bench) -> None:
 
 
 CHECKS: tuple[Check, ...] = (
+    check_only_refuses,
     clients_of_every_kind_work,
     state_survives,
     unsampled_clients_stay,
@@ -190,6 +204,14 @@ def check_method(method: AnyMethod, models: Any = DEFAULT_MODELS, **settings: An
             check(bench)
         except AssertionError as error:
             raise AssertionError(f"{bench.options['name']}: {check.__name__}: {error}") from error
+
+
+def _attributes(method: Method) -> dict[str, tuple[int, ...]]:
+    """The identity of each attribute and of what a collection holds, to be compared later."""
+    return {
+        name: (id(value), *(map(id, value) if isinstance(value, dict | list | set | tuple) else ()))
+        for name, value in vars(method).items()
+    }
 
 
 def _require(condition: bool, sentence: str) -> None:

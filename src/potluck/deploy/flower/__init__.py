@@ -1,1 +1,1 @@
-"""Flower beneath a federation; the only folder that imports `flwr`."""
+"""Federations over Flower: its processes, its two apps and its simulation. The only folder that imports `flwr`."""

@@ -1,4 +1,7 @@
-"""The process of a Flower simulation: nodes of Flower's, whose orders processes of Ray's carry out."""
+"""The process of a Flower simulation: Flower's nodes, whose orders are carried out by Ray's worker processes.
+
+`simulation` starts it as a program. Only Ray's workers need torch, so it is imported where they use it.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,14 @@ if TYPE_CHECKING:
 
 @functools.cache
 def clients_in(folder: str) -> SimulatedClients:
-    """The clients of a run, once in a process."""
+    """The clients of a run, built once per process."""
     from potluck.deploy.flower.simulation import SimulatedClients
 
     return SimulatedClients(Path(folder))
 
 
 def client_app(folder: str) -> ClientApp:
-    """An app that answers as whichever client its node stands for."""
+    """An app that answers as the client that its node stands for."""
     app = ClientApp()
 
     @app.query(ORDER)
@@ -42,7 +45,7 @@ def client_app(folder: str) -> ClientApp:
 
 
 def server_app(path: str) -> ServerApp:
-    """An app that does what whoever listens at a socket asks."""
+    """An app that relays letters from the socket at a path to the nodes."""
     app = ServerApp()
 
     @app.main()
@@ -53,13 +56,16 @@ def server_app(path: str) -> ServerApp:
 
 
 def main() -> None:
-    """Simulate until the other side of the socket is gone; told are socket, records, clients, threads, workers."""
+    """Simulate until the other side of the socket closes it.
+
+    Arguments: socket path, folder of records, number of clients, threads per worker, and perhaps workers.
+    """
     path, folder, clients, threads, *workers = sys.argv[1:]
     backend: dict[str, Any] = {"client_resources": {"num_cpus": int(threads), "num_gpus": 0.0}}
     if workers:
         backend["init_args"] = {"num_cpus": int(threads) * int(workers[0])}
     try:
         run_simulation(server_app(path), client_app(folder), int(clients), backend_config=backend)
-    except BaseException:  # the relay's thread would keep the process, and whoever waits for it
+    except BaseException:  # else the relay's thread would keep this process alive, and its parent waiting
         traceback.print_exc()
         os._exit(1)

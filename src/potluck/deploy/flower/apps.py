@@ -1,7 +1,7 @@
-"""Flower's two apps, which carry bytes. Flower starts a new process for every message: no torch in here.
+"""Flower's two apps, which only carry bytes. Flower starts a process for every message, so torch is not imported.
 
-`client` hands an order to the worker beside its SuperNode and brings back the reply. `server` hands the letters of
-`potluck serve`, which holds the run, to the Grid and brings back the answers; it ends when `potluck serve` does.
+`client` hands an order to the worker beside its SuperNode and returns the worker's reply. `server` hands letters
+from `potluck serve`, which holds the run, to Flower's Grid and returns the answers; it ends with `potluck serve`.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from potluck.engine import frames
 
 ORDER = "order"
 KEY = "potluck"
-TOKEN = "token"  # a random number with every order: only who has received the order can answer it
-WORKER_WAIT = 60.0  # seconds a worker that is starting again has to be there
-PULL = 0.3  # seconds between two looks for answers
-ROOM = 1 << 31  # bytes of memory that reading any answer may take
-COPIES = 6  # how often an answer may be in memory meanwhile
+TOKEN = "token"  # a random number in every order: only a node that got the order can answer it
+WORKER_WAIT = 60.0  # seconds to wait for a worker that is being restarted
+PULL = 0.3  # seconds between two polls for answers
+ROOM = 1 << 31  # bytes of memory that reading an answer may take, whatever its size
+COPIES = 6  # of an answer that may be in memory while it is read
 
 client = ClientApp()
 server = ServerApp()
 
 
 def wrap(data: bytes, token: str) -> RecordDict:
-    """Bytes as Flower carries them: an array, which it cuts into pieces if it is large."""
+    """Bytes as a Flower record: an array, which Flower sends in pieces if it is large."""
     array = Array(dtype="uint8", shape=(len(data),), stype="potluck", data=data)
     about = ConfigRecord({TOKEN: token})
     return RecordDict({KEY: ArrayRecord(OrderedDict({KEY: array})), TOKEN: about})
 
 
 def unwrap(content: RecordDict) -> tuple[bytes, str]:
-    """The bytes in a record, and the token they came with."""
+    """The bytes and the token in a record."""
     return content.array_records[KEY][KEY].data, str(content.config_records[TOKEN][TOKEN])
 
 
 @client.query(ORDER)
 def carry(message: Message, context: Context) -> Message:
-    """Hand an order to the worker and bring back its reply."""
+    """Hand an order to the worker and return its reply."""
     order, token = unwrap(message.content)
     reply = ask_worker(str(context.node_config["socket"]), order)
     return Message(wrap(reply, token), reply_to=message)
 
 
 def ask_worker(path: str, order: bytes, wait: float = WORKER_WAIT) -> bytes:
-    """The worker's reply. It may be starting again; one that ends over an order is not asked twice."""
+    """The worker's reply. Wait for a worker that is restarting; if it ends during an order, do not ask again."""
     end = time.monotonic() + wait
     while True:
         try:
@@ -68,7 +68,9 @@ def ask_worker(path: str, order: bytes, wait: float = WORKER_WAIT) -> bytes:
             time.sleep(0.2)
     with channel:
         try:
-            with contextlib.suppress(OSError):  # an order that is too large is answered and not read
+            with contextlib.suppress(
+                OSError
+            ):  # the worker answers an order that is too large without reading it
                 frames.send(channel, {}, [order])
             _, (reply,) = frames.receive(channel)
         except (EOFError, OSError) as error:
@@ -78,12 +80,12 @@ def ask_worker(path: str, order: bytes, wait: float = WORKER_WAIT) -> bytes:
 
 @server.main()
 def relay(grid: Grid, context: Context) -> None:
-    """Do what `potluck serve` asks until it is gone."""
+    """Relay letters from `potluck serve` until it ends."""
     serve_relay(grid, str(context.run_config["socket"]))
 
 
 def serve_relay(grid: Grid, path: str) -> None:
-    """Do what whoever listens at a socket asks of the Grid until it is gone."""
+    """Answer requests from the socket at a path, for nodes or for an exchange, until it is closed."""
     with frames.connect(path) as channel:
         while True:
             try:
@@ -100,7 +102,7 @@ def serve_relay(grid: Grid, path: str) -> None:
 
 
 def key_of(public_key: bytes) -> str:
-    """The fingerprint of the key a node has registered with; empty where it is none."""
+    """The fingerprint of a node's registered key, or an empty string."""
     try:
         key = load_pem_public_key(public_key)
     except ValueError:
@@ -111,7 +113,7 @@ def key_of(public_key: bytes) -> str:
 def exchange(
     grid: Grid, nodes: Sequence[int], letters: Sequence[bytes], timeout: float, most: Sequence[int]
 ) -> tuple[list[str], list[bytes]]:
-    """Send letters and collect the answers: for each its bytes, or none and a sentence."""
+    """Send letters and collect the answers: for each a sentence if it failed, and the bytes."""
     end = time.monotonic() + timeout
     tokens = [secrets.token_hex(16) for _ in letters]
     messages = [
@@ -119,7 +121,7 @@ def exchange(
         for node, data, token in zip(nodes, letters, tokens, strict=True)
     ]
     numbers = [*grid.push_messages(messages)]
-    waiting = {  # nothing waits for a node that has gone
+    waiting = {  # a letter to a node that has gone gets no number
         number: (token, limit) for number, token, limit in zip(numbers, tokens, most, strict=True) if number
     }
     found: dict[str, tuple[str, bytes]] = {}
@@ -132,7 +134,7 @@ def exchange(
 
 
 def _pull(grid: Grid, number: str, token: str, most: int) -> tuple[str, bytes] | None:
-    """One answer, if it is there. Flower reads it as a whole: what does not fit does not become the relay's end."""
+    """One answer, if it has come. Flower reads it into memory whole, so memory is bounded to protect the relay."""
     try:
         with bounded(ROOM + COPIES * most):
             for reply in grid.pull_messages([number]):
@@ -144,7 +146,7 @@ def _pull(grid: Grid, number: str, token: str, most: int) -> tuple[str, bytes] |
 
 @contextlib.contextmanager
 def bounded(room: int) -> Iterator[None]:
-    """Keep this process from taking more memory than so much beside what it has, where the system can do that."""
+    """Limit this process to `room` bytes of memory beyond what it has now, where the system supports it."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:

@@ -1,4 +1,4 @@
-"""`potluck join`: a worker and a SuperNode, watched over; one that ends is started again."""
+"""`potluck join`: runs a worker and a SuperNode, and restarts either when it ends."""
 
 from __future__ import annotations
 
@@ -11,27 +11,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.deploy.flower.processes import (
-    Process,
-    Security,
-    check_server,
-    free_port,
-    require_files,
-    require_flower,
-    split_address,
-    start_supernode,
-)
+from potluck.deploy.flower.connections import Security, check_server, free_port, split_address
+from potluck.deploy.flower.processes import Process, require_files, require_flower, start_supernode
 from potluck.errors import ConfigError
 
-BAD_INPUT = 2  # a worker that ends with it would do so again
+BAD_INPUT = 2  # exit code of a worker whose input is bad: starting it again would not help
 HALVES = ("", "worker", "node")
-PAUSE = 1.0  # seconds between two looks
+PAUSE = 1.0  # seconds between two checks
 LONGEST = 30.0  # seconds between two starts of a process that keeps ending
 
 
 @dataclass(frozen=True)
 class Joining:
-    """What a site joins with."""
+    """The options of `potluck join`."""
 
     server: str
     client: str
@@ -42,11 +34,11 @@ class Joining:
     accept: Path | None = None
     device: str = "cpu"
     simulated: bool = False
-    only: str = ""  # `worker` or `node`: the other half runs as another user
-    socket: Path | None = None  # between the two; default: a temporary one
+    only: str = ""  # `worker` or `node`: start this half alone, the other runs as another user
+    socket: Path | None = None  # between worker and node; default: a temporary one
 
     def check(self) -> None:
-        """Refuse what cannot work, before a process starts."""
+        """Refuse options that cannot work, before a process starts."""
         if self.only not in HALVES:
             raise ConfigError(f"--only: {self.only!r} is neither worker nor node")
         if self.only and self.socket is None:
@@ -72,7 +64,7 @@ class Joining:
 
 @dataclass
 class Watched:
-    """A process, and how long to wait before it is started once more."""
+    """A process that is restarted when it ends, with growing pauses."""
 
     start: Callable[[], Process]
     process: Process
@@ -80,21 +72,21 @@ class Watched:
     pause: float = PAUSE
 
     def look(self, notice: Callable[[str], None]) -> None:
-        """Start the process again if it has ended, later each time it ends at once."""
+        """Restart the process if it has ended; the pause doubles each time it ends soon."""
         if self.process.alive:
             return
         lived = time.monotonic() - self.since
         self.pause = PAUSE if lived > LONGEST else min(2 * self.pause, LONGEST)
         if self.process.popen.returncode == BAD_INPUT:
             raise ConfigError(self.process.tail().removeprefix("error: "))
-        self.process.end()  # what it started may have outlived it
+        self.process.end()  # its own children may have outlived it
         notice(f"{self.process.name} ended ({self.process.tail()}); it is started again")
         time.sleep(self.pause)
         self.process, self.since = self.start(), time.monotonic()
 
 
 def join(joining: Joining, notice: Callable[[str], None]) -> None:
-    """Take part until this is interrupted."""
+    """Take part until interrupted."""
     joining.check()
     if joining.only != "worker":
         check_server(joining.server, joining.security)
@@ -133,5 +125,5 @@ def _watch(start: Callable[[], Process], stack: contextlib.ExitStack) -> Watched
 
 
 def default_home(client: str) -> Path:
-    """Where a client keeps its records unless it is told."""
+    """Where a client keeps its records by default."""
     return Path("sites") / client

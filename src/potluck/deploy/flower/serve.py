@@ -1,21 +1,17 @@
-"""`potluck serve`: a run over Flower."""
+"""`potluck serve`: a run whose clients join over Flower."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from potluck.deploy.fingerprints import client_keys
-from potluck.deploy.flower.processes import (
-    Security,
-    is_open,
-    relaying,
-    require_files,
-    require_flower,
-    split_address,
-)
+from potluck.deploy.flower.connections import Security, is_open, split_address
+from potluck.deploy.flower.processes import require_files, require_flower
+from potluck.deploy.flower.relay import relaying
 from potluck.deploy.run import open_folder, play, prepared
 from potluck.errors import ConfigError
-from potluck.experiment.schema import Experiment, Sites
+from potluck.experiment.blocks import Sites
+from potluck.experiment.schema import Experiment
 from potluck.runs.observers import Watcher
 from potluck.runs.result import RunResult
 
@@ -23,7 +19,7 @@ from potluck.runs.result import RunResult
 def serve(
     experiment: Experiment, folder: Path, address: str, security: Security, watcher: Watcher
 ) -> RunResult:
-    """Run an experiment over the SuperLink at an address; Flower's logs lie beside the run's."""
+    """Run an experiment over the SuperLink at an address. Flower's logs are in `flower/` in the run's folder."""
     require_flower()
     split_address(address)
     security.check(address, ("ca", "certificate", "key"))
@@ -37,9 +33,9 @@ def serve(
 
 
 def chosen_keys(experiment: Experiment, security: Security, address: str) -> dict[str, str] | None:
-    """The keys that clients are known by from the start; none where clients are not tied to keys.
+    """The keys of the clients that are known from the start; none where clients are not tied to keys.
 
-    Flower has every node sign with its key, registered or not: the key it shows is one it has.
+    Flower makes every node sign with its key, registered or not, so a node does own the key it shows.
     """
     if security.client_keys is None and security.node_keys and not is_open(address):
         raise ConfigError(

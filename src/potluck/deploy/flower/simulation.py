@@ -1,7 +1,7 @@
-"""`engine.name: flower-simulation`: a run on Flower's simulation, which deals clients out to processes of Ray's.
+"""`engine.name: flower-simulation`: a run on Flower's simulation, which spreads clients over Ray's processes.
 
-The server is the one of a federation, and so are the clients: orders and replies as bytes, a record on disk for
-every client, in the run's folder. Any process may work for any client, so a client is built anew for every order.
+Server and clients are those of a federation: orders and replies are bytes, and every client has a record on disk,
+in the run's folder. Any process may work for any client, so a client is built anew for every order.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import torch
 
 from potluck.data import Split
 from potluck.deploy.engine import FlowerEngine
-from potluck.deploy.flower.processes import START, Process, Relay, environment, installed
+from potluck.deploy.flower.processes import START, Process, environment, installed
+from potluck.deploy.flower.relay import Relay
 from potluck.deploy.resident import Resident
-from potluck.deploy.run import FederatedRun, begin
+from potluck.deploy.run import begin, federated_run
 from potluck.deploy.site import Orders
 from potluck.deploy.wire import Enrolment, Order
 from potluck.engine import frames
@@ -35,14 +36,16 @@ from potluck.runs.observers import Watcher
 from potluck.runs.result import RunResult
 from potluck.version import __version__
 
-CLIENTS = "clients"  # folder of the clients' records in a run's folder
-ENDING = 2.0  # seconds a process that has closed its connection may take to end
-PROGRAM = "from potluck.deploy.flower.actors import main; main()"  # not with -m: Ray must find it by its name
-ABOUT = "simulation.json"  # beside them: what the processes that work for clients need to know
+CLIENTS = "clients"  # folder of the clients' records, in the run's folder
+ENDING = 2.0  # seconds to wait for the exit of a process that has closed its connection
+PROGRAM = (
+    "from potluck.deploy.flower.actors import main; main()"  # not -m: Ray looks the module up by its name
+)
+ABOUT = "simulation.json"  # in that folder: what Ray's workers need to know of the run
 
 
 def ready(experiment: Experiment) -> Experiment:
-    """The experiment as a simulation runs it; one sentence where the extra is missing, or it is none for it."""
+    """The experiment as a simulation runs it; refused where packages are missing or it cannot be simulated."""
     if not (installed("flwr") and installed("ray")):
         raise ConfigError(
             "engine.name: flower-simulation needs Flower and Ray; install them with: "
@@ -64,7 +67,7 @@ def ready(experiment: Experiment) -> Experiment:
 def simulate(
     experiment: Experiment, folder: RunFolder, federation: Federation, watcher: Watcher, fresh: bool = True
 ) -> RunResult:
-    """Play a run, or go on with it; its folder is begun."""
+    """Play a run, or continue it; its folder exists already."""
     experiment = experiment.variant(checkpoint={"every": 0})
     run, incarnation = begin(folder)
     home = (folder / CLIENTS).resolve()
@@ -79,9 +82,7 @@ def simulate(
             courier, federation.population.ids, experiment.engine, fields, welcome, notice_of(watcher)
         )
         engine.gather()
-        return FederatedRun.over(
-            engine, experiment, folder, federation, watcher, run, incarnation, fresh
-        ).play()
+        return federated_run(engine, experiment, folder, federation, watcher, run, incarnation, fresh).play()
 
 
 @register_engine("flower-simulation")
@@ -93,13 +94,13 @@ class Simulation:
 
 
 def notice_of(watcher: Watcher) -> Callable[[str], None]:
-    """Tell what went wrong alone: that every one of many clients is here is no news in a simulation."""
+    """Pass on failures only: in a simulation it is no news that a client is here."""
     return lambda sentence: None if sentence.endswith(("is here", "is back")) else watcher.notice(sentence)
 
 
 @contextlib.contextmanager
 def simulating(experiment: Experiment, clients: int, home: Path, records: Path) -> Iterator[Relay]:
-    """A courier to the nodes of a simulation, which runs in a process of its own."""
+    """Start the simulation as a process and give a courier to its nodes."""
     settings = experiment.engine
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="potluck-")))
@@ -127,11 +128,11 @@ def simulating(experiment: Experiment, clients: int, home: Path, records: Path) 
             raise RunError(f"Flower's simulation has ended: {process.tail()} ({process.log})") from error
 
 
-# --- a process that works for clients -------------------------------------------------------------------
+# --- in Ray's workers -----------------------------------------------------------------------------------
 
 
 class SimulatedClients:
-    """The clients of a run as one process sees them: the federation is built once, a client for every order."""
+    """The clients of a run in one worker process: the federation is built once, a client for every order."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, about = folder, read_json(folder / ABOUT)
@@ -142,12 +143,12 @@ class SimulatedClients:
         self.federation = experiment.build(split=split)
 
     def answer(self, place: int, order: bytes) -> bytes:
-        """Do an order as the client at a place."""
+        """Carry out an order as the client with this number."""
         return SimulatedSite(self, place).answer(order)
 
 
 class SimulatedSite(Orders):
-    """One client for the length of an order; its secret comes from the seed."""
+    """One client for the duration of an order; its secret comes from the seed."""
 
     device = "cpu"
 
@@ -156,17 +157,17 @@ class SimulatedSite(Orders):
         self.home = clients.folder / str(place)
 
     def obey(self, order: Order) -> Outcome | Enrolment:
-        """Do an order; a late one of another process may still be under way."""
+        """Carry out an order under a lock: another process may still work on a late one."""
         self.home.mkdir(exist_ok=True)
         with RunFolder(self.home).locked():
             return super().obey(order)
 
     def enrol(self, offer: Mapping[str, Any]) -> Enrolment:
-        """Join the run these processes are for."""
+        """Join the run that this simulation plays."""
         return self.at(str(offer["run"])).enrolment()
 
     def at(self, run: str) -> Resident:
-        """The client with the state its record has."""
+        """The client with the state of its record."""
         if run != self.clients.run:
             raise StepFailed(f"run {run} is not the one of {self.clients.folder}")
         return Resident(self.clients.federation, self.client, self.home / "record", fresh=False)

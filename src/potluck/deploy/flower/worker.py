@@ -1,9 +1,9 @@
-"""The resident worker: one process that holds a site and answers orders over a Unix socket.
+"""The worker: a process that holds a site and answers orders over a Unix socket.
 
     python -m potluck.deploy.flower.worker --client ID --model site.py:build --data site.py:load --home FOLDER \
         --socket PATH
 
-It ends when its standard input does, so that it never outlives whoever started it.
+It ends when its standard input is closed, so it never outlives its parent process.
 """
 
 from __future__ import annotations
@@ -18,29 +18,28 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from potluck.deploy.resident import load_agreement
-from potluck.deploy.site import Site
+from potluck.deploy.site import Site, model_entry
 from potluck.engine import frames
 from potluck.errors import MessageError, PotluckError
-from potluck.models.build import Entry
 from potluck.plugins import load_function
 from potluck.runs.folder import RunFolder
 
-READY = "ready"  # the worker's only word on standard output: the socket is there
-SILENCE = 60.0  # seconds without a byte of an order after which whoever connected is given up
+READY = "ready"  # printed on standard output once the socket is there
+SILENCE = 60.0  # seconds without a byte of an order after which a connection is dropped
 
 
 def work(site: Site, path: Path, mode: int = 0o600) -> None:
-    """Answer one order after the other, for good."""
+    """Answer one order after the other, for ever."""
     with frames.listening(path, mode) as door:
         print(READY, flush=True)
         while True:
             channel, _ = door.accept()
-            with channel, contextlib.suppress(EOFError, OSError):  # whoever asked may have gone
+            with channel, contextlib.suppress(EOFError, OSError):  # the other side may have gone
                 answer_one(site, channel)
 
 
 def answer_one(site: Site, channel: socket.socket) -> None:
-    """Answer the order that comes over a connection."""
+    """Answer the one order of a connection."""
     channel.settimeout(SILENCE)
     try:
         _, pieces = frames.receive(channel, site.most_bytes, "an order")
@@ -51,11 +50,6 @@ def answer_one(site: Site, channel: socket.socket) -> None:
         raise EOFError("an order is one piece")
     channel.settimeout(None)
     frames.send(channel, {}, [site.answer(pieces[0])])
-
-
-def model_entry(name: str) -> Entry:
-    """A model by its registered name, or the function `file.py:build`."""
-    return load_function(name) if ":" in name else name
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -75,7 +69,7 @@ def _end_with_the_parent() -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Build the site and work."""
+    """Build the site from the command line and answer orders."""
     given = _parser().parse_args(words)
     try:
         site = Site(

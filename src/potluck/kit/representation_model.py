@@ -1,4 +1,4 @@
-"""The representation model: everything of a client's model but its head."""
+"""The representation model: all of a client's model except its head."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from potluck.errors import ModelError
 
 
 def representation_model(model: Model) -> list[str]:
-    """What `fit(train=…)` takes to train a client's model without its head."""
-    prefixes = [f"model/{name}" for name in _outside(model, {id(value) for value in model.head.parameters()})]
-    if not prefixes:
+    """The parts to name in `fit(train=…)` so that a client's model is trained without its head."""
+    parts = [f"model/{name}" for name in _without(model, {id(value) for value in model.head.parameters()})]
+    if not parts:
         raise ModelError(f"{type(model).__name__} has nothing to train before its head")
-    return prefixes
+    return parts
 
 
-def _outside(module: nn.Module, head: set[int], path: str = "") -> Iterator[str]:
-    """The largest modules (and single parameters) that share nothing with the head."""
+def _without(module: nn.Module, head: set[int], path: str = "") -> Iterator[str]:
+    """The largest modules, and single parameters, that share nothing with the head."""
     for name, value in module.named_parameters(recurse=False):
         if id(value) not in head:
             yield path + name
@@ -28,4 +28,4 @@ def _outside(module: nn.Module, head: set[int], path: str = "") -> Iterator[str]
         if found and not found & head:
             yield path + name
         elif found - head:
-            yield from _outside(child, head, f"{path}{name}.")
+            yield from _without(child, head, f"{path}{name}.")

@@ -1,0 +1,95 @@
+"""How a command ends: one sentence on standard error, and an exit code.
+
+Exit codes: 0 done; 1 a fault of potluck itself; 2 bad input; 130 stopped with Ctrl-C, 143 ended by SIGTERM.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import shlex
+import signal
+import traceback
+from collections.abc import Callable, Sequence
+from typing import NoReturn, ParamSpec
+
+import typer
+
+from potluck.errors import PotluckError
+
+P = ParamSpec("P")
+
+
+class Ended(KeyboardInterrupt):
+    """SIGTERM or SIGHUP came; a run treats it like Ctrl-C and leaves a checkpoint."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+class Stopped(KeyboardInterrupt):
+    """The work was stopped and can be continued with `command`."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        super().__init__("stopped")
+        self.command = shlex.join(command)
+
+
+def guarded(command: Callable[P, None]) -> Callable[P, None]:
+    """The same command, with every exception turned into one sentence and an exit code."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **options: P.kwargs) -> None:
+        try:
+            command(*args, **options)
+        except BaseException as error:
+            _fail(error, debug=bool(options.get("debug")))
+
+    return run
+
+
+def _fail(error: BaseException, debug: bool) -> NoReturn:
+    """Print the sentence and exit; usage errors and broken pipes are left to typer."""
+    usage = hasattr(error, "exit_code") or isinstance(error, SystemExit)
+    if usage or (isinstance(error, OSError) and error.errno == errno.EPIPE):
+        raise error
+    if debug:
+        traceback.print_exception(error)
+    sentence, code = explained(error)
+    typer.echo(" ".join(sentence.splitlines()), err=True)
+    raise typer.Exit(code)
+
+
+def explained(error: BaseException) -> tuple[str, int]:
+    """The sentence about an error, and the exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        onwards = f"; go on with: {error.command}" if isinstance(error, Stopped) else ""
+        return f"stopped{onwards}", 128 + _signal(error)
+    if isinstance(error, PotluckError):
+        return f"error: {error}", 2
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"error: {where}{error.strerror or error}", 2
+    kind = type(error).__name__
+    return f"internal error: {kind}: {error}; run again with --debug to see where", 1
+
+
+def _signal(error: BaseException | None) -> int:
+    """The signal that caused an interrupt: SIGINT, unless an `Ended` is in its chain of causes."""
+    while error is not None:
+        if isinstance(error, Ended):
+            return error.number
+        error = error.__cause__ or error.__context__
+    return signal.SIGINT
+
+
+def end_on_signals() -> None:
+    """Raise `Ended` on SIGTERM and SIGHUP. A signal that is ignored stays so: nohup ignores SIGHUP."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    raise Ended(number)

@@ -1,0 +1,196 @@
+"""`potluck serve`, `join` and `keys`: a federation over the network."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from potluck.cli.exits import Stopped
+from potluck.cli.options import RUNS, AsJson, Debug, ExperimentFile, Overrides, words
+from potluck.cli.run import watched
+from potluck.cli.screen import Screen
+from potluck.errors import ConfigError
+
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Plain text; on this machine (127.0.0.1) that is the default.")
+]
+Ca = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="TLS: the certificate of the authority both sides trust.")
+]
+
+
+def serve(
+    experiment: ExperimentFile,
+    overrides: Overrides = None,
+    address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where clients join; a SuperLink there is used.")
+    ] = "127.0.0.1:8000",
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="The run folder; a run there goes on. Default: runs/<name>."),
+    ] = None,
+    insecure: Insecure = False,
+    ca: Ca = None,
+    certificate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="TLS: the server's certificate.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(metavar="FILE", help="TLS: the server's private key.")] = None,
+    node_keys: Annotated[
+        bool | None,
+        typer.Option(
+            "--node-keys/--no-node-keys",
+            help="Take in only nodes whose key was registered with Flower; a client id belongs to its first key. "
+            "Default: with TLS.",
+        ),
+    ] = None,
+    client_keys: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="With <id>.pub of every client: registered, and the only key it can come with.",
+        ),
+    ] = None,
+    json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Run an experiment with clients that join over the network, on Flower.
+
+    Started again after a crash, the same command goes on with the same run.
+    """
+    from potluck.deploy.flower.connections import Security
+    from potluck.deploy.flower.serve import serve as play
+    from potluck.experiment import Experiment
+
+    chosen = Experiment.load(experiment, overrides or ())
+    tied = ca is not None if node_keys is None else node_keys
+    security = Security(insecure, ca, certificate, key, node_keys=tied, client_keys=client_keys)
+    folder = out or RUNS / chosen.name
+    try:
+        watched(
+            Screen(json),
+            chosen.method.name,
+            lambda watcher: play(chosen, folder, address, security, watcher),
+            every_notice=True,  # the log must say who was refused, and why
+        )
+    except KeyboardInterrupt as error:
+        raise Stopped(["potluck", *sys.argv[1:]]) from error
+
+
+def join(
+    client: Annotated[str, typer.Option(metavar="ID", help="This client's id in the experiment.")],
+    model: Annotated[
+        str, typer.Option(metavar="FILE.py:FUNCTION", help="Gives the model: a torch.nn.Module, or a name.")
+    ] = "",
+    data: Annotated[
+        str,
+        typer.Option(metavar="FILE.py:FUNCTION", help="Gives the data: {'train': (x, y), 'test': (x, y)}."),
+    ] = "",
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the server is.")] = "",
+    check: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="EXPERIMENT.yaml", help="Join nobody: show what would leave in a round of this."
+        ),
+    ] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --check: write the agreement that allows just that."),
+    ] = None,
+    home: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where this client keeps its state. Default: sites/<id>."),
+    ] = None,
+    accept: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Do and send only what this agreement allows.")
+    ] = None,
+    only: Annotated[
+        str,
+        typer.Option(metavar="worker|node", help="Start this half alone; the other runs as another user."),
+    ] = "",
+    socket: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="With --only: where worker and node meet.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda:0.")] = "cpu",
+    insecure: Insecure = False,
+    ca: Ca = None,
+    node_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="This node's private key, registered with the server.")
+    ] = None,
+    simulated: Annotated[
+        bool,
+        typer.Option(
+            "--simulated", help="Noise from the experiment's seed, which the server knows: for tests."
+        ),
+    ] = False,
+    json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Take part in a federation with a model and data of one's own; the server sees neither."""
+    if check is not None:
+        return _check_site(Screen(json), client, model, data, check, write)
+    if write is not None:
+        raise ConfigError("--write goes with --check")
+    if not server and only != "worker":
+        raise ConfigError("--server is missing: where is the server?")
+    from potluck.deploy.flower.connections import Security
+    from potluck.deploy.flower.join import Joining, default_home
+    from potluck.deploy.flower.join import join as take_part
+
+    screen = Screen(json=False)
+    security = Security(insecure, ca, node_key=node_key)
+    place = (home or default_home(client)).resolve()
+    joining = Joining(server, client, model, data, place, security, accept, device, simulated, only, socket)
+    take_part(joining, lambda sentence: screen.err.print(sentence, soft_wrap=True))
+
+
+def _check_site(
+    screen: Screen, client: str, model: str, data: str, experiment: Path, write: Path | None
+) -> None:
+    """Rehearse a round on this machine and show what would leave; only the agreement is kept."""
+    from potluck.cli.views.rehearsal import rehearsal_entry, rehearsal_sheet
+    from potluck.deploy.rehearsal import propose
+    from potluck.deploy.resident import enrolment
+    from potluck.deploy.site import rehearsal_federation
+    from potluck.deploy.wire import told_at_enrolment
+    from potluck.experiment import Experiment
+
+    chosen = Experiment.load(experiment)
+    federation = rehearsal_federation(chosen, client, model, data)
+    agreement, exchanges = propose(federation, client, chosen.training.attempts)
+    entry = rehearsal_entry(agreement, exchanges, told_at_enrolment(enrolment(federation, client)))
+    if write is not None:
+        agreement.write(write)
+    if screen.json:
+        screen.data(entry)
+    else:
+        screen.sheet(rehearsal_sheet(entry, f"client {client}"))
+        screen.show(*([f"\nagreement: {write}"] if write is not None else []))
+
+
+def keys(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write; nothing is overwritten.")],
+    server: Annotated[
+        str,
+        typer.Option(metavar="HOST[,HOST…]", help="Names or addresses under which the server is reached."),
+    ],
+    clients: Annotated[str, typer.Option(metavar="a,b,c", help="The ids of the clients.")],
+    days: Annotated[int, typer.Option(help="How long the certificates hold.")] = 30,
+    json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Make an authority, a server certificate and client keys, for trying out a federation."""
+    try:
+        from potluck.deploy.trial_keys import ADVICE, make_keys
+    except ImportError as error:
+        needed = "making keys needs the package cryptography; install it with: pip install 'potluck[flower]'"
+        raise ConfigError(needed) from error
+
+    screen = Screen(json)
+    files = make_keys(folder, words(server), words(clients), days)
+    if json:
+        screen.data({"folder": str(folder), "files": [str(path) for path in files]})
+    else:
+        screen.show(*(str(path) for path in files), f"\n{ADVICE.format(days=days)}".rstrip())

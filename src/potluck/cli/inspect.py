@@ -1,0 +1,132 @@
+"""`potluck methods`, `explain` and `split`: look before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from potluck.cli.demo import DEMO
+from potluck.cli.options import RUNS, AsJson, Debug, ExperimentFile, Overrides
+from potluck.cli.screen import Screen
+from potluck.errors import RunError
+
+if TYPE_CHECKING:
+    from potluck.experiment import Experiment
+
+FOR_DEMO = {"fedin": ["method.project=fixed"]}  # options a method needs to fit the demo's models
+
+
+def methods(json: AsJson = False, debug: Debug = False) -> None:
+    """List the methods."""
+    from potluck.cli.views.methods import method_entry, methods_sheet
+    from potluck.methods.registry import find_method, method_names
+
+    screen = Screen(json)
+    entries = [method_entry(find_method(name)) for name in method_names()]
+    if json:
+        screen.data(entries)
+    else:
+        screen.sheet(methods_sheet(entries))
+
+
+def explain(
+    method: Annotated[
+        str, typer.Argument(metavar="METHOD", help="A method, or an experiment file for its own.")
+    ],
+    experiment: Annotated[
+        str | None,
+        typer.Argument(metavar="[EXPERIMENT.yaml]", help="Where it would run. Default: the demo."),
+    ] = None,
+    overrides: Overrides = None,
+    json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Show what leaves a client, what comes to it and what never leaves it, with real sizes."""
+    from potluck.cli.views.contract import explain_entry, explain_view
+
+    screen = Screen(json)
+    added = FOR_DEMO.get(method, []) if experiment is None and not overrides else []
+    chosen = _explained(method, experiment, overrides or added)
+    data = chosen.load_data(labels_only=True)
+    entry = explain_entry(chosen.variant(engine={"device": "cpu"}).build(data))
+    if json:
+        screen.data(entry)
+    else:
+        screen.show(explain_view(entry, ", ".join([chosen.name, *added])))
+
+
+def _explained(method: str, experiment: str | None, overrides: Sequence[str]) -> Experiment:
+    """The experiment with its method replaced; if `method` is an experiment file, that experiment as it is."""
+    from potluck.experiment import Experiment
+    from potluck.methods.registry import find_method
+    from potluck.runs.compare import experiments_by_method
+
+    if experiment is not None and (_is_file(method) or _is_override(experiment)):
+        overrides, experiment = (
+            [experiment, *overrides],
+            None,
+        )  # the file was left out: its place has an override
+    if _is_file(method):
+        return Experiment.load(method, overrides)
+    find_method(method)
+    own = [
+        f"{method}.{option.removeprefix('method.')}" if option.startswith("method.") else option
+        for option in overrides
+    ]
+    return experiments_by_method(experiment or DEMO, [method], own)[method]
+
+
+def _is_file(name: str) -> bool:
+    return Path(name).suffix in (".yaml", ".yml")
+
+
+def _is_override(word: str) -> bool:
+    return "=" in word and not Path(word).exists()
+
+
+def split(
+    experiment: ExperimentFile,
+    overrides: Overrides = None,
+    png: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Where to write the picture. Default: runs/<name>-split.png."),
+    ] = None,
+    json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Show who has which class, as a table and as a picture."""
+    from potluck.cli.views.split import split_entry, split_view
+    from potluck.experiment import Experiment
+    from potluck.experiment.build import group_data
+
+    screen = Screen(json)
+    chosen = Experiment.load(experiment, overrides or ())
+    data = chosen.load_data(labels_only=True)
+    whole = chosen.make_split(data)
+    groups = whole.by_group((ground.data, ground.clients) for ground in group_data(chosen, data, whole))
+    path, entries = png or RUNS / f"{chosen.name}-split.png", []
+    for number, (part, own) in enumerate(groups):
+        entry, place = split_entry(part, own), path.with_stem(f"{path.stem}-{number}") if number else path
+        entries.append(entry | {"picture": str(_write_picture(entry, place))})
+        if not json:
+            title = [f"{part.name}: {part.task}"] if len(groups) > 1 else []
+            screen.show(*title, split_view(entry), f"picture: {place}")
+    if json:
+        screen.data(entries[0] if len(entries) == 1 else {"hash": whole.hash, "groups": entries})
+
+
+def _write_picture(entry: dict[str, Any], path: Path) -> Path:
+    from potluck.files import write_whole
+    from potluck.report.plots import split_picture, to_png
+
+    clients = entry["clients"]
+    counts, ids = [client["counts"] for client in clients], [client["id"] for client in clients]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot make the folder {path.parent}: {error.strerror or error}") from error
+    write_whole(path, to_png(split_picture(counts, ids, entry["classes"])))
+    return path

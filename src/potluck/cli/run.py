@@ -1,0 +1,71 @@
+"""`potluck run` and `potluck resume`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from potluck.cli.exits import Stopped
+from potluck.cli.options import AsJson, Debug, ExperimentFile, Overrides
+from potluck.cli.screen import Screen
+
+if TYPE_CHECKING:
+    from potluck.runs.observers import Watcher
+    from potluck.runs.result import RunResult
+
+
+def run(
+    experiment: ExperimentFile,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="The run folder, which must not exist. Default: runs/<name>, runs/<name>-2, …",
+        ),
+    ] = None,
+    json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Run an experiment."""
+    from potluck.experiment import Experiment
+    from potluck.runs.api import run as play
+
+    chosen = Experiment.load(experiment, overrides or ())
+    watched(Screen(json), chosen.method.name, lambda watcher: play(chosen, out=out, watcher=watcher))
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that was stopped.")],
+    json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Go on with a run, to the same end as if it had never stopped."""
+    from potluck.runs.api import resume as go_on
+
+    watched(Screen(json), run.name, lambda watcher: go_on(run, watcher=watcher))
+
+
+def watched(
+    screen: Screen, label: str, play: Callable[[Watcher], RunResult], every_notice: bool = False
+) -> None:
+    """Play a run under a progress display, then print its results."""
+    from potluck.cli.live import showing
+    from potluck.cli.views.results import run_sheet_of
+    from potluck.runs.loop import Interrupted
+
+    try:
+        with showing(screen.err) as display:
+            display.notices = math.inf if every_notice else display.notices
+            result = play(display.watch(label))
+    except Interrupted as error:
+        raise Stopped(["potluck", "resume", str(error.folder)]) from error
+    if screen.json:
+        screen.data(result.summary | {"folder": str(result.folder)})
+    else:
+        screen.sheet(run_sheet_of(result))
+        screen.show(f"\nreport: {result.folder / 'report.html'}")

@@ -1,0 +1,44 @@
+"""What commands print: results on standard output, progress on standard error."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import typer
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from potluck.report.render import Sheet, plain, rich_table
+
+WIDTH = 110  # characters in a line where there is no terminal
+MOST_ROWS = 40  # rows of a table, such as clients or architectures
+
+
+class Screen:
+    """The two streams of a command; with `json`, standard output gets nothing but JSON."""
+
+    def __init__(self, json: bool) -> None:
+        self.json = json
+        self.out = _console(stderr=False)
+        self.err = _console(stderr=True)
+
+    def data(self, value: Any) -> None:
+        """Print JSON, for programs."""
+        typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+    def show(self, *parts: RenderableType) -> None:
+        """Print text and tables, for people."""
+        for part in parts:
+            self.out.print(Text(part) if isinstance(part, str) else part, soft_wrap=isinstance(part, str))
+
+    def sheet(self, sheet: Sheet) -> None:
+        """Print a table: fitted to the terminal, or as aligned text where there is none."""
+        self.show(rich_table(sheet) if self.out.is_terminal else plain(sheet).rstrip())
+
+
+def _console(stderr: bool) -> Console:
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
+    return console

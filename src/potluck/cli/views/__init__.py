@@ -1,0 +1,1 @@
+"""What commands show: the values for `--json`, and tables made of them."""

@@ -1,0 +1,37 @@
+"""The results of a run and of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from potluck.files import read_json
+from potluck.report import sheets
+from potluck.report.render import Sheet
+from potluck.runs.result import RunResult
+
+MOST_CLIENTS = 20  # a run with more of them is shown as a whole
+
+
+def run_sheet_of(result: RunResult) -> Sheet:
+    """A row per client and the run as a whole; with many clients the whole alone."""
+    split = read_json(result.folder / "split.json")
+    models = read_json(result.folder / "environment.json").get("models", {})
+    rows = sheets.client_rows(split, result.summary["accuracy"], models)
+    return sheets.run_sheet(result.summary, rows if len(rows) <= MOST_CLIENTS else [])
+
+
+def comparison_sheets(comparison: Mapping[str, Any]) -> Iterator[Sheet]:
+    """The table of the methods, then the further tables that were asked for."""
+    yield sheets.comparison_sheet(comparison)
+    further = (
+        sheets.clients_sheet,
+        sheets.further_sheet,
+        sheets.rounds_sheet,
+        sheets.targets_sheet,
+        sheets.gains_sheet,
+    )
+    for make in further:
+        sheet = make(comparison)
+        if sheet is not None:
+            yield sheet

@@ -1,0 +1,111 @@
+"""Where a server is, and how connections to it are secured."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from potluck.errors import ConfigError
+
+PATIENCE = 10.0  # seconds a server has to answer
+
+
+@dataclass(frozen=True)
+class Security:
+    """TLS and keys of a connection. Beyond this machine plain text must be asked for with `insecure`."""
+
+    insecure: bool = False
+    ca: Path | None = None  # certificate of the authority that signed the server's
+    certificate: Path | None = None  # the server's own, and its key
+    key: Path | None = None
+    node_key: Path | None = None  # a node's private key
+    node_keys: bool = False  # the server takes in only nodes whose key was registered
+    client_keys: Path | None = None  # a folder with the public key of every client
+
+    def check(self, address: str, needed: Sequence[str]) -> None:
+        """Refuse plain text beyond this machine, and TLS options (`needed`) of which only some are given."""
+        given = [name for name in needed if getattr(self, name) is not None]
+        if self.insecure and given:
+            raise ConfigError(f"--insecure and --{given[0].replace('_', '-')} do not go together; choose one")
+        if given and len(given) < len(needed):
+            missing = next(name for name in needed if name not in given)
+            raise ConfigError(f"--{missing.replace('_', '-')} is missing; TLS needs it beside --{given[0]}")
+        if not given and not self.insecure and not is_loopback(address):
+            wanted = ", ".join(f"--{name.replace('_', '-')}" for name in needed)
+            raise ConfigError(
+                f"{address} is beyond this machine: give {wanted}, or --insecure to send everything in plain text"
+            )
+
+    @property
+    def plain(self) -> bool:
+        """Whether the connection is plain text, without TLS."""
+        return self.ca is None
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address stays within this machine."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of `host:port`."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"{address!r} is no address; write host:port, such as 127.0.0.1:8000")
+    return host.strip("[]"), int(port)
+
+
+def from_here(address: str) -> str:
+    """The address to reach a server from this machine, also one that listens on all interfaces."""
+    host, port = split_address(address)
+    return f"127.0.0.1:{port}" if host in ("0.0.0.0", "::") else address
+
+
+def free_port() -> int:
+    """A port of this machine that is free now."""
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        return int(door.getsockname()[1])
+
+
+def is_open(address: str) -> bool:
+    """Whether somebody listens at an address."""
+    host, port = split_address(from_here(address))
+    try:
+        socket.create_connection((host, port), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+def check_server(address: str, security: Security) -> None:
+    """Refuse a server with another TLS setting than this site, or with a certificate it does not trust.
+
+    A server that is not there yet is fine: it may come later.
+    """
+    host, port = split_address(address)
+    trust = ssl.create_default_context(cafile=security.ca)
+    if security.plain:
+        trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
+    try:
+        with socket.create_connection((host, port), PATIENCE) as channel:
+            trust.wrap_socket(channel, server_hostname=host).close()
+    except ssl.SSLCertVerificationError as error:
+        told = f"the certificate of {address} is not to be trusted: {error.verify_message}"
+        raise ConfigError(f"{told}; is {security.ca} of its authority?") from error
+    except ssl.SSLError as error:
+        if not security.plain:
+            raise ConfigError(f"{address} does not speak TLS, this site asks for it with --ca") from error
+        return
+    except OSError:
+        return
+    if security.plain:
+        raise ConfigError(f"{address} speaks TLS, this site would speak in plain text; give --ca")

@@ -1,0 +1,161 @@
+"""What an experiment's settings stand for: its data, split, models, public samples and federation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from potluck.core.dataset import Data, Dataset
+from potluck.core.method import Method
+from potluck.core.rng import Rng
+from potluck.data import DataConfig, PartitionConfig, Split, from_index_file, join_splits, make_split
+from potluck.data.public import choose_ids
+from potluck.engine.settings import ask_for_queues
+from potluck.errors import ConfigError
+from potluck.experiment.blocks import AnyData, ClientGroup, IndexFile, Sites
+from potluck.experiment.settings import ExperimentSettings
+from potluck.federation.federation import Federation, simulated
+from potluck.federation.groups import GroupData
+from potluck.methods.registry import find_method
+from potluck.models import ModelPool
+
+# --- data and split -------------------------------------------------------------------------------------
+
+
+def load_data(experiment: ExperimentSettings, labels_only: bool = False) -> Data:
+    """The data set, or one for each group of a federation; groups that name the same one share it."""
+    if isinstance(experiment.partition, Sites):
+        raise ConfigError("the data of this experiment are at its sites: run it with potluck serve")
+    found: list[tuple[AnyData, Dataset]] = []
+    for group in experiment.groups:
+        known = next((data for config, data in found if _same_data(config, group.data)), None)
+        loaded = _load(experiment, group.data, labels_only) if known is None else known
+        found.append((group.data, loaded))
+    data = tuple(loaded for _, loaded in found)
+    return data if experiment.federation else data[0]
+
+
+def _load(experiment: ExperimentSettings, data: AnyData, labels_only: bool = False) -> Dataset:
+    return data if isinstance(data, Dataset) else data.load(experiment.folder, labels_only=labels_only)
+
+
+def _same_data(one: AnyData, other: AnyData) -> bool:
+    """Whether two groups have the same data, prepared the same way."""
+    return one is other or (isinstance(one, DataConfig) and one == other)
+
+
+def split_data(experiment: ExperimentSettings, data: Data) -> Split:
+    """Which client has which rows. Depends on the data, the partition and the split seed alone."""
+    tree = experiment.all_seeds().tree("split")
+    if isinstance(data, Dataset):
+        return _split_group(experiment, experiment.groups[0], data, tree)
+    splits = [
+        _split_group(experiment, group, part, tree.child("group", place))
+        for place, (group, part) in enumerate(zip(experiment.groups, data, strict=True))
+    ]
+    return join_splits(splits, [isinstance(group.partition, PartitionConfig) for group in experiment.groups])
+
+
+def _split_group(experiment: ExperimentSettings, group: ClientGroup, data: Dataset, rng: Rng) -> Split:
+    if isinstance(group.partition, Split):
+        return group.partition
+    if isinstance(group.partition, IndexFile):
+        return from_index_file(experiment.folder / group.partition.file, data)
+    if isinstance(group.partition, Sites):
+        raise ConfigError("the sites of this experiment split nothing: each brings its own data")
+    return make_split(data, group.partition, rng)
+
+
+def public_samples(
+    experiment: ExperimentSettings, method: Method, own: Dataset | None = None
+) -> tuple[Dataset, np.ndarray] | None:
+    """The public data (`own`: a copy that is already here) and the ids of the samples; none if unused."""
+    if not method.needs_public_data:
+        return None
+    if experiment.public is None:
+        raise ConfigError(
+            f"{method.name} needs public data; name some, for example public: {{data: cifar100, samples: 5000}}"
+        )
+    data = own if own is not None else _load(experiment, experiment.public.data)
+    return data, choose_ids(
+        data, experiment.public.samples, experiment.all_seeds().tree("split").child("public")
+    )
+
+
+# --- models ---------------------------------------------------------------------------------------------
+
+
+def model_pool(experiment: ExperimentSettings) -> ModelPool:
+    """The models that the experiment names."""
+    chosen = experiment.models
+    return ModelPool(chosen.pool, chosen.rep_dim, order=chosen.order, adapter=chosen.adapter)
+
+
+def _assigned_pool(experiment: ExperimentSettings, split: Split, groups: Sequence[GroupData]) -> ModelPool:
+    """Which client brings which model; each group of a federation deals out its own among its clients."""
+    settings = experiment.models
+    if not experiment.federation:
+        pool = model_pool(experiment)
+        pool.cover(client.id for client in split.clients)
+        return pool
+    entries: dict[str, Any] = {}
+    sizes = [(group.data, group.clients) for group in groups]
+    for group, (_, own) in zip(experiment.groups, split.by_group(sizes), strict=True):
+        dealt = ModelPool(group.models, order=settings.order)
+        dealt.cover(own.ids)
+        entries |= {id: dealt.entry(place, id, len(own)) for place, id in enumerate(own.ids)}
+    return ModelPool(entries, settings.rep_dim, adapter=settings.adapter)
+
+
+# --- the federation -------------------------------------------------------------------------------------
+
+
+def build_federation(
+    experiment: ExperimentSettings, data: Data | None = None, split: Split | None = None
+) -> Federation:
+    """The federation that the experiment is about, checked by its method."""
+    data = data if data is not None else load_data(experiment)
+    split = split if split is not None else split_data(experiment, data)
+    groups = group_data(experiment, data, split)
+    pool = _assigned_pool(experiment, split, groups)
+    method = find_method(experiment.method.name)(experiment.method, pool)
+    ask_for_queues()
+    return simulated(
+        method,
+        groups,
+        split,
+        pool,
+        seeds=experiment.all_seeds(),
+        independent_init=experiment.models.init == "per_client",
+        public=public_samples(experiment, method),
+        training=experiment.training.for_clients(),
+        overrides=experiment.training.per_client,
+        participation=experiment.training.participation,
+        device=experiment.engine.torch_device(),
+        precision=experiment.engine.precision,
+    )
+
+
+def group_data(experiment: ExperimentSettings, data: Data, split: Split) -> tuple[GroupData, ...]:
+    """What the clients of each group work on."""
+    parts = (data,) if isinstance(data, Dataset) else data
+    found: list[tuple[ClientGroup, GroupData]] = []
+    for group, part in zip(experiment.groups, parts, strict=True):
+        known = next((other for its, other in found if _same_data(its.data, group.data)), None)
+        config = group.data if isinstance(group.data, DataConfig) else DataConfig(name=part.name)
+        own = GroupData(
+            part,
+            _group_size(experiment, group, part) if experiment.federation else len(split),
+            known.prepare if known else config.preparation(part).prepare,
+            isinstance(group.data, DataConfig) and bool(config.augment.operations),
+        )
+        found.append((group, own))
+    return tuple(own for _, own in found)
+
+
+def _group_size(experiment: ExperimentSettings, group: ClientGroup, data: Dataset) -> int:
+    if isinstance(group.partition, PartitionConfig):
+        return group.partition.clients
+    return len(_split_group(experiment, group, data, Rng(0)))

@@ -1,0 +1,67 @@
+"""An experiment as a YAML file with every default written out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from potluck.core.dataset import Dataset
+from potluck.data import Split
+from potluck.experiment.blocks import AnyData, AnyPartition, IndexFile
+from potluck.experiment.plain import plain
+from potluck.experiment.settings import ExperimentSettings
+
+APART = {"data", "partition", "federation", "public"}  # blocks with objects or paths, written one by one
+
+
+def to_yaml(experiment: ExperimentSettings) -> str:
+    """The whole experiment. Paths become absolute, Python objects become their names."""
+    values = experiment.model_dump(mode="json", exclude=APART, fallback=plain)
+    values["plugins"] = [_absolute(experiment, name) for name in experiment.plugins]
+    if experiment.federation:
+        del values["models"]["pool"]
+    clients = _client_blocks(experiment)
+    if experiment.public is not None:
+        data = _data_block(experiment, experiment.public.data)
+        clients["public"] = {"data": data, "samples": experiment.public.samples}
+    ordered = {"name": values.pop("name"), **clients, **values}
+    return yaml.safe_dump(ordered, sort_keys=False, default_flow_style=None, width=110)
+
+
+def _absolute(experiment: ExperimentSettings, plugin: str) -> str:
+    return str((experiment.folder / plugin).resolve()) if plugin.endswith(".py") else plugin
+
+
+def _client_blocks(experiment: ExperimentSettings) -> dict[str, Any]:
+    """`federation`, or `data` and `partition` where there is one group."""
+    written = [
+        {
+            "data": _data_block(experiment, group.data),
+            "partition": _partition_block(experiment, group.partition),
+            "models": plain(group.models),
+        }
+        for group in experiment.groups
+    ]
+    if experiment.federation:
+        return {"federation": written}
+    return {key: value for key, value in written[0].items() if key != "models"}
+
+
+def _partition_block(experiment: ExperimentSettings, partition: AnyPartition) -> dict[str, Any]:
+    if isinstance(partition, Split):
+        return {"file": "split.json"}  # the run folder keeps it beside this file
+    if isinstance(partition, IndexFile):
+        return {"file": str((experiment.folder / partition.file).resolve())}
+    return partition.model_dump(mode="json")
+
+
+def _data_block(experiment: ExperimentSettings, data: AnyData) -> dict[str, Any]:
+    if isinstance(data, Dataset):
+        return {"name": data.name}
+    block = data.model_dump(mode="json", exclude_defaults=True) | {"name": data.name}
+    if data.dir is not None:
+        block["dir"] = str((experiment.folder / data.dir.expanduser()).resolve())
+    if data.tokenizer is not None:
+        block["tokenizer"] = data.tokenizer_from(experiment.folder)
+    return block

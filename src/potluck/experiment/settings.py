@@ -1,0 +1,154 @@
+"""All settings of an experiment, validated together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
+
+from potluck.core.dataset import Dataset
+from potluck.core.method import MethodConfig
+from potluck.core.rng import Seeds
+from potluck.core.settings import Settings
+from potluck.data import DataConfig, PartitionConfig
+from potluck.engine.evaluate import EvaluateSettings
+from potluck.engine.settings import EngineSettings
+from potluck.experiment.blocks import (
+    AnyData,
+    AnyPartition,
+    CheckpointSettings,
+    ClientGroup,
+    IndexFile,
+    ModelSettings,
+    PublicSettings,
+    SeedSettings,
+    Sites,
+    TrainingSettings,
+)
+from potluck.experiment.plain import is_plain
+from potluck.experiment.validation import validated
+from potluck.methods.registry import find_method
+
+
+class ExperimentSettings(Settings):
+    """Everything that decides a run's numbers, as values; what is built from them is in `build`."""
+
+    name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    data: AnyData = DataConfig()
+    partition: AnyPartition | None = None
+    models: ModelSettings = ModelSettings()
+    federation: tuple[ClientGroup, ...] = ()  # in place of data, partition and models.pool
+    public: PublicSettings | None = None
+    method: SerializeAsAny[MethodConfig]
+    training: TrainingSettings = TrainingSettings()
+    evaluate: EvaluateSettings = EvaluateSettings()
+    engine: EngineSettings = EngineSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    seed: int = Field(default=0, ge=0)
+    seeds: SeedSettings = SeedSettings()
+    plugins: tuple[str, ...] = ()  # files or modules that register methods, data sets or models
+
+    _folder: Path = PrivateAttr(default_factory=Path)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the experiment file; relative paths start here."""
+        return self._folder
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_forms(cls, values: Any) -> Any:
+        """`data: cifar10`, `models: [cnn1, cnn2]`, `method: fedavg`."""
+        if not isinstance(values, dict):
+            return values
+        values = _with_blocks(values)
+        models = values.get("models")
+        if isinstance(values.get("federation"), list | tuple):
+            values["federation"] = [_group(place, one) for place, one in enumerate(values["federation"])]
+        elif models is not None and not isinstance(models, ModelSettings):
+            values["models"] = models if isinstance(models, dict) and "pool" in models else {"pool": models}
+        if isinstance(values.get("public"), str | Mapping):
+            public = {"data": values["public"]} if isinstance(values["public"], str) else values["public"]
+            values["public"] = validated(PublicSettings, _with_blocks(public, "public."), "public")
+        return values
+
+    @model_validator(mode="after")
+    def _one_way_to_name_the_clients(self) -> Self:
+        given = {
+            "data": "data" in self.model_fields_set,
+            "partition": self.partition,
+            "models": self.models.pool,
+        }
+        for key, value in given.items():
+            if not self.federation and key != "data" and value is None:
+                raise ValueError(f"the key {key!r} is missing")
+            if self.federation and value not in (None, False):
+                raise ValueError(f"{key} stands beside federation; each of its groups has its own {key}")
+        return self
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _find_method(cls, value: Any) -> Any:
+        if isinstance(value, MethodConfig):
+            return value
+        if not isinstance(value, str | Mapping):
+            raise ValueError("give the name of a method, or a block with a name and its options")
+        options = {"name": value} if isinstance(value, str) else dict(value)
+        if "name" not in options:
+            raise ValueError("method needs a name")
+        return validated(find_method(str(options["name"])).Config, options, "method")
+
+    @classmethod
+    def make(cls, **values: Any) -> Self:
+        """An experiment from Python values; a wrong one raises a `ConfigError` of one sentence."""
+        return validated(cls, values)
+
+    def variant(self, **changes: Any) -> Self:
+        """The same experiment with other top-level values."""
+        values = {name: getattr(self, name) for name in self.model_fields_set} | changes
+        experiment = type(self).make(**values)
+        experiment._folder = self._folder
+        return experiment
+
+    @property
+    def groups(self) -> tuple[ClientGroup, ...]:
+        """The groups of the federation; without one, all clients are one group."""
+        if self.federation:
+            return self.federation
+        assert self.partition is not None  # checked above
+        return (ClientGroup(data=self.data, partition=self.partition, models=self.models.pool),)
+
+    @property
+    def portable(self) -> bool:
+        """Whether a YAML file can express it all: no data, split, model or callable given as a Python object."""
+        own = self.public is not None and isinstance(self.public.data, Dataset)
+        return not own and is_plain(self.method.model_dump()) and all(one.portable for one in self.groups)
+
+    def all_seeds(self) -> Seeds:
+        """The four seeds: `seed`, except where `seeds` fixes one."""
+        chosen = self.seeds.model_dump(exclude_none=True)
+        return Seeds(**{name: chosen.get(name, self.seed) for name in SeedSettings.model_fields})
+
+
+def _with_blocks(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """The same values with `data` and `partition` validated as blocks, from their short or long form."""
+    values = dict(values)
+    if isinstance(values.get("data"), str):
+        values["data"] = {"name": values["data"]}
+    if isinstance(values.get("partition"), dict):
+        kinds: dict[str, type[BaseModel]] = {"file": IndexFile, "sites": Sites}
+        kind = next((kinds[key] for key in kinds if key in values["partition"]), PartitionConfig)
+        values["partition"] = validated(kind, values["partition"], f"{where}partition")
+    if isinstance(values.get("data"), dict):
+        values["data"] = validated(DataConfig, values["data"], f"{where}data")
+    return values
+
+
+def _group(place: int, values: Any) -> Any:
+    """One group of a federation as a file writes it."""
+    if not isinstance(values, Mapping):
+        return values
+    where = f"federation.{place}"
+    return validated(ClientGroup, _with_blocks(values, f"{where}."), where)

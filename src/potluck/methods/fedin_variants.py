@@ -1,0 +1,223 @@
+"""FedIN with its ablations, other readings of the paper and projections: what `method: fedin` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+import torch
+from pydantic import Field, PositiveInt, field_validator, model_validator
+from torch import Tensor
+
+from potluck.core.card import Card, ClientId
+from potluck.core.client import Client
+from potluck.core.contract import Contract, Shapes
+from potluck.core.message import Content, Message
+from potluck.core.method import Method, client_step
+from potluck.core.model import Model
+from potluck.core.population import Population
+from potluck.core.replies import Replies
+from potluck.core.server import Server
+from potluck.core.streams import Stream
+from potluck.core.task import Batch, Task
+from potluck.kit.averaging import Weights
+from potluck.kit.feature_exchange import FeatureExchange, blurred
+from potluck.kit.shared_space import Kind, SharedSpace
+from potluck.methods.fedin import NOTHING, FedIN, local_gradients, received, sent
+from potluck.training.fit import Gradients, fit, plus
+
+
+class FedINVariants(FedIN):
+    """FedIN as published by default; each option changes one thing.
+
+    The body's step (`alleviate`), with a = ⟨G_local, G_local⟩ and b = ⟨G_local, G_IN⟩:
+    - `simplified` (Eq. 13): G_IN + (λ/2)·G_local;
+    - `exact` (Eq. 12): Z = G_IN − min(0, b/a)·G_local. Taken literally (`combine: replace`) the label gradient is
+      gone where b ≥ 0; `add` (INFERRED) takes G_local + Z;
+    - `none`: G_IN + G_local, our reading of the ablation "w/o Opt".
+
+    "w/o IN" is `intermediate: false`, "w/o Prox" is `mu: 0`. `schedule: alternate` (INFERRED) trains on L_local,
+    then the body alone for as many steps, without the proximal term. `noise_when: upload` trains without noise and
+    sends the features of a noisy pass. With several `batches` each step takes the next (INFERRED).
+
+    Ours: `project`, maps to a shared space for features of different shapes; `averaged` maps learn from L_IN, too.
+    """
+
+    name = FedIN.name
+
+    class Config(FedIN.Config):
+        """Options of FedIN with all its variants."""
+
+        intermediate: bool = Field(
+            default=True, description='false: "w/o IN"; no features are made, sent or learned from'
+        )
+        alleviate: Literal["simplified", "exact", "none"] = Field(
+            default="simplified",
+            description="the body's step; simplified: Eq. 13, exact: Eq. 12, none: the sum",
+        )
+        scope: Literal["tensor", "whole"] = Field(
+            default="tensor", description="what a and b of `exact` are summed over; tensor is inferred"
+        )
+        combine: Literal["add", "replace"] = Field(
+            default="add",
+            description="whether `exact` is added to the label gradient (inferred) or replaces it",
+        )
+        schedule: Literal["joint", "alternate"] = Field(
+            default="joint", description="both losses in the same steps, or one after the other"
+        )
+        noise_when: Literal["training", "upload"] = Field(
+            default="training", description="noise in training too, as published, or only on what is sent"
+        )
+        noise_per: Literal["batch", "channel"] = Field(
+            default="batch", description="what has one standard deviation; batch is inferred"
+        )
+        batches: PositiveInt = Field(
+            default=1, description="batches a client is sent; our reading of the paper's `sample number`"
+        )
+        pool: Literal["round", "all"] = Field(
+            default="round", description="batches are drawn from the last round's, or from everyone's newest"
+        )
+        project: Kind = Field(
+            default="none",
+            description="maps to a shared space for features of different shapes; private is a control; ours",
+        )
+        project_in: tuple[PositiveInt, PositiveInt, PositiveInt] = Field(
+            default=(64, 8, 8), description="channels, height and width of s_in in the shared space"
+        )
+        project_out: PositiveInt = Field(default=512, description="width of s_out in the shared space")
+        project_seed: int = Field(
+            default=0, description="seed of the maps, known to everyone; averaged maps start from it"
+        )
+
+        @field_validator("project_in", mode="before")
+        @classmethod
+        def _three_numbers(cls, value: Any) -> Any:
+            if not isinstance(value, list | tuple) or len(value) != 3:
+                raise ValueError("give channels, height and width, such as [64, 8, 8]")
+            return value
+
+        @model_validator(mode="after")
+        def _of_use(self) -> Self:
+            self.refuse_idle("project_seed", needs="project", among=("fixed", "averaged"))
+            self.refuse_idle(
+                "project_in", "project_out", needs="project", among=("fixed", "averaged", "private")
+            )
+            self.refuse_idle("strength", needs="alleviate", among=("simplified",))
+            self.refuse_idle("scope", "combine", needs="alleviate", among=("exact",))
+            return self
+
+        def space(self) -> SharedSpace:
+            """What features look like on the wire."""
+            shapes = {"s_in": self.project_in, "s_out": (self.project_out, 1, 1)}
+            return SharedSpace(self.project, shapes, self.project_seed)
+
+    def build_exchange(self) -> FeatureExchange:
+        """Through the shared space, or not at all."""
+        config = self.config
+        kind = FeatureExchange if config.intermediate else NoExchange
+        return kind(config.batch, config.batches, config.pool, config.space())
+
+    def expected(self, card: Card, part: str) -> Shapes | None:
+        """Maps have a column for each of the client's channels."""
+        return self.exchange.matrices(card) if part == "maps" else super().expected(card, part)
+
+    @client_step(up=sent, down=received)
+    def train(self, client: Client, down: Message = NOTHING) -> Content:
+        """As published; without features there is no noise to draw."""
+        if self.config.intermediate:
+            return super().train(client, down)
+        self.receive(client, down)
+        self.learn(client, None)
+        return {"model": client["model"].state()}
+
+    def learn(self, client: Client, received: Stream | None) -> None:
+        """As published, or the body alone in steps of its own."""
+        if received is None or self.config.schedule == "joint":
+            return super().learn(client, received)
+        super().learn(client, None)
+        streams = {"private": client.batches(), "received": received}
+        fit(client, self.loss, streams=streams, combine=self.steer_body)
+
+    def loss(
+        self, client: Client, batch: Batch, received: Batch | None = None
+    ) -> Tensor | Mapping[str, Tensor]:
+        """As published; without features the task's own loss."""
+        if self.config.intermediate:
+            return super().loss(client, batch, received)
+        return Method.loss(self, client, batch)
+
+    @property
+    def training_noise(self) -> float:
+        """None where only what is sent has noise."""
+        return super().training_noise if self.config.noise_when == "training" else 0.0
+
+    def blur(self, features: Tensor, noise: float) -> Tensor:
+        """Noise in standard deviations of the whole batch, or of each channel."""
+        return blurred(features, noise, self.config.noise_per)
+
+    def local_terms(self, client: Client, batch: Batch, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """As published, and what keeps averaged maps from losing anything."""
+        terms = super().local_terms(client, batch, own)
+        if self.exchange.averages_maps:
+            terms["maps"] = self.exchange.space.loss(own, client["maps"].tensors())
+        return terms
+
+    def steer_body(self, terms: Mapping[str, Gradients]) -> Gradients:
+        """Only what L_IN reaches moves."""
+        return self.alleviate(local_gradients(terms), terms["features"])
+
+    def alleviate(self, local: Gradients, features: Gradients) -> Gradients:
+        """The chosen step for the body; maps follow the plain sum."""
+        body = {name: value for name, value in features.items() if not name.startswith("maps/")}
+        maps = {name: value + local[name] for name, value in features.items() if name not in body}
+        return {**self.body_step(local, body), **maps}
+
+    def body_step(self, local: Gradients, features: Gradients) -> Gradients:
+        """Eq. 13, Eq. 12, or the sum."""
+        if self.config.alleviate == "exact":
+            return exact_step(local, features, self.config.scope, self.config.combine)
+        if self.config.alleviate == "none":
+            return plus(features, {name: local[name] for name in features}, 1.0)
+        return super().alleviate(local, features)
+
+
+def exact_step(
+    local: Gradients,
+    features: Gradients,
+    scope: Literal["tensor", "whole"],
+    combine: Literal["add", "replace"],
+) -> Gradients:
+    """Eq. 12: G_IN without what works against G_local, and G_local itself unless it is replaced."""
+    a = {name: local[name].square().sum() for name in features}
+    b = {name: (local[name] * value).sum() for name, value in features.items()}
+    if scope == "whole":
+        a, b = (dict.fromkeys(sums, torch.stack([*sums.values()]).sum()) for sums in (a, b))
+    kept = 1.0 if combine == "add" else 0.0
+    factors = {name: kept - b[name].clamp_max(0) / a[name].clamp_min(1e-30) for name in features}
+    return {name: value + factors[name] * local[name] for name, value in features.items()}
+
+
+class NoExchange(FeatureExchange):
+    """The ablation "w/o IN": no features are made, sent or learned from."""
+
+    def check(self, population: Population) -> None:
+        """Any model will do."""
+
+    def sent(self) -> Contract:
+        """Nothing."""
+        return {}
+
+    def received(self) -> Contract:
+        """Nothing."""
+        return {}
+
+    def client_state(self, task: Task, model: Model) -> dict[str, Any]:
+        """No room for features."""
+        return {}
+
+    def keep(self, server: Server, replies: Replies, weights: Weights) -> None:
+        """Nothing came."""
+
+    def lend(self, server: Server, client: ClientId) -> Content:
+        """Nothing."""
+        return {}

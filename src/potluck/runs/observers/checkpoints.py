@@ -1,0 +1,57 @@
+"""Checkpoints of a run: at intervals, at its end, and when it is stopped."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from potluck.engine.store.checkpoints import Checkpoints
+from potluck.runs.folder import RunFolder
+from potluck.runs.observers.base import Observer, RoundEnd
+from potluck.runs.state import RunState
+from potluck.signals import held_back
+
+
+class Checkpointer(Observer):
+    """Saves the state of a run after a round, if the last checkpoint is `every` seconds old.
+
+    Files are written in the background. A `durable` run waits for them after every round: clients that outlive the
+    server must not hear that a round was accepted which the next server would not know of.
+    """
+
+    def __init__(self, folder: RunFolder, state: RunState, every: float, durable: bool = False) -> None:
+        self.folder, self.state, self.every, self.durable = folder, state, every, durable
+        self.files = Checkpoints(folder / "checkpoints")
+        self._saved_at = time.monotonic()
+
+    def round(self, end: RoundEnd) -> None:
+        """Save if it is time."""
+        if time.monotonic() - self._saved_at >= self.every:
+            self.save()
+
+    def save(self) -> None:
+        """Save the run as it stands, with the lengths of its logs; nothing if checkpoints are turned off."""
+        if math.isinf(self.every):
+            return
+        self._saved_at = time.monotonic()
+        with held_back():  # the store counts a state as saved once it is asked for: the files must follow
+            server, clients, notes = self.state.saved()
+            notes |= {"logs": self.folder.offsets()}
+            self.files.save(self.state.round, server, clients, notes)
+        if self.durable:
+            self.files.wait()
+
+    def restore(self) -> None:
+        """Go back to the last checkpoint, or to the start if there is none; later lines of the logs are cut."""
+        checkpoint = self.files.load()
+        if checkpoint is not None:
+            self.state.restore(checkpoint)
+        self.folder.cut({} if checkpoint is None else checkpoint.notes["logs"])
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is on disk."""
+        self.files.wait()
+
+    def close(self) -> None:
+        """Finish, and end the thread that writes."""
+        self.files.close()

@@ -1,0 +1,22 @@
+"""The logs of a run, written round by round."""
+
+from __future__ import annotations
+
+from potluck.runs.folder import RunFolder
+from potluck.runs.observers.base import Observer, RoundEnd
+
+
+class RoundLogs(Observer):
+    """Adds a round to `metrics.jsonl`, `ledger.jsonl`, `timing.jsonl` and `observations.jsonl`."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+
+    def round(self, end: RoundEnd) -> None:
+        """Write all lines of a round; few methods observe anything, so that file may never come to be."""
+        self.folder.append("metrics.jsonl", [line for found in end.examined for line in found.lines])
+        self.folder.append("ledger.jsonl", end.ledger)
+        timing = {name: round(seconds, 6) for name, seconds in end.timing.items()}
+        self.folder.append("timing.jsonl", [{"round": end.round, **timing}])
+        if end.observations:
+            self.folder.append("observations.jsonl", end.observations)

@@ -1,0 +1,68 @@
+"""The state of a run: taken back, saved and restored as one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from potluck.core.card import ClientId
+from potluck.core.packed import State
+from potluck.engine.multi_gpu import MultiGpuStore
+from potluck.engine.rounds import Rounds
+from potluck.engine.store.checkpoints import Checkpoint
+from potluck.engine.store.client_store import ClientStore
+from potluck.signals import held_back
+
+
+class RunState:
+    """Everything a round changes: server, clients, whose work was accepted, and who dropped out."""
+
+    def __init__(self, rounds: Rounds, store: ClientStore | MultiGpuStore) -> None:
+        self.rounds, self.server, self.store = rounds, rounds.server, store
+        self.round = 0  # the last round that is in the logs
+        self.failures: dict[ClientId, int] = {}  # in how many rounds a client dropped out
+
+    @contextlib.contextmanager
+    def transaction(self, round_: int, cohort: Sequence[ClientId]) -> Iterator[Callable[[], None]]:
+        """Take everything back if the block raises before it has set `round` to this round.
+
+        Gives a function that takes back one attempt at the round, so that another can follow.
+        """
+        before, undo_clients = self.server.snapshot(), self.store.mark(cohort)
+        accepted, failures = dict(self.rounds.accepted), dict(self.failures)
+
+        def undo_attempt() -> None:
+            self.server.restore(before)
+            self.rounds.engine.settle(round_, self.rounds.federation.population.trainers, ())
+
+        try:
+            yield undo_attempt
+        except BaseException:
+            if self.round < round_:
+                with held_back():
+                    undo_attempt()
+                    undo_clients()  # the round may have been settled before it was stopped
+                    self.rounds.accepted, self.failures = accepted, failures
+            raise
+
+    def count_failures(self, clients: Iterable[ClientId]) -> None:
+        """Remember who dropped out of a round."""
+        for client in clients:
+            self.failures[client] = self.failures.get(client, 0) + 1
+
+    def saved(self) -> tuple[State, Mapping[ClientId, Future[Path]], dict[str, Any]]:
+        """The server's state, the files of the clients' states, and notes, for a checkpoint."""
+        notes = {"accepted": dict(self.rounds.accepted), "failures": dict(self.failures)}
+        return self.server.snapshot(), self.store.save(), notes
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Stand where a checkpoint was saved."""
+        device = self.rounds.federation.device
+        self.server.restore({name: value.to(device) for name, value in checkpoint.server.items()})
+        for client, path in checkpoint.clients.items():
+            self.store.put(client, path)
+        self.round, self.failures = checkpoint.round, dict(checkpoint.notes["failures"])
+        self.rounds.accepted = dict(checkpoint.notes["accepted"])
