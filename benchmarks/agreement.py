@@ -22,7 +22,7 @@ from potluck import from_arrays
 from potluck.core.dataset import Dataset
 from potluck.core.rng import Rng
 from potluck.data import ClientSplit, Split
-from potluck.engine.serial import LocalEngine
+from potluck.engine.serial import SerialEngine
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.runs.environment import precision
@@ -63,7 +63,7 @@ def make_world(seed: int, clients: int, each: int, device: str) -> Federation:
     ).build()
 
 
-def accuracy(federation: Federation, engine: LocalEngine, rounds: int) -> float:
+def accuracy(federation: Federation, engine: SerialEngine, rounds: int) -> float:
     runner = EngineRunner(federation, engine)
     with precision("float32"):
         for number in range(1, rounds + 1):

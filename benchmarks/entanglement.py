@@ -33,7 +33,7 @@ from potluck.core.card import ClientId
 from potluck.core.message import Message
 from potluck.engine.protocol import Answer, Examination, Outcome, Request
 from potluck.engine.rounds import Rounds
-from potluck.engine.serial import LocalEngine
+from potluck.engine.serial import SerialEngine
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.kit.class_means import ClassStats
@@ -73,7 +73,7 @@ class Heard:
 class Listening(Wrapped):
     """Keeps every upload, as the server may."""
 
-    def __init__(self, inner: LocalEngine, federation: Federation) -> None:
+    def __init__(self, inner: SerialEngine, federation: Federation) -> None:
         super().__init__(inner)
         self.heard = {client: Heard() for client in federation.population.ids}
 
@@ -87,7 +87,7 @@ class Listening(Wrapped):
         return outcomes
 
 
-def class_means(federation: Federation, local: LocalEngine, client: ClientId) -> Tensor:
+def class_means(federation: Federation, local: SerialEngine, client: ClientId) -> Tensor:
     """The truth, from the client's own state."""
     record = local.store.peek(client)
     assert record is not None
@@ -114,7 +114,7 @@ def experiment(classes: int, seed: int, rounds: int = ROUNDS, **options: Any) ->
 
 def play(federation: Federation, total: int) -> tuple[dict[ClientId, Heard], dict[str, float]]:
     """All rounds: what was heard, and the accuracy after the last."""
-    local = LocalEngine(federation.clients)
+    local = SerialEngine(federation.clients)
     engine = Listening(local, federation)
     rounds = Rounds(federation, engine)
     with threads(1):

@@ -7,7 +7,7 @@
     python benchmarks/speed.py --tiny                      every path in a minute, the figures mean nothing
 
 Three runners play the same rounds of the same clients, on made-up 32×32×3 images: `reference`, a plain PyTorch
-loop written below, one client after the other; `serial`, `LocalEngine`; `concurrent`, `CudaEngine` on a GPU and
+loop written below, one client after the other; `serial`, `SerialEngine`; `concurrent`, `CudaEngine` on a GPU and
 worker processes on a CPU. SGD with momentum 0.9 and weight decay 1e-3, one epoch, one precision for all three.
 
 Seconds: median over rounds after a warm-up, from a device that has finished to one that has finished. The ratio to
@@ -67,7 +67,7 @@ from potluck.data import ClientSplit, PartitionConfig, Split
 from potluck.engine.cuda.engine import CudaEngine
 from potluck.engine.protocol import Answer, Engine, Examination
 from potluck.engine.rounds import Rounds
-from potluck.engine.serial import LocalEngine
+from potluck.engine.serial import SerialEngine
 from potluck.engine.store.client_store import Budget, ClientStore
 from potluck.engine.store.transfers import size
 from potluck.engine.transactions import Record
@@ -477,8 +477,8 @@ def run_store(federation: Federation) -> ClientStore:
     return ClientStore(Budget.of(None, federation.device), device=federation.device)
 
 
-def serial_engine(federation: Federation) -> LocalEngine:
-    return LocalEngine(federation.clients, run_store(federation))
+def serial_engine(federation: Federation) -> SerialEngine:
+    return SerialEngine(federation.clients, run_store(federation))
 
 
 def concurrent_engine(

@@ -22,7 +22,7 @@ from potluck.core.task import Batch
 from potluck.data import ClientSplit, Split
 from potluck.engine.protocol import Answer, Examination, Outcome, Request
 from potluck.engine.rounds import Rounds
-from potluck.engine.serial import LocalEngine
+from potluck.engine.serial import SerialEngine
 from potluck.errors import ConfigError
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
@@ -149,7 +149,7 @@ def test_32_clients_at_once_are_the_same_32_one_by_one() -> None:
 def test_graphs_agree_with_the_reference_engine(method: Any) -> None:
     sizes = [80, 64, 50, 33, 17, 1]
     made = [federate(sizes, method, CNNS) for _ in range(2)]
-    serial, graphs = play(made[0], LocalEngine(made[0].clients)), play(made[1], engine(made[1]))
+    serial, graphs = play(made[0], SerialEngine(made[0].clients)), play(made[1], engine(made[1]))
     assert worst(states(serial), states(graphs)) < 1e-3
 
 
@@ -158,14 +158,14 @@ def test_graphs_agree_with_the_reference_engine(method: Any) -> None:
 )
 def test_every_optimiser_starts_fresh_in_every_round(optimizer: Any) -> None:
     made = [federate([64, 64], {"name": "local"}, ["resnet10"], optimizer=optimizer) for _ in range(2)]
-    serial, graphs = play(made[0], LocalEngine(made[0].clients), 3), play(made[1], engine(made[1]), 3)
+    serial, graphs = play(made[0], SerialEngine(made[0].clients), 3), play(made[1], engine(made[1]), 3)
     assert worst(states(serial), states(graphs)) < 2e-2  # batch norm in a deep net amplifies the last bits
 
 
 def test_one_epoch_gives_the_same_losses() -> None:
     made = [federate([160] * 8, FEDMRL, CNNS) for _ in range(2)]
     losses = []
-    for one, kind in zip(made, (LocalEngine, engine), strict=True):
+    for one, kind in zip(made, (SerialEngine, engine), strict=True):
         played = Rounds(one, kind(one))
         seen: dict[str, Tensor] = {}
         original = played.engine.run
@@ -188,7 +188,7 @@ def test_one_epoch_gives_the_same_losses() -> None:
 def test_evaluation_is_that_of_the_reference_engine() -> None:
     made = [federate([64, 40, 30], FEDMRL, CNNS) for _ in range(2)]
     found = []
-    for one, kind in zip(made, (LocalEngine, engine), strict=True):
+    for one, kind in zip(made, (SerialEngine, engine), strict=True):
         played = play(one, kind(one))
         for _ in range(3):  # eagerly, captured, replayed
             examinations = [
@@ -266,7 +266,7 @@ def test_what_cannot_be_captured_runs_eagerly_with_one_notice(monkeypatch: pytes
     played = play(made, engine(made, notice=notices.append))
     assert len(notices) == 1
     assert "cannot be captured" in notices[0]
-    assert worst(states(play(reference, LocalEngine(reference.clients))), states(played)) < 1e-3
+    assert worst(states(play(reference, SerialEngine(reference.clients))), states(played)) < 1e-3
 
 
 class FailsOnce(Local):
@@ -390,9 +390,9 @@ def test_a_short_last_batch_is_captured_when_it_comes_again() -> None:
     place = federate([50] * 4, {"name": "local"}, ["cnn5"])
     busy = engine(place)
     play(place, busy, rounds=3)
-    for slot in busy._pools[place.population.architecture("0")]:
+    for slot in busy.slots.of_kind(place.clients.kind("0")):
         (workspace,) = slot.client.workspaces.values()
-        assert sorted(workspace.recordings) == [(2,), (16,)]
+        assert sorted(slot.runner.steps[workspace].by_sizes) == [(2,), (16,)]
 
 
 def test_when_memory_runs_out_the_round_is_repeated_with_fewer_slots() -> None:
@@ -400,18 +400,18 @@ def test_when_memory_runs_out_the_round_is_repeated_with_fewer_slots() -> None:
     expected = states(play(place, engine(place)))
     told: list[str] = []
     short = engine(place, notice=told.append)
-    inner, calls = short._serve, []
+    inner, calls = short.runner.serve, []
 
-    def serve(request: Request) -> Outcome:
+    def serve(request: Request, *places: Any) -> Any:
         calls.append(request.client)
         if len(calls) == 4:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return inner(request)  # type: ignore[no-any-return]
+        return inner(request, *places)
 
-    short._serve = serve
+    short.runner.serve = serve
     assert worst(expected, states(play(place, short))) < 1e-5
     assert told == ["GPU memory ran out with 4 clients in flight; going on with 2 at once"]
-    assert short.limit == 2
+    assert short.slots.limit == 2
 
 
 @pytest.mark.parametrize("slots", [1, 2])
@@ -420,7 +420,7 @@ def test_more_kinds_of_clients_than_slots(slots: int) -> None:
     expected = states(play(place, engine(place)))
     few = engine(place, slots=slots)
     assert worst(expected, states(play(place, few))) < 1e-5
-    assert sum(map(len, few._pools.values())) == slots
+    assert len(few.slots.all()) == slots
 
 
 def test_a_run_leaves_no_memory_behind(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from potluck.core.dataset import Dataset
 from potluck.core.method import Method, client_step
 from potluck.core.method import _registry as registry
 from potluck.data import ClientSplit, Split, from_arrays, load
-from potluck.engine.serial import LocalEngine
+from potluck.engine.serial import SerialEngine
 from potluck.errors import ConfigError, DataError
 from potluck.experiment.schema import Experiment
 from potluck.files import read_json
@@ -203,8 +203,8 @@ def test_clients_of_one_kind_of_task_keep_their_data_apart():
     inverted = replace(few("digits"), x=1 - few("digits").x)
     group = {"partition": PARTITION, "models": "mlp-small"}
     federation = mixed(federation=[{"data": few("digits"), **group}, {"data": inverted, **group}]).build()
-    engine = LocalEngine(federation.clients)
-    seen = {client: engine._live(client, None).source.x for client in ("0", "2", "1", "3")}
+    engine = SerialEngine(federation.clients)
+    seen = {client: engine.seats.sit(client, None).source.x for client in ("0", "2", "1", "3")}
     assert torch.equal(seen["0"], few("digits").x)
     assert torch.equal(seen["2"], inverted.x)
     assert seen["1"] is seen["0"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,8 @@ import pytest
 import torch
 
 from helpers import StopAfter
-from potluck.engine.multi_gpu import SpreadEngine, SpreadStore, homes
-from potluck.engine.settings import EngineSettings
+from potluck.engine.multi_gpu import MultiGpuEngine, MultiGpuStore, homes
+from potluck.engine.settings import EngineSettings, ask_for_queues
 from potluck.errors import ConfigError
 from potluck.experiment.schema import Experiment
 from potluck.runs.api import resume, run
@@ -56,8 +57,8 @@ def test_a_run_on_two_devices_is_the_run_on_one(
     run(experiment, out=tmp_path / "two")
     assert logs(tmp_path / "two") == logs(tmp_path / "one")
     (engine, store), *_ = engines
-    assert isinstance(engine, SpreadEngine)
-    assert isinstance(store, SpreadStore)
+    assert isinstance(engine, MultiGpuEngine)
+    assert isinstance(store, MultiGpuStore)
     assert all(list(each) for each in store.stores), "both stores hold clients"
 
 
@@ -88,6 +89,17 @@ def test_clients_are_shared_out_in_turn() -> None:
 def test_devices_that_cannot_be_used_are_named(devices: list[str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         Experiment.make(**SETTINGS, engine={"device": devices}).engine.torch_devices()
+
+
+def test_asking_for_devices_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    EngineSettings(device="cpu").torch_devices()
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in os.environ
+    ask_for_queues()
+    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "4")
+    ask_for_queues()
+    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "4", "the user's own number stays"
 
 
 @pytest.mark.cuda

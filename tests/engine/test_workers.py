@@ -25,12 +25,16 @@ from helpers import StopAfter
 from potluck.core.client import Client
 from potluck.core.message import Message
 from potluck.core.packed import Packed, State
+from potluck.core.state import Report
 from potluck.engine.cohort import Cohort
 from potluck.engine.protocol import Answer, Engine, Examination, Failure, Request, Stamp
 from potluck.engine.rounds import Rounds
-from potluck.engine.serial import LocalEngine
+from potluck.engine.runner import StoringEngine
+from potluck.engine.serial import SerialEngine
 from potluck.engine.store.client_store import ClientStore
-from potluck.engine.workers import Errand, Frame, WorkerFault, WorkersEngine, worker_count
+from potluck.engine.transactions import Done, Errand
+from potluck.engine.wire import TensorFrame, done_frame, errand_frame, read_done, read_errand
+from potluck.engine.workers import WorkerFault, WorkersEngine, worker_count
 from potluck.errors import ConfigError, RunError, StepFailed
 from potluck.experiment.schema import Experiment
 from potluck.federation.builder import ClientBuilder
@@ -198,7 +202,7 @@ class FourClients:
     def __init__(self, event: Callable[[], None] = lambda: None, workers: int = 2, in_each: int = 1) -> None:
         self.federation = potluck.testing.bench.Bench("local").build()
         self._plan(event)
-        self.engine: LocalEngine = LocalEngine(self.federation.clients)
+        self.engine: StoringEngine = SerialEngine(self.federation.clients)
         if workers:
             self.engine = WorkersEngine(self.federation.clients, workers=workers, threads=in_each)
         self.rounds = Rounds(self.federation, self.engine)
@@ -240,7 +244,7 @@ def same(a: dict[str, State | None], b: dict[str, State | None]) -> bool:
 
 
 def expected(*cohorts: Sequence[str]) -> dict[str, State | None]:
-    """What the local engine makes of these rounds."""
+    """What the serial engine makes of these rounds."""
     alone = FourClients(workers=0)
     alone.play(*cohorts)
     return alone.states()
@@ -492,9 +496,8 @@ def test_frames_arrive_as_they_were(
     state: State = Packed(flat, layout, group) if packed else group
     here, there = socket.socketpair()
     with here, there:
-        for piece in Frame({"counters": counters}, {"state": state, "empty": {}}).pack():
-            here.sendall(piece)
-        frame = Frame.receive(there)
+        TensorFrame({"counters": counters}, {"state": state, "empty": {}}).send(here)
+        frame = TensorFrame.receive(there)
     got = frame.groups["state"]
     assert frame.note == {"counters": counters}
     assert frame.groups["empty"] == {}
@@ -518,9 +521,8 @@ def test_an_errand_arrives_as_it_was(first: bool) -> None:
             Examination("a", None, stamp, ("x",)),
         ):
             for state in (None, {"model/w": torch.zeros(3)}):
-                for piece in Errand(request, state, {"batches:train": 2}, first).frame().pack():
-                    here.sendall(piece)
-                got = Errand.read(Frame.receive(there))
+                errand_frame(Errand(request, state, {"batches:train": 2}, first)).send(here)
+                got = read_errand(TensorFrame.receive(there))
                 assert replace(got.request, down=None) == replace(request, down=None)  # type: ignore[arg-type]
                 assert (got.request.down is None) == (request.down is None)
                 assert {**(got.request.down or {})}.keys() == {**(request.down or {})}.keys()
@@ -528,13 +530,37 @@ def test_an_errand_arrives_as_it_was(first: bool) -> None:
                 assert (got.state is None) == (state is None)
 
 
-def test_half_a_frame_is_the_end() -> None:
+@pytest.mark.parametrize("state", [None, {"model/w": torch.ones(3)}])
+def test_finished_work_arrives_as_it_was(state: State | None) -> None:
+    numbers = {"loss": torch.tensor(0.1), "nan": torch.tensor(torch.nan), "sum": torch.tensor(1 / 3).double()}
+    done = Done(
+        Answer("a", Message({"w": torch.ones(2)}), Report(7, numbers, {})), state, {"batches:train": 2}
+    )
+    here, there = socket.socketpair()
+    with here, there:
+        done_frame(done).send(here)
+        got = read_done(TensorFrame.receive(there))
+    assert (got.answer.client, got.answer.report.steps, got.counters) == ("a", 7, {"batches:train": 2})
+    assert torch.equal(got.answer.up["w"], torch.ones(2))
+    assert (got.state is None) == (state is None)
+    back = got.answer.report.losses
+    assert [value.dtype for value in back.values()] == [value.dtype for value in numbers.values()]
+    assert all(torch.equal(back[name].nan_to_num(9), numbers[name].nan_to_num(9)) for name in numbers)
+
+
+@pytest.mark.parametrize("cut", [4, 20, 90])
+def test_half_a_frame_is_the_end(cut: int) -> None:
+    sent, taken = socket.socketpair()
+    with sent, taken:
+        TensorFrame({"a": 1}, {"state": {"w": torch.ones(5)}}).send(sent)
+        whole = taken.recv(1000)
+    assert len(whole) > 90
     here, there = socket.socketpair()
     with there:
-        here.sendall(Frame({"a": 1}).pack()[0])
+        here.sendall(whole[:cut])
         here.close()
         with pytest.raises(EOFError):
-            Frame.receive(there)
+            TensorFrame.receive(there)
 
 
 # --- how many -------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from potluck.engine.protocol import Failure
-from potluck.engine.serial import LocalEngine
+from potluck.engine.serial import SerialEngine
 from potluck.experiment.schema import Experiment
 from potluck.models import build
 from potluck.runs.api import write_start
@@ -107,7 +107,7 @@ def log(folder, name="metrics.jsonl"):
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
-class Absent(LocalEngine):
+class Absent(SerialEngine):
     """The serial engine, with clients that are away in some rounds."""
 
     away: frozenset = frozenset()

@@ -14,11 +14,11 @@ import sites
 from typer.testing import CliRunner
 
 from potluck.cli.app import app
-from potluck.deploy import frames
 from potluck.deploy.fingerprints import client_keys
 from potluck.deploy.flower.connections import Security, check_server, free_port, is_loopback, split_address
 from potluck.deploy.flower.join import Watched
 from potluck.deploy.flower.processes import Process, environment
+from potluck.engine import frames
 from potluck.errors import ConfigError
 
 TLS = ("ca", "certificate", "key")

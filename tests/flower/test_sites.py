@@ -17,16 +17,17 @@ import torch
 from potluck.core.message import Message
 from potluck.core.state import Report
 from potluck.data import DataConfig
-from potluck.deploy import frames, wire
+from potluck.deploy import wire
 from potluck.deploy.flower.worker import answer_one
 from potluck.deploy.rehearsal import rehearse
 from potluck.deploy.run import key_register, open_folder, prepared
 from potluck.deploy.run import play as play_prepared
 from potluck.deploy.site import SENT, Site, kept_secret, welcome
 from potluck.deploy.site_data import site_data
+from potluck.engine import frames
 from potluck.engine.protocol import Answer, Examination, Failure, Request, Stamp
 from potluck.engine.rounds import Rounds
-from potluck.engine.serial import LocalEngine
+from potluck.engine.serial import SerialEngine
 from potluck.errors import ConfigError, DataError, MessageError, PotluckError, RunError
 from potluck.files import write_json
 from potluck.models import build
@@ -186,7 +187,7 @@ def test_the_largest_legal_message_is_known_and_no_honest_one_is_larger(tmp_path
     found = make_site("0", tmp_path)
     enrol(found, method)
     federation, live = found.resident.federation, found.resident.live
-    rounds = Rounds(federation, LocalEngine(federation.clients))
+    rounds = Rounds(federation, SerialEngine(federation.clients))
     downs = [found.resident.performer.largest_down(live)]
     for exchange in rehearse(federation, "0"):
         assert (

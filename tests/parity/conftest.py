@@ -18,7 +18,7 @@ from potluck.core.streams import shuffled_batches
 from potluck.data import ClientSplit, Split, from_arrays
 from potluck.engine.protocol import Examination
 from potluck.engine.rounds import Rounds
-from potluck.engine.serial import LocalEngine
+from potluck.engine.serial import SerialEngine
 from potluck.federation.federation import simulated
 from potluck.federation.groups import GroupData
 from potluck.methods.registry import find_method
@@ -70,7 +70,7 @@ class Federation:
         if lacking is not None:
             blind(self.federation, lacking)
             self.federation.prepared()
-        self.engine = LocalEngine(self.federation.clients)
+        self.engine = SerialEngine(self.federation.clients)
         self.rounds = Rounds(self.federation, self.engine, name="tiny")
         self.server = self.rounds.server
         self.number = 0

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from potluck.cli import app as cli
-from potluck.engine.serial import LocalEngine
+from potluck.engine.runner import StoringEngine, TransactionRunner
 from potluck.experiment.schema import Experiment
 from potluck.runs.api import resume, run
 from potluck.runs.folder import RunFolder
@@ -99,9 +99,8 @@ def test_wherever_ctrl_c_falls_the_end_is_the_same(tmp_path: Path, monkeypatch: 
     )
     presser = Interrupter()
     steps = [
-        (LocalEngine, "_serve"),
-        (LocalEngine, "_examine"),
-        (LocalEngine, "settle"),
+        (TransactionRunner, "serve"),
+        (StoringEngine, "settle"),
         (RunFolder, "append"),
     ]
     for owner, name in steps:

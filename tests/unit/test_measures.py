@@ -21,7 +21,7 @@ from potluck.engine.evaluate import measure, score_of
 from potluck.errors import ConfigError, DataError, ModelError
 from potluck.models import build
 from potluck.models.zoo.dense import MapsHead
-from potluck.testing.cpu_capture import collect_from_tape
+from potluck.testing.cpu_capture import Tape
 from potluck.training.collect import collect, collecting_with
 
 MULTI = Task("multi-label", 3, (1, 8, 8))
@@ -191,7 +191,7 @@ def test_a_split_read_in_batches_is_measured_as_a_whole(data, monkeypatch):
     for name in whole:
         if data != "digits-captions" or not name.endswith("loss"):  # contrastive within a batch
             assert float(parts[name]) == pytest.approx(float(whole[name]), rel=1e-6), name
-    with collecting_with(collect_from_tape):
+    with collecting_with(Tape().collect):
         measure(Oracle(answers), client, ("plain", "turned"), "own")
         client.enter(2, Rng(0), {})
         again = measure(Oracle(answers), client, ("plain", "turned"), "own")

@@ -1,5 +1,7 @@
 """Client steps as transactions: what stands, what is undone, what is answered again."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import settings
@@ -8,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from potluck.core.message import Message
 from potluck.core.state import Report
-from potluck.engine.protocol import Answer, Stamp
-from potluck.engine.transactions import Record, Work
+from potluck.engine.protocol import Answer, Examination, Request, Stamp
+from potluck.engine.transactions import Done, Record, Work, opened, stored
 from potluck.errors import StepFailed
 
 
@@ -130,6 +132,53 @@ class TestWhatIsExamined:
         work = record.work
         record.current(stamp(4, 0, accepted=2))
         assert record.work is work
+
+
+class Shelf(dict):
+    """Records in a dictionary."""
+
+    def record(self, client):
+        return self.setdefault(client, Record())
+
+    def peek(self, client):
+        return self.get(client)
+
+
+def request(at):
+    return Request("7", ("train",), Message(), at)
+
+
+def finished(value_):
+    return Done(Answer("7", Message(), Report(steps=1)), state(value_), {"steps": 1})
+
+
+class TestOpeningAndStoring:
+    def test_a_request_starts_from_the_record_and_what_was_done_is_stored(self):
+        shelf = Shelf()
+        errand = opened(shelf, request(stamp(1)))
+        assert (errand.state, errand.counters, errand.first) == (None, {}, True)
+        done = finished(1)
+        assert stored(shelf, errand.request, done) is done
+        again = opened(shelf, request(stamp(1, 2)))
+        assert (value(again.state), again.counters, again.first) == (1, {"steps": 1}, False)
+
+    def test_a_request_that_was_done_gives_its_answer(self):
+        shelf, done = Shelf(), finished(1)
+        stored(shelf, request(stamp(1)), done)
+        assert opened(shelf, request(stamp(1))) is done.answer
+
+    def test_what_was_stored_belongs_to_the_server_of_that_start(self):
+        shelf, at = Shelf(), Stamp("experiment", 1, 1, 1, 0, incarnation=1)
+        stored(shelf, request(at), finished(1))
+        assert value(opened(shelf, request(replace(at, exchange=2))).state) == 1
+        assert opened(shelf, request(replace(at, incarnation=2))).state is None
+
+    def test_an_examination_leaves_no_record(self):
+        shelf, examination = Shelf(), Examination("7", None, stamp(1), ("model",))
+        errand = opened(shelf, examination)
+        assert (errand.state, errand.counters) == (None, {})
+        stored(shelf, examination, Done(Answer("7", Message(), Report())))
+        assert not shelf
 
 
 class Federation(RuleBasedStateMachine):

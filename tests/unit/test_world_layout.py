@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from potluck import from_arrays
 from potluck.core.task import Task
 from potluck.engine.rounds import Rounds
-from potluck.engine.serial import LocalEngine
+from potluck.engine.serial import SerialEngine
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 
@@ -55,7 +55,7 @@ def test_the_layout_is_one_the_model_runs_on(model: Any, last: bool) -> None:
     ]
     assert weights
     assert all(value.is_contiguous(memory_format=torch.channels_last) == last for value in weights)
-    cohort = Rounds(place, LocalEngine(place.clients)).play(1, place.population.ids)
+    cohort = Rounds(place, SerialEngine(place.clients)).play(1, place.population.ids)
     assert not cohort.failures
 
 

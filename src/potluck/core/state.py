@@ -226,7 +226,7 @@ class Holder:
         self.device = torch.device(device)
         self.precision: Precision = precision
         self.training = ClientTraining()
-        self.workspaces: dict[Any, Any] = {}
+        self.workspaces: dict[Any, Any] = {}  # what each `fit` call keeps between rounds
         self.mode: object = None  # what the modules' training flags were last set for
         self.public_data: Public | None = None
         self.enter(0, Rng(0), {})

@@ -1,7 +1,8 @@
-"""A client's record on its own disk: what a killed worker had done is there when it starts again.
+"""A client's record on its own disk, so that a killed worker goes on where it was when it starts again.
 
-The manifest says in one stroke which files hold the record. It is written after an exchange and before the reply
-leaves, so that whatever the server has seen can be repeated, and whatever it has not can be undone.
+One manifest file names the files that hold the record, so that it changes atomically. It is written after an
+exchange and before the reply leaves: what the server has seen can be repeated, and what it has not seen can be
+undone.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ MANIFEST = "record.json"
 class DurableRecord(Record):
     """The record of one client in one run, in a folder of its own.
 
-    `round` is the round whose end `base` is. A server that goes on from another round than this client can follow
-    it to is refused: it came back older than its clients, or the client's folder did.
+    `base` is the state at the end of `round`. A server that continues from a round this client has no state of is
+    refused: either the server's folder or the client's was restored from an older copy.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -33,7 +34,7 @@ class DurableRecord(Record):
         self.base: State | None = None
         self.round = self.incarnation = 0
         self.spent: tuple[int, int] = (0, 0)  # a round, and the bytes that left in all attempts at it
-        self.tried: tuple[int, int] = (0, 0)  # a round, and how often it was begun here
+        self.tried: tuple[int, int] = (0, 0)  # a round, and how often it was started here
         self._base_file = self._work_file = ""
         self._work: Work | None = None
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -43,7 +44,7 @@ class DurableRecord(Record):
 
     @property
     def work(self) -> Work | None:
-        """The round the client is in; it is on disk before the assignment returns."""
+        """The round the client is in; assigning it returns when it is on disk."""
         return self._work
 
     @work.setter
@@ -53,18 +54,18 @@ class DurableRecord(Record):
         self._work = work
 
     def settle(self, accepted: int) -> None:
-        """Keep or forget the work. The disk follows with the next exchange: until then it can be done again."""
+        """Keep or drop the work. The disk follows with the next exchange: until then this can be repeated."""
         if self._work is not None and self._work.round == accepted:
             self.round, self._base_file = accepted, self._work_file
         super().settle(accepted)
 
     def open(self, stamp: Stamp) -> Answer | None:
-        """Make ready for an exchange of a server that is not older than this client."""
+        """Prepare for an exchange, if the server is not older than this client."""
         self._follow(stamp)
         return super().open(stamp)
 
     def attempt(self, round_: int) -> int:
-        """Which of the attempts at a round this is, counted here: what the server counts is its word alone."""
+        """The number of this attempt at a round, counted here because the server's number need not be true."""
         before, number = self.tried
         if self._work is None:
             number = number + 1 if before == round_ else 1
@@ -72,7 +73,7 @@ class DurableRecord(Record):
         return number
 
     def current(self, stamp: Stamp) -> State | None:
-        """The state to examine."""
+        """The state to examine, if the server is not older than this client."""
         self._follow(stamp)
         return super().current(stamp)
 
@@ -147,7 +148,7 @@ class DurableRecord(Record):
         )
 
     def _clean(self) -> None:
-        """Remove what the manifest does not name."""
+        """Remove files that the manifest does not name."""
         named = {MANIFEST, self._base_file, self._work_file, _answer_of(self._work_file)}
         for path in self.folder.iterdir():
             if path.name not in named:
@@ -155,5 +156,5 @@ class DurableRecord(Record):
 
 
 def _answer_of(state: str) -> str:
-    """The file of the answer beside that of a state."""
+    """The name of the file with the answer that belongs to the file of a state."""
     return f"{state}.answer"

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from potluck.core.card import ClientId
-from potluck.deploy.frames import Letter, Node
 from potluck.deploy.keyring import KeyRegister
 from potluck.deploy.wire import (
     LARGEST_INTRODUCTION,
@@ -19,6 +18,7 @@ from potluck.deploy.wire import (
     pack_reply,
     unpack_reply,
 )
+from potluck.engine.frames import Letter, Node
 from potluck.engine.protocol import Answer, Engine, Examination, Failure, Outcome, Request
 from potluck.engine.settings import EngineSettings
 from potluck.errors import MessageError, RunError

@@ -10,7 +10,7 @@ from potluck.core.message import Message
 from potluck.deploy.agreement import Agreement
 from potluck.engine.protocol import Answer, Outcome, Request
 from potluck.engine.rounds import Rounds
-from potluck.engine.serial import LocalEngine
+from potluck.engine.serial import SerialEngine
 from potluck.federation.builder import ClientBuilder
 from potluck.federation.federation import Federation
 
@@ -24,7 +24,7 @@ class Exchange:
     up: Message
 
 
-class _Recording(LocalEngine):
+class _Recording(SerialEngine):
     """Keeps every exchange."""
 
     def __init__(self, clients: ClientBuilder) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,27 +11,22 @@ from potluck.core.card import ClientId
 from potluck.core.client import Client
 from potluck.core.message import Message
 from potluck.core.method import Method, MethodConfig
+from potluck.core.packed import State
 from potluck.deploy.agreement import Agreement
 from potluck.deploy.durable_record import DurableRecord
-from potluck.deploy.wire import (
-    Enrolment,
-    most_bytes,
-)
+from potluck.deploy.wire import Enrolment, most_bytes
 from potluck.engine.performer import Performer
 from potluck.engine.protocol import Answer, Examination, Request
-from potluck.engine.transactions import Work
-from potluck.errors import (
-    MessageError,
-    StepFailed,
-)
+from potluck.engine.runner import TransactionRunner
+from potluck.errors import MessageError, StepFailed
 from potluck.federation.federation import Federation
 
 
 class Agreed(Protocol):
-    """What a site agrees to; see `potluck.deploy.agreement`. Each method refuses with a `PotluckError`."""
+    """What a site agrees to; see `potluck.deploy.agreement`. Each method raises a `PotluckError` to refuse."""
 
     def admit_options(self, method: str, config: MethodConfig | Mapping[str, Any]) -> None:
-        """Refuse a method or an option."""
+        """Refuse a method or one of its options."""
 
     def admit(self, method: Method, client: Client) -> None:
         """Refuse what a method would do with this client."""
@@ -39,28 +35,35 @@ class Agreed(Protocol):
         """Refuse a request."""
 
     def let_out(self, steps: tuple[str, ...], round_: int, message: Message, spent: int = 0) -> int:
-        """Refuse a reply, or tell the bytes that have left in this round."""
+        """Refuse a reply, or return the bytes that have left in this round so far."""
 
 
 def load_agreement(path: Path) -> Agreed:
-    """The agreement in a file."""
+    """Load the agreement in a file."""
     return Agreement.load(path)
 
 
 class GuardedPerformer(Performer):
-    """Does what the site agreed to, on messages that are sound."""
+    """Does only what the site agreed to, and only on messages whose numbers are finite.
 
-    def __init__(self, method: Method, record: DurableRecord, agreement: Agreed | None) -> None:
+    `fresh` draws other private noise for every attempt at a round.
+    """
+
+    def __init__(
+        self, method: Method, record: DurableRecord, agreement: Agreed | None, fresh: bool = True
+    ) -> None:
         super().__init__(method)
-        self.record, self.agreement = record, agreement
+        self.record, self.agreement, self.fresh = record, agreement, fresh
 
     def perform(self, client: Client, request: Request, first: bool) -> Answer:
-        """Refuse what was not agreed to before anything is touched, and before anything leaves."""
+        """Refuse what was not agreed to, before the client is touched and before anything leaves."""
+        attempt = self.record.attempt(request.stamp.round)
+        client.attempt = attempt if self.fresh else 1
         unknown = next((step for step in request.steps if step not in self.method.steps()), None)
         if unknown is not None or not request.steps:
             raise StepFailed(f"{self.method.name} has no step {unknown!r}")
         round_, spent = self.record.spent
-        if request.stamp.round < round_:  # else a server could go back and forth, and have limits forgotten
+        if request.stamp.round < round_:  # or a server could go back and forth to reset the limits of a round
             raise StepFailed(f"round {request.stamp.round} came after round {round_}")
         self._let_in(request.steps, request.down)
         answer = super().perform(client, request, first)
@@ -75,7 +78,7 @@ class GuardedPerformer(Performer):
         return answer
 
     def examine(self, client: Client, examination: Examination) -> Answer:
-        """Measure, on a sound downlink."""
+        """Measure the client, if the downlink is agreed to and finite."""
         self._let_in(("evaluate",), examination.down or Message())
         return super().examine(client, examination)
 
@@ -87,11 +90,39 @@ class GuardedPerformer(Performer):
             raise MessageError(f"tensor {name!r} that came down is not finite")
 
 
+@dataclass(frozen=True)
+class SoleSeat:
+    """The one live client of a site."""
+
+    live: Client
+    initial: State
+
+    def sit(self, client: ClientId, state: State | None) -> Client:
+        """The live client, with this state (None: the initial state)."""
+        self.live.restore(self.initial if state is None else state)
+        return self.live
+
+
+@dataclass(frozen=True)
+class SoleRecord:
+    """The one record of a site, where an engine has those of many clients."""
+
+    kept: DurableRecord
+
+    def record(self, client: ClientId) -> DurableRecord:
+        """The record."""
+        return self.kept
+
+    def peek(self, client: ClientId) -> DurableRecord:
+        """The record."""
+        return self.kept
+
+
 class Resident:
     """The live client of one run: it does requests as transactions that outlive the process.
 
-    A round that is begun anew has the same batches, as the seeds say, and with `fresh` other private noise: who
-    has two messages with the same noise can subtract it.
+    A round that is started again has the same batches, as the seeds say. With `fresh` it has other private noise:
+    whoever has two messages with the same noise can subtract it.
     """
 
     def __init__(
@@ -102,56 +133,30 @@ class Resident:
         agreement: Agreed | None = None,
         fresh: bool = True,
     ) -> None:
-        self.federation, self.client, self.record, self.fresh = (
-            federation,
-            client,
-            DurableRecord(folder),
-            fresh,
-        )
+        self.federation, self.client, self.record = federation, client, DurableRecord(folder)
         self.live = federation.clients.build_client(client)
         if agreement is not None:
             agreement.admit(federation.method, self.live)
-        self._initial = self.live.snapshot()
-        self.performer = GuardedPerformer(federation.method, self.record, agreement)
+        self.performer = GuardedPerformer(federation.method, self.record, agreement, fresh)
+        self._runner = TransactionRunner(federation.clients, self.performer)
+        self._seat, self._records = SoleSeat(self.live, self.live.snapshot()), SoleRecord(self.record)
 
     def enrolment(self) -> Enrolment:
-        """The card, and the sizes of the splits."""
+        """What the client tells when it joins: its card, and the sizes of its splits."""
         return enrolment(self.federation, self.client)
 
     @property
     def most_bytes(self) -> int:
-        """The most bytes an order of this run can rightly have."""
+        """The most bytes an order of this run can have."""
         return most_bytes(self.performer.largest_down(self.live))
 
     def perform(self, request: Request) -> Answer:
-        """Do the steps, unless they were done; the record is on disk when this returns."""
-        record, at = self.record, request.stamp
-        repeated = record.open(at)
-        if repeated is not None:
-            return repeated
-        state, counters = record.start()
-        self.live.restore(self._initial if state is None else state)
-        self.federation.clients.enter(self.live, at.round, counters)
-        attempt = record.attempt(at.round)
-        self.live.attempt = attempt if self.fresh else 1
-        answer = self.performer.perform(self.live, request, first=record.work is None)
-        record.work = Work(
-            at.round,
-            at.attempt,
-            at.exchange,
-            self.live.snapshot(),
-            answer,
-            self.live.counters,
-            at.incarnation,
-        )
-        return answer
+        """Do the steps, unless they were done before; the record is on disk when this returns."""
+        return self._runner.serve(request, self._records, self._seat).answer
 
     def examine(self, examination: Examination) -> Answer:
         """Measure the client as it stands; nothing is kept."""
-        state = self.record.current(examination.stamp)
-        self.live.restore(self._initial if state is None else state)
-        self.federation.clients.enter(self.live, examination.stamp.round, {})
-        return self.performer.examine(self.live, examination)
+        return self._runner.serve(examination, self._records, self._seat).answer
 
 
 def enrolment(federation: Federation, client: ClientId) -> Enrolment:

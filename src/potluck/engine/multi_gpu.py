@@ -1,7 +1,7 @@
-"""Several devices: every client has one at home, and every device has an engine and a store of its own.
+"""Several GPUs: every client belongs to one of them, and each has an engine and a store of its own.
 
-Work is only queued on a device, so that one thread keeps all of them busy. Messages cross between the device of the
-server and that of the client; states never do.
+Work is only queued on a GPU, so one thread keeps all of them busy. Messages cross between the server's device
+and the client's; states never do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from torch import Tensor
 from potluck.core.card import ClientId
 from potluck.core.packed import State
 from potluck.engine.protocol import Answer, Engine, Examination, Outcome, Request
-from potluck.engine.serial import LocalEngine
 from potluck.engine.store.client_store import ClientStore
 
 R = TypeVar("R", Request, Examination)
@@ -26,28 +25,28 @@ Home = Callable[[ClientId], int]
 
 
 def homes(clients: Sequence[ClientId], devices: int) -> Home:
-    """The number of each client's device: one after the other, in client order."""
+    """The number of each client's device: the devices in turn, in client order."""
     places = {client: number % devices for number, client in enumerate(clients)}
     return places.__getitem__
 
 
-class SpreadStore:
-    """The stores of all devices, as a run sees them."""
+class MultiGpuStore:
+    """The stores of all devices, used by a run like a single one."""
 
     def __init__(self, stores: Sequence[ClientStore], home: Home) -> None:
         self.stores, self.home = stores, home
 
     def put(self, client: ClientId, state: State | Path) -> None:
-        """Take over a state, or the file a checkpoint has it in."""
+        """Store a state, or the file in which a checkpoint has it."""
         self.stores[self.home(client)].put(client, state)
 
     def prefetch(self, clients: Iterable[ClientId]) -> None:
-        """Start to bring up the states of clients that will be asked for soon."""
+        """Start loading the states of clients that will be asked soon."""
         for store, own in self._shared_out(clients):
             store.prefetch(own)
 
     def mark(self, clients: Iterable[ClientId]) -> Callable[[], None]:
-        """What takes these clients back to where they stand now."""
+        """Returns a function that takes these clients back to their states of now."""
         undos = [store.mark(own) for store, own in self._shared_out(clients)]
 
         def undo() -> None:
@@ -62,7 +61,7 @@ class SpreadStore:
         return dict(sorted(saved.items()))
 
     def close(self) -> None:
-        """Finish what is under way."""
+        """Finish what is being read and written."""
         for store in self.stores:
             store.close()
 
@@ -74,12 +73,14 @@ class SpreadStore:
         ]
 
 
-class SpreadEngine(Engine):
-    """Gives every request to the engine of the client's device, and brings the answers to the server's."""
+class MultiGpuEngine(Engine):
+    """Passes every request to the engine of the client's device, and moves the answers to the server's device.
 
-    def __init__(self, engines: Sequence[LocalEngine], home: Home) -> None:
-        self.engines, self.home = engines, home
-        self.device = engines[0].clients.device
+    The server is on the first of the devices.
+    """
+
+    def __init__(self, engines: Sequence[Engine], devices: Sequence[torch.device], home: Home) -> None:
+        self.engines, self.devices, self.home = engines, devices, home
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
         """Put every client to work, device by device."""
@@ -90,38 +91,35 @@ class SpreadEngine(Engine):
         return self._everywhere(examinations, lambda engine, own: engine.examine(own))
 
     def settle(self, round_: int, cohort: Sequence[ClientId], accepted: Sequence[ClientId]) -> None:
-        """A round is over, on every device."""
+        """Settle the round on every device."""
         for number, engine in enumerate(self.engines):
             engine.settle(round_, [client for client in cohort if self.home(client) == number], accepted)
 
     def close(self) -> None:
-        """Give back what the engines hold."""
+        """Close every engine."""
         for engine in self.engines:
             engine.close()
 
     def _everywhere(
-        self, requests: Sequence[R], work: Callable[[LocalEngine, list[R]], list[Outcome]]
+        self, requests: Sequence[R], work: Callable[[Engine, list[R]], list[Outcome]]
     ) -> list[Outcome]:
         found: dict[ClientId, Outcome] = {}
-        for number, engine in enumerate(self.engines):
+        for number, (engine, device) in enumerate(zip(self.engines, self.devices, strict=True)):
             own = [
-                replace(
-                    request, down=None if request.down is None else request.down.to(engine.clients.device)
-                )
+                replace(request, down=None if request.down is None else request.down.to(device))
                 for request in requests
                 if self.home(request.client) == number
             ]
             found |= {outcome.client: outcome for outcome in (work(engine, own) if own else ())}
-        return [self._brought(found[request.client]) for request in requests]
+        return [_moved(found[request.client], self.devices[0]) for request in requests]
 
-    def _brought(self, outcome: Outcome) -> Outcome:
-        if not isinstance(outcome, Answer):
-            return outcome
-        report = outcome.report
-        moved = replace(
-            report, losses=_on(self.device, report.losses), metrics=_on(self.device, report.metrics)
-        )
-        return replace(outcome, up=outcome.up.to(self.device), report=moved)
+
+def _moved(outcome: Outcome, device: torch.device) -> Outcome:
+    if not isinstance(outcome, Answer):
+        return outcome
+    report = outcome.report
+    there = replace(report, losses=_on(device, report.losses), metrics=_on(device, report.metrics))
+    return replace(outcome, up=outcome.up.to(device), report=there)
 
 
 def _on(device: torch.device, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""One request on one live client: the same few lines for every engine."""
+"""One request on one live client: the same few lines on every engine and at every site."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from potluck.engine.protocol import Answer, Examination, Request
 
 
 class Performer:
-    """Does the steps of a method on a live client and enforces the wire contract on the client's side."""
+    """Does the steps of a method on a live client, and enforces the wire contract on the client's side."""
 
     def __init__(self, method: Method) -> None:
         self.method = method
         self.gate = Gate()
 
     def perform(self, client: Client, request: Request, first: bool) -> Answer:
-        """Receive, do the steps, and let out only what is declared; `first`: the client's first of this round."""
+        """Receive the downlink, do the steps, and return only what is declared.
+
+        `first` says whether this is the client's first request of the round.
+        """
         self._check(client, request.down, request.steps[0], "down")
         own_message = self.method.steps()[request.steps[0]].down is not None
         if first:
@@ -42,7 +45,7 @@ class Performer:
         return Answer(client.id, up, client.report)
 
     def examine(self, client: Client, examination: Examination) -> Answer:
-        """Measure on top of the downlink; whoever holds the client throws its state away afterwards."""
+        """Receive the downlink and measure; the caller discards the client's state afterwards."""
         if examination.down is not None:
             self._check(client, examination.down, "evaluate", "down")
         client.step = f"evaluate {'+'.join(examination.modes)} {examination.on}"
@@ -61,7 +64,7 @@ class Performer:
         self._pass(client, message, self.method.sent_by(steps), who)
 
     def largest_down(self, client: Client) -> int | None:
-        """The most bytes a message to this client can rightly have, None where the contract leaves that open."""
+        """The most bytes a valid message to this client can have, None if the contract leaves that open."""
         symbols = self.method.symbols(own_card(client, self.method.card_fields))
         steps = (*self.method.steps(), "evaluate")
         sizes = [largest_size(self.method.down_contract(step), symbols, _shapes(client)) for step in steps]
@@ -76,7 +79,7 @@ class Performer:
 
 
 def _shapes(client: Client) -> Callable[[str], Shapes | None]:
-    """The tensors of a client's parts."""
+    """Looks up the shapes of the tensors in a part of the client."""
     return lambda part: shapes_of(client[part].wire()) if part in client else None
 
 

@@ -1,4 +1,4 @@
-"""What every engine does: run client steps, wherever the clients are."""
+"""The interface of engines: requests to clients, and what comes back."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from potluck.core.state import Report
 class Stamp:
     """Where a request belongs, so that a client can tell a repeat, a new attempt and a lost round apart.
 
-    `accepted` is the last round whose work the server took from this client, 0 if none. `incarnation` counts the
-    starts of a server whose clients outlive it: work it did not take before it ended is undone, as with a new
-    attempt. `settled` tells a client that no engine settles for that the round is over: what was not accepted is
-    not to be looked at either.
+    `accepted` is the last round whose work the server accepted from this client, 0 if none. `incarnation`
+    counts how often the server of a federation was started: work it had not accepted before it ended is undone,
+    as in a new attempt. `settled` tells a client far away, for which no engine settles rounds, that the round
+    is over: work that was not accepted must not be examined either.
     """
 
     experiment: str
@@ -33,7 +33,7 @@ class Stamp:
 
 @dataclass(frozen=True)
 class Request:
-    """Do these steps, in order, on this downlink (None: a step is asked that takes nothing)."""
+    """Do these steps, in order, on this downlink."""
 
     client: ClientId
     steps: tuple[str, ...]
@@ -44,7 +44,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Examination:
-    """Measure the client as it stands, on top of the newest downlink if there is one; nothing is kept."""
+    """Measure the client as it is, after receiving the downlink if there is one; nothing is kept."""
 
     client: ClientId
     down: Message | None
@@ -55,7 +55,7 @@ class Examination:
 
 @dataclass(frozen=True)
 class Answer:
-    """A step was done: what leaves the client, and its report."""
+    """The steps were done: what leaves the client, and its report."""
 
     client: ClientId
     up: Message
@@ -64,7 +64,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Failure:
-    """A step was not done; `reason` is one sentence."""
+    """The steps were not done; `reason` is one sentence."""
 
     client: ClientId
     reason: str
@@ -74,7 +74,7 @@ Outcome = Answer | Failure
 
 
 class Engine(ABC):
-    """Runs requests and answers in the order they were given."""
+    """Runs requests; the outcomes are in the order of the requests."""
 
     @abstractmethod
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
@@ -86,7 +86,7 @@ class Engine(ABC):
 
     @abstractmethod
     def settle(self, round_: int, cohort: Sequence[ClientId], accepted: Sequence[ClientId]) -> None:
-        """A round is over: the work of the accepted clients stands, that of the others is undone."""
+        """End a round: keep the work of the accepted clients, undo that of the others."""
 
-    def close(self) -> None:  # noqa: B027  (an engine may have nothing to give back)
-        """Give back what the engine holds."""
+    def close(self) -> None:  # noqa: B027  (an engine may have nothing to release)
+        """Release what the engine holds: processes, memory."""

@@ -7,28 +7,37 @@ import re
 from typing import Any, Literal
 
 import torch
-from pydantic import (
-    Field,
-    field_validator,
-)
+from pydantic import ByteSize, Field, field_validator
 
 from potluck.core.settings import Settings
 from potluck.core.state import Precision
+from potluck.engine.registry import LOCAL, engine_names
 from potluck.errors import ConfigError
 
-SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*((?:[KMGT]i?)?B|)", re.IGNORECASE)  # a number and its unit
+SIZE = re.compile(r"\d+(?:\.\d+)?\s*(?:(?:[KMGT]i?)?B|)", re.IGNORECASE)  # a number and its unit
 
 
 class EngineSettings(Settings):
     """Where the clients run."""
 
-    name: Literal["local", "flower-simulation"] = "local"  # the latter: on Flower's simulation with Ray
+    name: str = LOCAL  # `flower-simulation`: on Flower's simulation with Ray
     device: str | tuple[str, ...] = (
         "auto"  # `cpu`, `cuda:0`; several GPUs share the clients: `[cuda:0, cuda:1]`
     )
     precision: Precision = "float32"
     threads: int = Field(default=1, ge=1)  # per client; the number of threads changes the last bits
     workers: int | Literal["auto"] = "auto"  # processes on a CPU; their number changes nothing but the time
+    streams: int | Literal["auto"] = "auto"  # on a GPU: queues the clients of a cohort are spread over
+    deadline: float = Field(default=600.0, gt=0)  # of a federation: seconds a client has for an exchange
+    patience: float = Field(default=600.0, gt=0)  # of a federation: seconds to wait for clients to join
+    memory: ByteSize | Literal["auto"] = "auto"  # for stored states on device and host; the rest goes to disk
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _known(cls, value: Any) -> Any:
+        if value != LOCAL and value not in (known := engine_names()):
+            raise ValueError(f"input should be {' or '.join(map(repr, known))}")
+        return value
 
     @field_validator("workers", mode="before")
     @classmethod
@@ -37,37 +46,25 @@ class EngineSettings(Settings):
             raise ValueError("give a number of processes, 1 or more, or auto")
         return value
 
-    streams: int | Literal["auto"] = "auto"  # on a GPU: queues the clients of a cohort are spread over
-    deadline: float = Field(default=600.0, gt=0)  # of a federation: seconds a client has for an exchange
-    patience: float = Field(default=600.0, gt=0)  # of a federation: seconds to wait for clients to join
-    memory: str = "auto"  # for stored client states, device and host together; the rest goes to disk
-
     @field_validator("memory", mode="before")
     @classmethod
     def _a_size(cls, value: Any) -> Any:
-        """`20GB`, `512MiB`, a number of bytes, or `auto`."""
+        """`20GB`, `512MiB`, a number of bytes, or `auto`; `ByteSize` alone would also take -3 and True."""
         text = str(value).strip()
         if text != "auto" and (isinstance(value, bool) or not SIZE.fullmatch(text)):
             raise ValueError("give a size such as 20GB or 512MB, a number of bytes, or auto")
         return text
 
     def memory_bytes(self) -> int | None:
-        """The bytes stored client states may take, None for `auto`."""
-        found = SIZE.fullmatch(self.memory)
-        if found is None:
-            return None
-        unit = found[2].upper().removesuffix("B")
-        return int(float(found[1]) * (1024 if unit.endswith("I") else 1000) ** " KMGT".index(unit[:1] or " "))
+        """The bytes that stored client states may take in device and host memory together, None for `auto`."""
+        return None if self.memory == "auto" else int(self.memory)
 
     def torch_device(self) -> torch.device:
         """The server's device: the first one."""
         return self.torch_devices()[0]
 
     def torch_devices(self) -> tuple[torch.device, ...]:
-        """The devices, found now, and able to do what `precision` asks."""
-        # The driver's default is eight queues; with 32 the streams of a cohort hardly wait for each other. The
-        # driver reads it once, when CUDA starts.
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+        """The devices, checked now: each is there and can compute with `precision`."""
         names = (self.device,) if isinstance(self.device, str) else self.device
         if not names:
             raise ConfigError("engine.device: name at least one device, or auto")
@@ -102,3 +99,12 @@ class EngineSettings(Settings):
                 f"engine.device: {name} is not there, this machine has {torch.cuda.device_count()} GPUs"
             )
         return device
+
+
+def ask_for_queues() -> None:
+    """Ask the CUDA driver for 32 hardware queues, unless the user has set a number.
+
+    Its default is eight; with 32 the streams of a cohort hardly wait for each other. The driver reads the variable
+    once, when CUDA starts, so call this before the first use of a GPU.
+    """
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")

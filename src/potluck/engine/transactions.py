@@ -1,4 +1,4 @@
-"""Client steps as transactions.
+"""Client steps as transactions: open the record, work, store the result.
 
 A client keeps `base`, its state at the end of its last accepted round, and `work`, the round it is in. The same
 exchange again gives the stored answer and trains nothing; a new attempt, or a round the server did not accept,
@@ -7,10 +7,13 @@ goes back to `base`. So a refused, failed, lost or late step leaves no trace, on
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from potluck.core.card import ClientId
 from potluck.core.packed import State
-from potluck.engine.protocol import Answer, Stamp
+from potluck.engine.protocol import Answer, Examination, Request, Stamp
 from potluck.errors import StepFailed
 
 
@@ -34,19 +37,19 @@ class Work:
 
 @dataclass
 class Record:
-    """One client's stored state; `base` is None as long as it is what the seed made it."""
+    """The stored state of one client; `base` is None until its first round is accepted."""
 
     base: State | None = None
     work: Work | None = None
 
     def settle(self, accepted: int) -> None:
-        """Keep the work if the server accepted its round, else forget it."""
+        """Keep the work if the server accepted its round, otherwise drop it."""
         if self.work is not None and self.work.round == accepted:
             self.base = self.work.state
         self.work = None
 
     def open(self, stamp: Stamp) -> Answer | None:
-        """Make ready for an exchange; the stored answer if it was done before."""
+        """Prepare for an exchange; returns the stored answer if the exchange was done before."""
         work = self.work
         if work is None:
             return None
@@ -62,7 +65,7 @@ class Record:
         return None
 
     def current(self, stamp: Stamp) -> State | None:
-        """The state to examine: the work of this round while it is open or accepted, else the base."""
+        """The state to examine: the work of this round while it is open or accepted, otherwise the base."""
         work = self.work
         if work is not None and (stamp.accepted == work.round or (work.holds(stamp) and not stamp.settled)):
             return work.state
@@ -73,3 +76,59 @@ class Record:
         if self.work is not None:
             return self.work.state, dict(self.work.counters)
         return self.base, {}
+
+
+class Records(Protocol):
+    """Where the records of clients are kept: `ClientStore` on an engine, one record on disk at a site."""
+
+    def record(self, client: ClientId) -> Record:
+        """The record of a client, created if there is none."""
+
+    def peek(self, client: ClientId) -> Record | None:
+        """The record of a client, None if there is none."""
+
+
+@dataclass(frozen=True)
+class Errand:
+    """A request with everything a live client needs to do it.
+
+    `state` is what to start from (None: the initial state), `counters` what the round counted so far, and `first`
+    says whether this is the client's first exchange of the round.
+    """
+
+    request: Request | Examination
+    state: State | None
+    counters: Mapping[str, int] = field(default_factory=dict)
+    first: bool = True
+
+
+@dataclass(frozen=True)
+class Done:
+    """A request that was answered; `state` and `counters` are what to store (None: nothing to store)."""
+
+    answer: Answer
+    state: State | None = None
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+
+def opened(records: Records, request: Request | Examination) -> Errand | Answer:
+    """Open the client's record for a request: the work to do, or the stored answer if it was done before."""
+    if isinstance(request, Examination):
+        found = records.peek(request.client)
+        return Errand(request, found.current(request.stamp) if found else None)
+    record = records.record(request.client)
+    repeated = record.open(request.stamp)
+    if repeated is not None:
+        return repeated
+    state, counters = record.start()
+    return Errand(request, state, counters, first=record.work is None)
+
+
+def stored(records: Records, request: Request | Examination, done: Done) -> Done:
+    """Store what was done in the client's record; an examination has nothing to store."""
+    if done.state is not None:
+        at = request.stamp
+        records.record(request.client).work = Work(
+            at.round, at.attempt, at.exchange, done.state, done.answer, dict(done.counters), at.incarnation
+        )
+    return done

@@ -12,6 +12,7 @@ from potluck.core.method import Method
 from potluck.core.rng import Rng
 from potluck.data import DataConfig, PartitionConfig, Split, from_index_file, join_splits, make_split
 from potluck.data.public import choose_ids
+from potluck.engine.settings import ask_for_queues
 from potluck.errors import ConfigError
 from potluck.experiment.blocks import AnyData, ClientGroup, IndexFile, Sites
 from potluck.experiment.settings import ExperimentSettings
@@ -120,6 +121,7 @@ def build_federation(
     groups = group_data(experiment, data, split)
     pool = _assigned_pool(experiment, split, groups)
     method = find_method(experiment.method.name)(experiment.method, pool)
+    ask_for_queues()
     return simulated(
         method,
         groups,

@@ -60,7 +60,9 @@ class Run:
         self.engine, self.store = (
             (engine, ClientStore())
             if engine is not None
-            else make_engine(federation.clients, experiment, StateFiles(folder / "checkpoints"), told.notice)
+            else make_engine(
+                federation.clients, experiment.engine, StateFiles(folder / "checkpoints"), told.notice
+            )
         )
         self.rounds = Rounds(federation, self.engine, name=experiment.name)
         self.state = RunState(self.rounds, self.store)

@@ -10,7 +10,7 @@ from typing import Any
 
 from potluck.core.card import ClientId
 from potluck.core.packed import State
-from potluck.engine.multi_gpu import SpreadStore
+from potluck.engine.multi_gpu import MultiGpuStore
 from potluck.engine.rounds import Rounds
 from potluck.engine.store.checkpoints import Checkpoint
 from potluck.engine.store.client_store import ClientStore
@@ -20,7 +20,7 @@ from potluck.signals import held_back
 class RunState:
     """Everything a round changes: server, clients, whose work was accepted, and who dropped out."""
 
-    def __init__(self, rounds: Rounds, store: ClientStore | SpreadStore) -> None:
+    def __init__(self, rounds: Rounds, store: ClientStore | MultiGpuStore) -> None:
         self.rounds, self.server, self.store = rounds, rounds.server, store
         self.round = 0  # the last round that is in the logs
         self.failures: dict[ClientId, int] = {}  # in how many rounds a client dropped out

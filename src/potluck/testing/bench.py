@@ -22,7 +22,8 @@ from potluck.data import ClientSplit, Split, from_arrays
 from potluck.engine.cohort import Cohort
 from potluck.engine.protocol import Engine
 from potluck.engine.rounds import Rounds
-from potluck.engine.serial import LocalEngine
+from potluck.engine.runner import StoringEngine
+from potluck.engine.serial import SerialEngine
 from potluck.experiment.schema import Experiment
 from potluck.federation.builder import ClientBuilder
 from potluck.federation.federation import Federation
@@ -42,7 +43,7 @@ class Bench:
         self,
         method: AnyMethod,
         models: Any = DEFAULT_MODELS,
-        make_engine: Callable[[ClientBuilder], LocalEngine] = LocalEngine,
+        make_engine: Callable[[ClientBuilder], StoringEngine] = SerialEngine,
         **settings: Any,
     ) -> None:
         self.options = _options(method)
@@ -88,7 +89,7 @@ class Played:
         self,
         federation: Federation,
         wrap: Callable[[Engine], Engine] = lambda engine: engine,
-        engine: Callable[[ClientBuilder], LocalEngine] = LocalEngine,
+        engine: Callable[[ClientBuilder], StoringEngine] = SerialEngine,
     ) -> None:
         self.federation, self.make_engine = federation, engine
         self.local = engine(federation.clients)

@@ -19,6 +19,7 @@ from potluck.core.method import Method
 from potluck.core.packed import State
 from potluck.core.rng import Rng
 from potluck.engine.protocol import Answer, Examination
+from potluck.engine.serial import SerialEngine
 from potluck.testing.bench import DEFAULT_MODELS, AnyMethod, Bench, Played, listening
 from potluck.testing.double_precision import double_precision
 from potluck.testing.faulty_engines import Losing, Repeating, Reversed, Spy, Taped
@@ -173,7 +174,8 @@ def require_same_from_tape(eager: Played, taped: Played) -> None:
 
     There a frozen number stands out: the one in our tests changes a state by 6e-2, and rounding by less than 1e-10.
     """
-    moved = [name for client in eager.local.live() for name in client.misplaced()]
+    assert isinstance(eager.local, SerialEngine), "steps are taped in this process"
+    moved = [name for client in eager.local.seats.live() for name in client.misplaced()]
     _require(not moved, f"{moved[:1]} of the state was replaced by another tensor: write to it in place")
     failures = [cohort.failures for cohort in taped.cohorts if cohort.failures]
     _require(not failures, f"a step cannot be captured: {failures}")

@@ -1,13 +1,14 @@
-"""A captured step on a CPU: the tensor operations of one training step, played again without its Python.
+"""Captured steps on a CPU: the tensor operations of a training step, replayed without its Python code.
 
-It stands for a CUDA graph where there is no GPU: addresses are fixed, Python numbers are frozen, nothing may be
-read back. What goes wrong here would go wrong there.
+This stands in for CUDA graphs where there is no GPU. As there, addresses are fixed, Python numbers are frozen,
+and no value may be read back: what goes wrong here would go wrong on a GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from potluck.training.plan import Plan, Rows
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes every operation with the very tensors it read and wrote."""
+    """Records every operation with the very tensors it reads and writes."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -40,14 +41,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _depends_on_values(func: Any, args: Any) -> bool:
-    """Indexing by numbers has a known shape; torch marks it only because indexing by a mask has not."""
+    """Whether values decide a shape: torch marks all indexing as such, but only indexing by a mask is."""
     if func is torch.ops.aten.index.Tensor:
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags))
 
 
-class Recording:
-    """One step, ready to be played again with other values at the same places."""
+class RecordedStep:
+    """One training step, ready to be replayed with other values in the same tensors."""
 
     def __init__(self, step: Step, rows: Rows) -> None:
         self.rows = {name: value.clone() for name, value in rows.items()}
@@ -58,7 +59,7 @@ class Recording:
 
     @torch.no_grad()
     def replay(self, rows: Mapping[str, Tensor]) -> None:
-        """Do the same operations on what now stands in the same tensors."""
+        """Do the same operations on what is in the same tensors now."""
         for name, value in rows.items():
             self.rows[name].copy_(value)
         for func, args, kwargs, outputs in self._operations:
@@ -68,8 +69,8 @@ class Recording:
                     output.copy_(result)
 
 
-class Reading:
-    """One batch of a `collect`, ready to be read again from other rows."""
+class RecordedCollect:
+    """One batch of a `collect`, ready to be replayed for other rows."""
 
     def __init__(self, function: Callable[[Tensor], Any], rows: Tensor) -> None:
         self.outputs: Any = None
@@ -77,46 +78,56 @@ class Reading:
         def step(places: Rows) -> None:
             self.outputs = function(places["rows"])
 
-        self._recording = Recording(step, {"rows": rows})
+        self._recorded = RecordedStep(step, {"rows": rows})
 
     def replay(self, rows: Tensor) -> Any:
-        """The outputs for other rows, in memory of their own."""
-        self._recording.replay({"rows": rows})
+        """The outputs for other rows, copied."""
+        self._recorded.replay({"rows": rows})
         return self.copies()
 
     def copies(self) -> Any:
-        """The outputs as they stand."""
+        """Copies of the outputs as they are now."""
         return tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, self.outputs)
 
 
-def collect_from_tape(
-    holder: Client, function: Callable[[Tensor], Any], parts: Sequence[np.ndarray]
-) -> list[Any]:
-    """A collector for `collecting_with`: records a batch once per size, then replays it, in later rounds too."""
-    found = []
-    for part in parts:
-        rows = torch.from_numpy(np.ascontiguousarray(part))
-        key = ("tape", holder.step, holder.collections, len(part))
-        reading = holder.workspaces.get(key)
-        if reading is None:
-            reading = holder.workspaces[key] = Reading(function, rows)
-            found.append(reading.copies())
-        else:
-            found.append(reading.replay(rows))
-    return found
+class Tape:
+    """Records steps and collections once per batch size and replays them, in later rounds too.
 
-
-def run_from_tape(workspace: Workspace, step: Step, plan: Plan) -> None:
-    """A runner for `running_with`: records a step once per batch size, then replays it, in later rounds too.
-
-    The very first step is not recorded: it makes the sums of the loss terms, as the warm-up before a capture does.
+    A recording lives as long as the workspace or the client it is of.
     """
-    for rows in plan:
-        if not workspace.totals:
-            step(rows)
-            continue
-        key = ("tape", tuple(value.shape for value in rows.values()))
-        if key in workspace.recordings:
-            workspace.recordings[key].replay(rows)
-        else:
-            workspace.recordings[key] = Recording(step, rows)
+
+    def __init__(self) -> None:
+        self._steps: WeakKeyDictionary[Workspace, dict[Any, RecordedStep]] = WeakKeyDictionary()
+        self._collects: WeakKeyDictionary[Client, dict[Any, RecordedCollect]] = WeakKeyDictionary()
+
+    def train(self, workspace: Workspace, step: Step, plan: Plan) -> None:
+        """A runner for `running_with`.
+
+        The very first step is not recorded: it creates the sums of the loss terms, as the warm-up before a
+        capture does.
+        """
+        recorded = self._steps.setdefault(workspace, {})
+        for rows in plan:
+            key = tuple(value.shape for value in rows.values())
+            if not workspace.totals:
+                step(rows)
+            elif key in recorded:
+                recorded[key].replay(rows)
+            else:
+                recorded[key] = RecordedStep(step, rows)
+
+    def collect(
+        self, holder: Client, function: Callable[[Tensor], Any], parts: Sequence[np.ndarray]
+    ) -> list[Any]:
+        """A collector for `collecting_with`."""
+        recorded = self._collects.setdefault(holder, {})
+        found = []
+        for part in parts:
+            rows = torch.from_numpy(np.ascontiguousarray(part))
+            key = (holder.step, holder.collections, len(part))
+            if key in recorded:
+                found.append(recorded[key].replay(rows))
+            else:
+                recorded[key] = RecordedCollect(function, rows)
+                found.append(recorded[key].copies())
+        return found

@@ -1,4 +1,4 @@
-"""Engines that misbehave: they lose, repeat and reorder, and methods must not notice."""
+"""Engines that misbehave: they lose, repeat and reorder requests, and a method must not notice."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from potluck.core.card import ClientId
 from potluck.core.packed import State
 from potluck.engine.protocol import Answer, Engine, Examination, Failure, Outcome, Request
-from potluck.engine.serial import LocalEngine
-from potluck.testing.cpu_capture import collect_from_tape, run_from_tape
+from potluck.engine.runner import StoringEngine
+from potluck.testing.cpu_capture import Tape
 from potluck.training.collect import collecting_with
 from potluck.training.fit import running_with
 
 
 class Wrapped(Engine):
-    """An engine around another one."""
+    """An engine around another one, which it passes everything on to."""
 
     def __init__(self, inner: Engine) -> None:
         self.inner = inner
@@ -36,7 +36,7 @@ class Reversed(Wrapped):
     """Serves the clients last to first."""
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
-        """Answers come back in the order asked for."""
+        """Serve in reverse; the outcomes are in the order that was asked for."""
         return self.inner.run(requests[::-1])[::-1]
 
 
@@ -44,17 +44,21 @@ class Repeating(Wrapped):
     """Sends every request twice, as a network may."""
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
-        """The second answer counts."""
+        """Run twice; the second answer counts."""
         self.inner.run(requests)
         return self.inner.run(requests)
 
 
 class Taped(Wrapped):
-    """Records the steps of the clients and replays them; what the server trains is never captured."""
+    """Records the clients' steps and replays them. What the server trains is never captured."""
+
+    def __init__(self, inner: Engine) -> None:
+        super().__init__(inner)
+        self.tape = Tape()
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
-        """From the tape."""
-        with running_with(run_from_tape), collecting_with(collect_from_tape):
+        """Run from the tape."""
+        with running_with(self.tape.train), collecting_with(self.tape.collect):
             return self.inner.run(requests)
 
 
@@ -66,7 +70,7 @@ class Losing(Wrapped):
         self.client, self.exchange = client, exchange
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
-        """The client has done its work; nobody hears of it."""
+        """Let the client do its work, but report a failure."""
         return [
             Failure(self.client, "lost")
             if (request.client, request.stamp.exchange) == (self.client, self.exchange)
@@ -76,16 +80,16 @@ class Losing(Wrapped):
 
 
 class Spy(Wrapped):
-    """Keeps every answer with the state of the client that gave it."""
+    """Keeps every answer, with the state of the client that gave it."""
 
     def __init__(self, inner: Engine) -> None:
         super().__init__(inner)
         self.seen: list[tuple[Answer, State]] = []
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
-        """Look at what leaves."""
+        """Keep what leaves the clients."""
         outcomes = self.inner.run(requests)
-        assert isinstance(self.inner, LocalEngine)
+        assert isinstance(self.inner, StoringEngine)
         for outcome in outcomes:
             record = self.inner.store.peek(outcome.client)
             if isinstance(outcome, Answer) and record is not None and record.work is not None:

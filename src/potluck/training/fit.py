@@ -132,9 +132,12 @@ class _Request:
     scalars: tuple[str, ...]
 
 
-@dataclass
+@dataclass(eq=False)
 class Workspace:
-    """What a `fit` call keeps between rounds: optimiser, references and sums, always at the same addresses."""
+    """What one `fit` call of a holder keeps between rounds, each tensor always at the same address.
+
+    Runners that capture steps use it as the key of their graphs.
+    """
 
     parameters: dict[str, nn.Parameter]
     optimizer: torch.optim.Optimizer
@@ -148,8 +151,6 @@ class Workspace:
     totals: dict[str, Tensor] = field(default_factory=dict)
     augment: torch.Generator | None = None
     augments: bool = False
-    recordings: dict[Any, Any] = field(default_factory=dict)
-    alone: tuple[int, ...] | None = None  # sizes of the batch that came last without others of its size
     constants: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @torch.no_grad()

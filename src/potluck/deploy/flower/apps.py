@@ -20,8 +20,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from potluck.deploy import frames
 from potluck.deploy.fingerprints import fingerprint
+from potluck.engine import frames
 
 ORDER = "order"
 KEY = "potluck"

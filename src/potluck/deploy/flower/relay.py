@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from potluck.deploy import frames
 from potluck.deploy.flower.connections import Security, from_here, is_open
 from potluck.deploy.flower.processes import (
     START,
@@ -23,7 +22,8 @@ from potluck.deploy.flower.processes import (
     require_flower,
     start_superlink,
 )
-from potluck.deploy.frames import Letter, Node
+from potluck.engine import frames
+from potluck.engine.frames import Letter, Node
 from potluck.errors import RunError
 from potluck.version import __version__
 

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from potluck.data import Split
-from potluck.deploy import frames
 from potluck.deploy.engine import FlowerEngine
 from potluck.deploy.flower.processes import START, Process, environment, installed
 from potluck.deploy.flower.relay import Relay
@@ -25,7 +24,9 @@ from potluck.deploy.resident import Resident
 from potluck.deploy.run import begin, federated_run
 from potluck.deploy.site import Orders
 from potluck.deploy.wire import Enrolment, Order
+from potluck.engine import frames
 from potluck.engine.protocol import Outcome
+from potluck.engine.registry import register_engine
 from potluck.errors import ConfigError, RunError, StepFailed
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
@@ -84,6 +85,7 @@ def simulate(
         return federated_run(engine, experiment, folder, federation, watcher, run, incarnation, fresh).play()
 
 
+@register_engine("flower-simulation")
 class Simulation:
     """The player of this engine; the project's entry point `potluck.engines` names it."""
 

@@ -17,9 +17,9 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from potluck.deploy import frames
 from potluck.deploy.resident import load_agreement
 from potluck.deploy.site import Site, model_entry
+from potluck.engine import frames
 from potluck.errors import MessageError, PotluckError
 from potluck.plugins import load_function
 from potluck.runs.folder import RunFolder

@@ -1,4 +1,4 @@
-"""How much memory stored client states may take."""
+"""The memory budget of stored client states."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from potluck.engine.store.transfers import size
 from potluck.errors import ConfigError
 from potluck.federation.builder import ClientBuilder
 
-DEVICE_SHARE = 0.6  # of the device memory that is free at the start; the rest is for live clients and graphs
+DEVICE_SHARE = 0.6  # of the device memory free at the start; live clients and graphs need the rest
 HOST_SHARE = 0.5  # of the machine's memory
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How many bytes stored states may take; what does not fit goes to disk, which has no limit."""
+    """How many bytes stored states may take in memory; the rest goes to disk, which has no limit."""
 
     device: int = sys.maxsize
     host: int = sys.maxsize
 
     @classmethod
     def of(cls, total: int | None, device: torch.device, share: float = 1.0) -> Budget:
-        """So much in all, as much of it as there is room for on the device; None: what the machine has to give.
+        """A budget of `total` bytes, as much of it as fits on the device; None: a share of the machine's memory.
 
-        `share` is the device's part of both where there are several.
+        With several devices, `share` is the part of one of them.
         """
         free = int(DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 0
         if total is None:
@@ -46,6 +46,6 @@ def check_memory(total: int | None, clients: ClientBuilder) -> None:
         needed = size(clients.build_client(client).snapshot())
         if needed > total:
             raise ConfigError(
-                f"engine.memory: {total} bytes are too few for client {client} ({clients.population.label(client)}), "
+                f"engine.memory: {total} bytes are too few for client {client} ({clients.label(client)}), "
                 f"whose state takes {needed}; give at least that much, or auto"
             )

@@ -1,4 +1,4 @@
-"""Checkpoints: a manifest that says, in one stroke, which files hold the run."""
+"""Checkpoints: one manifest file names all the files that hold a run, so that it changes atomically."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from potluck.files import write_whole
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a run stands after a round; the clients' states are left in their files."""
+    """A run after a round; the clients' states stay in their files."""
 
     round: int
     server: State
@@ -31,10 +31,10 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoint folder of a run: written in the background, incremental.
+    """The checkpoint folder of a run, written incrementally and in the background.
 
-    The clients' files are the store's; the manifest comes after everything it names is on disk, and what only an
-    earlier manifest named is removed after that.
+    The store writes the clients' files. The manifest is written when everything it names is on disk; after
+    that, files that only an earlier manifest named are removed.
     """
 
     MANIFEST = "checkpoint.json"
@@ -52,18 +52,18 @@ class Checkpoints:
         clients: Mapping[ClientId, Future[Path]],
         notes: Mapping[str, Any],
     ) -> None:
-        """Write a checkpoint in the background; an earlier one is finished first."""
+        """Start writing a checkpoint in the background, after an earlier one has ended."""
         self.wait()
         self._pending = self._pool.submit(self._write, round_, server, clients, notes)
 
     def wait(self) -> None:
-        """Until the last checkpoint is on disk."""
+        """Wait until the last checkpoint is on disk."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             pending.result()
 
     def close(self) -> None:
-        """Finish what is under way."""
+        """Wait for the last checkpoint and end the background thread."""
         self.wait()
         self._pool.shutdown()
 
@@ -90,7 +90,7 @@ class Checkpoints:
         self._named = named
 
     def load(self) -> Checkpoint | None:
-        """The newest checkpoint, None if the run was stopped before the first; other files are removed."""
+        """Load the newest checkpoint, None if there is none yet; files it does not name are removed."""
         manifest = self.folder / self.MANIFEST
         if not manifest.exists():
             self._clean()
@@ -107,7 +107,7 @@ class Checkpoints:
         return Checkpoint(round_, state, clients, notes)
 
     def _clean(self) -> None:
-        """Remove what a killed run left behind: states that no manifest names."""
+        """Remove what a killed run left behind: files that the manifest does not name."""
         for path in self.folder.glob("*") if self.folder.is_dir() else ():
             if path.name not in {self.MANIFEST, *self._named}:
                 path.unlink()

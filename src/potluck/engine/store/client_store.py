@@ -1,8 +1,9 @@
-"""Client states at rest, in device memory, pinned host memory and on disk, the least recently used lowest.
+"""The stored states of clients: in device memory, in pinned host memory and on disk.
 
-A client that was never touched has no stored state: it is made from the seed when first needed. A stored state
-never changes, it is replaced. So it may lie in several places at once, a place is given up without a copy as long
-as there is another, and the file a state was put out of memory to is the one a checkpoint names.
+The states used least recently move down first. A client that was never asked has no stored state: it is built
+from the seed when first needed. A stored state never changes, it is only replaced. So it can be in several
+places at once, it can leave one of them without a copy while it is in another, and the file it was moved to is
+also the one that a checkpoint names.
 """
 
 from __future__ import annotations
@@ -23,39 +24,39 @@ from potluck.engine.store.state_files import Packing, StateFiles, data_size, rea
 from potluck.engine.store.transfers import Copy, Transfers, size
 from potluck.engine.transactions import Record, Work
 
-AHEAD = 0.8  # of the host's share: beyond it states are written in the background, so that nobody has to wait
+AHEAD = 0.8  # of the host's budget: above it states are written in the background, before anyone has to wait
 
 
 @dataclass(eq=False)
 class Kept:
-    """One state, and every place it lies in now."""
+    """One stored state, and every place it is in now."""
 
     nbytes: int
     packing: Packing | None = None
     device: Copy | None = None
     host: Copy | None = None
-    reading: Future[Copy] | None = None  # on its way from the file to the host
+    reading: Future[Copy] | None = None  # being read from its file
     saved: Future[Path] | None = None
-    named: bool = False  # in a manifest: its file is the checkpoints' to remove
+    named: bool = False  # in a manifest: then the checkpoints remove its file
 
 
 class Tier:
-    """One kind of memory: how many bytes are used, by which states, least recently used first."""
+    """One kind of memory: the states in it, least recently used first, and the bytes they take."""
 
     def __init__(self, limit: int, pinned: bool = False) -> None:
         self.limit, self.used, self.pinned = limit, 0, pinned
         self._order: OrderedDict[Kept, int] = OrderedDict()
 
     def touch(self, kept: Kept) -> None:
-        """A state lies here and is the one used last."""
+        """Note that a state is here and was used just now."""
         if kept not in self._order:
-            # The allocator of pinned memory gives out powers of two.
+            # The allocator of pinned memory rounds up to powers of two.
             self._order[kept] = 1 << (kept.nbytes - 1).bit_length() if self.pinned else kept.nbytes
             self.used += self._order[kept]
         self._order.move_to_end(kept)
 
     def drop(self, kept: Kept) -> None:
-        """A state lies here no more."""
+        """Note that a state is no longer here."""
         self.used -= self._order.pop(kept, 0)
 
     def oldest(self) -> Kept:
@@ -67,7 +68,7 @@ class Tier:
 
 
 class StoredRecord(Record):
-    """A record whose base is brought where it is needed when it is read, and kept when it is replaced."""
+    """A record whose base is in a store: reading it loads the state, assigning it stores one."""
 
     def __init__(self, store: ClientStore, client: ClientId) -> None:
         self._store, self._client = store, client
@@ -84,7 +85,7 @@ class StoredRecord(Record):
 
     @property
     def work(self) -> Work | None:
-        """The round the client is in; its state stays where it is until the round is settled."""
+        """The round the client is in; its state stays in memory until the round is settled."""
         return self._work
 
     @work.setter
@@ -94,10 +95,10 @@ class StoredRecord(Record):
 
 
 class ClientStore:
-    """The stored states of all clients that were ever touched.
+    """The stored states of all clients that were ever asked.
 
-    Without a folder nothing leaves the host's memory; stores that share a folder share its `StateFiles`. All
-    methods are for one thread; files are written and read in the background.
+    Without a folder no state leaves the host's memory; stores that share a folder share its `StateFiles`. Call the
+    methods from one thread only; files are written and read in the background.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class ClientStore:
         self._files = StateFiles(folder) if isinstance(folder, Path) else folder
         pinned = self._transfers is not None
         self.device, self.host = Tier(budget.device), Tier(budget.host, pinned)
-        self.leaving = Tier(budget.host, pinned)  # still in the host's memory, and being written
+        self.leaving = Tier(budget.host, pinned)  # still in the host's memory, while they are written
         self.working = 0  # bytes of the states of the running round
         self._records: dict[ClientId, StoredRecord] = {}
         self._kept: dict[ClientId, Kept] = {}
@@ -120,17 +121,17 @@ class ClientStore:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="states-in")
 
     def record(self, client: ClientId) -> Record:
-        """The client's record, made if it has none."""
+        """The client's record, created if it has none."""
         if client not in self._records:
             self._records[client] = StoredRecord(self, client)
         return self._records[client]
 
     def peek(self, client: ClientId) -> Record | None:
-        """The client's record, None for one that was never touched."""
+        """The client's record, None for a client that was never asked."""
         return self._records.get(client)
 
     def put(self, client: ClientId, state: State | Path) -> None:
-        """Take over a state, or the file a checkpoint has it in."""
+        """Store a state, or the file in which a checkpoint has it."""
         self.record(client).work = None
         if isinstance(state, Path):
             saved: Future[Path] = Future()
@@ -150,7 +151,7 @@ class ClientStore:
             del self._records[client]
 
     def mark(self, clients: Iterable[ClientId]) -> Callable[[], None]:
-        """What takes these clients back to where they stand now; it holds until the next call."""
+        """Returns a function that takes these clients back to their states of now; valid until the next call."""
         self._sweep()
         before = {client: self._kept.get(client) for client in clients}
 
@@ -165,7 +166,7 @@ class ClientStore:
         return undo
 
     def prefetch(self, clients: Iterable[ClientId]) -> None:
-        """Start to bring up the states of clients that will be asked for soon, as far as half the room goes."""
+        """Start loading the states of clients that will be asked soon, up to half of the memory."""
         room = (self.host if self._transfers is None else self.device).limit // 2
         for client in clients:
             kept = self._kept.get(client)
@@ -178,13 +179,13 @@ class ClientStore:
         self._trim()
 
     def save(self) -> dict[ClientId, Future[Path]]:
-        """The files of all stored states, for a manifest; those not yet on disk are written in the background."""
+        """The files of all stored states, for a manifest; those not on disk yet are written in the background."""
         for kept in self._kept.values():
             kept.named = True
         return {client: self._save(kept) for client, kept in sorted(self._kept.items())}
 
     def close(self) -> None:
-        """Finish what is under way and remove the files no manifest will name."""
+        """Finish what is being read and written, and remove the files that no manifest will name."""
         self._reader.shutdown(cancel_futures=True)
         unnamed = {kept.saved for kept in self._kept.values() if kept.saved is not None and not kept.named}
         self._stale |= unnamed
@@ -195,7 +196,7 @@ class ClientStore:
         return iter(self._records)
 
     def fetch(self, client: ClientId) -> State | None:
-        """A client's stored state where it is needed, None for one that is as the seed made it."""
+        """A client's stored state, loaded where it is needed; None if it still has its initial state."""
         kept = self._kept.get(client)
         if kept is None:
             return None
@@ -207,7 +208,7 @@ class ClientStore:
         return state
 
     def replace(self, client: ClientId, state: State | None) -> None:
-        """Keep another state for a client from now on."""
+        """Store another state for a client."""
         if state is None:
             self._install(client, None)
             return
@@ -220,7 +221,7 @@ class ClientStore:
         self._install(client, kept)
 
     def at_work(self, before: int, now: int) -> None:
-        """The running round takes more or less memory than before; what is at rest makes room."""
+        """Note that the running round takes more or less memory than before; stored states make room for it."""
         self.working += now - before
         self._trim()
 
@@ -286,7 +287,7 @@ class ClientStore:
             return self._files.write(copy.wait())
 
     def _trim(self) -> None:
-        """Move states down until every kind of memory is within its share; the one used last may stay."""
+        """Move states down until every kind of memory is within its budget; the one used last may stay."""
         if self._transfers is not None:
             while self.device.used + self.working > self.device.limit and len(self.device) > 1:
                 self._lower(self.device.oldest(), self._transfers)

@@ -1,4 +1,4 @@
-"""States as safetensors files, one per state; a checkpoint and a state put out of memory use the same ones."""
+"""Client states as safetensors files, one per state; checkpoints and states moved out of memory share them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from torch import Tensor
 from potluck.core.packed import Layout, Packed, State, views
 from potluck.errors import RunError
 
-Packing = tuple[int, Layout]  # length and layout of the one piece of memory a packed state lies in
+Packing = tuple[int, Layout]  # length and layout of a packed state's single piece of memory
 
 
 class StateFiles:
-    """The states of a run's clients in a folder, numbered in the order they are written."""
+    """A folder of client states, numbered in the order they are written."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -33,7 +33,7 @@ class StateFiles:
         return itertools.count(max(taken, default=0) + 1)
 
     def write(self, state: State) -> Path:
-        """Write a state to a new file, whole or not at all; it survives a power cut once `sync` is called."""
+        """Write a state to a new file, completely or not at all; after `sync` it also survives a power cut."""
         path = self.folder / f"clients-{next(self._numbers):08d}.safetensors"
         unfinished = path.with_name(f".{path.name}")
         try:
@@ -46,27 +46,27 @@ class StateFiles:
 
 
 def sync(path: Path) -> None:
-    """Make sure that a file is on the disk and not only on its way there."""
+    """Make sure that a file is on the disk, not only in the system's cache."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def data_size(path: Path) -> int:
-    """The bytes of the tensors in a file."""
+    """How many bytes the tensors in a file have."""
     with path.open("rb") as file:
         head = int.from_bytes(file.read(8), "little")
     return path.stat().st_size - 8 - head
 
 
 def check(path: Path) -> Path:
-    """Look at the head of a file: its length must be what it says."""
+    """Check that a file has the length its head says."""
     with safe_open(path, "pt") as file:
         file.keys()
     return path
 
 
 def read(path: Path, packing: Packing | None = None, pinned: bool = False) -> State:
-    """Read a state into memory of its own, packed as it was."""
+    """Read a state into new memory, packed as it was."""
     try:
         found = safetensors.torch.load_file(path)
     except (OSError, SafetensorError) as error:
@@ -81,7 +81,7 @@ def read(path: Path, packing: Packing | None = None, pinned: bool = False) -> St
 
 
 def on_host(state: State) -> dict[str, Tensor]:
-    """The tensors of a state in host memory, contiguous, fetched from a device in as few copies as it has."""
+    """The tensors of a state in host memory, contiguous; a packed state comes from the device in one copy."""
     if isinstance(state, Packed):
         state = Packed(state.flat.cpu(), state.layout, state.loose)
     return {name: tensor.contiguous().cpu() for name, tensor in state.items()}

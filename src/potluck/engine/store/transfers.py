@@ -1,4 +1,4 @@
-"""Copies of states between device memory and pinned host memory, for which nobody waits."""
+"""Asynchronous copies of states between device memory and pinned host memory."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from potluck.core.packed import Packed, State
 
 @dataclass(frozen=True)
 class Copy:
-    """A state in one kind of memory; `ready` says when its values have arrived (None: they are there)."""
+    """A state in one kind of memory; `ready` is recorded when its values have arrived (None: they have)."""
 
     state: State
     ready: torch.cuda.Event | None = None
 
     def wait(self) -> State:
-        """The state for the host to read, once it has arrived."""
+        """Wait for the state to arrive, so that the host can read it."""
         if self.ready is not None:
             self.ready.synchronize()
         return self.state
 
 
 class Transfers:
-    """Moves states between a device and pinned memory, up and down each on a stream of its own.
+    """Copies states between a device and pinned memory: up on one stream, down on another.
 
-    A stream that reads a state waits for its arrival first, and tells the allocator that it reads: memory that is
-    given up is not used again before its last reader is done.
+    A stream that reads a state first waits for it to arrive, and tells the allocator that it reads, so that freed
+    memory is not used again before its last reader is done.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -40,15 +40,15 @@ class Transfers:
         self._down = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def holds(self, state: State) -> bool:
-        """Whether a state lies on a device."""
+        """Whether a state is on a device."""
         return any(tensor.is_cuda for tensor in pieces(state))
 
     def made_here(self, state: State) -> Copy:
-        """A state that the current stream has made, or waited for."""
+        """A state that the current stream has computed, or waited for."""
         return Copy(state, torch.cuda.current_stream(self._index).record_event())
 
     def use(self, copy: Copy) -> State:
-        """The state, to be read on the current stream."""
+        """The state, for the current stream to read."""
         return _read_on(torch.cuda.current_stream(self._index), copy)
 
     def lower(self, copy: Copy) -> Copy:
@@ -60,7 +60,7 @@ class Transfers:
         return self._moved(copy, self._up, lambda tensor: tensor.to(self.device, non_blocking=True))
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
-        """For another thread: copies that the host waits for, apart from the streams that train."""
+        """For another thread: do copies that the host waits for on a stream apart from those that train."""
         return torch.cuda.stream(self._down)
 
     def _moved(self, copy: Copy, stream: torch.cuda.Stream, move: Callable[[Tensor], Tensor]) -> Copy:
@@ -74,7 +74,7 @@ class Transfers:
 
 
 def moved(state: State, move: Callable[[Tensor], Tensor]) -> State:
-    """The same state with every piece of its memory moved."""
+    """The same state with every piece of its memory replaced by `move` of it."""
     if isinstance(state, Packed):
         loose = {name: move(tensor) for name, tensor in state.loose.items()}
         return Packed(move(state.flat), state.layout, loose)
@@ -82,12 +82,12 @@ def moved(state: State, move: Callable[[Tensor], Tensor]) -> State:
 
 
 def pieces(state: State) -> list[Tensor]:
-    """The pieces of memory a state lies in."""
+    """The pieces of memory of a state."""
     return [state.flat, *state.loose.values()] if isinstance(state, Packed) else list(state.values())
 
 
 def size(state: State) -> int:
-    """The bytes a state takes."""
+    """How many bytes a state takes."""
     return sum(tensor.nbytes for tensor in pieces(state))
 
 

@@ -1,4 +1,8 @@
-"""Frames over a Unix socket: a small note and pieces of bytes. Flower's apps import this, so it knows no torch."""
+"""Frames over a socket: a small JSON note and pieces of bytes.
+
+A frame is eight bytes with the length of its head, the head (the note and the size of each piece, as JSON), and
+then the pieces. Flower's apps import this module, so it must not import torch.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +13,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-LENGTH = 8  # bytes of the number before a frame's head
-LONGEST_HEAD = 1 << 24  # a head holds sizes and short sentences; anything longer is no frame
+LENGTH = 8  # bytes of the number in front of a head
+LONGEST_HEAD = 1 << 24  # bytes; a head holds sizes and short sentences, so anything longer is not a frame
 NAME_LIMIT = 100  # characters of a socket's path; the system allows little more
 
-Node = int
-Letter = tuple[Node, bytes]
+Node = int  # the number Flower gives a participant's node
+Letter = tuple[Node, bytes]  # bytes for a node
 
 
 class TooLarge(Exception):
-    """A frame that is larger than its receiver takes; nothing of its pieces has been read."""
+    """A frame is larger than its receiver accepts; none of its pieces has been read."""
 
 
 def too_large(what: str, size: int, most: int) -> str:
-    """One sentence about something that is refused for its size."""
+    """The sentence for something that is refused because of its size."""
     return f"{what} has {size:,} bytes, at most {most:,} are allowed"
 
 
-def send(channel: socket.socket, note: Mapping[str, Any], pieces: Sequence[bytes] = ()) -> None:
+def send(channel: socket.socket, note: Mapping[str, Any], pieces: Sequence[bytes | memoryview] = ()) -> None:
     """Send a note and pieces of bytes."""
     head = json.dumps({"note": note, "sizes": [len(piece) for piece in pieces]}).encode()
     channel.sendall(len(head).to_bytes(LENGTH, "little") + head)
@@ -37,10 +41,18 @@ def send(channel: socket.socket, note: Mapping[str, Any], pieces: Sequence[bytes
 def receive(
     channel: socket.socket, most: int | None = None, what: str = "a frame"
 ) -> tuple[dict[str, Any], list[bytes]]:
-    """The next frame; `EOFError` when the other side is gone or does not speak in frames.
+    """Receive the next frame; `EOFError` if the other side is gone or sends something else.
 
-    Pieces of more than `most` bytes together are `TooLarge`, before there is memory for them.
+    If the pieces have more than `most` bytes in total, raise `TooLarge` before any memory is taken for them.
     """
+    note, sizes = receive_head(channel)
+    if most is not None and sum(sizes) > most:
+        raise TooLarge(too_large(what, sum(sizes), most))
+    return note, [_read(channel, size) for size in sizes]
+
+
+def receive_head(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Receive the note of the next frame and the sizes of its pieces; the caller then reads each with `fill`."""
     length = int.from_bytes(_read(channel, LENGTH), "little")
     if length > LONGEST_HEAD:
         raise EOFError(f"a head of {length} bytes is no frame")
@@ -51,25 +63,27 @@ def receive(
         raise EOFError(f"no frame: {error}") from error
     if min(sizes, default=0) < 0:
         raise EOFError("no frame: a piece of a negative size")
-    if most is not None and sum(sizes) > most:
-        raise TooLarge(too_large(what, sum(sizes), most))
-    return note, [_read(channel, size) for size in sizes]
+    return note, sizes
+
+
+def fill(channel: socket.socket, place: memoryview) -> None:
+    """Read bytes until `place` is full; `EOFError` if the other side is gone before that."""
+    while len(place):
+        count = channel.recv_into(place)
+        if not count:
+            raise EOFError("the other side is gone")
+        place = place[count:]
 
 
 def _read(channel: socket.socket, size: int) -> bytes:
     data = bytearray(size)
-    rest = memoryview(data)
-    while len(rest):
-        count = channel.recv_into(rest)
-        if not count:
-            raise EOFError("the other side is gone")
-        rest = rest[count:]
+    fill(channel, memoryview(data))
     return bytes(data)
 
 
 @contextlib.contextmanager
 def listening(path: Path, mode: int = 0o600) -> Iterator[socket.socket]:
-    """A socket others can connect to by its path; a file a killed process left there is replaced."""
+    """Open a Unix socket at a path; a file that a killed process left there is replaced."""
     if len(str(path)) > NAME_LIMIT:
         raise OSError(f"the path of a socket has at most {NAME_LIMIT} characters: {path}")
     path.unlink(missing_ok=True)
@@ -84,7 +98,7 @@ def listening(path: Path, mode: int = 0o600) -> Iterator[socket.socket]:
 
 
 def connect(path: str) -> socket.socket:
-    """A connection to a listening socket; `OSError` if nobody is there."""
+    """Connect to a Unix socket by its path; `OSError` if nobody listens there."""
     channel = socket.socket(socket.AF_UNIX)
     try:
         channel.connect(path)

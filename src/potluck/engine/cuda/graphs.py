@@ -1,0 +1,299 @@
+"""CUDA graphs of training steps and of `collect`: capture once, replay often.
+
+A step is captured once per batch size and replayed n times. The rows of each step are in a table on the device,
+and a counter inside the graph moves down the table. A slot's graphs are captured and replayed only on the
+slot's own stream, one after the other, so they can share one pool of memory; no two slots share any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from potluck.core.client import Client
+from potluck.core.state import Holder
+from potluck.errors import PotluckError
+from potluck.training.fit import Step, Workspace
+from potluck.training.plan import Plan, rows_on
+
+G = TypeVar("G")
+CAPACITY = 64  # steps a table of rows holds at least; a longer plan fills it again
+WARM_UP = 2  # steps before a capture: they create handles, workspaces and the optimiser's buffers
+
+
+class StepGraph:
+    """One training step of one slot, captured for one batch size.
+
+    The counter and the rows of all streams, one line per step, are in one piece of memory, so one copy sets
+    them all.
+    """
+
+    def __init__(
+        self, holder: Holder, workspace: Workspace, step: Step, tables: dict[str, np.ndarray], pool: Any
+    ) -> None:
+        self.widths = {name: rows.shape[1] for name, rows in tables.items()}
+        self.capacity = max(CAPACITY, len(next(iter(tables.values()))))
+        width = sum(self.widths.values())
+        self.memory = torch.zeros(1 + self.capacity * width, dtype=torch.long, device=holder.device)
+        self.counter, self.lines = self.memory[:1], self.memory[1:].view(self.capacity, width)
+        self._fill({name: rows[:1] for name, rows in tables.items()})
+        with _no_trace(holder, workspace):
+            for _ in range(WARM_UP):
+                self.counter.zero_()
+                self._step(step)
+        self.graph = torch.cuda.CUDAGraph()
+        with _capturing(self.graph, pool, workspace.augment if workspace.augments else None):
+            self._step(step)
+
+    def _step(self, step: Step) -> None:
+        line = self.lines.index_select(0, self.counter).squeeze(0)
+        step(dict(zip(self.widths, torch.split(line, [*self.widths.values()]), strict=True)))
+        self.counter.add_(1)
+
+    def _fill(self, tables: dict[str, np.ndarray]) -> int:
+        lines = np.concatenate([*tables.values()], axis=1)
+        host = torch.empty(1 + lines.size, dtype=torch.long, pin_memory=True)
+        host[0] = 0
+        host[1:].numpy()[:] = lines.reshape(-1)
+        self.memory[: len(host)].copy_(host, non_blocking=True)
+        return len(lines)
+
+    def replay(self, tables: dict[str, np.ndarray]) -> None:
+        """Take a step for every line of the tables."""
+        total = len(next(iter(tables.values())))
+        for start in range(0, total, self.capacity):
+            count = self._fill({name: rows[start : start + self.capacity] for name, rows in tables.items()})
+            for _ in range(count):
+                self.graph.replay()
+
+
+class CollectGraph:
+    """One batch of a `collect` of one slot, captured for one batch size."""
+
+    def __init__(self, function: Callable[[Tensor], Any], rows: Tensor, pool: Any) -> None:
+        self.rows = rows.clone()
+        self.graph = torch.cuda.CUDAGraph()
+        with _capturing(self.graph, pool):
+            self.outputs = function(self.rows)
+
+    def replay(self, rows: Tensor) -> Any:
+        """The outputs for other rows, copied: the slot's next graph may overwrite the captured ones."""
+        self.rows.copy_(rows)
+        self.graph.replay()
+        if isinstance(self.outputs, Tensor):
+            return self.outputs.clone()
+        return tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, self.outputs)
+
+
+class RowsOnDevice:
+    """Keeps the row numbers of the clients' splits on the device, because they are read again and again.
+
+    An array is recognised by its address; the entry keeps a reference to it, so that no other array can get the
+    same.
+    """
+
+    def __init__(self, device: torch.device, most: int = 20_000) -> None:
+        self.device, self.most = device, most
+        self._known: dict[tuple[int, int], tuple[np.ndarray, Tensor, torch.cuda.Event]] = {}
+
+    def __call__(self, client: Client, rows: np.ndarray) -> Tensor:
+        """The row numbers, to be read on the current stream."""
+        if not any(np.may_share_memory(rows, own) for own in client.rows.values()):
+            return rows_on(rows, self.device)
+        key = (rows.__array_interface__["data"][0], len(rows))
+        stream = torch.cuda.current_stream(device_index(self.device))
+        if key not in self._known:
+            if len(self._known) >= self.most:
+                torch.cuda.synchronize(self.device)  # then nobody reads them any more
+                self._known.clear()
+            self._known[key] = rows, rows_on(rows, self.device), stream.record_event()
+        _, known, ready = self._known[key]
+        stream.wait_event(ready)
+        return known
+
+
+@dataclass
+class StepGraphs:
+    """The graphs of one workspace by batch sizes (None: it cannot be captured)."""
+
+    by_sizes: dict[tuple[int, ...], StepGraph | None] = field(default_factory=dict)
+    alone: tuple[int, ...] | None = None  # sizes of the last batch that came without others of its size
+
+
+class GraphRunner:
+    """Runs the steps and collections of a slot from graphs, and eagerly what comes once or cannot be captured.
+
+    The graphs of a workspace live as long as the workspace: `fit` replaces it when it is called with other
+    settings.
+    """
+
+    def __init__(self, holder: Holder, rows: RowsOnDevice, notice: Callable[[str], None]) -> None:
+        self.holder, self.rows, self.notice = holder, rows, notice
+        self.steps: weakref.WeakKeyDictionary[Workspace, StepGraphs] = weakref.WeakKeyDictionary()
+        self.collections: dict[Any, CollectGraph | int | None] = {}
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def train(self, workspace: Workspace, step: Step, plan: Plan) -> None:
+        """A runner for `fit`: replays what is captured and captures what will come again."""
+        done = 0
+        for sizes, tables in plan.blocks():
+            count = len(next(iter(tables.values())))
+            graph = self._graph(workspace, step, sizes, tables)
+            if graph is not None:
+                graph.replay(tables)
+            else:
+                for number in range(done, done + count):
+                    step(plan[number])
+            done += count
+
+    def _graph(
+        self, workspace: Workspace, step: Step, sizes: tuple[int, ...], tables: dict[str, np.ndarray]
+    ) -> StepGraph | None:
+        """The graph for batches of these sizes: captured at once if several come in a row, else on the second one.
+
+        Clients of equal size all end in the same short batch. If sizes differ, hardly two in a row do, and a
+        capture would cost more than it saves. A single sample takes another path through batch norm, so it runs
+        eagerly.
+        """
+        known = self.steps.setdefault(workspace, StepGraphs())
+        graphs = known.by_sizes
+        if sizes in graphs or min(sizes) == 1:
+            return graphs.get(sizes)
+        several = len(next(iter(tables.values()))) > 1
+        if several or sizes == known.alone:
+            graphs[sizes] = self._captured(partial(StepGraph, self.holder, workspace, step, tables))
+        else:
+            known.alone = sizes
+        return graphs.get(sizes)
+
+    def collect(
+        self, holder: Client, function: Callable[[Tensor], Any], parts: Sequence[np.ndarray]
+    ) -> list[Any]:
+        """A collector for `collect`: eager the first time, which warms up; captured when it comes again."""
+        found = []
+        for part in parts:
+            rows = self.rows(holder, part)
+            key = (holder.step, holder.collections, len(rows))
+            graph = self.collections.get(key, 0)
+            if graph == 1:
+                graph = self._captured(partial(CollectGraph, function, rows))
+                self.collections[key] = graph
+            if isinstance(graph, CollectGraph):
+                found.append(graph.replay(rows))
+                continue
+            if graph == 0:
+                self.collections[key] = 1
+            found.append(function(rows))
+        return found
+
+    def _captured(self, capture: Callable[..., G]) -> G | None:
+        try:
+            return capture(pool=self.pool)
+        except (RuntimeError, PotluckError) as error:
+            self.pool = torch.cuda.graph_pool_handle()  # the old one may have been released
+            if is_out_of_memory(error):
+                raise
+            torch.cuda.synchronize(self.holder.device)
+            reason = str(error).splitlines()[0]
+            self.notice(
+                f"step {self.holder.step or 'evaluate'!r} cannot be captured and runs eagerly: {reason}"
+            )
+            return None
+
+
+@contextlib.contextmanager
+def _capturing(
+    graph: torch.cuda.CUDAGraph, pool: Any, generator: torch.Generator | None = None
+) -> Iterator[None]:
+    """Capture what is done inside, into the memory of a pool; a capture that fails leaves no trace.
+
+    The garbage collector is off meanwhile: an event or a graph that is freed in the middle would break the capture.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    _begin(graph, pool, generator)
+    try:
+        yield
+        graph.capture_end()
+    except BaseException:
+        with contextlib.suppress(RuntimeError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # for example that the graph is empty
+            graph.capture_end()
+        if _ended(graph):  # it ran out of memory after the capture: the graph releases its pool itself
+            graph.reset()
+        else:
+            _abandon(pool, generator)
+        raise
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _begin(graph: torch.cuda.CUDAGraph, pool: Any, generator: torch.Generator | None) -> None:
+    if generator is not None:
+        graph.register_generator_state(generator)
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+
+
+def _ended(graph: torch.cuda.CUDAGraph) -> bool:
+    """Whether the capture itself ended, even if building the graph failed."""
+    try:
+        graph.pool()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _abandon(pool: Any, generator: torch.Generator | None) -> None:
+    """Clean up after a failed capture: torch's allocator and generators still think that one is under way.
+
+    The allocator is told directly. A generator only learns it at the end of a successful capture, so we make an
+    empty one.
+    """
+    index = torch.cuda.current_device()
+    for tell in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+        with contextlib.suppress(RuntimeError):  # it already knows if only the work inside failed
+            tell(index, pool)
+    empty = torch.cuda.CUDAGraph()
+    _begin(empty, torch.cuda.graph_pool_handle(), generator)
+    torch.zeros((), device="cuda")
+    empty.capture_end()
+
+
+@contextlib.contextmanager
+def _no_trace(holder: Holder, workspace: Workspace) -> Iterator[None]:
+    """Undo what warm-up steps do to parameters, buffers, optimiser, sums and generators."""
+    state = holder.snapshot()
+    moving = [value for each in workspace.optimizer.state.values() for value in each.values()]
+    kept = [value.clone() for value in moving]
+    generators = [torch.cuda.default_generators[device_index(holder.device)], workspace.augment]
+    numbers = [generator.get_state() for generator in generators if generator is not None]
+    yield
+    holder.restore(state)
+    for value, before in zip(moving, kept, strict=True):
+        value.copy_(before)
+    for total in workspace.totals.values():
+        total.zero_()
+    for generator, before in zip((one for one in generators if one is not None), numbers, strict=True):
+        generator.set_state(before)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether GPU memory ran out, in torch's allocator or in a library beneath it."""
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
+
+
+def device_index(device: torch.device) -> int:
+    """The number of a CUDA device; `cuda` without one is the current device."""
+    return device.index if device.index is not None else torch.cuda.current_device()

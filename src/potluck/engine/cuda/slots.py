@@ -1,0 +1,201 @@
+"""The slots of a GPU: live clients with streams, who works in which, and what to do when memory runs out.
+
+Nothing in here launches work on the device: the engine passes in how a slot is built and how a client works in it.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+
+from potluck.core.card import ClientId
+from potluck.core.client import Client
+from potluck.core.packed import State
+from potluck.engine.cuda.graphs import GraphRunner, is_out_of_memory
+from potluck.engine.protocol import Examination, Outcome, Request
+from potluck.errors import ConfigError
+
+R = TypeVar("R", Request, Examination)
+
+
+@dataclass(eq=False)
+class Slot:
+    """A live client with a stream, graphs and a generator of its own: graphs in flight share nothing."""
+
+    client: Client
+    stream: torch.cuda.Stream
+    runner: GraphRunner
+    generator: torch.Generator
+    holds: weakref.ref[State] | None = (
+        None  # the stored state that equals the client's memory, if there is one
+    )
+
+
+Build = Callable[[ClientId, torch.cuda.Stream], Slot]
+
+
+@dataclass
+class Exchange:
+    """One attempt at the requests of an exchange.
+
+    `busy` has the slots it uses, the one taken longest ago first. `used` is how many there are, including one
+    that is being built; it is still known after the attempt has failed.
+    """
+
+    busy: dict[Slot, None] = field(default_factory=dict)
+    used: int = 0
+
+    def take(self, slot: Slot) -> None:
+        """Let a client work in a slot: it is now the one taken last."""
+        self.busy.pop(slot, None)
+        self.busy[slot] = None
+        self.used = len(self.busy)
+
+
+class Slots:
+    """At most `limit` slots, each for clients of one kind. The limit becomes lower when memory runs out."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        kind: Callable[[ClientId], str],
+        limit: int,
+        streams: Sequence[torch.cuda.Stream],
+        notice: Callable[[str], None],
+    ) -> None:
+        self.device, self.kind, self.limit, self.streams = device, kind, limit, streams
+        self.notice = notice
+        self._pools: dict[str, list[Slot]] = {}
+        self._homes: dict[ClientId, Slot] = {}  # the slot each client was in last
+
+    def all(self) -> list[Slot]:
+        """Every slot there is."""
+        return [slot for pool in self._pools.values() for slot in pool]
+
+    def of_kind(self, kind: str) -> list[Slot]:
+        """The slots for clients of one kind."""
+        return list(self._pools.get(kind, ()))
+
+    def clear(self) -> None:
+        """Free the memory of all live clients and their graphs; nothing may be in flight."""
+        self._pools, self._homes = {}, {}
+        gc.collect()  # slots and their graphs refer to each other
+        torch.cuda.empty_cache()
+
+    # --- an exchange ------------------------------------------------------------------------------------
+
+    def within_memory(
+        self, requests: Sequence[R], attempt: Callable[[Sequence[R], Exchange], list[Outcome]]
+    ) -> list[Outcome]:
+        """Try again with fewer slots if memory runs out: a client that was done answers from its record."""
+        kinds, cleared = self._kinds(requests), False
+        while True:
+            exchange = Exchange()
+            try:
+                return attempt(requests, exchange)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+            # Outside the except clause: the frames of the error at hand still refer to the slots.
+            exchange.busy.clear()
+            idle = len(self.all()) > exchange.used
+            torch.cuda.synchronize(self.device)
+            self.clear()
+            if cleared or not (idle or exchange.used <= kinds):
+                self._shrink(exchange.used, kinds)
+            else:
+                cleared = True  # slots collect graphs over time: a fresh start may be enough
+                count = _clients(exchange.used)
+                self.notice(f"GPU memory ran out with {count} in flight; graphs are made anew")
+
+    def spread(
+        self, requests: Sequence[R], exchange: Exchange, build: Build, work: Callable[[R, Slot], Outcome]
+    ) -> list[Outcome]:
+        """Let every client work in a slot; the outcomes are in the order of the requests."""
+        outcomes = {}
+        for request in self._in_turn(requests):
+            outcomes[id(request)] = work(request, self._taken(request.client, exchange, build))
+        return [outcomes[id(request)] for request in requests]
+
+    def _shrink(self, used: int, kinds: int) -> None:
+        """Half as many slots, but at first one of each kind, because a slot cannot change its kind."""
+        if used <= 1:
+            free, total = (number / 2**30 for number in torch.cuda.mem_get_info(self.device))
+            held = torch.cuda.memory_allocated(self.device) / 2**30
+            raise ConfigError(
+                f"{self.device} has {free:.1f} of {total:.1f} GiB free, beside {held:.1f} GiB of data, "
+                "states and messages of this run: too little for one client; have fewer clients in a round, a "
+                "smaller batch or model, or engine.device: cpu"
+            )
+        self.limit = max(used // 2, kinds) if used > kinds else used // 2
+        self.notice(f"GPU memory ran out with {_clients(used)} in flight; going on with {self.limit} at once")
+
+    def _in_turn(self, requests: Sequence[R]) -> Sequence[R]:
+        """As they come; kind by kind if there are more kinds than slots, so that fewer slots are replaced."""
+        if self._kinds(requests) <= self.limit:
+            return requests
+        return sorted(requests, key=lambda request: self.kind(request.client))
+
+    def _kinds(self, requests: Sequence[R]) -> int:
+        return len({self.kind(request.client) for request in requests})
+
+    # --- who works where --------------------------------------------------------------------------------
+
+    def _taken(self, client: ClientId, exchange: Exchange, build: Build) -> Slot:
+        slot = self._slot(client, exchange, build)
+        self._homes[client] = slot
+        exchange.take(slot)
+        return slot
+
+    def _slot(self, client: ClientId, exchange: Exchange, build: Build) -> Slot:
+        """The client's last slot, which has graphs for its batches; else a free one of its kind, or a new one.
+
+        A state is copied as one piece, so a client can work in any slot of its kind. If no more slots are allowed,
+        clients queue at those of their kind, one after the other, or a slot of another kind makes room.
+        """
+        home = self._homes.get(client)
+        if home is not None and home not in exchange.busy:
+            return home
+        pool = self._pools.setdefault(self.kind(client), [])
+        free = next((slot for slot in pool if slot not in exchange.busy), None)
+        if free is not None:
+            return free
+        count = sum(map(len, self._pools.values()))
+        if count >= self.limit and pool:
+            return next(slot for slot in exchange.busy if slot in pool)
+        stream = (
+            self._freed_stream(exchange) if count >= self.limit else self.streams[count % len(self.streams)]
+        )
+        exchange.used = len(exchange.busy) + 1
+        pool.append(build(client, stream))
+        return pool[-1]
+
+    def _freed_stream(self, exchange: Exchange) -> torch.cuda.Stream:
+        """Give up a slot of another kind; returns its stream."""
+        stream = self._part_with(self._dispensable(exchange), exchange)
+        gc.collect()  # by now only its own graphs refer to the slot
+        torch.cuda.empty_cache()
+        return stream
+
+    def _dispensable(self, exchange: Exchange) -> Slot:
+        """An idle slot if there is one, else the one that was taken longest ago."""
+        idle = [slot for slot in self.all() if slot not in exchange.busy]
+        return idle[0] if idle else next(iter(exchange.busy))
+
+    def _part_with(self, slot: Slot, exchange: Exchange) -> torch.cuda.Stream:
+        slot.stream.synchronize()
+        exchange.busy.pop(slot, None)
+        for pool in self._pools.values():
+            if slot in pool:
+                pool.remove(slot)
+        self._homes = {client: home for client, home in self._homes.items() if home is not slot}
+        return slot.stream
+
+
+def _clients(number: int) -> str:
+    return f"{number} client" if number == 1 else f"{number} clients"

@@ -1,0 +1,176 @@
+"""The codec of requests and replies: a small JSON note, and tensors beside it.
+
+Worker processes and real federations use the same notes. They differ in how the tensors travel: between
+processes of one machine as raw memory (`TensorFrame`), in a federation as an encoded message
+(`potluck.deploy.wire`).
+
+The functions that read a note raise `KeyError`, `TypeError`, `ValueError`, `AttributeError` or `OverflowError`
+if it is malformed.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from potluck.core.message import Message
+from potluck.core.packed import Packed, State
+from potluck.core.state import Report
+from potluck.engine import frames
+from potluck.engine.protocol import Answer, Examination, Failure, Outcome, Request, Stamp
+from potluck.engine.transactions import Done, Errand
+
+REQUESTS = ("steps", "examine")  # the kinds of requests a note can describe
+NUMBER_TYPES = {"float32": torch.float32, "float64": torch.float64}
+FLAT = ""  # the name of a packed state's single piece of memory in a frame; no tensor is called so
+
+
+# --- notes ----------------------------------------------------------------------------------------------
+
+
+def request_note(request: Request | Examination) -> dict[str, Any]:
+    """Everything about a request except the tensors of its downlink."""
+    about: dict[str, Any] = {"client": request.client, "stamp": asdict(request.stamp)}
+    if isinstance(request, Request):
+        return about | {"order": "steps", "steps": request.steps, "purpose": request.purpose}
+    asked = {"modes": request.modes, "on": request.on, "bare": request.down is None}
+    return about | {"order": "examine"} | asked
+
+
+def read_request(note: Mapping[str, Any], down: Message) -> Request | Examination:
+    """The request a note describes, with its downlink."""
+    client, stamp = str(note["client"]), _stamp(note["stamp"])
+    if note["order"] == "steps":
+        return Request(client, tuple(map(str, note["steps"])), down, stamp, note["purpose"])
+    if note["order"] != "examine":
+        raise ValueError(f"there is no order {note['order']!r}")
+    modes = tuple(map(str, note["modes"]))
+    return Examination(client, None if note["bare"] else down, stamp, modes, str(note["on"]))
+
+
+def reply_note(outcome: Outcome) -> dict[str, Any]:
+    """Everything about a reply except the tensors that go up."""
+    if isinstance(outcome, Failure):
+        return {"reply": "failure", "client": outcome.client, "reason": outcome.reason}
+    report = outcome.report
+    numbers = {"losses": _listed(report.losses), "metrics": _listed(report.metrics)}
+    return {"reply": "answer", "client": outcome.client, "steps": report.steps, **numbers}
+
+
+def read_reply(note: Mapping[str, Any], up: Message) -> Outcome:
+    """The reply a note describes, with what goes up."""
+    kind, client = note["reply"], str(note["client"])
+    if kind == "failure":
+        return Failure(client, str(note["reason"]))
+    if kind != "answer":
+        raise ValueError(f"there is no reply {kind!r}")
+    if (steps := int(note["steps"])) < 0:
+        raise ValueError("a negative number of steps")
+    return Answer(client, up, Report(steps, _numbers(note["losses"]), _numbers(note["metrics"])))
+
+
+def _stamp(values: Mapping[str, Any]) -> Stamp:
+    numbers = {
+        name: int(values[name]) for name in ("round", "attempt", "exchange", "accepted", "incarnation")
+    }
+    return Stamp(experiment=str(values["experiment"]), settled=bool(values["settled"]), **numbers)
+
+
+def _listed(values: Mapping[str, Tensor]) -> dict[str, list[Any]]:
+    """Single numbers with their types: JSON writes a double so that it is read back to the last bit."""
+    return {name: [value.item(), str(value.dtype).removeprefix("torch.")] for name, value in values.items()}
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {
+        str(name): torch.tensor(float(value), dtype=NUMBER_TYPES[kind])
+        for name, (value, kind) in values.items()
+    }
+
+
+# --- between processes of one machine -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TensorFrame:
+    """A note and named groups of tensors; they cross a socket as raw memory, without being encoded."""
+
+    note: Mapping[str, Any]
+    groups: Mapping[str, State] = field(default_factory=dict)
+
+    def send(self, channel: socket.socket) -> None:
+        """Send the note, the form of every tensor, and then the memory of each."""
+        groups = {name: _pieces(group) for name, group in self.groups.items()}
+        layouts = {name: group.layout for name, group in self.groups.items() if isinstance(group, Packed)}
+        forms = {
+            name: [[key, str(value.dtype).removeprefix("torch."), value.shape] for key, value in group]
+            for name, group in groups.items()
+        }
+        head = {"note": self.note, "groups": forms, "layouts": layouts}
+        frames.send(channel, head, [_memory(value) for group in groups.values() for _, value in group])
+
+    @classmethod
+    def receive(cls, channel: socket.socket) -> TensorFrame:
+        """Receive the next frame, each tensor straight into its own memory; `EOFError` if the sender is gone."""
+        head, _ = frames.receive_head(channel)
+        groups: dict[str, State] = {}
+        for name, forms in head["groups"].items():
+            group = {key: torch.empty(shape, dtype=getattr(torch, kind)) for key, kind, shape in forms}
+            for value in group.values():
+                frames.fill(channel, _memory(value))
+            layout = head["layouts"].get(name)
+            groups[name] = group if layout is None else Packed(group.pop(FLAT), _as_tuple(layout), group)
+        return cls(head["note"], groups)
+
+
+def errand_frame(errand: Errand) -> TensorFrame:
+    """An errand on its way to a worker process."""
+    groups = {"state": errand.state, "down": errand.request.down}
+    present = {name: group for name, group in groups.items() if group is not None}
+    note = {
+        "request": request_note(errand.request),
+        "counters": dict(errand.counters),
+        "first": errand.first,
+    }
+    return TensorFrame(note, present)
+
+
+def read_errand(frame: TensorFrame) -> Errand:
+    """The errand in a frame."""
+    request = read_request(frame.note["request"], Message(frame.groups.get("down", {})))
+    return Errand(request, frame.groups.get("state"), frame.note["counters"], frame.note["first"])
+
+
+def done_frame(done: Done) -> TensorFrame:
+    """Finished work on its way back to the parent process."""
+    groups: dict[str, State] = {"up": done.answer.up}
+    if done.state is not None:
+        groups["state"] = done.state
+    return TensorFrame({"reply": reply_note(done.answer), "counters": dict(done.counters)}, groups)
+
+
+def read_done(frame: TensorFrame) -> Done:
+    """The finished work in a frame."""
+    answer = read_reply(frame.note["reply"], Message(frame.groups["up"]))
+    assert isinstance(answer, Answer)
+    return Done(answer, frame.groups.get("state"), frame.note["counters"])
+
+
+def _pieces(group: State) -> list[tuple[str, Tensor]]:
+    named = {FLAT: group.flat, **group.loose} if isinstance(group, Packed) else group
+    return [(name, value.detach().contiguous()) for name, value in named.items()]
+
+
+def _memory(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor, without a copy."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _as_tuple(value: Any) -> Any:
+    """Turn JSON's lists back into the tuples they were."""
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
