@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from potluck.core.card_fields import FIELDS
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "potluck"
 DESIGN = ROOT / "docs" / "design.md"
@@ -188,3 +190,11 @@ def test_the_house_is_on_the_first_screens() -> None:
     drawn = [line for line in opening if "│" in line or HOP.match(line)]
     assert max(map(len, drawn)) <= 100
     assert sum(bool(HOP.match(line)) for line in drawn) >= 15
+
+
+def test_the_table_of_card_fields_is_that_of_the_code() -> None:
+    section = (
+        DESIGN.read_text(encoding="utf-8").partition("| field | meaning | symbol |")[2].partition("\n\n")[0]
+    )
+    rows = re.findall(r"^\| `(\w+)` \| .* \|(?: `(\w+)`)? \|$", section, re.MULTILINE)
+    assert rows == [(name, field.symbol) for name, field in FIELDS.items()]
