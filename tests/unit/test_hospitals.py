@@ -42,7 +42,7 @@ def arrays(part: Any) -> tuple[np.ndarray, np.ndarray]:
     return np.stack([np.asarray(one) for one in pairs[0]]), np.asarray(pairs[1])
 
 
-def world_of(hospitals: Path, site: str) -> Federation:
+def federation_of(hospitals: Path, site: str) -> Federation:
     """A hospital on its own, under the method of the experiment file."""
     own = runpy.run_path(str(hospitals / site / "site.py"))
     parts = {split: arrays(part) for split, part in own["load"]().items()}
@@ -71,7 +71,7 @@ def test_no_sample_is_at_two_hospitals_and_they_differ(hospitals: Path) -> None:
     seen: list[bytes] = []
     held = set()
     for site in SITES:
-        federation = world_of(hospitals, site)
+        federation = federation_of(hospitals, site)
         seen += [image.numpy().tobytes() for image in federation.data.x]
         held.add(federation.population.classes_held(site))
     assert len(seen) == 320 + 320 + 100
@@ -81,7 +81,7 @@ def test_no_sample_is_at_two_hospitals_and_they_differ(hospitals: Path) -> None:
 
 @pytest.mark.parametrize("site", SITES)
 def test_a_hospital_can_do_its_part_and_pin_it(hospitals: Path, site: str) -> None:
-    federation = world_of(hospitals, site)
+    federation = federation_of(hospitals, site)
     agreement = Agreement.of(federation.method, federation.clients.build_client(site))
     (exchange,) = rehearse(federation, site)
     assert exchange.up
@@ -89,11 +89,12 @@ def test_a_hospital_can_do_its_part_and_pin_it(hospitals: Path, site: str) -> No
 
 
 def test_three_hospitals_have_three_models_and_send_the_same(hospitals: Path) -> None:
-    worlds = {site: world_of(hospitals, site) for site in SITES}
-    models = {site: worlds[site].build_model(site) for site in SITES}
+    federations = {site: federation_of(hospitals, site) for site in SITES}
+    models = {site: federations[site].population.build_model(site) for site in SITES}
     assert all(isinstance(model, Model) for model in models.values())
     assert len({tuple(value.shape for value in model.parameters()) for model in models.values()}) == 3
-    sent = [Agreement.of(worlds[site].method, worlds[site].build_client(site)).steps for site in SITES]
+    clients = {site: federations[site].clients.build_client(site) for site in SITES}
+    sent = [Agreement.of(federations[site].method, clients[site]).steps for site in SITES]
     assert sent[0] == sent[1] == sent[2]
     assert all(model(torch.zeros(2, 1, 8, 8)).shape == (2, 10) for model in models.values())
 
