@@ -49,7 +49,7 @@ def learnable(clients: int, each: int) -> tuple[Dataset, Split]:
     return from_arrays(x, y, classes=10, mean=(0.5,) * 3, std=(0.25,) * 3), split
 
 
-def make_world(seed: int, clients: int, each: int, device: str) -> Federation:
+def make_federation(seed: int, clients: int, each: int, device: str) -> Federation:
     data, split = learnable(clients, each)
     optimizer = {"lr": 0.03, "momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY}
     return Experiment.make(
@@ -92,8 +92,8 @@ def main() -> None:
     found: dict[str, list[float]] = {}
     for name, make in makers.items():
         started = time.perf_counter()
-        worlds = [make_world(seed, clients, each, device) for seed in (0, 1)]
-        found[name] = [accuracy(federation, make(federation), rounds) for federation in worlds]
+        federations = [make_federation(seed, clients, each, device) for seed in (0, 1)]
+        found[name] = [accuracy(federation, make(federation.clients), rounds) for federation in federations]
         shown = ", ".join(f"{value:.2%}" for value in found[name])
         print(f"{name}: {shown} (two seeds, {time.perf_counter() - started:.0f} s)", flush=True)
     if len(found) == 2:

@@ -184,7 +184,7 @@ def even_split(case: Case) -> Split:
     )
 
 
-def make_world(case: Case, device: torch.device) -> Federation:
+def make_federation(case: Case, device: torch.device) -> Federation:
     """The case on a device, from the same seeds for every runner."""
     data = synthetic(min(case.clients * (case.train + case.test), POOL))
     share = case.test / (case.train + case.test)
@@ -488,7 +488,7 @@ def concurrent_engine(
     store = store or run_store(federation)
     if federation.device.type == "cuda":
         return CudaEngine(
-            federation, store, slots=options.slots, notice=lambda sentence: say(f"notice: {sentence}")
+            federation.clients, store, slots=options.slots, notice=lambda sentence: say(f"notice: {sentence}")
         )
     return WorkersEngine(federation.clients, store, workers=os.cpu_count() or 1)
 
@@ -693,14 +693,14 @@ class Bench:
 
     def __init__(self, case: Case, device: torch.device, options: argparse.Namespace) -> None:
         self.case, self.device, self.options = case, device, options
-        self.host = make_world(case, torch.device("cpu"))
+        self.host = make_federation(case, torch.device("cpu"))
         whole = case.cohort >= case.clients
         self.warm_up = options.warm_up if whole else 3 * options.warm_up  # each cohort may need new slots
         self.numbers = range(self.warm_up + 1, self.warm_up + options.rounds + 1)
         self.sequential = min(options.rounds, options.reference_rounds * (1 if whole else 3))
 
     def cohort(self, round_: int) -> tuple[ClientId, ...]:
-        return self.host.cohort(round_, self.case.cohort)
+        return self.host.population.cohort(round_, self.case.cohort)
 
     def floor(self, ceilings: Ceilings) -> Floor:
         counting = Counting(self.host, self.case)
@@ -710,7 +710,7 @@ class Bench:
         def work() -> None:
             runner.play(round_, ids)
             if self.case.evaluate:
-                runner.evaluate(round_, self.host.ids)
+                runner.evaluate(round_, self.host.population.ids)
 
         return timed(work, self.device)
 
@@ -749,7 +749,7 @@ class Bench:
         last = self.numbers[-1]
         ids = self.cohort(last) if name == "concurrent" else one_of_each(self.host)
         scale = len(self.cohort(last)) / len(ids)
-        everyone = self.host.ids[: round(len(self.host.ids) / scale)]
+        everyone = self.host.population.ids[: round(len(self.host.population.ids) / scale)]
 
         def work() -> None:
             runner.play(last + 1, ids)
@@ -764,8 +764,8 @@ class Bench:
         case, device = self.case, self.device
         makers: dict[str, Callable[[], Runner]] = {
             "reference": lambda: REFERENCES[case.method["name"]](self.host, case, device),
-            "serial": lambda: serial_runner(make_world(case, device)),
-            "concurrent": lambda: concurrent_runner(make_world(case, device), self.options),
+            "serial": lambda: serial_runner(make_federation(case, device)),
+            "concurrent": lambda: concurrent_runner(make_federation(case, device), self.options),
         }
         with precision(case.precision), threads(self.options.threads):
             measured = {name: self.measure(name, make) for name, make in makers.items()}
@@ -795,7 +795,7 @@ def concurrent_runner(federation: Federation, options: argparse.Namespace) -> Ru
 def check(case: Case, device: torch.device, options: argparse.Namespace) -> float:
     """The worst relative difference of a tensor after two rounds, concurrent against serial."""
     with precision(case.precision), threads(options.threads):
-        federation = make_world(case, device)
+        federation = make_federation(case, device)
         engines = (serial_engine(federation), concurrent_engine(federation, options))
         states = [_states_after_two(federation, engine) for engine in engines]
     return max(
@@ -868,7 +868,7 @@ def _scaled(case: Case, place: Place, device: torch.device, options: argparse.Na
         threads(options.threads),
         tempfile.TemporaryDirectory() as folder,
     ):
-        federation = make_world(case, device)
+        federation = make_federation(case, device)
         store = place.store(federation, case.cohort, Path(folder))
         runner = EngineRunner(federation, concurrent_engine(federation, options, store))
         _time_scaled(runner, store, row, options, case.cohort)

@@ -25,6 +25,7 @@ from potluck.engine.rounds import Rounds
 from potluck.engine.serial import SerialEngine
 from potluck.errors import ConfigError
 from potluck.experiment.schema import Experiment
+from potluck.federation.builder import ClientBuilder
 from potluck.federation.federation import Federation
 from potluck.methods import Local
 from potluck.runs.api import run
@@ -91,10 +92,10 @@ def federate(
     ).build()
 
 
-def engine(federation: Federation, **options: Any) -> Any:
+def engine(clients: ClientBuilder, **options: Any) -> Any:
     from potluck.engine.cuda.engine import CudaEngine
 
-    return CudaEngine(federation.clients, **options)
+    return CudaEngine(clients, **options)
 
 
 def one_by_one(federation: Federation) -> Any:
@@ -109,7 +110,7 @@ def one_by_one(federation: Federation) -> Any:
                 torch.cuda.synchronize()
             return outcomes
 
-    return Waiting(federation)
+    return Waiting(federation.clients)
 
 
 def play(federation: Federation, engine: Any, rounds: int = 2) -> Rounds:
@@ -138,7 +139,7 @@ def worst(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 def test_32_clients_at_once_are_the_same_32_one_by_one() -> None:
     sizes = [64 + 8 * (number % 4) for number in range(32)]
     made = [federate(sizes, FEDMRL, CNNS) for _ in range(2)]
-    together, alone = play(made[0], engine(made[0])), play(made[1], one_by_one(made[1]))
+    together, alone = play(made[0], engine(made[0].clients)), play(made[1], one_by_one(made[1]))
     assert worst(states(alone), states(together)) < 1e-6
 
 
@@ -149,7 +150,7 @@ def test_32_clients_at_once_are_the_same_32_one_by_one() -> None:
 def test_graphs_agree_with_the_reference_engine(method: Any) -> None:
     sizes = [80, 64, 50, 33, 17, 1]
     made = [federate(sizes, method, CNNS) for _ in range(2)]
-    serial, graphs = play(made[0], SerialEngine(made[0].clients)), play(made[1], engine(made[1]))
+    serial, graphs = play(made[0], SerialEngine(made[0].clients)), play(made[1], engine(made[1].clients))
     assert worst(states(serial), states(graphs)) < 1e-3
 
 
@@ -158,7 +159,10 @@ def test_graphs_agree_with_the_reference_engine(method: Any) -> None:
 )
 def test_every_optimiser_starts_fresh_in_every_round(optimizer: Any) -> None:
     made = [federate([64, 64], {"name": "local"}, ["resnet10"], optimizer=optimizer) for _ in range(2)]
-    serial, graphs = play(made[0], SerialEngine(made[0].clients), 3), play(made[1], engine(made[1]), 3)
+    serial, graphs = (
+        play(made[0], SerialEngine(made[0].clients), 3),
+        play(made[1], engine(made[1].clients), 3),
+    )
     assert worst(states(serial), states(graphs)) < 2e-2  # batch norm in a deep net amplifies the last bits
 
 
@@ -166,7 +170,7 @@ def test_one_epoch_gives_the_same_losses() -> None:
     made = [federate([160] * 8, FEDMRL, CNNS) for _ in range(2)]
     losses = []
     for one, kind in zip(made, (SerialEngine, engine), strict=True):
-        played = Rounds(one, kind(one))
+        played = Rounds(one, kind(one.clients))
         seen: dict[str, Tensor] = {}
         original = played.engine.run
 
@@ -180,8 +184,8 @@ def test_one_epoch_gives_the_same_losses() -> None:
             return outcomes
 
         played.engine.run = listen  # type: ignore[method-assign]
-        played.play(1, one.ids)
-        losses.append(torch.stack([seen[client] for client in one.ids]))
+        played.play(1, one.population.ids)
+        losses.append(torch.stack([seen[client] for client in one.population.ids]))
     assert ((losses[0] - losses[1]).abs() / losses[0].abs()).max() < 1e-4
 
 
@@ -189,7 +193,7 @@ def test_evaluation_is_that_of_the_reference_engine() -> None:
     made = [federate([64, 40, 30], FEDMRL, CNNS) for _ in range(2)]
     found = []
     for one, kind in zip(made, (SerialEngine, engine), strict=True):
-        played = play(one, kind(one))
+        played = play(one, kind(one.clients))
         for _ in range(3):  # eagerly, captured, replayed
             examinations = [
                 Examination(
@@ -198,7 +202,7 @@ def test_evaluation_is_that_of_the_reference_engine() -> None:
                     played.stamp(client, 2, 1),
                     one.method.modes,
                 )
-                for client in one.ids
+                for client in one.population.ids
             ]
             outcomes = played.engine.examine(examinations)
         sums = [outcome.report.metrics for outcome in outcomes if isinstance(outcome, Answer)]
@@ -221,7 +225,7 @@ class WithDropout(nn.Module):
 
 def test_dropout_is_drawn_anew_and_can_be_repeated() -> None:
     made = [federate([64] * 6, {"name": "local"}, [WithDropout], side=8) for _ in range(2)]
-    first, second = (play(one, engine(one), 3) for one in made)
+    first, second = (play(one, engine(one.clients), 3) for one in made)
     assert worst(states(first), states(second)) == 0
     base = [first.engine.store.peek(client).base for client in ("0", "1")]  # type: ignore[attr-defined]
     name = next(name for name in base[0] if name.endswith("head.weight"))
@@ -263,7 +267,7 @@ def test_what_cannot_be_captured_runs_eagerly_with_one_notice(monkeypatch: pytes
     monkeypatch.setitem(_registry, "reads-back", ReadsBack)
     made = federate([64, 64], {"name": "reads-back"}, ["cnn5"])
     reference = federate([64, 64], {"name": "local"}, ["cnn5"])
-    played = play(made, engine(made, notice=notices.append))
+    played = play(made, engine(made.clients, notice=notices.append))
     assert len(notices) == 1
     assert "cannot be captured" in notices[0]
     assert worst(states(play(reference, SerialEngine(reference.clients))), states(played)) < 1e-3
@@ -306,16 +310,19 @@ def test_a_failed_capture_leaves_no_trace(
     monkeypatch.setitem(_registry, "fails-once", FailsOnce)
     notices: list[str] = []
     made = [federate([64, 64, 64], {"name": "fails-once"}, ["cnn5"]) for _ in range(2)]
-    expected = states(play(made[0], engine(made[0]), rounds=3))
+    expected = states(play(made[0], engine(made[0].clients), rounds=3))
     monkeypatch.setattr(FailsOnce, "captures", [lambda value: None, fail])
-    assert worst(expected, states(play(made[1], engine(made[1], notice=notices.append), rounds=3))) < 1e-3
+    assert (
+        worst(expected, states(play(made[1], engine(made[1].clients, notice=notices.append), rounds=3)))
+        < 1e-3
+    )
     assert len(notices) == 1
     assert notice in notices[0]
 
 
 def test_a_graph_that_finds_no_memory_when_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [federate([64, 64, 64], {"name": "local"}, ["cnn5"]) for _ in range(2)]
-    expected = states(play(made[0], engine(made[0])))
+    expected = states(play(made[0], engine(made[0].clients)))
     end, ended, notices = torch.cuda.CUDAGraph.capture_end, [], []
 
     def fail_once(graph: torch.cuda.CUDAGraph) -> None:
@@ -325,7 +332,7 @@ def test_a_graph_that_finds_no_memory_when_it_is_complete(monkeypatch: pytest.Mo
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_end", fail_once)
-    assert worst(expected, states(play(made[1], engine(made[1], notice=notices.append)))) < 1e-3
+    assert worst(expected, states(play(made[1], engine(made[1].clients, notice=notices.append)))) < 1e-3
     assert "GPU memory ran out" in notices[0]
     ended.clear()
     gc.collect()
@@ -335,14 +342,17 @@ def test_a_graph_that_finds_no_memory_when_it_is_complete(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
 def test_other_precisions_train(precision: str) -> None:
     made = federate([64, 48], {"name": "fedavg"}, ["resnet10"], precision=precision)
-    played = play(made, engine(made))
+    played = play(made, engine(made.clients))
     assert all(bool(value.isfinite().all()) for value in states(played).values())
 
 
 def test_fewer_slots_than_clients() -> None:
     sizes = [40] * 10
     made = [federate(sizes, FEDMRL, CNNS) for _ in range(2)]
-    many, few = play(made[0], engine(made[0])), play(made[1], engine(made[1], slots=5, streams=2))
+    many, few = (
+        play(made[0], engine(made[0].clients)),
+        play(made[1], engine(made[1].clients, slots=5, streams=2)),
+    )
     assert worst(states(many), states(few)) < 1e-6
 
 
@@ -372,7 +382,7 @@ def test_the_contract_holds_on_the_gpu(method: str, check: Check) -> None:
 )
 def test_nobody_waits_for_the_device_in_a_client_step(method: Any) -> None:
     place = federate([64] * 8, method, CNNS)
-    played = play(place, engine(place), rounds=3)
+    played = play(place, engine(place.clients), rounds=3)
     inner = played.engine.run
 
     def without_waiting(requests: Sequence[Request]) -> list[Outcome]:
@@ -388,7 +398,7 @@ def test_nobody_waits_for_the_device_in_a_client_step(method: Any) -> None:
 
 def test_a_short_last_batch_is_captured_when_it_comes_again() -> None:
     place = federate([50] * 4, {"name": "local"}, ["cnn5"])
-    busy = engine(place)
+    busy = engine(place.clients)
     play(place, busy, rounds=3)
     for slot in busy.slots.of_kind(place.clients.kind("0")):
         (workspace,) = slot.client.workspaces.values()
@@ -397,9 +407,9 @@ def test_a_short_last_batch_is_captured_when_it_comes_again() -> None:
 
 def test_when_memory_runs_out_the_round_is_repeated_with_fewer_slots() -> None:
     place = federate([48] * 6, FEDMRL, CNNS[:2])
-    expected = states(play(place, engine(place)))
+    expected = states(play(place, engine(place.clients)))
     told: list[str] = []
-    short = engine(place, notice=told.append)
+    short = engine(place.clients, notice=told.append)
     inner, calls = short.runner.serve, []
 
     def serve(request: Request, *places: Any) -> Any:
@@ -417,8 +427,8 @@ def test_when_memory_runs_out_the_round_is_repeated_with_fewer_slots() -> None:
 @pytest.mark.parametrize("slots", [1, 2])
 def test_more_kinds_of_clients_than_slots(slots: int) -> None:
     place = federate([48] * 6, FEDMRL, CNNS)
-    expected = states(play(place, engine(place)))
-    few = engine(place, slots=slots)
+    expected = states(play(place, engine(place.clients)))
+    few = engine(place.clients, slots=slots)
     assert worst(expected, states(play(place, few))) < 1e-5
     assert len(few.slots.all()) == slots
 

@@ -161,8 +161,8 @@ class TwoWorkers(WorkersEngine):
 
     opened: list[WorkersEngine] = []
 
-    def __init__(self, federation: FourClients, store: ClientStore | None = None) -> None:
-        super().__init__(federation, store, workers=2)
+    def __init__(self, clients: ClientBuilder, store: ClientStore | None = None) -> None:
+        super().__init__(clients, store, workers=2)
         self.opened.append(self)
 
 

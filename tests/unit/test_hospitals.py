@@ -90,7 +90,7 @@ def test_a_hospital_can_do_its_part_and_pin_it(hospitals: Path, site: str) -> No
 
 def test_three_hospitals_have_three_models_and_send_the_same(hospitals: Path) -> None:
     federations = {site: federation_of(hospitals, site) for site in SITES}
-    models = {site: federations[site].clients.build_model(site) for site in SITES}
+    models = {site: federations[site].population.build_model(site) for site in SITES}
     assert all(isinstance(model, Model) for model in models.values())
     assert len({tuple(value.shape for value in model.parameters()) for model in models.values()}) == 3
     clients = {site: federations[site].clients.build_client(site) for site in SITES}

@@ -171,7 +171,7 @@ def test_a_pilot_that_fails_points_to_no_folder(file: Path, tmp_path: Path) -> N
 def test_pilots_are_judged_by_the_way_to_predict_that_is_reported(file: Path) -> None:
     def modes(*overrides: str) -> Any:
         chosen = Experiment.load(file, overrides)
-        option = chosen.build().method.open_option(chosen.build())
+        option = chosen.build().method.open_option(chosen.build().population)
         assert option is not None
         return tuning._pilot(chosen, option, 2).evaluate.modes
 
