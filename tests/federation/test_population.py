@@ -22,7 +22,6 @@ from potluck.training.fit import fit
 class Counting(Method):
     """Local training by clients that say how many parameters they have."""
 
-    name = "counting"
     card_fields = ("parameters",)
 
     def round(self, server: Server, clients: Clients) -> None:
@@ -37,7 +36,8 @@ class Counting(Method):
 
 @pytest.fixture
 def parameters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A field nobody knew before: one line in the table."""
+    """A field nobody knew before: one line in the table. The method is registered in these tests alone."""
+    monkeypatch.setattr(Counting, "name", "counting")
     monkeypatch.setattr(method, "_registry", {**method._registry, "counting": Counting})
     entry = CardField(
         "how many parameters the model has", lambda own: _size(own), lambda value, task: int(value), "P"
