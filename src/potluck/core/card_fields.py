@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from potluck.core.card import Card
 from potluck.core.client import Client
@@ -127,10 +127,11 @@ def symbols_of(card: Card) -> dict[str, int]:
 
 
 def own_card(client: Client, fields: Iterable[str]) -> Card:
-    """A live client's view of its card, as far as shapes depend on it; it always has what symbols come from."""
-    extra: dict[str, Any] = {"classes_held": client.classes_held}
+    """A live client's view of its card: what symbols come from, and those of `fields` that its model tells."""
     model = client["model"].module if "model" in client else None
-    if isinstance(model, Model):
-        own = Own(client.task, lambda: model, classes_held=client.classes_held)
-        extra = {name: FIELDS[name].read(own) for name in ("classes_held", "width", *({*fields} & {"stem"}))}
+    wanted = {name for name, entry in FIELDS.items() if entry.symbol} | {*fields}
+    if not isinstance(model, Model):
+        wanted = {"classes_held"}
+    own = Own(client.task, lambda: cast(Model, model), classes_held=client.classes_held)
+    extra = {name: entry.read(own) for name, entry in FIELDS.items() if name in wanted}
     return Card(client.id, client.samples, client.task, extra)
