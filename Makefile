@@ -32,7 +32,7 @@ test: check  ## all checks and tests, a process per core
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 test-faults: $(STAMP)  ## federations of real processes on Flower, with kills and refusals (about twenty minutes)
-	@$(BIN)/python -m pytest tests/flower -m faults
+	@$(BIN)/python -m pytest tests/deploy -m faults
 
 wheel: $(STAMP)  ## build the wheel into dist/
 	@$(BIN)/python -m build --wheel --outdir dist
