@@ -72,13 +72,13 @@ class Part:
 
     @property
     def value(self) -> Tensor:
-        """The tensor of a part that is a single one."""
+        """The tensor, of a part that is a single tensor."""
         if not isinstance(self.content, Tensor):
             raise TypeError(f"this part of the state is a {type(self.content).__name__}, not one tensor")
         return self.content
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor of the part, live: parameters and buffers of a module."""
+        """Every tensor of the part itself, not a copy: parameters and buffers of a module."""
         if isinstance(self.content, nn.Module):
             return _found(self._parameters) | _found(self._saved) | _found(self._made)
         if isinstance(self.content, Tensor):
@@ -91,7 +91,7 @@ class Part:
         return {name: value for name, value in found.items() if value.requires_grad}  # type: ignore[misc]
 
     def wire(self) -> dict[str, Tensor]:
-        """The live tensors that may cross: parameters, and saved floating buffers where they are averaged."""
+        """The tensors that may cross: parameters, and saved floating-point buffers unless they stay at home."""
         if not isinstance(self.content, nn.Module):
             return self.tensors()
         named = _found(self._parameters)
@@ -101,7 +101,7 @@ class Part:
         return named
 
     def state(self) -> dict[str, Tensor]:
-        """A copy of what may cross, in one piece of memory; later training does not reach it.
+        """A copy of what may cross, in one piece of memory. Later training does not change it.
 
         The server's is asked for once per client; it is copied again only when something was written since.
         """
@@ -124,7 +124,7 @@ class Part:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor] | Tensor) -> None:
-        """Copy values in, in place; names not given stay as they are, and a mapping takes new ones."""
+        """Copy values in place. Names not given keep their values; a mapping of tensors takes new names."""
         if isinstance(state, Tensor):
             state = {"": state}
         own = self.tensors()
@@ -160,7 +160,7 @@ def _is_dense(value: Tensor) -> bool:
 
 
 def _block(name: str, part: Part, flat: Tensor, layout: Layout) -> tuple[Tensor, Layout] | None:
-    """Where a part's tensors that may cross stand in the packed memory, if they all do."""
+    """The piece of packed memory with a part's tensors that may cross; None if some are not packed."""
     if part.module is None or not part.wire():
         return None
     placed = {entry[0]: entry for entry in layout}
@@ -179,7 +179,7 @@ Place = tuple[str, dict[str, Any], str]  # a tensor's full name, the table of it
 
 
 def _places(module: nn.Module) -> tuple[tuple[Place, ...], tuple[Place, ...], tuple[Place, ...]]:
-    """Where a module keeps its parameters, its saved buffers, and the masks and tables it makes itself.
+    """Where a module keeps its parameters, its saved buffers, and the buffers it does not save.
 
     Walking a module is slow and its structure does not change; what stands in the places may.
     """
@@ -212,7 +212,7 @@ class Report:
 
 
 class Holder:
-    """Named state and the place it works in: what a client and the server have in common."""
+    """Named state on a device, with randomness and counters of a round: the base of client and server."""
 
     def __init__(
         self, task: Task, device: torch.device | str = "cpu", precision: Precision = "float32"
@@ -233,19 +233,19 @@ class Holder:
 
     @property
     def public(self) -> Public:
-        """The public data, in the form the models here read."""
+        """The public data, in the form that the models here can read."""
         if self.public_data is None:
             raise ConfigError("there is no public data here; a method that uses it sets needs_public_data")
         return self.public_data
 
     def enter(self, round_: int, rng: Rng, counters: dict[str, int], step: str = "") -> None:
-        """Begin a step of a round: its own randomness, and what was counted in the round so far."""
+        """Begin a step of a round with its own randomness and the round's counters so far."""
         self.round, self.rng, self.counters, self.step = round_, rng, counters, step
         self.report = Report()
         self.fits = self.collections = 0
 
     def count(self, what: str) -> int:
-        """How often this was asked for before, in this round."""
+        """Count one more use of a name in this round; gives how many came before."""
         self.counters[what] = self.counters.get(what, 0) + 1
         return self.counters[what] - 1
 
@@ -254,12 +254,12 @@ class Holder:
         return self.rng.child(self.step, purpose, self.count(f"{self.step}:{purpose}")).generator(self.device)
 
     def numbers(self, values: Sequence[int]) -> Tensor:
-        """A few whole numbers where the state is, without waiting for the device."""
+        """A tensor of a few whole numbers on this device, made without waiting for it."""
         return torch.tensor(list(values), dtype=torch.long).to(self.device, non_blocking=True)
 
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:
-        """The precision of forward passes. No casts are kept: one graph must not read what another wrote."""
+        """Autocast to the precision of forward passes. Casts are not cached: captured graphs must not share them."""
         with torch.autocast(
             self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16", cache_enabled=False
         ):
@@ -299,11 +299,11 @@ class Holder:
             self._unpacked = self._loose()
 
     def memory(self) -> list[Tensor]:
-        """Tensors that together have all the memory of the state."""
+        """Tensors that together cover all memory of the state."""
         return [*self._loose().values()] + ([] if self.flat is None else [self.flat])
 
     def misplaced(self) -> list[str]:
-        """Tensors that are not where `pack` put them: something was assigned instead of written in place."""
+        """Names of tensors that `pack` placed and that were replaced since, instead of written in place."""
         now = self.tensors() if self.flat is not None else {}
         return [name for name, place in self._places().items() if now[name].data_ptr() != place]
 
@@ -315,7 +315,7 @@ class Holder:
         return {name: begin + size * start for name, start, _, _ in self.layout}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every declared tensor, live, by its full name."""
+        """Every declared tensor by its full name; the tensors themselves, not copies."""
         return {
             f"{name}/{key}" if key else name: value
             for name, part in self.parts.items()
@@ -323,7 +323,7 @@ class Holder:
         }
 
     def _loose(self) -> dict[str, Tensor]:
-        """The tensors that are not packed: whole numbers, and what came to a mapping later.
+        """The tensors that are not packed: integers, and what was added to a mapping later.
 
         Modules and single tensors stay where `pack` put them; only a mapping has to be looked through again.
         """

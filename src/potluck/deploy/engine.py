@@ -38,7 +38,7 @@ class Courier(Protocol):
         """The key each of them has shown to Flower, as a fingerprint."""
 
     def exchange(self, letters: Sequence[Letter], timeout: float, most: Sequence[int]) -> list[bytes | str]:
-        """The answer to every letter, in order; a sentence where none came in time, or one of more bytes than
+        """The answer to every letter, in order. A sentence instead where none came in time, or one of more bytes than
         `most` says for it, which is not read.
         """
 
@@ -56,7 +56,7 @@ class FlowerEngine(Engine):
         notice: Callable[[str], None] = lambda sentence: None,
         keys: KeyRegister | None = None,
     ) -> None:
-        """`fields` are those of every client's card; with `keys` a client comes with its own node key alone."""
+        """`fields` are what every card must tell; with `keys` a client must come with its own node key."""
         self.courier, self.notice, self.keys = courier, notice, keys
         self.ids, self.settings, self.fields = tuple(ids), settings, set(fields)
         self.device = settings.torch_device()
@@ -104,7 +104,7 @@ class FlowerEngine(Engine):
         return self._ask(settled)
 
     def settle(self, round_: int, cohort: Sequence[ClientId], accepted: Sequence[ClientId]) -> None:
-        """Nothing to send: every later stamp tells a client which round was accepted from it."""
+        """Nothing to do: the stamp of a client's next order says which of its rounds was accepted."""
         self._open = False
 
     def _ask(self, orders: Sequence[Request] | Sequence[Examination]) -> list[Outcome]:
@@ -123,7 +123,7 @@ class FlowerEngine(Engine):
         return [self._outcome(order, answers.get(order.client, absent)) for order in orders]
 
     def _most(self, order: Request | Examination) -> int:
-        """The most bytes the answer to an order can rightly have; examinations are answered with numbers alone."""
+        """The most bytes that the contract allows for the answer; an examination is answered with numbers only."""
         return most_bytes(self.largest(order.client, order.steps) if isinstance(order, Request) else 0)
 
     def _carry(self, letters: list[Letter], most: Sequence[int], timeout: float) -> list[bytes | str]:
@@ -149,7 +149,7 @@ class FlowerEngine(Engine):
         return Failure(order.client, f"{who}: its reply is none to what was asked")
 
     def _sound(self, order: Request | Examination, reply: Answer) -> Outcome:
-        """Metrics are sums over known numbers of samples: an answer that lacks one would end the run."""
+        """Refuse an answer without all metrics that were asked for: the log needs every one."""
         if isinstance(order, Examination):
             counts, task = self.enrolled[order.client].samples, self.enrolled[order.client].card.task
             splits = [split for split in ("validation", "test") if counts[split]]
@@ -162,7 +162,7 @@ class FlowerEngine(Engine):
         return dataclasses.replace(reply, up=reply.up.to(self.device))
 
     def _meet(self, there: Sequence[Node]) -> None:
-        """Have nodes that are new introduce their clients; one that came back has a new node."""
+        """Greet new nodes, so that they introduce their clients. A client that comes back has a new node."""
         new = [node for node in there if node not in self._met and self._tries.get(node, 0) < TRIES]
         letters = [(node, self.hello) for node in new]
         most = [LARGEST_INTRODUCTION] * len(new)
@@ -175,7 +175,7 @@ class FlowerEngine(Engine):
                 self._refusals[node] = refusal
 
     def _enrol(self, node: Node, answer: bytes | str) -> str:
-        """Take a client in; one sentence if that cannot be."""
+        """Enrol a client, or say in one sentence why not."""
         if isinstance(answer, str):
             return answer
         try:

@@ -90,13 +90,13 @@ def _facts(
 
 
 def _readable(group: GroupData) -> GroupData:
-    """The server has no words of the sites: of public texts it knows the ids alone."""
+    """The server does not have the sites' vocabularies, so of public texts it knows only the ids."""
     texts = group.data.task.kind in ("text-classification", "retrieval")
     return GroupData(_no_samples(VECTOR), 1) if texts else group
 
 
 def _placeholders(enrolled: Mapping[ClientId, Enrolment]) -> Split:
-    """Rows in the numbers the clients told, one client's after the other's: there is nothing behind them."""
+    """A split with as many row numbers as the clients told; there are no samples behind them."""
     clients, start = [], 0
     for client, enrolment in enrolled.items():
         ends = np.cumsum([start, *(enrolment.samples[part] for part in PARTS)])
@@ -115,7 +115,7 @@ def _sites(experiment: Experiment) -> Sites:
 
 
 def takes_any_task(method: type[Method]) -> bool:
-    """Whether sites may bring tasks of their own. What goes by the names of classes may not: cards have none."""
+    """Whether each site may have a task of its own. Methods that match classes by name may not: cards lack names."""
     return method.tasks == "any" and "classes_held" not in method.card_fields
 
 

@@ -119,21 +119,21 @@ def kept_secret(folder: Path, run: str) -> Rng:
 
 
 class Orders(ABC):
-    """Takes orders for one client as bytes and answers in bytes, whatever happens."""
+    """Takes orders for one client as bytes and always answers in bytes."""
 
     client: ClientId
     device: str
 
     @abstractmethod
     def enrol(self, offer: Mapping[str, Any]) -> Enrolment:
-        """Join a run: a new one from the start, one it knows where it was."""
+        """Join a run: a new one from its start, a known one where it was left."""
 
     @abstractmethod
     def at(self, run: str) -> Resident:
         """The live client of a run."""
 
     def answer(self, data: bytes) -> bytes:
-        """Do an order; whatever happens there is something to send back."""
+        """Do an order and answer it; an error becomes a refusal."""
         try:
             return pack_reply(self.obey(unpack_order(data)))
         except Exception as error:
@@ -188,11 +188,11 @@ class Site(Orders):
 
     @property
     def most_bytes(self) -> int:
-        """The most bytes an order can rightly have: a welcome, or a downlink of a run it has joined."""
+        """The most bytes an order may have: the limit of a welcome, or of a downlink of a joined run."""
         return max([LARGEST_INTRODUCTION, *self._joined.values()])
 
     def at(self, run: str) -> Resident:
-        """The live client of a run; a worker that was started again joins the run it was in as it did then."""
+        """The live client of a run. A worker that was restarted joins again with the welcome it kept."""
         if self.resident is None or run != self.run:
             kept = self._welcome_file(run)
             if not kept.exists():
@@ -207,7 +207,7 @@ class Site(Orders):
         return self.home / "runs" / f"{run}.json"
 
     def enrol(self, offer: Mapping[str, Any]) -> Enrolment:
-        """Join a run: a new one from the start, one it knows where it was."""
+        """Join a run: a new one from its start, a known one where it was left."""
         if offer.get("potluck") != __version__:
             raise ConfigError(f"the server runs potluck {offer.get('potluck')}, this site {__version__}")
         run = str(offer["run"])
@@ -284,7 +284,7 @@ def model_entry(name: str) -> Entry:
 
 
 def rehearsal_federation(experiment: Experiment, client: ClientId, model: str, data: str) -> Federation:
-    """The federation of a site that joins nobody yet; its secret is one for this once."""
+    """The federation of a site that only rehearses; its secret is thrown away afterwards."""
     with tempfile.TemporaryDirectory(prefix="potluck-") as home:
         site = Site(client, model_entry(model), load_function(data), Path(home))
         return site.federation(welcome(experiment, REHEARSAL)["experiment"], REHEARSAL)
