@@ -259,7 +259,7 @@ class Holder:
 
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:
-        """Autocast to the precision of forward passes. Casts are not cached: captured graphs must not share them."""
+        """Autocast to the precision of forward passes. Nothing is cached: captured graphs must not share casts."""
         with torch.autocast(
             self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16", cache_enabled=False
         ):

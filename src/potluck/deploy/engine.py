@@ -38,7 +38,7 @@ class Courier(Protocol):
         """The key each of them has shown to Flower, as a fingerprint."""
 
     def exchange(self, letters: Sequence[Letter], timeout: float, most: Sequence[int]) -> list[bytes | str]:
-        """The answer to every letter, in order. A sentence instead where none came in time, or one of more bytes than
+        """The answer to every letter, in order, or a sentence where none came in time or one of more bytes than
         `most` says for it, which is not read.
         """
 

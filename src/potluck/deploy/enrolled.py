@@ -115,7 +115,7 @@ def _sites(experiment: Experiment) -> Sites:
 
 
 def takes_any_task(method: type[Method]) -> bool:
-    """Whether each site may have a task of its own. Methods that match classes by name may not: cards lack names."""
+    """Whether each site may have a task of its own. Not where classes are matched by name: cards lack names."""
     return method.tasks == "any" and "classes_held" not in method.card_fields
 
 
