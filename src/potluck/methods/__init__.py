@@ -13,6 +13,7 @@ from potluck.methods.fedmd import FedMD
 from potluck.methods.fedmrl import FedMRL
 from potluck.methods.fedmrl_variants import FedMRLVariants
 from potluck.methods.fedmuscle import FedMuscle
+from potluck.methods.fedmuscle_variants import FedMuscleVariants
 from potluck.methods.fedproto import FedProto
 from potluck.methods.fedprox import FedProx
 from potluck.methods.fedre import FedRE
@@ -34,6 +35,7 @@ __all__ = [
     "FedMRL",
     "FedMRLVariants",
     "FedMuscle",
+    "FedMuscleVariants",
     "FedProto",
     "FedProx",
     "FedRE",
