@@ -2,6 +2,7 @@
 
 from potluck.methods.cofed import CoFED
 from potluck.methods.creamfl import CreamFL
+from potluck.methods.creamfl_variants import CreamFLVariants
 from potluck.methods.fedallrep import FedAllRep
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.feddf import FedDF
@@ -24,6 +25,7 @@ from potluck.methods.simclr import SimCLR
 __all__ = [
     "CoFED",
     "CreamFL",
+    "CreamFLVariants",
     "FedAllRep",
     "FedAvg",
     "FedDF",
