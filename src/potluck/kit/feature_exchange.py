@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from potluck.core.card import Card, ClientId
 from potluck.core.client import Client
 from potluck.core.contract import Contract, Shapes, state_of, tensor
 from potluck.core.message import Content, Message
+from potluck.core.method import Method
 from potluck.core.model import Model
 from potluck.core.population import Population
 from potluck.core.replies import Replies
@@ -185,6 +187,10 @@ class FeatureExchange:
         with torch.autocast(received.x.device.type, enabled=False):
             return self.space.back(rows, client["maps"].tensors(), own)
 
+    def private_noise(self, client: Client) -> AbstractContextManager[None]:
+        """Draw the noise on features from a secret of the client, so that nobody can subtract it."""
+        return client.drawing_privately("noise")
+
     def give(self, client: Client, features: Callable[[Tensor], dict[str, Tensor]]) -> Content:
         """The features of a random batch in evaluation mode.
 
@@ -198,6 +204,29 @@ class FeatureExchange:
         maps = self.space.maps(client, {name: tuple(value.shape[1:]) for name, value in found.items()})
         own_maps = {"maps": client["maps"].state()} if self.averages_maps else {}
         return {**self.space.there(found, maps), **own_maps}
+
+
+class ExchangesFeatures(Method):
+    """A method with a `FeatureExchange`: its checks, symbols and states are added to the method's own."""
+
+    exchange: FeatureExchange
+
+    def check(self, population: Population) -> None:
+        """Every client needs a stem and a body that learns, and features that others can read."""
+        super().check(population)
+        self.exchange.check(population)
+
+    def symbols(self, card: Card) -> dict[str, int]:
+        """With p and q, the numbers in one sample before and after the body."""
+        return super().symbols(card) | self.exchange.symbols(card)
+
+    def server_state(self, task: Task) -> dict[str, Any]:
+        """With the pool of features."""
+        return {**super().server_state(task), **self.exchange.server_state()}
+
+    def client_state(self, task: Task, model: Model) -> dict[str, Any]:
+        """With the features received."""
+        return {**super().client_state(task, model), **self.exchange.client_state(task, model)}
 
 
 def _advice(label: str) -> str:

@@ -22,6 +22,8 @@ from potluck.kit.averaging import Weights, average
 from potluck.kit.requirements import named
 from potluck.training.fit import Fit, fit
 
+WEIGHTS_UP = {"model": state_of("model", "the client's weights after local training")}
+
 
 class FedAvg(Method):
     """Weighted averaging of the clients' weights: θ ← Σ_k (n_k / Σ_j n_j) θ_k over the round's cohort.
@@ -92,7 +94,7 @@ class FedAvg(Method):
         replies = clients.ask(self.train)
         server["weights"].load(self.mean(replies, "model", self.config.weights))
 
-    @client_step(up={"model": state_of("model", "the client's weights after local training")})
+    @client_step(up=WEIGHTS_UP)
     def train(self, client: Client) -> Content:
         """Local epochs, then the weights."""
         self.fit(client)
