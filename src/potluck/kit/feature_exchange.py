@@ -1,4 +1,4 @@
-"""Clients lend each other what enters and leaves the body of their models: batches, a pool of them, noise."""
+"""Clients exchange features: what enters and leaves the body of their models, in batches, with noise."""
 
 from __future__ import annotations
 
@@ -103,15 +103,15 @@ class FeatureExchange:
 
     def sent(self) -> Contract:
         """What a client sends."""
-        return self._wire(str(self.batch), "a batch of the client's own", optional=False)
+        return self._fields(str(self.batch), "a batch of the client's own", optional=False)
 
     def received(self) -> Contract:
         """What a client receives; nothing in the first round."""
         most = self.batch * self.batches
         rows = f"r<={most}" if self.batches > 1 else str(most)
-        return self._wire(rows, "from the second round on, other clients'", optional=True)
+        return self._fields(rows, "from the second round on, other clients'", optional=True)
 
-    def _wire(self, rows: str, whose: str, optional: bool) -> Contract:
+    def _fields(self, rows: str, whose: str, optional: bool) -> Contract:
         fields = {
             "s_in": tensor(f"{rows}, p", f"{whose} features before the body", optional=optional),
             "s_out": tensor(f"{rows}, q", f"{whose} features after the body", optional=optional),
@@ -173,7 +173,7 @@ class FeatureExchange:
         found = {name: down[name] for name in NAMES}
         if not self.averages_maps:
             own = {name: tuple(received[name].shape[1:]) for name in NAMES}
-            found = self.space.back(down, self.space.maps(client, own), own)
+            found = self.space.from_wire(down, self.space.maps(client, own), own)
         again = torch.arange(self.batch * self.batches, device=client.device) % len(down["s_in"])
         received.load({name: value.index_select(0, again) for name, value in found.items()})
         return Stream.of(received["s_in"], received["s_out"], self.batch)
@@ -185,7 +185,7 @@ class FeatureExchange:
             return rows
         own = {name: tuple(value.shape[1:]) for name, value in like.items()}
         with torch.autocast(received.x.device.type, enabled=False):
-            return self.space.back(rows, client["maps"].tensors(), own)
+            return self.space.from_wire(rows, client["maps"].tensors(), own)
 
     def private_noise(self, client: Client) -> AbstractContextManager[None]:
         """Draw the noise on features from a secret of the client, so that nobody can subtract it."""
@@ -203,7 +203,7 @@ class FeatureExchange:
         found = {name: value.float().index_select(0, again) for name, value in found.items()}
         maps = self.space.maps(client, {name: tuple(value.shape[1:]) for name, value in found.items()})
         own_maps = {"maps": client["maps"].state()} if self.averages_maps else {}
-        return {**self.space.there(found, maps), **own_maps}
+        return {**self.space.to_wire(found, maps), **own_maps}
 
 
 class ExchangesFeatures(Method):
