@@ -24,6 +24,7 @@ from potluck.core.task import Batch, Task
 from potluck.core.trial import stem_shape
 from potluck.errors import ConfigError
 from potluck.kit.averaging import Weights, average
+from potluck.kit.requirements import named
 from potluck.kit.shared_space import SharedSpace, channel_axis
 from potluck.models import names
 from potluck.training.collect import collect
@@ -69,7 +70,7 @@ class FeatureExchange:
         name, first = population.method_name, population.ids[0]
         self._find_batches(population)
         for client in population.ids:
-            who = f"{name}: client {client} ({population.label(client)})"
+            who = f"{name}: {named(population, client)}"
             if not population.stem(client):
                 raise ConfigError(f"{who} has a model without a stem; {_advice(population.label(client))}")
             if not population.trains_body(client):
@@ -83,7 +84,7 @@ class FeatureExchange:
             own, other = (f"{population.stem(one)} and {population.width(one)}" for one in (client, first))
             if self.space.kind == "none" and own != other:
                 raise ConfigError(
-                    f"{who} has features of shape {own}, client {first} ({population.label(first)}) of {other}; "
+                    f"{who} has features of shape {own}, {named(population, first)} of {other}; "
                     "set method.project to fixed or averaged"
                 )
 

@@ -118,10 +118,15 @@ class FedMuscle(OnPublicData):
         )
 
         @model_validator(mode="after")
-        def _temperatures_fit(self) -> Self:
-            if self.tau_prev > self.tau:
+        def _gamma_is_not_negative(self) -> Self:
+            if self.has_gamma and self.tau_prev > self.tau:
                 raise ValueError(f"tau_prev is {self.tau_prev}, which must not be above tau, {self.tau}")
             return self
+
+        @property
+        def has_gamma(self) -> bool:
+            """Whether the loss has the γ of the Muscle loss."""
+            return True
 
     def setup(self, population: Population) -> None:
         """Prepare the exchange of public batches."""

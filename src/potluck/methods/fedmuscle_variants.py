@@ -79,8 +79,7 @@ class FedMuscleVariants(FedMuscle):
         )
 
         @model_validator(mode="after")
-        def _temperatures_fit(self) -> Self:
-            """Only the Muscle loss has two temperatures; this replaces the check of the published method."""
+        def _fits_the_loss(self) -> Self:
             if self.learned and self.loss == "gramian":
                 raise ValueError(
                     "learned temperatures are for muscle and pairwise; the gramian has a fixed one"
@@ -88,14 +87,17 @@ class FedMuscleVariants(FedMuscle):
             self.refuse_idle("negatives", needs="loss", among=("gramian",))
             self.refuse_idle("memory", needs="loss", among=("muscle", "gramian"))
             self.refuse_idle("memory", needs="negatives", among=("tuples",))
-            if self.loss == "muscle" and self.tau_prev > self.tau:
-                raise ValueError(f"tau_prev is {self.tau_prev}, which must not be above tau, {self.tau}")
-            if self.loss == "muscle" and self.learned and self.tau_prev == self.tau:
+            if self.has_gamma and self.learned and self.tau_prev == self.tau:
                 raise ValueError(
                     f"tau_prev is {self.tau_prev}, which must be below tau where both are learned"
                 )
             self.refuse_idle("tau_prev", needs="loss", among=("muscle",))
             return self
+
+        @property
+        def has_gamma(self) -> bool:
+            """The losses it is compared with have one temperature."""
+            return self.loss == "muscle"
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -118,10 +120,8 @@ class FedMuscleVariants(FedMuscle):
 
     def build_temperatures(self) -> Temperatures:
         """Both temperatures; the pairwise loss has one, for which the other is any smaller value."""
-        config = self.config
-        return Temperatures(
-            None, config.tau, config.tau / 2 if config.loss == "pairwise" else config.tau_prev
-        )
+        tau, tau_prev = self.config.tau, self.config.tau_prev
+        return Temperatures(None, tau, tau_prev if self.config.has_gamma else tau / 2)
 
     def aligned(self, model: Model) -> list[str]:
         """w, and the temperatures where they are learned."""
