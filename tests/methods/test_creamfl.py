@@ -13,8 +13,8 @@ from potluck.data import load
 from potluck.errors import ConfigError
 from potluck.experiment.schema import Experiment
 from potluck.kit.contrastive import global_tables, inter, intra, log_share, muscle
+from potluck.kit.modality_tables import weighted_by_agreement
 from potluck.kit.public_knowledge import modality
-from potluck.methods import creamfl
 
 ROWS = {"a": range(0, 7), "b": range(7, 12)}
 TRAINING = {"epochs": 1, "batch_size": 3, "optimizer": {"lr": 0.2}}
@@ -66,7 +66,7 @@ def test_weights_of_the_mean_by_hand():
     z = torch.stack([torch.stack([E[0], E[0], 0 * E[0]]), torch.stack([E[1], 0 * E[1], 0 * E[1]])])
     scores = torch.tensor([[0.0, 0.0, 0.0], [math.log(3), 9.0, 9.0]])
     expected = torch.tensor([[0.25, 0.75], [1.0, 0.0], [0.0, 0.0]])
-    torch.testing.assert_close(creamfl.mix(z, scores), expected)
+    torch.testing.assert_close(weighted_by_agreement(z, scores), expected)
 
 
 def unit(model, rows=slice(None)):

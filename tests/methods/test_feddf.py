@@ -9,8 +9,8 @@ import torch
 from potluck.core.settings import OptimizerSettings
 from potluck.core.streams import Stream, shuffled_batches
 from potluck.errors import ConfigError, RoundFailed
+from potluck.kit.distillation import divergence, held_back
 from potluck.kit.early_stopping import fit_patiently
-from potluck.methods.feddf import divergence
 
 ROWS = {"a": range(0, 7), "b": range(7, 12), "c": range(12, 16)}
 SIZES = {"a": 7, "b": 5, "c": 4}
@@ -159,7 +159,7 @@ def test_a_share_of_the_public_data_is_held_back_and_watched(kit, monkeypatch):
     monkeypatch.setattr("potluck.methods.feddf.fit_patiently", spy)
     game.round("a", "b", "c")
     assert [rows & held for rows, _, _ in seen] == [set(), set()]
-    watched, rows = game.method.shares(game.server)
+    watched, rows = held_back(game.server.public, game.method.config.validation)
     assert set(watched.tolist()) == held
     assert set(rows.tolist()) == set(range(10)) - held
     assert all(after != before for _, before, after in seen)
@@ -167,7 +167,7 @@ def test_a_share_of_the_public_data_is_held_back_and_watched(kit, monkeypatch):
 
 def test_samples_that_are_missing_are_neither_watched_nor_learned_from(kit):
     game = federation(kit, validation=0.3, lacking={None: (1, 4, 7)})
-    watched, rows = game.method.shares(game.server)
+    watched, rows = held_back(game.server.public, game.method.config.validation)
     assert len(watched) == 2
     assert {*watched, *rows} == set(range(10)) - {1, 4, 7}
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from potluck.core.streams import shuffled_batches
 from potluck.errors import ConfigError
-from potluck.methods.fedhenn import centred, cka, mean_kernel
+from potluck.kit.kernels import centred, cka, mean_kernel
 
 ROWS = {"a": range(0, 7), "b": range(7, 12)}
 TRAINING = {"epochs": 1, "batch_size": 3, "optimizer": {"lr": 0.2}}

@@ -757,14 +757,14 @@ def test_channels_keep_their_numbers_between_widths_that_fit():
     """What one sends as its n-th channel another receives as its n-th, and without a common seed as anything."""
     space, wide, narrow = SharedSpace("fixed", {"s_in": (8, 1, 1)}), {"s_in": (7,)}, {"s_in": (3,)}
     value = torch.randn(4, 3, generator=Rng(1).generator())
-    sent = space.there({"s_in": value}, space.draw(narrow))
-    received = space.back(sent, space.draw(wide), wide)["s_in"]
+    sent = space.to_wire({"s_in": value}, space.draw(narrow))
+    received = space.from_wire(sent, space.draw(wide), wide)["s_in"]
     torch.testing.assert_close(received, F.pad(value, (0, 4)), atol=1e-5, rtol=1e-5)
     both = SharedSpace("fixed", {"s_in": (8, 1, 1), "s_out": (8, 1, 1)}).draw({"s_in": (8,), "s_out": (8,)})
     assert not torch.allclose(both["s_in:8"], both["s_out:8"], atol=0.1)
     secret = SharedSpace("private", space.shapes)
-    lost = secret.back(
-        secret.there({"s_in": value}, secret.draw(narrow, Rng(1))), secret.draw(wide, Rng(2)), wide
+    lost = secret.from_wire(
+        secret.to_wire({"s_in": value}, secret.draw(narrow, Rng(1))), secret.draw(wide, Rng(2)), wide
     )["s_in"]
     assert not torch.allclose(lost, F.pad(value, (0, 4)), atol=0.3)
 
@@ -837,14 +837,14 @@ def test_a_map_takes_channels_and_grid_to_the_shared_space_and_back():
     vector = torch.arange(2 * 5.0).view(2, 5)
     for value in (image, vector):
         own = {"s_in": tuple(value.shape[1:])}
-        there = space.there({"s_in": value}, space.draw(own))
+        there = space.to_wire({"s_in": value}, space.draw(own))
         assert there["s_in"].shape == (2, 8 * 4 * 4)
         torch.testing.assert_close(
-            space.back(there, space.draw(own), own)["s_in"], value, atol=1e-4, rtol=1e-5
+            space.from_wire(there, space.draw(own), own)["s_in"], value, atol=1e-4, rtol=1e-5
         )
     coarse = SharedSpace("fixed", {"s_in": (8, 2, 2)})
     own = {"s_in": (3, 4, 4)}
-    back = coarse.back(coarse.there({"s_in": image}, coarse.draw(own)), coarse.draw(own), own)["s_in"]
+    back = coarse.from_wire(coarse.to_wire({"s_in": image}, coarse.draw(own)), coarse.draw(own), own)["s_in"]
     torch.testing.assert_close(
         back, F.interpolate(F.avg_pool2d(image, 2), scale_factor=2.0), atol=1e-4, rtol=1e-5
     )
@@ -863,9 +863,9 @@ def test_a_space_with_enough_channels_and_places_loses_nothing(model, channels):
     own = {"s_in": stem_shape(made, CIFAR)}
     maps = space.draw(own)
     assert space.matrices(own) == {f"s_in:{channels}": (channels, channels)}
-    there = space.there(features, maps)
+    there = space.to_wire(features, maps)
     assert there["s_in"].shape == (4, space.sizes(own)["s_in"])
-    gap = space.back(there, maps, own)["s_in"] - features["s_in"]
+    gap = space.from_wire(there, maps, own)["s_in"] - features["s_in"]
     assert gap.norm() < 1e-5 * features["s_in"].norm()
     assert space.loss(features, maps) < 1e-6
 
@@ -875,8 +875,8 @@ def test_too_few_places_keep_the_means(shape):
     """What came back once comes back whole a second time, and with its mean of every channel."""
     space, own = SharedSpace("fixed", {"s_in": (4, 2, 3)}), {"s_in": shape}
     maps, value = space.draw(own), torch.randn(2, *shape, generator=Rng(1).generator())
-    once = space.back(space.there({"s_in": value}, maps), maps, own)["s_in"]
-    twice = space.back(space.there({"s_in": once}, maps), maps, own)["s_in"]
+    once = space.from_wire(space.to_wire({"s_in": value}, maps), maps, own)["s_in"]
+    twice = space.from_wire(space.to_wire({"s_in": once}, maps), maps, own)["s_in"]
     torch.testing.assert_close(once, twice)
     places = [axis for axis in range(1, value.dim()) if axis != (2 if len(shape) == 2 else 1)]
     torch.testing.assert_close(once.mean(places), value.mean(places))

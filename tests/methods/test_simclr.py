@@ -11,7 +11,7 @@ from potluck.data import from_arrays
 from potluck.errors import ConfigError
 from potluck.experiment.schema import Experiment
 from potluck.kit.contrastive import nt_xent
-from potluck.methods.simclr import Views
+from potluck.kit.random_views import RandomViews
 
 ROWS = {"a": range(0, 7), "b": range(7, 12)}
 TRAINING = {"epochs": 1, "batch_size": 3, "optimizer": {"lr": 0.2}}
@@ -104,14 +104,14 @@ def test_views_of_images_are_prepared_and_then_changed(kit):
     raw = torch.full((4, 1, 8, 8), 255, dtype=torch.uint8)
     prepare = lambda x, generator: x.float() / 255  # noqa: E731
     game = federation(kit)
-    views = Views(prepare, game.method.operations, 0.0)
+    views = RandomViews(prepare, game.method.operations, 0.0)
     one, other = (views(raw, Rng(seed).generator()) for seed in (1, 2))
     assert torch.equal(views(raw, None), torch.ones(4, 1, 8, 8))
     assert one.shape == raw.shape
     assert not torch.equal(one, other)
     assert set(one.unique().tolist()) == {0.0, 1.0}  # cropping and erasing put zeros
     words = torch.arange(1, 9).expand(50, 8)
-    left = Views(None, (), 0.25)(words, Rng(1).generator())
+    left = RandomViews(None, (), 0.25)(words, Rng(1).generator())
     assert left.dtype == words.dtype
     assert torch.equal(left[left > 0], words[left > 0])
     assert 0.15 < float((left == 0).float().mean()) < 0.35

@@ -291,16 +291,22 @@ def check_tasks(method: Method, tasks: Mapping[ClientId, Task]) -> None:
     """Refuse clients whose tasks the method cannot bring together."""
     first, task = next(iter(tasks.items()))
     for client, other in tasks.items() if method.tasks != "any" else ():
-        if method.tasks == "classes" and not other.single_label:
-            raise ConfigError(
-                f"{method.name} learns from one class per sample; client {client} has {other}; use a method that "
-                f"takes any task, such as local"
-            )
+        if method.tasks == "classes":
+            require_single_label(method.name, client, other)
         if other != task:
             raise ConfigError(
                 f"{method.name} needs clients with the same task; client {client} has {other}, client {first} "
                 f"has {task}; use a method that takes mixed tasks, such as local"
             )
+
+
+def require_single_label(method: str, client: ClientId, task: Task) -> None:
+    """Refuse a client whose task has anything but one class per sample."""
+    if not task.single_label:
+        raise ConfigError(
+            f"{method} learns from one class per sample; client {client} has {task}; use a method that takes any "
+            "task, such as local"
+        )
 
 
 _registry: dict[str, type[Method]] = {}

@@ -1,8 +1,9 @@
-"""Clients lend each other what enters and leaves the body of their models: batches, a pool of them, noise."""
+"""Clients exchange features: what enters and leaves the body of their models, in batches, with noise."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from potluck.core.card import Card, ClientId
 from potluck.core.client import Client
 from potluck.core.contract import Contract, Shapes, state_of, tensor
 from potluck.core.message import Content, Message
+from potluck.core.method import Method
 from potluck.core.model import Model
 from potluck.core.population import Population
 from potluck.core.replies import Replies
@@ -22,6 +24,7 @@ from potluck.core.task import Batch, Task
 from potluck.core.trial import stem_shape
 from potluck.errors import ConfigError
 from potluck.kit.averaging import Weights, average
+from potluck.kit.requirements import named
 from potluck.kit.shared_space import SharedSpace, channel_axis
 from potluck.models import names
 from potluck.training.collect import collect
@@ -67,7 +70,7 @@ class FeatureExchange:
         name, first = population.method_name, population.ids[0]
         self._find_batches(population)
         for client in population.ids:
-            who = f"{name}: client {client} ({population.label(client)})"
+            who = f"{name}: {named(population, client)}"
             if not population.stem(client):
                 raise ConfigError(f"{who} has a model without a stem; {_advice(population.label(client))}")
             if not population.trains_body(client):
@@ -81,7 +84,7 @@ class FeatureExchange:
             own, other = (f"{population.stem(one)} and {population.width(one)}" for one in (client, first))
             if self.space.kind == "none" and own != other:
                 raise ConfigError(
-                    f"{who} has features of shape {own}, client {first} ({population.label(first)}) of {other}; "
+                    f"{who} has features of shape {own}, {named(population, first)} of {other}; "
                     "set method.project to fixed or averaged"
                 )
 
@@ -101,15 +104,15 @@ class FeatureExchange:
 
     def sent(self) -> Contract:
         """What a client sends."""
-        return self._wire(str(self.batch), "a batch of the client's own", optional=False)
+        return self._fields(str(self.batch), "a batch of the client's own", optional=False)
 
     def received(self) -> Contract:
         """What a client receives; nothing in the first round."""
         most = self.batch * self.batches
         rows = f"r<={most}" if self.batches > 1 else str(most)
-        return self._wire(rows, "from the second round on, other clients'", optional=True)
+        return self._fields(rows, "from the second round on, other clients'", optional=True)
 
-    def _wire(self, rows: str, whose: str, optional: bool) -> Contract:
+    def _fields(self, rows: str, whose: str, optional: bool) -> Contract:
         fields = {
             "s_in": tensor(f"{rows}, p", f"{whose} features before the body", optional=optional),
             "s_out": tensor(f"{rows}, q", f"{whose} features after the body", optional=optional),
@@ -171,7 +174,7 @@ class FeatureExchange:
         found = {name: down[name] for name in NAMES}
         if not self.averages_maps:
             own = {name: tuple(received[name].shape[1:]) for name in NAMES}
-            found = self.space.back(down, self.space.maps(client, own), own)
+            found = self.space.from_wire(down, self.space.maps(client, own), own)
         again = torch.arange(self.batch * self.batches, device=client.device) % len(down["s_in"])
         received.load({name: value.index_select(0, again) for name, value in found.items()})
         return Stream.of(received["s_in"], received["s_out"], self.batch)
@@ -183,7 +186,11 @@ class FeatureExchange:
             return rows
         own = {name: tuple(value.shape[1:]) for name, value in like.items()}
         with torch.autocast(received.x.device.type, enabled=False):
-            return self.space.back(rows, client["maps"].tensors(), own)
+            return self.space.from_wire(rows, client["maps"].tensors(), own)
+
+    def private_noise(self, client: Client) -> AbstractContextManager[None]:
+        """Draw the noise on features from a secret of the client, so that nobody can subtract it."""
+        return client.drawing_privately("noise")
 
     def give(self, client: Client, features: Callable[[Tensor], dict[str, Tensor]]) -> Content:
         """The features of a random batch in evaluation mode.
@@ -197,7 +204,30 @@ class FeatureExchange:
         found = {name: value.float().index_select(0, again) for name, value in found.items()}
         maps = self.space.maps(client, {name: tuple(value.shape[1:]) for name, value in found.items()})
         own_maps = {"maps": client["maps"].state()} if self.averages_maps else {}
-        return {**self.space.there(found, maps), **own_maps}
+        return {**self.space.to_wire(found, maps), **own_maps}
+
+
+class ExchangesFeatures(Method):
+    """A method with a `FeatureExchange`: its checks, symbols and states are added to the method's own."""
+
+    exchange: FeatureExchange
+
+    def check(self, population: Population) -> None:
+        """Every client needs a stem and a body that learns, and features that others can read."""
+        super().check(population)
+        self.exchange.check(population)
+
+    def symbols(self, card: Card) -> dict[str, int]:
+        """With p and q, the numbers in one sample before and after the body."""
+        return super().symbols(card) | self.exchange.symbols(card)
+
+    def server_state(self, task: Task) -> dict[str, Any]:
+        """With the pool of features."""
+        return {**super().server_state(task), **self.exchange.server_state()}
+
+    def client_state(self, task: Task, model: Model) -> dict[str, Any]:
+        """With the features received."""
+        return {**super().client_state(task, model), **self.exchange.client_state(task, model)}
 
 
 def _advice(label: str) -> str:

@@ -79,7 +79,7 @@ class SharedSpace:
         drawn = self.draw(own, client.secret)
         return {name: matrix.to(client.device, non_blocking=True) for name, matrix in drawn.items()}
 
-    def there(self, features: Features, maps: Features) -> dict[str, Tensor]:
+    def to_wire(self, features: Features, maps: Features) -> dict[str, Tensor]:
         """A client's features in the form in which they cross."""
         if self.kind == "none":
             return {name: value.flatten(1) for name, value in features.items()}
@@ -88,7 +88,7 @@ class SharedSpace:
             for name, value in features.items()
         }
 
-    def back(self, rows: Features, maps: Features, own: Shapes) -> dict[str, Tensor]:
+    def from_wire(self, rows: Features, maps: Features, own: Shapes) -> dict[str, Tensor]:
         """Features that crossed, in a client's own shapes."""
         if self.kind == "none":
             return {name: rows[name].reshape(-1, *shape) for name, shape in own.items()}

@@ -2,6 +2,7 @@
 
 from potluck.methods.cofed import CoFED
 from potluck.methods.creamfl import CreamFL
+from potluck.methods.creamfl_variants import CreamFLVariants
 from potluck.methods.fedallrep import FedAllRep
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.feddf import FedDF
@@ -13,6 +14,7 @@ from potluck.methods.fedmd import FedMD
 from potluck.methods.fedmrl import FedMRL
 from potluck.methods.fedmrl_variants import FedMRLVariants
 from potluck.methods.fedmuscle import FedMuscle
+from potluck.methods.fedmuscle_variants import FedMuscleVariants
 from potluck.methods.fedproto import FedProto
 from potluck.methods.fedprox import FedProx
 from potluck.methods.fedre import FedRE
@@ -23,6 +25,7 @@ from potluck.methods.simclr import SimCLR
 __all__ = [
     "CoFED",
     "CreamFL",
+    "CreamFLVariants",
     "FedAllRep",
     "FedAvg",
     "FedDF",
@@ -34,6 +37,7 @@ __all__ = [
     "FedMRL",
     "FedMRLVariants",
     "FedMuscle",
+    "FedMuscleVariants",
     "FedProto",
     "FedProx",
     "FedRE",

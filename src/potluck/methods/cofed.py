@@ -33,13 +33,12 @@ from potluck.core.card import Card
 from potluck.core.client import Client
 from potluck.core.contract import numbers
 from potluck.core.message import Content, Message
-from potluck.core.method import Clients, MethodConfig, client_step
+from potluck.core.method import Clients, MethodConfig, client_step, require_single_label
 from potluck.core.population import Population
 from potluck.core.replies import Replies
 from potluck.core.server import Server
 from potluck.core.streams import Stream, shuffled_batches
 from potluck.core.task import Batch
-from potluck.errors import ConfigError
 from potluck.kit.public_knowledge import (
     OnPublicData,
     foreign_features,
@@ -99,11 +98,7 @@ class CoFED(OnPublicData):
         """A batch must fit, and every task must have one class per sample."""
         require_public_samples(population, "batch", self.config.batch)
         for client in population.first_clients:
-            if not (task := population.task_of(client)).single_label:
-                raise ConfigError(
-                    f"{self.name} learns from one class per sample; client {client} has {task}; use a method that "
-                    "takes any task, such as local"
-                )
+            require_single_label(self.name, client, population.task_of(client))
 
     def symbols(self, card: Card) -> dict[str, int]:
         """G: the number of classes of all clients together."""

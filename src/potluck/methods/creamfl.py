@@ -22,11 +22,13 @@ INFERRED: with several other modalities ℓ_inter and s are means over them; wit
 first round without a server model has no G, so no contrast and equal weights; a sample a client lacks is sent as
 zeros and counts nowhere; batch norm uses but does not remember the statistics of public batches; a short last
 public batch is left out.
+
+`creamfl_variants.py` adds the combination with FedMuscle; `method: creamfl` runs the class there, which is this one
+unless an option says otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -34,17 +36,24 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from potluck.core.card import ClientId
 from potluck.core.client import Client
 from potluck.core.contract import Contract, tensor
 from potluck.core.message import Content, Message
-from potluck.core.method import Clients, client_step
+from potluck.core.method import Clients, MethodConfig, client_step
 from potluck.core.population import Population
 from potluck.core.replies import Replies
 from potluck.core.server import Server
+from potluck.core.state import Holder
 from potluck.core.task import Batch, Task
 from potluck.kit.contrastive import inter, intra, log_share
 from potluck.kit.masks import mean_where, present
+from potluck.kit.modality_tables import (
+    Tables,
+    clients_by_modality,
+    kept_where_missing,
+    own_and_others,
+    weighted_by_agreement,
+)
 from potluck.kit.public_knowledge import (
     OnPublicData,
     foreign_features,
@@ -55,16 +64,8 @@ from potluck.kit.public_knowledge import (
     rows_of,
 )
 from potluck.kit.requirements import require_one_width, require_representation
-from potluck.methods.creamfl_variants import (
-    Variants,
-    muscle_agreement,
-    muscle_regularizer,
-    require_ordered_temperatures,
-)
 from potluck.models import build
-from potluck.training.fit import fit
-
-Tables = Mapping[str, Tensor]  # global representations by modality, |P|×d
+from potluck.training.fit import Loss, fit
 
 
 def _received(method: CreamFL) -> Contract:
@@ -85,7 +86,7 @@ class CreamFL(OnPublicData):
     stays = ("data", "labels", "model")
     modalities: tuple[str, ...] = ()
 
-    class Config(Variants):
+    class Config(MethodConfig):
         """Options of CreamFL."""
 
         weight: float = Field(default=0.5, ge=0, description="γ, on the contrast; the released code's 0.5")
@@ -111,11 +112,10 @@ class CreamFL(OnPublicData):
         self.modalities = tuple(sorted({modality(task) for task in tasks}))
 
     def check(self, population: Population) -> None:
-        """A batch must fit, representations have one width and can be trained, and temperatures are in order."""
+        """A batch must fit, and representations have one width and can be trained."""
         require_public_samples(population, "batch", self.config.batch)
         require_one_width(population, "a global representation")
         require_representation(population)
-        require_ordered_temperatures(self.name, self.config)
 
     def server_state(self, task: Task) -> dict[str, Any]:
         """G, empty until it is known, and the server's model if there is one."""
@@ -127,11 +127,13 @@ class CreamFL(OnPublicData):
     def round(self, server: Server, clients: Clients) -> None:
         """The server's model learns, clients train and contrast, and the server combines what they send."""
         tables = server["tables"]
-        self.teach_pairs(server)
+        if "model" in server:
+            self.learn_pairs(server)
         replies = clients.ask(self.train, down=tables.state())
         targets = self.targets(replies, tables.tensors())
         tables.load(kept_where_missing(targets, tables.tensors()))
-        self.distil(server, targets)
+        if "model" in server and (name := modality(server.task)) in targets:
+            self.distil(server, targets[name])
 
     @client_step(
         up={"representations": tensor("P, d", "of all public samples, of length 1 or zero where missing")},
@@ -142,57 +144,52 @@ class CreamFL(OnPublicData):
         before = representations(client, unit=True) if down else None
         fit(client, self.loss)
         if before is not None:
-            fit(
-                client,
-                self.contrast,
-                train=["model"],
-                streams={"public": client.public.stream(client.round, self.batch, self.config.passes)},
-                scalars={"previous": before, **down},
-            )
+            self.fit_public(client, self.contrast, previous=before, **down)
         return {"representations": representations(client, unit=True)}
 
+    def fit_public(self, holder: Holder, loss: Loss, **scalars: Tensor) -> None:
+        """Train a client's or the server's model on public batches."""
+        batches = holder.public.stream(holder.round, self.batch, self.config.passes)
+        fit(holder, loss, train=["model"], streams={"public": batches}, scalars=scalars)
+
     def contrast(self, client: Client, batch: Batch, previous: Tensor, **tables: Tensor) -> dict[str, Tensor]:
-        """γ·(ℓ_intra + ℓ_inter), or γ times the Muscle loss."""
-        z, there = foreign_features(client, batch), client.public.mask[batch.id]
-        own, others = own_and_others(tables, modality(client.task))
+        """γ·(ℓ_intra + ℓ_inter)."""
+        z = foreign_features(client, batch)
         with torch.autocast(z.device.type, enabled=False):
-            if self.config.regularizer == "muscle":
-                peers = [table[batch.id] for table in tables.values()]
-                terms = {"muscle": muscle_regularizer(self.config, z, peers, there)}
-            else:
-                z = F.normalize(z, dim=1)
-                terms = {"inter": inter(z, others, rows_of(batch), there, self.config.tau)}
-                if own is not None:
-                    terms["intra"] = intra(z, own[batch.id], previous[batch.id], there, self.config.tau)
+            terms = self.contrast_terms(client, batch, z, previous[batch.id], tables)
         return {name: self.config.weight * value for name, value in terms.items()}
+
+    def contrast_terms(
+        self, client: Client, batch: Batch, z: Tensor, previous: Tensor, tables: Tables
+    ) -> dict[str, Tensor]:
+        """ℓ_inter and, where the client's modality has a G, ℓ_intra."""
+        z, there, tau = F.normalize(z, dim=1), client.public.mask[batch.id], self.config.tau
+        own, others = own_and_others(tables, modality(client.task))
+        terms = {"inter": inter(z, others, rows_of(batch), there, tau)}
+        if own is not None:
+            terms["intra"] = intra(z, own[batch.id], previous, there, tau)
+        return terms
 
     def targets(self, replies: Replies, tables: Tables) -> dict[str, Tensor]:
         """target_i of every public sample, for each modality of the round's clients."""
-        groups: dict[str, list[ClientId]] = {}
-        for client in replies:
-            groups.setdefault(modality(replies.cards[client].task), []).append(client)
         found = {}
-        for name, members in groups.items():
+        for name, members in clients_by_modality(replies).items():
             z = torch.stack([replies[client]["representations"] for client in members])
-            found[name] = mix(z, torch.stack([self.agreement(one, name, tables) for one in z]))
+            scores = torch.stack([self.agreement(one, name, tables) for one in z])
+            found[name] = weighted_by_agreement(z, scores)
         return found
 
     def agreement(self, z: Tensor, name: str, tables: Tables) -> Tensor:
         """s_ik of one client: how surely each of its representations finds its own sample in G^o."""
-        _, others = own_and_others(tables, name)
-        if not others:
+        if not tables:
             return z.new_zeros(len(z))
-        if self.config.aggregation == "muscle":
-            return muscle_agreement(self.config, z, tables, self.batch)
+        _, others = own_and_others(tables, name)
         return torch.stack([log_share(z, table) for table in others]).mean(0)
 
-    def teach_pairs(self, server: Server) -> None:
+    def learn_pairs(self, server: Server) -> None:
         """Train the server's model on public pairs, whose loss needs no labels; its representations are G."""
-        if "model" not in server:
-            return
         if server.task.kind == "retrieval":
-            batches = server.public.stream(server.round, self.batch, self.config.passes)
-            fit(server, self.pair_loss, streams={"public": batches})
+            self.fit_public(server, self.pair_loss)
         self.publish(server)
 
     def pair_loss(self, server: Server, batch: Batch) -> Tensor:
@@ -200,43 +197,18 @@ class CreamFL(OnPublicData):
         weight = server.public.mask[batch.id].float()
         return server.task.loss(server["model"](batch.x), batch.y, weight)
 
-    def distil(self, server: Server, targets: Tables) -> None:
+    def distil(self, server: Server, target: Tensor) -> None:
         """Train the server's model towards the targets of its modality."""
-        name = modality(server.task)
-        if "model" not in server or name not in targets:
-            return
-        batches = server.public.stream(server.round, self.batch, self.config.passes)
-        fit(server, self.distil_loss, streams={"public": batches}, scalars={"target": targets[name]})
+        self.fit_public(server, self.distil_loss, target=target)
         self.publish(server)
 
     def distil_loss(self, server: Server, batch: Batch, target: Tensor) -> Tensor:
         """0.3·MSE(z, target) over the samples that have a target."""
         z = F.normalize(server["model"].features(batch.x).float(), dim=1)
-        wanted = target[batch.id]
+        gaps = (z - target[batch.id]).square().mean(1)
         weight: float = self.config.distil
-        return weight * mean_where((z - wanted).square().mean(1), present(wanted))
+        return weight * mean_where(gaps, present(target[batch.id]))
 
     def publish(self, server: Server) -> None:
         """Make the representations of the server's model the G of its modality."""
         server["tables"].load({modality(server.task): representations(server, unit=True)})
-
-
-def own_and_others(tables: Tables, name: str) -> tuple[Tensor | None, list[Tensor]]:
-    """G of a modality, and those of the others; where there is no other, its own stands in."""
-    own = tables.get(name)
-    others = [table for other, table in sorted(tables.items()) if other != name]
-    return own, others or ([own] if own is not None else [])
-
-
-def mix(z: Tensor, agreement: Tensor) -> Tensor:
-    """Σ_k softmax_k(s_ik)·z_ki over the clients that have sample i; zero where none has. z: clients × P × d."""
-    weights = agreement.masked_fill(~present(z), -torch.inf).softmax(0).nan_to_num(0.0)
-    return (weights.unsqueeze(2) * z).sum(0)
-
-
-def kept_where_missing(targets: Tables, tables: Tables) -> dict[str, Tensor]:
-    """The targets; a sample that nobody sent this time keeps its global representation."""
-    return {
-        name: torch.where(present(new)[:, None], new, tables[name]) if name in tables else new
-        for name, new in targets.items()
-    }

@@ -24,9 +24,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -40,8 +38,9 @@ from potluck.core.settings import OptimizerSettings
 from potluck.core.streams import Stream, several_each, shuffled_batches
 from potluck.core.task import Batch, Task
 from potluck.errors import ConfigError
+from potluck.kit.distillation import divergence, held_back
 from potluck.kit.early_stopping import fit_patiently
-from potluck.kit.public_knowledge import drawn_rows, public_samples, require_public_samples, scores
+from potluck.kit.public_knowledge import public_samples, require_public_samples, scores
 from potluck.methods.fedavg import FedAvg
 
 
@@ -156,7 +155,7 @@ class FedDF(FedAvg):
     def distil(self, server: Server, name: str, teachers: Tensor) -> None:
         """Train one model towards the teachers' mean, with early stopping on the share held back."""
         config, public = self.config, server.public
-        watched, rows = self.shares(server)
+        watched, rows = held_back(public, config.validation)
         epochs = -(-config.steps // max(1, len(rows) // self.batch))
         order = several_each(
             shuffled_batches(rows, self.batch, epochs, "keep", server.rng.child("distil", name))
@@ -180,20 +179,3 @@ class FedDF(FedAvg):
             watch=watch if len(watched) else None,
             patience=config.patience,
         )
-
-    def shares(self, server: Server) -> tuple[np.ndarray, np.ndarray]:
-        """The rows held back, the same in every round, and the others; missing samples are in neither."""
-        order = drawn_rows(server.public, 0, len(server.public))
-        order = order[server.public.mask.cpu().numpy()[order]]
-        held_back = int(self.config.validation * len(order))
-        return np.sort(order[:held_back]), np.sort(order[held_back:])
-
-
-def divergence(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """KL(σ(teacher/T) ‖ σ(logits/T)), the mean over samples.
-
-    >>> divergence(torch.zeros(1, 2), torch.tensor([[99.0, 0.0]]), 1.0)  # all on one class: log 2
-    tensor(0.6931)
-    """
-    mine, wanted = (one.float() / temperature for one in (logits, teacher))
-    return F.kl_div(mine.log_softmax(1), wanted.log_softmax(1), reduction="batchmean", log_target=True)

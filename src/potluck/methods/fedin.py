@@ -14,36 +14,23 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from potluck.core.card import Card, ClientId
+from potluck.core.card import ClientId
 from potluck.core.client import Client
-from potluck.core.contract import Contract, state_of
 from potluck.core.message import Content, Message
 from potluck.core.method import Clients, client_step
-from potluck.core.model import Model
-from potluck.core.population import Population
 from potluck.core.server import Server
 from potluck.core.state import BufferPolicy
 from potluck.core.streams import Stream
-from potluck.core.task import Batch, Task
-from potluck.kit.feature_exchange import FeatureExchange, blurred
-from potluck.methods.fedavg import FedAvg
+from potluck.core.task import Batch
+from potluck.kit.feature_exchange import ExchangesFeatures, FeatureExchange, blurred
+from potluck.methods.fedavg import WEIGHTS_UP, FedAvg
 from potluck.training.fit import Gradients, fit, plus
 from potluck.training.modes import still_statistics
 
 NOTHING = Message()
 
 
-def sent(method: FedIN) -> Contract:
-    """What a client sends after training."""
-    return {"model": state_of("model", "the client's weights after local training"), **method.exchange.sent()}
-
-
-def received(method: FedIN) -> Contract:
-    """What a client receives before training."""
-    return {**FedAvg.down, **method.exchange.received()}
-
-
-class FedIN(FedAvg):
+class FedIN(ExchangesFeatures, FedAvg):
     """FedProx whose body also learns to turn other clients' s_in into their s_out.
 
     A model is stem, body and head: s_in = stem(x), s_out = body(s_in), scores = head(s_out).
@@ -67,6 +54,7 @@ class FedIN(FedAvg):
     tasks = "classes"
     models = "with stem, body and head; features of one shape, or of any with project"
     card_fields = ("names", "width", "stem")
+    noise_per: Literal["batch", "channel"] = "batch"  # what has one standard deviation
 
     class Config(FedAvg.Config):
         """Options of FedIN. The paper trains with Adam, learning rate 0.001, batches of 16, 5 local epochs."""
@@ -96,28 +84,11 @@ class FedIN(FedAvg):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.exchange = self.build_exchange()
+        self.exchange, self.training_noise = self.build_exchange(), float(self.config.noise)
 
     def build_exchange(self) -> FeatureExchange:
-        """How features cross."""
+        """One batch from each client, and one to it."""
         return FeatureExchange(self.config.batch)
-
-    def check(self, population: Population) -> None:
-        """Every client needs a stem and a body that learns, and features that others can read."""
-        super().check(population)
-        self.exchange.check(population)
-
-    def symbols(self, card: Card) -> dict[str, int]:
-        """With p and q, the numbers in one sample before and after the body."""
-        return super().symbols(card) | self.exchange.symbols(card)
-
-    def server_state(self, task: Task) -> dict[str, Any]:
-        """The averaged tensors and the pool of features."""
-        return super().server_state(task) | self.exchange.server_state()
-
-    def client_state(self, task: Task, model: Model) -> dict[str, Any]:
-        """The model and the features received."""
-        return {"model": model, **self.exchange.client_state(task, model)}
 
     def round(self, server: Server, clients: Clients) -> None:
         """Train, also on the features of others; average the weights; keep the features that came."""
@@ -130,11 +101,14 @@ class FedIN(FedAvg):
         """The weights, and features of others: only a client that trains needs those."""
         return {**self.downlink(server, client), **self.exchange.lend(server, client)}
 
-    @client_step(up=sent, down=received)
+    @client_step(
+        up=lambda method: {**WEIGHTS_UP, **method.exchange.sent()},
+        down=lambda method: {**FedAvg.down, **method.exchange.received()},
+    )
     def train(self, client: Client, down: Message = NOTHING) -> Content:
         """Local epochs, with what others sent; then the weights and a batch of features."""
         self.receive(client, down)
-        with client.drawing_privately("noise"):
+        with self.exchange.private_noise(client):
             self.learn(client, self.exchange.take(client, down))
             features = self.exchange.give(client, lambda x: self.features(client, x, self.config.noise))
         return {"model": client["model"].state(), **features}
@@ -159,19 +133,10 @@ class FedIN(FedAvg):
             terms["features"] = self.feature_loss(client, foreign["s_in"], foreign["s_out"])
         return terms
 
-    @property
-    def training_noise(self) -> float:
-        """The noise inside training steps; the paper's is there throughout."""
-        return float(self.config.noise)
-
     def features(self, client: Client, x: Tensor, noise: float) -> dict[str, Tensor]:
         """s_in and s_out of a batch; with noise the body sees the noisy s_in."""
-        s_in = self.blur(client["model"].stem(x), noise)
-        return {"s_in": s_in, "s_out": self.blur(client["model"].body(s_in), noise)}
-
-    def blur(self, features: Tensor, noise: float) -> Tensor:
-        """Add noise, in standard deviations of the whole batch."""
-        return blurred(features, noise)
+        s_in = blurred(client["model"].stem(x), noise, self.noise_per)
+        return {"s_in": s_in, "s_out": blurred(client["model"].body(s_in), noise, self.noise_per)}
 
     def local_terms(self, client: Client, batch: Batch, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """CE(head(s_out), y)."""

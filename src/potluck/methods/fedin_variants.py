@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, Self
 
 import torch
@@ -13,7 +14,7 @@ from potluck.core.card import Card, ClientId
 from potluck.core.client import Client
 from potluck.core.contract import Contract, Shapes
 from potluck.core.message import Content, Message
-from potluck.core.method import Method, client_step
+from potluck.core.method import Method
 from potluck.core.model import Model
 from potluck.core.population import Population
 from potluck.core.replies import Replies
@@ -21,9 +22,9 @@ from potluck.core.server import Server
 from potluck.core.streams import Stream
 from potluck.core.task import Batch, Task
 from potluck.kit.averaging import Weights
-from potluck.kit.feature_exchange import FeatureExchange, blurred
+from potluck.kit.feature_exchange import FeatureExchange
 from potluck.kit.shared_space import Kind, SharedSpace
-from potluck.methods.fedin import NOTHING, FedIN, local_gradients, received, sent
+from potluck.methods.fedin import FedIN, local_gradients
 from potluck.training.fit import Gradients, fit, plus
 
 
@@ -111,6 +112,12 @@ class FedINVariants(FedIN):
             shapes = {"s_in": self.project_in, "s_out": (self.project_out, 1, 1)}
             return SharedSpace(self.project, shapes, self.project_seed)
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.noise_per = self.config.noise_per
+        if self.config.noise_when == "upload":
+            self.training_noise = 0.0
+
     def build_exchange(self) -> FeatureExchange:
         """Through the shared space, or not at all."""
         config = self.config
@@ -120,15 +127,6 @@ class FedINVariants(FedIN):
     def expected(self, card: Card, part: str) -> Shapes | None:
         """Maps have a column for each of the client's channels."""
         return self.exchange.matrices(card) if part == "maps" else super().expected(card, part)
-
-    @client_step(up=sent, down=received)
-    def train(self, client: Client, down: Message = NOTHING) -> Content:
-        """As published; without features there is no noise to draw."""
-        if self.config.intermediate:
-            return super().train(client, down)
-        self.receive(client, down)
-        self.learn(client, None)
-        return {"model": client["model"].state()}
 
     def learn(self, client: Client, received: Stream | None) -> None:
         """As published, or the body alone in steps of its own."""
@@ -145,15 +143,6 @@ class FedINVariants(FedIN):
         if self.config.intermediate:
             return super().loss(client, batch, received)
         return Method.loss(self, client, batch)
-
-    @property
-    def training_noise(self) -> float:
-        """None where only what is sent has noise."""
-        return super().training_noise if self.config.noise_when == "training" else 0.0
-
-    def blur(self, features: Tensor, noise: float) -> Tensor:
-        """Noise in standard deviations of the whole batch, or of each channel."""
-        return blurred(features, noise, self.config.noise_per)
 
     def local_terms(self, client: Client, batch: Batch, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """As published, and what keeps averaged maps from losing anything."""
@@ -219,5 +208,17 @@ class NoExchange(FeatureExchange):
         """Nothing came."""
 
     def lend(self, server: Server, client: ClientId) -> Content:
+        """Nothing."""
+        return {}
+
+    def take(self, client: Client, down: Message) -> Stream | None:
+        """Nothing."""
+        return None
+
+    def private_noise(self, client: Client) -> AbstractContextManager[None]:
+        """There is no noise; what is random in training stays as in FedProx."""
+        return nullcontext()
+
+    def give(self, client: Client, features: Callable[[Tensor], dict[str, Tensor]]) -> Content:
         """Nothing."""
         return {}

@@ -6,7 +6,7 @@ of B samples:
 
     Up:     Z^n, the client's representations, B·d scalars.
     Down:   the matrices of M other clients, drawn by the server for each client independently, M·B·d scalars. The
-            paper sends what follows from them, S^n and α^n, B^M·(d + 1); `accounting: paper` counts that.
+            paper sends what follows from them, S^n and α^n, B^M·(d + 1).
     Client: one step on w alone along the mean over i of
 
         L^n(z_i) = −log[ α_(i…i) exp(Σ_m z_i·z^m_i / τ^(N)) / Σ_j α_j exp(Σ_m z_i·z^m_{j_m} / τ^(N)) ]
@@ -14,13 +14,9 @@ of B samples:
 
     with the Z of all clients from before the step as constants.
 
-Nothing is averaged; there is no global model. Data, labels, model and head stay. A step on one batch and the
-representations of the next are one exchange; `bundle: k` exchanges k batches at once, so that peers' matrices are
-up to k − 1 of their steps old, and a client's own anchors never are.
-
-A client that lacks a sample in its modality sends zeros for it; such a row is no positive and no negative. A
-batch of which a client has nothing makes no step, because weight decay and momentum would move w without a
-gradient.
+Nothing is averaged; there is no global model. Data, labels, model and head stay. A step on one batch and the Z of
+the next are one exchange. A client that lacks a sample in its modality sends zeros for it; such a row is no
+positive and no negative, and a batch of which a client has nothing makes no step.
 
 Inferred, not published: rows have length 1; a batch counts by the mean of its anchors; all clients see public
 batches in the same order, without a short last one; one optimiser step per batch; peers are drawn anew for every
@@ -28,67 +24,59 @@ batch; each phase has its own optimiser. E, T and the number of rounds are unkno
 AdamW and its values, new in every round; alignment in evaluation mode, so that batch norm keeps the statistics of
 private data and anchors are exactly the rows that were sent; `training.clip` and `training.lr_decay` for both
 phases.
+
+`fedmuscle_variants.py` adds the losses it is compared with and other options; `method: fedmuscle` runs the class
+there, which is this one unless an option says otherwise. `fedmuscle_observations.py` has what is logged.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal, Self
 
 import numpy as np
-import torch
 from pydantic import Field, PositiveInt, model_validator
-from torch import Tensor
+from torch import Tensor, nn
 
-from potluck.core.card import ClientId
 from potluck.core.client import Client
-from potluck.core.contract import Contract, tensor
 from potluck.core.message import Content, Message
-from potluck.core.method import Clients, client_step
+from potluck.core.method import Clients, MethodConfig, client_step
 from potluck.core.model import Model
 from potluck.core.population import Population
-from potluck.core.public import Public
 from potluck.core.server import Server
-from potluck.core.streams import Source, Stream
+from potluck.core.settings import OptimizerSettings
 from potluck.core.task import Batch, Task
-from potluck.kit.contrastive import TAU, TAU_PREV, information_bounds, muscle, theorem1_value
-from potluck.kit.masks import present
+from potluck.kit.contrastive import (
+    MEMORY,
+    TAU,
+    TAU_PREV,
+    Temperature,
+    information_bounds,
+    muscle,
+    theorem1_value,
+)
+from potluck.kit.peer_exchange import Bundle, PeerExchange
 from potluck.kit.public_knowledge import (
     OnPublicData,
     available_samples,
     public_of,
     representations,
     require_public_samples,
-    rows_of,
 )
 from potluck.kit.representation_model import representation_model
 from potluck.kit.requirements import require_one_width, require_peers
-from potluck.methods.fedmuscle_observations import Drawn, Observations, report_bounds, write_bounds
-from potluck.methods.fedmuscle_variants import (
-    AligningOptimizer,
-    Variants,
-    anchors_of,
-    compared_loss,
-    learned_temperatures,
-    published_scalars,
-)
+from potluck.methods.fedmuscle_observations import Observations
 from potluck.training.fit import fit
+from potluck.training.modes import evaluating
 from potluck.training.optimizers import fresh_moments
 
-Bundle = list[np.ndarray]  # public batches whose representations cross together
 
+class AligningOptimizer(OptimizerSettings):
+    """How the representation model is aligned. No source names an optimiser or its values: these are ours."""
 
-def _sent(method: FedMuscle, optional: bool = False) -> Contract:
-    rows = f"r<={method.bundle * method.config.batch}"
-    meaning = "the client's representations of public samples; zeros where it lacks one"
-    return {"representations": tensor(f"{rows}, d", meaning, optional=optional)}
-
-
-def _received(method: FedMuscle) -> Contract:
-    rows, peers = f"r<={method.bundle * method.config.batch}", f"m<={method.config.peers}"
-    meaning = "what m other clients make of the same samples"
-    return {"peers": tensor(f"{rows}, {peers}, d", meaning, optional=True)}
+    name: Literal["sgd", "adam", "adamw"] = Field(default="adamw", description="the optimiser; ours")
+    lr: float = Field(default=1e-3, gt=0, description="learning rate of an alignment step; ours")
+    weight_decay: float = Field(default=0.01, ge=0, description="weight decay of an alignment step; ours")
 
 
 class FedMuscle(OnPublicData):
@@ -101,9 +89,11 @@ class FedMuscle(OnPublicData):
     card_fields = ("width",)
     stays = ("data", "labels", "model", "representations")
     remedy = "lower training.optimizer.lr or method.optimizer.lr, or set training.clip"
-    bundle: int = 1
+    unit: bool = True  # whether representations are scaled to length 1
+    memory: int = MEMORY  # bytes for the B^M tuples of a batch
+    mode = staticmethod(evaluating)  # of the model in an alignment step
 
-    class Config(Variants):
+    class Config(MethodConfig):
         """Options of FedMuscle."""
 
         peers: PositiveInt = Field(default=3, description="M: other clients that a client is compared with")
@@ -128,22 +118,21 @@ class FedMuscle(OnPublicData):
         )
 
         @model_validator(mode="after")
-        def _gamma_is_not_negative(self) -> FedMuscle.Config:
-            if self.loss == "muscle" and self.tau_prev > self.tau:
+        def _gamma_is_not_negative(self) -> Self:
+            if self.has_gamma and self.tau_prev > self.tau:
                 raise ValueError(f"tau_prev is {self.tau_prev}, which must not be above tau, {self.tau}")
-            if self.loss == "muscle" and self.learned and self.tau_prev == self.tau:
-                raise ValueError(
-                    f"tau_prev is {self.tau_prev}, which must be below tau where both are learned"
-                )
-            self.refuse_idle("tau_prev", needs="loss", among=("muscle",))
             return self
 
+        @property
+        def has_gamma(self) -> bool:
+            """Whether the loss has the γ of the Muscle loss."""
+            return True
+
     def setup(self, population: Population) -> None:
-        """Know who has which public samples; a bundle is at most a round."""
+        """Prepare the exchange of public batches."""
         super().setup(population)
-        batches = self.config.passes * (self.public_size // self.config.batch)
-        self.bundle = min(self.config.bundle, batches)
-        self.has = available_samples(population)
+        config, available = self.config, available_samples(population)
+        self.exchange = PeerExchange(config.batch, config.passes, config.peers, available)
 
     def check(self, population: Population) -> None:
         """Public data must fill a batch, a cohort must have M peers, and representations one width."""
@@ -151,132 +140,69 @@ class FedMuscle(OnPublicData):
         require_peers(population, self.config.peers)
         require_one_width(population, "a representation space for all")
 
-    def client_state(self, task: Task, model: Model) -> dict[str, Any]:
-        """The model, what the peers sent for a bundle, and the state of the aligning optimiser."""
-        rows, peers = self.bundle * self.config.batch, self.config.peers
-        received = {
-            "z": torch.zeros(rows, peers, model.rep_dim),
-            "present": torch.zeros(rows, peers),
-            "bounds": torch.zeros(self.bundle, peers),
-        }
-        modules = {"model": model, **learned_temperatures(self.config)}
+    def client_state(self, task: Task, model: Model, **learned: nn.Module) -> dict[str, Any]:
+        """The model, what the peers sent, what is logged, and the state of the aligning optimiser."""
+        modules = {"model": model, **learned}
         moments = fresh_moments(self.config.optimizer, modules, self.aligned(model), lifetime="round")
-        return {**modules, "peers": received, "moments": moments}
+        return {**modules, "peers": self.exchange.client_state(model.rep_dim), "moments": moments}
 
     def aligned(self, model: Model) -> list[str]:
-        """What alignment trains: w, and the temperatures where they are learned."""
-        return representation_model(model) + (["temperatures"] if self.config.learned else [])
-
-    def bundles(self, public: Public, round_: int) -> list[Bundle]:
-        """The public batches of a round, k at a time, the same on every side."""
-        order, size = public.order(round_, self.config.batch, self.config.passes), self.bundle
-        return [order[start : start + size] for start in range(0, len(order), size)]
+        """What alignment trains: w."""
+        return representation_model(model)
 
     def round(self, server: Server, clients: Clients) -> None:
-        """Train; then, bundle by bundle, hand each client what its peers sent, and let it align."""
-        replies, seen = clients.ask(self.train), Observations(self.config.loss, "theorem1_value")
-        for number, bundle in enumerate(self.bundles(server.public, server.round)):
-            there = replies.clients
-            drawn = {client: self.draw(server, client, there, number, len(bundle)) for client in there}
-            sent = {
-                client: torch.split(reply["representations"], self.config.batch)
-                for client, reply in replies.items()
-            }
-            replies = clients.ask(self.align, functools.partial(deal, sent, drawn))
+        """Train; then, batch by batch, give every client what its peers sent, and let it align."""
+        replies, seen = clients.ask(self.train), Observations()
+        for number, bundle in enumerate(self.exchange.bundles(server.public, server.round)):
+            drawn = self.exchange.draw(server, replies.clients, number, len(bundle))
+            replies = clients.ask(self.align, self.exchange.deal(replies, drawn))
             seen.add(replies.reports, drawn)
         server.report.metrics |= seen.means(replies.clients)
 
-    def draw(
-        self, server: Server, client: ClientId, there: Sequence[ClientId], number: int, batches: int
-    ) -> list[list[ClientId]]:
-        """M of the others without replacement, for each batch of a bundle; fewer where fewer are there."""
-        others = [other for other in there if other != client]
-        drawn = []
-        for batch in range(number * self.bundle, number * self.bundle + batches):
-            rng = server.rng.child("peers", client, batch if self.config.redraw == "batch" else 0)
-            chosen = rng.numpy().permutation(len(others))[: self.config.peers]
-            drawn.append([others[place] for place in sorted(chosen)])
-        return drawn
-
-    @client_step(up=_sent)
+    @client_step(up=lambda method: method.exchange.sent())
     def train(self, client: Client) -> Content:
-        """E epochs on the whole model, then the Z of the first bundle."""
-        if self.config.first == "task":
-            fit(client, self.loss)
-        return {"representations": self.represent(client, self.bundles(client.public, client.round)[0])}
+        """E epochs on the whole model, then the Z of the first batch."""
+        fit(client, self.loss)
+        return self.represent(client, self.exchange.bundles(client.public, client.round)[0])
 
-    @client_step(up=functools.partial(_sent, optional=True), down=_received)
+    @client_step(
+        up=lambda method: method.exchange.sent(optional=True), down=lambda method: method.exchange.received()
+    )
     def align(self, client: Client, down: Message) -> Content:
-        """One step on w for each batch of a bundle, then the Z of the next bundle."""
-        bundles, number = self.bundles(client.public, client.round), client.count("bundle")
+        """One step on w, then the Z of the next batch if there is one."""
+        bundles, number = self.exchange.bundles(client.public, client.round), client.count("bundle")
         if "peers" in down:
-            self.contrast(client, down["peers"], bundles[number])
-        if number + 1 < len(bundles):
-            return {"representations": self.represent(client, bundles[number + 1])}
-        if self.config.first == "alignment":
-            fit(client, self.loss)
-        return {}
+            options = {"optimizer": self.config.optimizer, "moments": client["moments"].content}
+            parts = self.aligned(client["model"].content)
+            self.exchange.fit(client, down["peers"], bundles[number], self.alignment, train=parts, **options)
+        return self.represent(client, bundles[number + 1]) if number + 1 < len(bundles) else {}
 
-    def represent(self, client: Client, bundle: Bundle) -> Tensor:
-        """Z^n of every batch of a bundle."""
-        return representations(client, np.concatenate(bundle), self.config.normalize)
-
-    def contrast(self, client: Client, received: Tensor, bundle: Bundle) -> None:
-        """Step on w batch by batch, against what the peers sent for it; missing peers are masked."""
-        z, there = client["peers"]["z"], client["peers"]["present"]
-        rows, peers, _ = received.shape
-        z.zero_()[:rows, :peers].copy_(received)
-        there.copy_(present(z))
-        places = [place for place, samples in enumerate(bundle) if self.has[client.id][samples].any()]
-        if not places:
-            return
-        rows_at = np.arange(len(z)).reshape(-1, self.config.batch)
-        fit(
-            client,
-            self.alignment,
-            train=self.aligned(client["model"].content),
-            streams={
-                "public": Stream(client.public.source, [bundle[place] for place in places]),
-                "peers": Stream(Source(z, there), [*rows_at[places]]),
-            },
-            optimizer=self.config.optimizer,
-            moments=client["moments"].content,
-        )
-        report_bounds(client, places, peers)
+    def represent(self, client: Client, bundle: Bundle) -> Content:
+        """Z^n."""
+        return {"representations": representations(client, np.concatenate(bundle), self.unit)}
 
     def alignment(self, client: Client, batch: Batch, peers: Batch) -> dict[str, Tensor]:
         """L^n, with gradients through the client's own anchors alone; beside it what is logged about the batch."""
-        config, others = self.config, peers.x.unbind(1)
-        anchor = anchors_of(client, batch, config.statistics)
+        with self.mode(client["model"].content):
+            anchor = client["model"].features(batch.x)
+        others, (tau, tau_prev) = peers.x.unbind(1), self.temperatures(client)
         masks: dict[str, Any] = {"weight": client.public.mask[batch.id].float(), "present": peers.y.unbind(1)}
-        tau, tau_prev = client["temperatures"]() if config.learned else (config.tau, config.tau_prev)
-        bounds = information_bounds(anchor, others, tau, normalize=config.normalize, **masks)
-        write_bounds(client, rows_of(peers)[:1] // config.batch, bounds)
-        if config.loss != "muscle":
-            return compared_loss(config, anchor, others, tau, masks)
-        options = {"memory": config.memory, "normalize": config.normalize}
-        loss = muscle(anchor, others, tau, tau_prev, **options, **masks)
+        bounds = information_bounds(anchor, others, tau, normalize=self.unit, **masks)
+        self.exchange.note(client, peers, bounds)
+        return self.contrast(anchor, others, tau, tau_prev, masks)
+
+    def temperatures(self, client: Client) -> tuple[Temperature, Temperature]:
+        """τ^(N) and τ^(N−1)."""
+        return self.config.tau, self.config.tau_prev
+
+    def contrast(
+        self, anchor: Tensor, others: Sequence[Tensor], tau: Temperature, tau_prev: Temperature, masks: Any
+    ) -> dict[str, Tensor]:
+        """The Muscle loss, and M·log B − L, which Theorem 1 takes for a bound."""
+        loss = muscle(anchor, others, tau, tau_prev, memory=self.memory, normalize=self.unit, **masks)
         return {"muscle": loss, "theorem1_value": theorem1_value(loss, anchor, others, **masks)}
 
     def repeats(self, population: Population) -> dict[str, tuple[int, int]]:
-        """A client aligns once per bundle, and sends the representations of all but the first on the way."""
-        bundles = len(self.bundles(public_of(population), 1))
-        return {"align": (bundles - 1, bundles)}
-
-    def as_published(self, direction: str, message: Message) -> int | None:
-        """The paper's count of scalars, where it is asked for."""
-        if self.config.accounting == "exact" or not message:
-            return None
-        return published_scalars(direction, message, self.config.batch)
-
-
-def deal(
-    sent: Mapping[ClientId, Sequence[Tensor]], drawn: Mapping[ClientId, Drawn], client: ClientId
-) -> Content:
-    """The matrices of a client's peers for each batch of a bundle; nothing for a client that is alone."""
-    matrices = [
-        torch.stack([sent[peer][batch] for peer in peers], 1)
-        for batch, peers in enumerate(drawn[client])
-        if peers
-    ]
-    return {"peers": torch.cat(matrices)} if matrices else {}
+        """A client aligns once per exchange, and sends the Z of all but the first on the way."""
+        exchanges = len(self.exchange.bundles(public_of(population), 1))
+        return {"align": (exchanges - 1, exchanges)}

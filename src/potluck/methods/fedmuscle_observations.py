@@ -1,8 +1,7 @@
 """What FedMuscle logs about alignment, per client and round: the loss, Theorem 1's value, an information bound.
 
-A client computes a bound for each peer and batch inside a training step, where nothing can be read. The step
-writes it into the client's declared state (`peers/bounds`, batches × peers), and the client reports it afterwards
-as `bound b m`, for batch b of the exchange and the m-th peer drawn for it. The server averages over the round.
+Clients report a bound for each peer and batch (`bound b m`, see `PeerExchange`); the server averages over the
+round.
 """
 
 from __future__ import annotations
@@ -14,23 +13,10 @@ import torch
 from torch import Tensor
 
 from potluck.core.card import ClientId
-from potluck.core.client import Client
 from potluck.core.state import Report
+from potluck.kit.peer_exchange import Drawn
 
-Drawn = Sequence[Sequence[ClientId]]  # the peers of a client, batch by batch
-
-
-def write_bounds(client: Client, batch: Tensor, bounds: Tensor) -> None:
-    """Keep the bounds of a batch, one per peer, in the client's state; `batch` (1,) says which batch it is."""
-    client["peers"]["bounds"].index_copy_(0, batch, bounds[None])
-
-
-def report_bounds(client: Client, batches: Iterable[int], peers: int) -> None:
-    """Report the bounds of the batches that were just aligned on."""
-    bounds = client["peers"]["bounds"].clone()
-    client.report.metrics |= {
-        f"bound {batch} {m}": bounds[batch, m] for batch in batches for m in range(peers)
-    }
+LOGGED = ("muscle", "pairwise", "gramian", "theorem1_value")  # losses of an alignment that are averaged
 
 
 class Observations:
@@ -39,8 +25,7 @@ class Observations:
     A report's losses are means over the batches of an exchange; a batch without a bound was left out of it.
     """
 
-    def __init__(self, *terms: str) -> None:
-        self.terms = terms
+    def __init__(self) -> None:
         self.values: dict[ClientId, dict[str, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
         self.bounds: dict[ClientId, dict[ClientId, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
 
@@ -52,7 +37,7 @@ class Observations:
                     self._add_batch(client, report, batch, peers)
 
     def _add_batch(self, client: ClientId, report: Report, batch: int, peers: Sequence[ClientId]) -> None:
-        for name in self.terms:
+        for name in LOGGED:
             if name in report.losses:
                 self.values[client][name].append(report.losses[name])
         for m, peer in enumerate(peers):

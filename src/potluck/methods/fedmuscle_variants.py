@@ -1,111 +1,173 @@
-"""FedMuscle's options beyond the paper, and the losses the paper compares with."""
+"""FedMuscle with the losses it is compared with and options beyond the paper: what `method: fedmuscle` runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from potluck.core.client import Client
-from potluck.core.message import Message
-from potluck.core.method import MethodConfig
-from potluck.core.settings import OptimizerSettings
-from potluck.core.task import Batch
-from potluck.kit.contrastive import MEMORY, Negatives, Temperatures, gramian, pairwise
-from potluck.training.modes import evaluating, on_the_batch
+from potluck.core.message import Content, Message
+from potluck.core.method import client_step
+from potluck.core.model import Model
+from potluck.core.population import Population
+from potluck.core.task import Task
+from potluck.kit.contrastive import MEMORY, Negatives, Temperature, Temperatures, gramian, pairwise
+from potluck.methods.fedmuscle import FedMuscle
+from potluck.training.fit import fit
+from potluck.training.modes import on_the_batch
 
 
-class AligningOptimizer(OptimizerSettings):
-    """How the representation model is aligned. No source names an optimiser or its values: these are ours."""
+class FedMuscleVariants(FedMuscle):
+    """FedMuscle as published by default; each option changes one thing.
 
-    name: Literal["sgd", "adam", "adamw"] = Field(default="adamw", description="the optimiser; ours")
-    lr: float = Field(default=1e-3, gt=0, description="learning rate of an alignment step; ours")
-    weight_decay: float = Field(default=0.01, ge=0, description="weight decay of an alignment step; ours")
+    The paper compares with `loss: pairwise` and `loss: gramian`. It leaves open which `negatives` its Gramian has
+    and how often peers are drawn (`redraw`). The others are ours. `bundle: k` exchanges k batches at once, so that
+    peers' matrices are up to k − 1 of their steps old; a client's own anchors never are. `accounting: paper` counts
+    what the paper sends down, S^n and α^n, beside what crosses here.
+    """
 
+    name = FedMuscle.name
 
-class Variants(MethodConfig):
-    """Options that are not the paper's method: its comparisons, choices it leaves open, and additions of ours."""
+    class Config(FedMuscle.Config):
+        """Options of FedMuscle with all its variants."""
 
-    loss: Literal["muscle", "pairwise", "gramian"] = Field(
-        default="muscle",
-        description="the paper's loss, or one it compares with: InfoNCE summed over the peers, or volumes (GRAM)",
+        loss: Literal["muscle", "pairwise", "gramian"] = Field(
+            default="muscle",
+            description="the paper's loss, or one it compares with: InfoNCE summed over the peers, or volumes "
+            "(GRAM)",
+        )
+        negatives: Negatives = Field(
+            default="tuples",
+            description="of the Gramian: all tuples of the peers, or anchors of other samples; which the paper "
+            "uses is not known",
+        )
+        bundle: PositiveInt = Field(
+            default=1, description="k: public batches in one exchange; 1 as published, more are ours"
+        )
+        redraw: Literal["batch", "round"] = Field(
+            default="batch", description="how often the server draws a client's peers; `batch` is inferred"
+        )
+        learned: bool = Field(
+            default=False, description="train both temperatures too, from their values here; ours"
+        )
+        normalize: bool = Field(
+            default=True,
+            description="scale representations to length 1, also when they are sent; inferred. The Gramian always "
+            "does",
+        )
+        first: Literal["task", "alignment"] = Field(
+            default="task",
+            description="the phase that begins a round; `alignment` ends it with the task, so that heads have "
+            "followed their representations when they are measured; ours",
+        )
+        statistics: Literal["private", "public"] = Field(
+            default="private",
+            description="what batch norm uses while aligning: its statistics of private data, or those of the "
+            "public batch, which it forgets; ours",
+        )
+        memory: int = Field(
+            default=MEMORY,
+            ge=1,
+            description="bytes for the B^M tuples of a batch; more are computed in pieces",
+        )
+        accounting: Literal["exact", "paper"] = Field(
+            default="exact", description="`paper`: log the paper's count of scalars beside what crosses"
+        )
+
+        @model_validator(mode="after")
+        def _fits_the_loss(self) -> Self:
+            if self.learned and self.loss == "gramian":
+                raise ValueError(
+                    "learned temperatures are for muscle and pairwise; the gramian has a fixed one"
+                )
+            self.refuse_idle("negatives", needs="loss", among=("gramian",))
+            self.refuse_idle("memory", needs="loss", among=("muscle", "gramian"))
+            self.refuse_idle("memory", needs="negatives", among=("tuples",))
+            if self.has_gamma and self.learned and self.tau_prev == self.tau:
+                raise ValueError(
+                    f"tau_prev is {self.tau_prev}, which must be below tau where both are learned"
+                )
+            self.refuse_idle("tau_prev", needs="loss", among=("muscle",))
+            return self
+
+        @property
+        def has_gamma(self) -> bool:
+            """The losses it is compared with have one temperature."""
+            return self.loss == "muscle"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.unit, self.memory = self.config.normalize, self.config.memory
+        if self.config.statistics == "public":
+            self.mode = on_the_batch  # dropout rests, as it does in evaluation mode
+
+    def setup(self, population: Population) -> None:
+        """As published, with several batches in an exchange; at most all of a round."""
+        super().setup(population)
+        batches = self.config.passes * (self.public_size // self.config.batch)
+        bundle = min(self.config.bundle, batches)
+        self.exchange = replace(self.exchange, bundle=bundle, redraw=self.config.redraw)
+
+    def client_state(self, task: Task, model: Model, **learned: nn.Module) -> dict[str, Any]:
+        """As published, and the temperatures where they are learned."""
+        if self.config.learned:
+            learned = {"temperatures": self.build_temperatures()}
+        return super().client_state(task, model, **learned)
+
+    def build_temperatures(self) -> Temperatures:
+        """Both temperatures; the pairwise loss has one, for which the other is any smaller value."""
+        tau, tau_prev = self.config.tau, self.config.tau_prev
+        return Temperatures(None, tau, tau_prev if self.config.has_gamma else tau / 2)
+
+    def aligned(self, model: Model) -> list[str]:
+        """w, and the temperatures where they are learned."""
+        return super().aligned(model) + (["temperatures"] if self.config.learned else [])
+
+    @client_step(up=lambda method: method.exchange.sent())
+    def train(self, client: Client) -> Content:
+        """As published; with `first: alignment` the task waits."""
+        if self.config.first == "task":
+            return super().train(client)
+        return self.represent(client, self.exchange.bundles(client.public, client.round)[0])
+
+    @client_step(
+        up=lambda method: method.exchange.sent(optional=True), down=lambda method: method.exchange.received()
     )
-    negatives: Negatives = Field(
-        default="tuples",
-        description="of the Gramian: all tuples of the peers, or anchors of other samples; which the paper uses is "
-        "not known",
-    )
-    bundle: PositiveInt = Field(
-        default=1, description="k: public batches in one exchange; 1 as published, more are ours"
-    )
-    redraw: Literal["batch", "round"] = Field(
-        default="batch", description="how often the server draws a client's peers; `batch` is inferred"
-    )
-    learned: bool = Field(
-        default=False, description="train both temperatures too, from their values here; ours"
-    )
-    normalize: bool = Field(
-        default=True,
-        description="scale representations to length 1, also when they are sent; inferred. The Gramian always does",
-    )
-    first: Literal["task", "alignment"] = Field(
-        default="task",
-        description="the phase that begins a round; `alignment` ends it with the task, so that heads have followed "
-        "their representations when they are measured; ours",
-    )
-    statistics: Literal["private", "public"] = Field(
-        default="private",
-        description="what batch norm uses while aligning: its statistics of private data, or those of the public "
-        "batch, which it forgets; ours",
-    )
-    memory: int = Field(
-        default=MEMORY, ge=1, description="bytes for the B^M tuples of a batch; more are computed in pieces"
-    )
-    accounting: Literal["exact", "paper"] = Field(
-        default="exact", description="`paper`: log the paper's count of scalars beside what crosses"
-    )
+    def align(self, client: Client, down: Message) -> Content:
+        """As published; with `first: alignment` the task follows the last step."""
+        content = super().align(client, down)
+        if self.config.first == "alignment" and not content:
+            fit(client, self.loss)
+        return content
 
-    @model_validator(mode="after")
-    def _fits_the_loss(self) -> Self:
-        if self.learned and self.loss == "gramian":
-            raise ValueError("learned temperatures are for muscle and pairwise; the gramian has a fixed one")
-        self.refuse_idle("negatives", needs="loss", among=("gramian",))
-        self.refuse_idle("memory", needs="loss", among=("muscle", "gramian"))
-        self.refuse_idle("memory", needs="negatives", among=("tuples",))
-        return self
+    def temperatures(self, client: Client) -> tuple[Temperature, Temperature]:
+        """As published, or learned."""
+        if not self.config.learned:
+            return super().temperatures(client)
+        tau, tau_prev = client["temperatures"]()
+        return tau, tau_prev
 
+    def contrast(
+        self, anchor: Tensor, others: Sequence[Tensor], tau: Temperature, tau_prev: Temperature, masks: Any
+    ) -> dict[str, Tensor]:
+        """The chosen loss."""
+        if self.config.loss == "pairwise":
+            return {"pairwise": pairwise(anchor, others, tau, normalize=self.unit, **masks)}
+        if self.config.loss == "gramian":
+            options = {"negatives": self.config.negatives, "memory": self.memory}
+            return {"gramian": gramian(anchor, others, self.config.tau, **options, **masks)}
+        return super().contrast(anchor, others, tau, tau_prev, masks)
 
-def learned_temperatures(config: Any) -> dict[str, nn.Module]:
-    """A module with both temperatures where they are learned; pairwise has one, the other is any smaller value."""
-    if not config.learned:
-        return {}
-    tau_prev = config.tau / 2 if config.loss == "pairwise" else config.tau_prev
-    return {"temperatures": Temperatures(None, config.tau, tau_prev)}
-
-
-def anchors_of(client: Client, batch: Batch, statistics: str) -> Tensor:
-    """The client's representations of a public batch, with gradients; dropout rests in both cases."""
-    mode = evaluating if statistics == "private" else on_the_batch
-    with mode(client["model"].content):
-        anchors: Tensor = client["model"].features(batch.x)
-    return anchors
-
-
-def compared_loss(
-    config: Any, anchor: Tensor, peers: Sequence[Tensor], tau: float | Tensor, masks: dict[str, Any]
-) -> dict[str, Tensor]:
-    """The losses the paper compares Muscle with."""
-    if config.loss == "pairwise":
-        return {"pairwise": pairwise(anchor, peers, tau, normalize=config.normalize, **masks)}
-    options = {"negatives": config.negatives, "memory": config.memory}
-    return {"gramian": gramian(anchor, peers, config.tau, **options, **masks)}
-
-
-def published_scalars(direction: str, message: Message, batch: int) -> int:
-    """What the paper counts: representations up; S^n and α^n of every batch down, B^M·(d + 1) scalars."""
-    if direction == "up":
-        return message.scalars
-    rows, peers, width = message["peers"].shape
-    return int(rows // batch * batch**peers * (width + 1))
+    def as_published(self, direction: str, message: Message) -> int | None:
+        """The paper's count where it is asked for: Z up; S^n and α^n of every batch down, B^M·(d + 1) scalars."""
+        if self.config.accounting == "exact" or not message:
+            return None
+        if direction == "up":
+            return message.scalars
+        rows, peers, width = message["peers"].shape
+        batch = self.config.batch
+        return int(rows // batch * batch**peers * (width + 1))

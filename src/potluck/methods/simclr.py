@@ -16,10 +16,9 @@ remember the statistics of public batches; a sample a client lacks is no view of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -28,7 +27,7 @@ from potluck.core.method import Clients, MethodConfig, client_step
 from potluck.core.model import Model
 from potluck.core.population import Population
 from potluck.core.server import Server
-from potluck.core.streams import Prepare, Stream
+from potluck.core.streams import Stream
 from potluck.core.task import Batch, Task
 from potluck.data.prepare import AugmentConfig, Normalize
 from potluck.errors import ConfigError
@@ -39,6 +38,7 @@ from potluck.kit.public_knowledge import (
     public_samples,
     require_public_samples,
 )
+from potluck.kit.random_views import RandomViews
 from potluck.kit.requirements import require_representation
 from potluck.training.fit import fit
 
@@ -124,31 +124,10 @@ class SimCLR(OnPublicData):
 
     def views(self, batches: Stream) -> Stream:
         """The same batches with every sample changed at random; every stream draws its own changes."""
-        prepare = Views(batches.source.prepare, self.operations, self.config.drop)
+        prepare = RandomViews(batches.source.prepare, self.operations, self.config.drop)
         return replace(batches, source=replace(batches.source, prepare=prepare), augment=True)
 
     def contrast(self, client: Client, batch: Batch, second: Batch) -> dict[str, Tensor]:
         """NT-Xent of two views of a batch."""
         one, other = (client["projector"](foreign_features(client, view)) for view in (batch, second))
         return {"contrast": nt_xent(one, other, self.config.tau, client.public.mask[batch.id])}
-
-
-@dataclass(frozen=True)
-class Views:
-    """Prepare a sample as its client does, then change it at random."""
-
-    prepare: Prepare | None
-    operations: tuple[Any, ...]
-    drop: float
-
-    def __call__(self, raw: Tensor, generator: torch.Generator | None) -> Tensor:
-        """A view of every sample; without a generator the samples as they are."""
-        x = raw if self.prepare is None else self.prepare(raw, None)
-        if generator is None:
-            return x
-        if x.ndim != 4:
-            left_out = torch.rand(x.shape, device=x.device, generator=generator) < self.drop
-            return x.masked_fill(left_out, 0)
-        for operation in self.operations:
-            x = operation(x, generator)
-        return x

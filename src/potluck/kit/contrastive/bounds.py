@@ -29,7 +29,7 @@ def theorem1_value(
     """
     with torch.no_grad(), full_precision(anchor):
         compared = prepare(anchor, peers, weight, present, normalize=False)
-        logs = torch.stack([has * has.sum().clamp_min(1).log() for has in compared.floats()])
+        logs = torch.stack([has * has.sum().clamp_min(1).log() for has in compared.presence()])
         return compared.reduce(logs.sum(0), "mean") - loss.detach()
 
 
@@ -51,6 +51,6 @@ def information_bounds(
         compared = prepare(anchor, peers, weight, present, normalize)
         bounds = [
             mean_where(has.sum().clamp_min(1).log() - info_nce(scores), compared.weight * has)
-            for scores, has in zip(compared.scores(tau), compared.floats(), strict=True)
+            for scores, has in zip(compared.scores(tau), compared.presence(), strict=True)
         ]
         return torch.stack(bounds)

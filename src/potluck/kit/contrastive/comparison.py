@@ -28,7 +28,7 @@ class Comparison:
     weight: Tensor  # of the anchors
     present: tuple[Tensor, ...] | None  # truth values, None where nothing is missing
 
-    def floats(self) -> list[Tensor]:
+    def presence(self) -> list[Tensor]:
         """Which rows each peer has, as zeros and ones."""
         if self.present is None:
             return [torch.ones_like(self.weight)] * len(self.peers)

@@ -111,7 +111,7 @@ def _gramian_by_tuple(compared: Comparison, tau: float, room: int) -> Tensor:
 
 def _gramian_by_sample(compared: Comparison, tau: float) -> Tensor:
     """The loss of every anchor: its tuple against those of other samples, and itself against other anchors."""
-    products, has = compared.products(), compared.floats()
+    products, has = compared.products(), compared.presence()
     among = [diagonals(row) for row in compared.among()]
     # An anchor compares the peers that have its own sample; a tuple that lacks one of them is no candidate.
     seen = [x * own[:, None] for x, own in zip(products, has, strict=True)]

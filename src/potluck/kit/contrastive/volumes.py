@@ -51,9 +51,7 @@ class Span:
     """
 
     cosines: list[Tensor]  # inner products with the anchors, per peer (anchors, B)
-    barriers: list[
-        Tensor
-    ]  # 0, or −∞ for a row that is no candidate, per peer (anchors, B); empty if none is −∞
+    barriers: list[Tensor]  # 0, or −∞ where a row is no candidate, per peer (anchors, B); empty if all are 0
     anchors: Tensor  # squared lengths, (anchors,)
     lengths: list[Tensor]  # squared lengths, per peer (B,)
     among: list[list[Tensor]]  # inner products, per pair of peers (B, B)

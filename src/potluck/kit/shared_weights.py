@@ -1,0 +1,95 @@
+"""The base of methods that average weights by name: what is averaged with what, and where weights start."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import ClassVar
+
+from torch import Tensor
+
+from potluck.core.card import Card, ClientId
+from potluck.core.client import Client
+from potluck.core.contract import state_of
+from potluck.core.message import Content
+from potluck.core.method import Clients, Method, Needs, client_step
+from potluck.core.population import Population
+from potluck.core.replies import Replies
+from potluck.core.server import Server
+from potluck.errors import ConfigError
+from potluck.kit.averaging import Weights, average
+from potluck.kit.requirements import named
+
+
+class SharedWeights(Method):
+    """Averages the clients' tensors under keys; tensors with equal keys are averaged together.
+
+    The option `share` of a subclass chooses the keys: `all`, `groups` or `layers`. The part `weights` of the
+    server's state holds the averages. Where it lacks a tensor of the cohort, `introduce` fetches initial values.
+    """
+
+    server_needs: ClassVar[Needs] = "names"
+    card_fields: ClassVar[tuple[str, ...]] = ("names",)
+
+    def check(self, population: Population) -> None:
+        """With `share: all` every client must have the same model."""
+        if self.config.share != "all":
+            return
+        first, *others = population.ids
+        for client in others:
+            if population.names(client) != population.names(first):
+                raise ConfigError(
+                    f"{self.name}: {named(population, client)} has another model than {named(population, first)}; "
+                    "set method.share to groups or layers"
+                )
+
+    @client_step(
+        up={"model": state_of("model", "initial weights the server has not seen yet")}, purpose="setup"
+    )
+    def bring(self, client: Client) -> Content:
+        """Send the initial weights."""
+        return {"model": client["model"].state()}
+
+    def introduce(self, server: Server, clients: Clients) -> None:
+        """Fetch initial values for the tensors of this cohort that the server does not hold."""
+        while donors := self.donors(server, clients):  # again if one of them failed
+            replies = clients.ask(self.bring, only=donors)
+            for client in sorted(replies, key=donors.index):
+                fresh = self.keyed(replies, client, "model")
+                held = server["weights"].tensors()
+                server["weights"].load({key: value for key, value in fresh.items() if key not in held})
+
+    def donors(self, server: Server, clients: Clients) -> list[ClientId]:
+        """The clients that can send the tensors the server does not hold, the largest model first."""
+        known = set(server["weights"].tensors())
+        donors = []
+        for client in sorted(clients.ids, key=lambda one: -len(clients.cards[one].names)):
+            keys = set(self.keys(clients.cards[client]).values())
+            if not keys <= known:
+                donors.append(client)
+                known |= keys
+        return donors
+
+    def mean(self, replies: Replies, group: str, weights: Weights) -> dict[str, Tensor]:
+        """The mean of a group of tensors, under the server's keys."""
+        keyed = replies.map(lambda client, _: {group: self.keyed(replies, client, group)})
+        return average(keyed, group, weights)
+
+    def keyed(self, replies: Replies, client: ClientId, group: str) -> dict[str, Tensor]:
+        """A client's tensors under the server's keys."""
+        keys = self.keys(replies.cards[client])
+        return {keys[name]: value for name, value in replies[client].group(group).items()}
+
+    def share_of(self, server: Server, part: str, card: Card) -> dict[str, Tensor]:
+        """The server's tensors that this client also has, under the client's names."""
+        held = server[part].tensors()
+        return {name: held[key].clone() for name, key in self.keys(card).items() if key in held}
+
+    def keys(self, card: Card) -> dict[str, str]:
+        """The server's key of each of a client's tensors; tensors with equal keys are averaged together."""
+        names = card.names
+        if self.config.share == "all":
+            return {name: name for name in names}
+        if self.config.share == "layers":
+            return {name: f"{name}:{'x'.join(map(str, shape))}" for name, shape in names.items()}
+        group = hashlib.sha256(repr(sorted(names.items())).encode()).hexdigest()[:12]
+        return {name: f"{group}:{name}" for name in names}
