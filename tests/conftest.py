@@ -1,4 +1,4 @@
-"""One thread for every test (more are slower on small models, and their number changes bits), and one device."""
+"""One thread for every test (more are slower on small models, and change bits), one device, one terminal."""
 
 from __future__ import annotations
 
@@ -14,3 +14,12 @@ def on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     if request.node.get_closest_marker("cuda") is None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.fixture(autouse=True)
+def on_a_plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is printed is compared: it must not follow the width and colours of the terminal the tests run in."""
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")

@@ -142,7 +142,7 @@ def stopped_by(number: signal.Signals, folder: Path) -> tuple[int, str]:
     while process.poll() is None and not (log.exists() and log.stat().st_size):
         time.sleep(0.01)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert out == ""
     assert "Traceback" not in err
     return process.returncode, err.strip().splitlines()[-1] if err else ""

@@ -84,9 +84,9 @@ def test_recalls_are_shares_of_ranks():
 def test_losses_by_hand():
     scores, y = torch.tensor([[0.0, 2.0, -1.0]]), torch.tensor([[1, 0, 0]], dtype=torch.uint8)
     binary = [math.log(2), math.log(1 + math.exp(2)), math.log(1 + math.exp(-1))]
-    assert float(MULTI.loss(scores, y)) == pytest.approx(sum(binary) / 3)
-    pixels = torch.zeros(1, 2, 8, 8)
-    assert float(PIXELS.loss(pixels, torch.ones(1, 8, 8, dtype=torch.uint8))) == pytest.approx(math.log(2))
+    assert float(MULTI.loss(scores, y)) == pytest.approx(sum(binary) / 3, rel=1e-5)
+    pixels, ink = torch.zeros(1, 2, 8, 8), torch.ones(1, 8, 8, dtype=torch.uint8)
+    assert float(PIXELS.loss(pixels, ink)) == pytest.approx(math.log(2), rel=1e-5)
     pairs = torch.tensor([[1.0, 0, 3, 0], [0, 2, 0, 1]])  # image beside caption, both of any length
     expected = math.log(1 + math.exp(-1 / 0.07))
     assert float(PAIRS.loss(pairs, torch.zeros(2))) == pytest.approx(expected, abs=1e-6)
@@ -95,7 +95,7 @@ def test_losses_by_hand():
 def test_a_weight_of_zero_leaves_a_sample_out():
     scores, y = torch.randn(3, 3, generator=Rng(1).generator()), torch.eye(3)
     weighted = MULTI.loss(scores, y, torch.tensor([1.0, 0.0, 1.0]))
-    assert float(weighted) == pytest.approx(float(MULTI.loss(scores[[0, 2]], y[[0, 2]])))
+    assert float(weighted) == pytest.approx(float(MULTI.loss(scores[[0, 2]], y[[0, 2]])), rel=1e-5)
 
 
 def test_tasks_go_through_json():
@@ -190,7 +190,7 @@ def test_a_split_read_in_batches_is_measured_as_a_whole(data, monkeypatch):
     assert whole["plain/test/" + SCORES[data]] != whole["turned/test/" + SCORES[data]]
     for name in whole:
         if data != "digits-captions" or not name.endswith("loss"):  # contrastive within a batch
-            assert float(parts[name]) == pytest.approx(float(whole[name]), rel=1e-6), name
+            assert float(parts[name]) == pytest.approx(float(whole[name]), rel=1e-5), name
     with collecting_with(Tape().collect):
         measure(Oracle(answers), client, ("plain", "turned"), "own")
         client.enter(2, Rng(0), {})

@@ -16,7 +16,7 @@ HOSPITALS = Path(__file__).parents[2] / "examples" / "hospitals"
 def join(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "potluck", "join", "--client", "north", *words],
-        cwd=cwd, capture_output=True, text=True, timeout=120, check=False,
+        cwd=cwd, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def test_wrong_options_are_named(tmp_path: Path, words: str, sentence: str) -> N
 def test_a_check_joins_nobody_and_writes_what_it_would_take(tmp_path: Path) -> None:
     shutil.copytree(HOSPITALS, tmp_path / "h")
     here = tmp_path / "h"
-    subprocess.run([sys.executable, "make_data.py"], cwd=here, check=True, capture_output=True, timeout=60)
+    subprocess.run([sys.executable, "make_data.py"], cwd=here, check=True, capture_output=True, timeout=600)
     site = ["--model", "north/site.py:build", "--data", "north/site.py:load"]
     done = join("--check", "experiment.yaml", *site, "--write", "contract.json", "--json", cwd=here)
     assert done.returncode == 0, done.stderr

@@ -20,9 +20,9 @@ from potluck.kit.contrastive import (
 from potluck.kit.contrastive.tuples import COPIES
 from potluck.testing.cpu_capture import _Recorder
 
-E = torch.eye(2)
+E = torch.eye(2, dtype=torch.float64)
 SWAPPED = E.flip(0)
-TILTED = torch.tensor([[0.6, 0.8], [0.8, -0.6]])
+TILTED = torch.tensor([[0.6, 0.8], [0.8, -0.6]], dtype=torch.float64)
 TUPLE = 4 * COPIES  # bytes
 SMALL = 8 * TUPLE
 
@@ -347,8 +347,8 @@ def test_gramian_of_identical_models_has_a_finite_gradient(negatives):
 
 @pytest.mark.parametrize(("samples", "wanted"), [(2, 0.52), (8, 1.24), (16, 1.43)])
 def test_theorem1_value_is_no_bound_for_a_constant_anchor(samples, wanted):
-    rows = torch.eye(samples + 1)[:samples]
-    constant = torch.eye(samples + 1)[samples:].expand(samples, -1)
+    axes = torch.eye(samples + 1, dtype=torch.float64)
+    rows, constant = axes[:samples], axes[samples:].expand(samples, -1)
     peers = [rows, -rows]
     close(theorem1_value(muscle(constant, peers), constant, peers), wanted, 5e-3)
     assert bool((information_bounds(constant, peers).abs() < 1e-6).all())

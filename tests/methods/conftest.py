@@ -23,6 +23,7 @@ from potluck.federation.federation import simulated
 from potluck.federation.groups import GroupData
 from potluck.methods.registry import find_method
 from potluck.models import ModelPool
+from potluck.testing.double_precision import double_precision
 
 INPUTS, CLASSES = 3, 4
 
@@ -245,6 +246,13 @@ class Toolbox:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+
+
+@pytest.fixture
+def in_double_precision():
+    """Play in float64: rounding grows over the steps of several rounds, and differs between processors."""
+    with double_precision():
+        yield
 
 
 @pytest.fixture(scope="session")

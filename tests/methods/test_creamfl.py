@@ -19,7 +19,7 @@ from potluck.kit.public_knowledge import modality
 ROWS = {"a": range(0, 7), "b": range(7, 12)}
 TRAINING = {"epochs": 1, "batch_size": 3, "optimizer": {"lr": 0.2}}
 PUBLIC = np.random.Generator(np.random.PCG64(8)).standard_normal((10, 3)).astype(np.float32)
-E = torch.eye(2)
+E = torch.eye(2, dtype=torch.float64)
 HERE = torch.tensor([True, True])
 
 
@@ -33,7 +33,7 @@ def test_the_contrast_within_a_modality_by_hand():
     """Positive at cosine 1, the previous model at 0, τ = 0.5."""
     assert float(intra(E, E, E.flip(0), HERE, 0.5)) == pytest.approx(math.log(1 + math.exp(-2)))
     assert float(intra(E, E, E, HERE, 0.5)) == pytest.approx(math.log(2))
-    half = intra(E, torch.tensor([[1.0, 0.0], [0.0, 0.0]]), E, HERE, 0.5)
+    half = intra(E, torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=E.dtype), E, HERE, 0.5)
     assert float(half) == pytest.approx(
         math.log(2)
     )  # a sample without a global representation does not count
@@ -42,7 +42,7 @@ def test_the_contrast_within_a_modality_by_hand():
 
 
 def test_the_contrast_between_modalities_is_with_all_public_samples():
-    table = torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0], [0.0, 0.0]])  # nobody has the last one
+    table = torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]).to(E)  # nobody has the last one
     rows = torch.tensor([1, 0])
     expected = [math.log(2 + math.exp(-2)), math.log(1 + 2 * math.exp(-2))]
     found = inter(E, [table], rows, HERE, 0.5)
@@ -64,8 +64,8 @@ def test_the_log_share_in_pieces_is_the_one_of_the_whole(monkeypatch):
 def test_weights_of_the_mean_by_hand():
     """Scores 0 and log 3: weights 1/4 and 3/4. Who lacks a sample has none; where all do the target is zero."""
     z = torch.stack([torch.stack([E[0], E[0], 0 * E[0]]), torch.stack([E[1], 0 * E[1], 0 * E[1]])])
-    scores = torch.tensor([[0.0, 0.0, 0.0], [math.log(3), 9.0, 9.0]])
-    expected = torch.tensor([[0.25, 0.75], [1.0, 0.0], [0.0, 0.0]])
+    scores = torch.tensor([[0.0, 0.0, 0.0], [math.log(3), 9.0, 9.0]], dtype=E.dtype)
+    expected = torch.tensor([[0.25, 0.75], [1.0, 0.0], [0.0, 0.0]], dtype=E.dtype)
     torch.testing.assert_close(weighted_by_agreement(z, scores), expected)
 
 
@@ -109,6 +109,7 @@ def plain_scores(z, table, aggregation):
     return -torch.cat(halves)
 
 
+@pytest.mark.usefixtures("in_double_precision")
 @pytest.mark.parametrize(
     ("regularizer", "aggregation"),
     [("creamfl", "creamfl"), ("muscle", "muscle"), ("creamfl", "muscle")],
@@ -136,6 +137,7 @@ def cross_entropy_among(scores, own, candidates):
     return torch.stack(each)
 
 
+@pytest.mark.usefixtures("in_double_precision")
 @pytest.mark.parametrize("regularizer", ["creamfl", "muscle"])
 @pytest.mark.parametrize("aggregation", ["creamfl", "muscle"])
 def test_with_missing_samples_it_is_a_plain_loop_over_those_there_are(kit, regularizer, aggregation):

@@ -130,8 +130,8 @@ def test_layer_wise_mean_of_known_numbers(kit):
     before = game.method.downlink(game.server, "b")["model"]
     game.server["weights"].load(game.method.mean(replies, "model", "uniform"))
     after = game.method.downlink(game.server, "b")["model"]
-    assert torch.equal(after["fc1.bias"], torch.full((6,), 3.0))
-    assert torch.equal(after["fc2.bias"], torch.full((6,), 6.0))
+    torch.testing.assert_close(after["fc1.bias"], torch.full((6,), 3.0))
+    torch.testing.assert_close(after["fc2.bias"], torch.full((6,), 6.0))
     for name in ("fc1.weight", "fc2.weight", "head.weight", "head.bias"):
         assert torch.equal(after[name], before[name]), name
 

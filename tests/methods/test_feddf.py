@@ -29,8 +29,8 @@ def test_the_divergence_by_hand():
     """Half and half against 3/4 and 1/4: KL(teacher ‖ student), mean over samples, no factor T²."""
     teacher = torch.tensor([[math.log(3), 0.0], [0.0, 0.0]])
     expected = (0.75 * math.log(1.5) + 0.25 * math.log(0.5)) / 2
-    assert float(divergence(torch.zeros(2, 2), teacher, 1.0)) == pytest.approx(expected, abs=1e-6)
-    assert float(divergence(torch.zeros(2, 2), 2 * teacher, 2.0)) == pytest.approx(expected, abs=1e-6)
+    assert float(divergence(torch.zeros(2, 2), teacher, 1.0)) == pytest.approx(expected, abs=1e-5)
+    assert float(divergence(torch.zeros(2, 2), 2 * teacher, 2.0)) == pytest.approx(expected, abs=1e-5)
 
 
 def trained(kit, game):

@@ -104,6 +104,7 @@ def plain_round(game, client, model, number, kernel, eta, lacking=()):
         return z @ z.T
 
 
+@pytest.mark.usefixtures("in_double_precision")
 def test_rounds_are_a_plain_loop_whose_weight_grows_with_the_root_of_the_round(kit):
     game = federation(kit)
     models, kernel = {client: game.federation.population.build_model(client) for client in ROWS}, None
@@ -119,6 +120,7 @@ def test_rounds_are_a_plain_loop_whose_weight_grows_with_the_root_of_the_round(k
             )
 
 
+@pytest.mark.usefixtures("in_double_precision")
 def test_rounds_with_missing_samples_are_a_plain_loop_over_those_there_are(kit):
     """Client a lacks some that b has; after a round without b, K̄ has nothing to say of them."""
     lacking = {"a": (0, 2, 4, 9), "b": (0,)}

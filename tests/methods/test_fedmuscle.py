@@ -167,22 +167,22 @@ class TestLoss:
     )
     def test_values(self, tables, muscles, pairs):
         found = aligned(tables)["0"]
-        assert float(found["muscle"]) == pytest.approx(muscles, abs=1e-6)
+        assert float(found["muscle"]) == pytest.approx(muscles, abs=1e-4)
         assert float(found["theorem1_value"]) == pytest.approx(
-            (len(tables) - 1) * math.log(2) - muscles, abs=1e-6
+            (len(tables) - 1) * math.log(2) - muscles, abs=1e-4
         )
         if pairs is not None:
-            assert float(aligned(tables, loss="pairwise")["0"]["pairwise"]) == pytest.approx(pairs, abs=1e-6)
-            assert float(aligned(tables, tau_prev=0.2)["0"]["muscle"]) == pytest.approx(pairs, abs=1e-6)
+            assert float(aligned(tables, loss="pairwise")["0"]["pairwise"]) == pytest.approx(pairs, abs=1e-4)
+            assert float(aligned(tables, tau_prev=0.2)["0"]["muscle"]) == pytest.approx(pairs, abs=1e-4)
 
     def test_one_peer_is_info_nce_at_any_temperature(self):
         expected = pairwise(torch.tensor(E), [torch.tensor(TURNED)], 0.5)
-        assert float(aligned([E, TURNED], tau=0.5)["0"]["muscle"]) == pytest.approx(float(expected), abs=1e-6)
+        assert float(aligned([E, TURNED], tau=0.5)["0"]["muscle"]) == pytest.approx(float(expected), abs=1e-4)
 
     def test_the_bounds_are_those_of_the_peers(self):
         found = aligned([E, E, SWAPPED])["0"]
         bounds = [math.log(2) - math.log1p(math.exp(-5)), math.log(2) - math.log1p(math.exp(5))]
-        assert [float(found["bound 0 0"]), float(found["bound 0 1"])] == pytest.approx(bounds, abs=1e-6)
+        assert [float(found["bound 0 0"]), float(found["bound 0 1"])] == pytest.approx(bounds, abs=1e-4)
 
     @pytest.mark.parametrize("negatives", ["tuples", "anchor"])
     def test_the_gramian_is_there_too(self, negatives):
@@ -404,7 +404,7 @@ class TestProtocol:
         for other in others:
             assert other.keys() == one.keys()
             for name, value in one.items():
-                assert float(other[name]) == pytest.approx(float(value), abs=1e-5), name
+                assert float(other[name]) == pytest.approx(float(value), abs=1e-4), name
 
     def test_rows_may_keep_their_length(self):
         _, spy = played(asked(NETS, batch=5, peers=2, normalize=False))

@@ -245,7 +245,7 @@ class TestHead:
         scores = server["head"](self.x)
         torch.testing.assert_close(scores, torch.tensor([[0.25, 1.5, 1.75]]))
         value = method.head_loss(server, Batch(self.x, self.y))
-        assert value.item() == pytest.approx(1.069112, abs=1e-6)
+        assert value.item() == pytest.approx(1.069112, abs=2e-5)
         by_class = sum(
             w * F.cross_entropy(scores, torch.tensor([c])) for c, w in enumerate(self.y[0].tolist())
         )
@@ -254,11 +254,11 @@ class TestHead:
             F.cross_entropy(leaf := scores.detach().requires_grad_(), self.y), leaf
         )
         expected = torch.tensor([[-0.138543, 0.389025, -0.250482]])
-        torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=0)
+        torch.testing.assert_close(gradient, expected, atol=2e-5, rtol=0)
 
     def test_a_head_of_zeros_is_at_the_entropy_of_a_coin(self):
         method, server = server_with([[0.0, 0.0]] * 3, [0.0] * 3)
-        assert method.head_loss(server, Batch(self.x, self.y)).item() == pytest.approx(1.098612, abs=1e-6)
+        assert method.head_loss(server, Batch(self.x, self.y)).item() == pytest.approx(math.log(3), abs=1e-5)
 
     def test_one_step_moves_the_head_along_the_residual(self):
         """W ← W − η (softmax − ỹ) r̃ᵀ, b ← b − η (softmax − ỹ)."""
@@ -267,9 +267,9 @@ class TestHead:
         method.train_head(server, self.x, self.y)
         residual = torch.tensor([-0.138543, 0.389025, -0.250482])
         moved = server["head"].state()
-        torch.testing.assert_close(moved["bias"], -0.1 * residual, atol=1e-6, rtol=0)
+        torch.testing.assert_close(moved["bias"], -0.1 * residual, atol=1e-5, rtol=0)
         expected = weight - 0.1 * residual.outer(self.x[0])
-        torch.testing.assert_close(moved["weight"], expected, atol=1e-6, rtol=0)
+        torch.testing.assert_close(moved["weight"], expected, atol=1e-5, rtol=0)
 
     @pytest.mark.parametrize("reduction", ["sum", "mean"])
     @pytest.mark.parametrize("epochs", [1, 3])

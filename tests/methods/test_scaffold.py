@@ -56,6 +56,7 @@ def assert_same(game, expected):
             np.testing.assert_allclose(held, own[client][place], atol=1e-5, err_msg=f"c_{client}, {name}")
 
 
+@pytest.mark.usefixtures("in_double_precision")
 @pytest.mark.parametrize("variate", ["mean", "option2"])
 def test_rounds_with_partial_cohorts_match_the_formulas(kit, variate):
     game = kit.Federation({"name": "scaffold", "variate": variate}, kit.Linear, ROWS, training=TRAINING)
@@ -65,6 +66,7 @@ def test_rounds_with_partial_cohorts_match_the_formulas(kit, variate):
     assert_same(game, numpy_scaffold(kit, game, SCHEDULE))
 
 
+@pytest.mark.usefixtures("in_double_precision")
 @pytest.mark.parametrize("variate", ["mean", "option2"])
 def test_server_rate_and_decaying_client_rate(kit, variate):
     options = {"name": "scaffold", "variate": variate, "server_lr": 0.5}

@@ -291,10 +291,10 @@ def test_a_comparison_shows_each_client_by_its_own_measure(tmp_path, monkeypatch
             np.mean([100 * (other[one] - local[one]) / local[one] for one in local if local[one] > 0])
         )
     entries = {entry["method"]: entry for entry in comparison["methods"]}
-    assert entries["doubling"]["gain"] == pytest.approx(np.mean(gains), abs=1e-5)
+    assert entries["doubling"]["gain"] == pytest.approx(np.mean(gains), abs=1e-3)
     assert entries["local"]["gain"] == 0
     both = [means["doubling", seed]["4"] for seed in (0, 1)]
-    assert entries["doubling"]["per_client"]["4"] == pytest.approx(np.mean(both), abs=1e-6)
+    assert entries["doubling"]["per_client"]["4"] == pytest.approx(np.mean(both), abs=1e-5)
     shown = plain(comparison_sheet(comparison))
     assert "score %" in shown
     assert "Δ %" in shown

@@ -261,7 +261,7 @@ def test_gradients_of_any_memory_layout(name, clip):
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
     for key, value in model.named_parameters():
-        torch.testing.assert_close(client["model"][key].detach(), value.detach(), atol=1e-5, rtol=0)
+        torch.testing.assert_close(client["model"][key].detach(), value.detach(), atol=1e-4, rtol=0)
 
 
 def test_clipping_leaves_what_combine_returned_alone():
@@ -337,7 +337,7 @@ class TestTerms:
             for name, value in values.items():
                 found = torch.autograd.grad(value, list(parameters.values()), retain_graph=True)
                 for key, gradient in zip(parameters, found, strict=True):
-                    torch.testing.assert_close(terms[name][f"model/{key}"], gradient, atol=1e-6, rtol=0)
+                    torch.testing.assert_close(terms[name][f"model/{key}"], gradient, atol=2e-5, rtol=0)
             optimizer.zero_grad()
             (2 * values["ce"] - 3 * values["size"]).backward()
             optimizer.step()
