@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -43,7 +43,9 @@ class PeerExchange:
     batch: int  # samples in a public batch; a short last one is left out
     passes: int  # passes over the public data in a round
     peers: int  # other clients that a client is compared with
-    available: Mapping[ClientId, np.ndarray]  # which public samples each client has in its modality
+    available: Mapping[ClientId, np.ndarray] = field(
+        default_factory=dict
+    )  # the public samples each client has
     bundle: int = 1  # batches in an exchange
     redraw: Literal["batch", "round"] = "batch"  # how often peers are drawn
 

@@ -32,6 +32,7 @@ there, which is this one unless an option says otherwise. `fedmuscle_observation
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -128,11 +129,14 @@ class FedMuscle(OnPublicData):
             """Whether the loss has the γ of the Muscle loss."""
             return True
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.exchange = PeerExchange(self.config.batch, self.config.passes, self.config.peers)
+
     def setup(self, population: Population) -> None:
-        """Prepare the exchange of public batches."""
+        """See which public samples each client has."""
         super().setup(population)
-        config, available = self.config, available_samples(population)
-        self.exchange = PeerExchange(config.batch, config.passes, config.peers, available)
+        self.exchange = replace(self.exchange, available=available_samples(population))
 
     def check(self, population: Population) -> None:
         """Public data must fill a batch, a cohort must have M peers, and representations one width."""

@@ -102,15 +102,15 @@ class FedMuscleVariants(FedMuscle):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.unit, self.memory = self.config.normalize, self.config.memory
+        self.exchange = replace(self.exchange, bundle=self.config.bundle, redraw=self.config.redraw)
         if self.config.statistics == "public":
             self.mode = on_the_batch  # dropout rests, as it does in evaluation mode
 
     def setup(self, population: Population) -> None:
-        """As published, with several batches in an exchange; at most all of a round."""
+        """As published; an exchange has at most all batches of a round."""
         super().setup(population)
         batches = self.config.passes * (self.public_size // self.config.batch)
-        bundle = min(self.config.bundle, batches)
-        self.exchange = replace(self.exchange, bundle=bundle, redraw=self.config.redraw)
+        self.exchange = replace(self.exchange, bundle=min(self.config.bundle, batches))
 
     def client_state(self, task: Task, model: Model, **learned: nn.Module) -> dict[str, Any]:
         """As published, and the temperatures where they are learned."""
