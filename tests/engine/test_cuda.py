@@ -449,8 +449,8 @@ def test_a_run_leaves_no_memory_behind(tmp_path: Path) -> None:
         torch.cuda.empty_cache()
         return torch.cuda.memory_reserved()
 
-    before = held_after("a")  # with what CUDA's libraries keep
+    before = held_after("a")
     torch.cuda.reset_peak_memory_stats()
     after = [held_after(name) for name in "bcdef"]
     taken = torch.cuda.max_memory_reserved() - before
-    assert after[-1] - after[0] < taken / 4, (before, after, taken)  # what a run leaves would add up
+    assert max(after) - before < taken / 10, (before, after, taken)
