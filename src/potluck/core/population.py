@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from potluck.core.card import Card, ClientId
@@ -20,6 +20,8 @@ from potluck.core.rng import Rng
 from potluck.core.state import BufferPolicy
 from potluck.core.task import Task
 from potluck.core.trial import trains_body
+
+REMEMBERED = 4096  # clients whose facts are kept; those of others are looked up again
 
 
 def _nothing(field: str) -> Any:
@@ -65,7 +67,8 @@ class Population(Mapping[ClientId, ClientFacts]):
         self.held_out = frozenset(held_out)
         self.participation = participation
         self.cards: Mapping[ClientId, Card] = _Cards(self)
-        self._facts, self._card_fields, self._draws = facts, tuple(card_fields), draws
+        self._facts = lru_cache(maxsize=REMEMBERED)(facts)
+        self._card_fields, self._draws = tuple(card_fields), draws
         self._publics, self._buffers = publics, buffers
         self._found: dict[tuple[str, int], dict[str, Any]] = {}  # by architecture and group
 
