@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from potluck.core.card import ClientId
 from potluck.core.contract import Shapes, shapes_below
@@ -53,5 +53,4 @@ class PrivateModels:
 
 def fingerprint(model: Model) -> str:
     """A hash of a model's weights."""
-    state: Mapping[str, object] = dict(model.state_dict())
-    return hashlib.sha256(Message(state).encode()).hexdigest()  # type: ignore[arg-type]
+    return hashlib.sha256(Message(dict(model.state_dict())).encode()).hexdigest()

@@ -129,7 +129,7 @@ class Run:
         self.observers.round(end)
 
     def _cohort(self, round_: int) -> tuple[ClientId, ...]:
-        return self.federation.population.cohort(round_, self.federation.population.cohort_size)
+        return self.federation.population.cohort(round_)
 
     def _attempts(self, round_: int, undo_attempt: Callable[[], None]) -> _Attempt:
         """Try a round as often as the settings allow."""
