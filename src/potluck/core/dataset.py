@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -62,6 +64,19 @@ class Dataset:
     def label_count(self) -> int:
         """The number of classes in `labels`."""
         return self.task.classes if self.task.single_label else int(self.labels.max()) + 1
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the content: the task and every sample and label. The name does not count."""
+        about = (self.task, self.train_rows, self.class_names, self.mean, self.std)
+        digest = hashlib.sha256(repr(about).encode())
+        for tensor in (self.x, self.y, self.strata, self.images):
+            if tensor is not None:
+                digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+                digest.update(tensor.contiguous().numpy().data)
+        for text in self.texts or ():
+            digest.update(text.encode() + b"\0")
+        return digest.hexdigest()
 
     @property
     def label_names(self) -> tuple[str, ...]:
