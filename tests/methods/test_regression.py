@@ -84,7 +84,9 @@ def test_methods_of_classes_refuse_it_and_name_those_that_do_not(method: str) ->
     with pytest.raises(ConfigError) as error:
         Experiment.make(**settings(method)).build()
     said = str(error.value)
-    assert said.startswith(f"{method} learns from one class per sample; client 0 has regression with 1 output of")
+    assert said.startswith(
+        f"{method} learns from one class per sample; client 0 has regression with 1 output of"
+    )
     named = said.rpartition("methods that take it: ")[2].split(", ")
     assert set(TAKEN) <= set(named) and not set(REFUSED) & set(named)
     assert not find_method(method).takes(numbers().task)
@@ -111,5 +113,7 @@ def test_labels_of_a_column_and_of_a_matrix_give_the_same_run(tmp_path: Path) ->
 
 def test_workers_and_a_resumed_run_end_alike(tmp_path: Path) -> None:
     straight = potluck.run(**settings("fedmrl"), out=tmp_path / "straight")
-    shared = potluck.run(**settings("fedmrl", engine={"device": "cpu", "workers": 2}), out=tmp_path / "workers")
+    shared = potluck.run(
+        **settings("fedmrl", engine={"device": "cpu", "workers": 2}), out=tmp_path / "workers"
+    )
     assert logged(straight.folder) == logged(shared.folder)

@@ -244,7 +244,9 @@ def test_methods_of_classes_refuse_one_task_of_another_kind():
         with pytest.raises(ConfigError, match=f"{method} learns from one class per sample"):
             Experiment.make(**values, method=method).build()
     for method in ("fedmrl", "fedin", "fedmd"):  # scores of pixels need more than the features
-        with pytest.raises(ConfigError, match=f"{method} learns from scores that follow from the features alone"):
+        with pytest.raises(
+            ConfigError, match=f"{method} learns from scores that follow from the features alone"
+        ):
             Experiment.make(**values, method=method, public={"data": few("digits")}).build()
     assert Experiment.make(**values, method="fedavg").build().population.task.kind == "segmentation"
 

@@ -76,6 +76,13 @@ class EngineSettings(Settings):
         return found
 
     def _check_precision(self, device: torch.device) -> None:
+        if (
+            device.type == "cpu" and self.precision == "tf32" and self.device != "auto"
+        ):  # advice tells the others
+            raise ConfigError(
+                "engine.precision: tf32 is for GPUs, on a CPU it changes nothing; use float32, or name a GPU in "
+                "engine.device"
+            )
         if device.type == "cuda" and self.precision != "float32":
             major, minor = torch.cuda.get_device_capability(device)
             if major < 8:

@@ -56,7 +56,7 @@ def _adapted(
     check: bool,
 ) -> Model:
     if task is not None and classes not in (None, task.classes):
-        raise ModelError(f"classes={classes} was asked for, the task has {task.classes} classes")
+        raise ModelError(f"classes={classes} was asked for, the task has {task.counted}")
     check_width(rep_dim)
     if isinstance(net, Model):
         check_complete(net)

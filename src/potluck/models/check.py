@@ -120,6 +120,9 @@ def _expect_scores(scores: Tensor, samples: int, task: Task) -> None:
     if scores.ndim != len(wanted) or len(scores) != samples:
         raise ModelError(f"the head gave {tuple(scores.shape)}, expected {wanted}")
     if scores.shape[1] != task.classes:
-        raise ModelError(f"the head gives {scores.shape[1]} scores, the task has {task.classes} classes")
+        raise ModelError(
+            f"the head gives {scores.shape[1]} scores, the task has {task.counted}; change the model's last layer, "
+            f"or give the model as {{model: …, classes: {task.classes}}} for a new one"
+        )
     if tuple(scores.shape) != wanted:
         raise ModelError(f"the scores are {tuple(scores.shape)}, expected {wanted}")
