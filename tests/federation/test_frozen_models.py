@@ -69,7 +69,7 @@ def test_a_module_with_other_outputs_than_the_task_is_named() -> None:
     with pytest.raises(ModelError) as error:
         federation([net(), net(4)], "local").build()
     assert str(error.value) == (
-        "client 1: the head gives 4 scores, the task has 3 classes; change the model's last layer, or give the model "
-        "as {model: …, classes: 3} for a new one"
+        "client 1: the head gives 4 scores, the task has 3 classes; change the model's last layer, or give the "
+        "model as {model: …, classes: 3} for a new one"
     )
     assert federation([{"model": net(4), "classes": 3}], "local").build()

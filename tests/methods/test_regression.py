@@ -75,7 +75,8 @@ def test_methods_that_share_weights_features_or_scores_take_it(method: str, tmp_
     for line in last:
         found = line["test"]
         assert list(found) == ["score", "metric", "r2", "mse", "mae", "loss", "samples"]
-        assert found["metric"] == "r2" and found["score"] == found["r2"]
+        assert found["metric"] == "r2"
+        assert found["score"] == found["r2"]
         assert found["loss"] == pytest.approx(found["mse"], rel=1e-4)
 
 
@@ -88,7 +89,8 @@ def test_methods_of_classes_refuse_it_and_name_those_that_do_not(method: str) ->
         f"{method} learns from one class per sample; client 0 has regression with 1 output of"
     )
     named = said.rpartition("methods that take it: ")[2].split(", ")
-    assert set(TAKEN) <= set(named) and not set(REFUSED) & set(named)
+    assert set(TAKEN) <= set(named)
+    assert not set(REFUSED) & set(named)
     assert not find_method(method).takes(numbers().task)
 
 

@@ -9,8 +9,8 @@ What a method writes, from most to least common (`Method` has them in this order
 - usually: `citation`, `Config`, `stays`; `server_state` and `client_state`; `down` with `downlink` and `receive`
   for what comes to a client; `loss`; `modes` with `predict`;
 - where the clients must fit together: `models`, `tasks`, `card_fields`, `needs_public_data`, `setup`, `check`;
-- rarely: `server_needs`, `remedy`, `with_one_class`, `takes`, `client_options`, `open_option`, `repeats`, `as_published`,
-  `symbols`, `expected`.
+- rarely: `server_needs`, `remedy`, `with_one_class`, `takes`, `client_options`, `open_option`, `repeats`,
+  `as_published`, `symbols`, `expected`.
 
 The engine calls the rest (`steps`, `up_contract`, `sent_by`, `down_contract`, `told`); no method overrides these.
 """

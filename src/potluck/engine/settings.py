@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from pydantic import ByteSize, Field, field_validator
@@ -58,6 +58,11 @@ class EngineSettings(Settings):
     def memory_bytes(self) -> int | None:
         """The bytes that stored client states may take in device and host memory together, None for `auto`."""
         return None if self.memory == "auto" else int(self.memory)
+
+    def on_cpu(self) -> Self:
+        """The same on the CPU, which has no tf32."""
+        precision = "float32" if self.precision == "tf32" else self.precision
+        return self.model_copy(update={"device": "cpu", "precision": precision})
 
     def torch_device(self) -> torch.device:
         """The server's device: the first one."""
