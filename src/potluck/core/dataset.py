@@ -31,10 +31,9 @@ class Encoder(Protocol):
 class Dataset:
     """All rows of a data set, the official training part first.
 
-    `x` is uint8 or float32 (N, channels, height, width) for images, float32 (N, features) for vectors and
-    (N, channels, time) for windows, int64 (N, length) for text. It may be shared with other users of the same data
-    set: never write into it. `y` is one class per row; (N, labels) for multi-label; (N, height, width) for
-    segmentation; float32 (N,) or (N, outputs) for regression.
+    `x` is uint8 or float32 (N, channels, height, width) for images, float32 (N, features) for vectors, int64
+    (N, length) for text. It may be shared with other users of the same data set: never write into it. `y` is
+    one class per row; (N, labels) for multi-label; (N, height, width) for segmentation.
     """
 
     name: str
@@ -59,8 +58,8 @@ class Dataset:
         """The class of every row, for partitioning; 0 for all rows if the data has no classes."""
         if self.strata is not None:
             return self.strata
-        whole = self.y.ndim == 1 and not self.y.is_floating_point()
-        return self.y if whole else torch.zeros(len(self), dtype=torch.long)
+        classes = self.y.ndim == 1 and not self.y.is_floating_point()
+        return self.y if classes else torch.zeros(len(self), dtype=torch.long)
 
     @property
     def label_count(self) -> int:

@@ -25,6 +25,7 @@ from potluck.core.rng import Rng, Seeds
 from potluck.core.server import Server
 from potluck.core.settings import ClientOverrides, ClientTraining
 from potluck.core.state import BufferPolicy, Precision
+from potluck.core.task import Task
 from potluck.data import Split
 from potluck.data.public import public_for
 from potluck.errors import ConfigError
@@ -168,6 +169,13 @@ def simulated(
     return federation
 
 
+def _readable_data(task: Task) -> str:
+    """Which public data a client could read."""
+    if len(task.input) == 3 or task.vocabulary:
+        return "choose a data set with pairs, such as cifar10-captions"
+    return f"choose one whose samples are numbers of shape {'×'.join(map(str, task.input))}"
+
+
 def check_trained(federation: Federation) -> None:
     """Refuse a client none of whose parameters can be trained: all are frozen, and the method adds none."""
     clients, population, method = federation.clients, federation.population, federation.method
@@ -247,7 +255,7 @@ def check_public(population: Population) -> None:
         if view is not None and not bool(view.mask.any()):
             raise ConfigError(
                 f"{population.method_name}: client {client} can read nothing of the public data {view.name!r}, "
-                "which is not in its modality; choose a data set with pairs, such as cifar10-captions"
+                f"which is not in its modality; {_readable_data(population.task_of(client))}"
             )
     own = population.public()
     if own is not None:
