@@ -58,7 +58,8 @@ class Dataset:
         """The class of every row, for partitioning; 0 for all rows if the data has no classes."""
         if self.strata is not None:
             return self.strata
-        return self.y if self.y.ndim == 1 else torch.zeros(len(self), dtype=torch.long)
+        classes = self.y.ndim == 1 and not self.y.is_floating_point()
+        return self.y if classes else torch.zeros(len(self), dtype=torch.long)
 
     @property
     def label_count(self) -> int:

@@ -10,7 +10,7 @@ import torch
 
 from potluck.core.card import ClientId
 from potluck.core.dataset import Dataset
-from potluck.core.method import Method
+from potluck.core.method import Method, check_tasks
 from potluck.core.population import ClientFacts
 from potluck.core.public import check_same_samples
 from potluck.core.task import Task
@@ -41,6 +41,7 @@ def enrolled_federation(experiment: Experiment, enrolments: Mapping[ClientId, En
     any_task = takes_any_task(type(method))
     if not any_task:
         _check_common_task(enrolled, sites.classes)
+    check_tasks(method, {client: enrolment.card.task for client, enrolment in enrolled.items()})
     groups = [GroupData(_no_samples(one.card.task), 1) for one in enrolled.values()]
     groups = groups if any_task else [replace(groups[0], clients=len(enrolled))]
     models = PrivateModels(pool, sites.sites, seeds, experiment.models.init == "per_client")

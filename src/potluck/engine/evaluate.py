@@ -19,6 +19,7 @@ from potluck.core.card import ClientId
 from potluck.core.client import Client, SplitName
 from potluck.core.message import Message
 from potluck.core.method import Method
+from potluck.core.metrics import metric_facts
 from potluck.core.settings import Settings
 from potluck.core.task import Batch, Task
 from potluck.engine.ledger import Ledger
@@ -208,17 +209,24 @@ def _splits(mode: str, numbers: Mapping[str, float], sizes: Mapping[str, int]) -
 
 def _measures(numbers: Mapping[str, float], size: int) -> Line:
     """One split in the log. A task without an accuracy has a `score`, and `metric` names what that is."""
-    closing = {"loss": _finite(numbers["loss"] / size), "samples": size}
     if "correct" in numbers:
-        return {"accuracy": round(numbers["correct"] / size, 6), **closing}
-    own = {name: _finite(value) for name, value in numbers.items() if name != "loss"}
-    metric = next(iter(own))
-    return {"score": own[metric], "metric": metric, **own, **closing}
+        accuracy = round(numbers["correct"] / size, 6)
+        return {"accuracy": accuracy, "loss": _finite(numbers["loss"] / size), "samples": size}
+    metric = next(iter(numbers))
+    digits = _finite if metric_facts(metric).is_share else _significant
+    own = {name: digits(value) for name, value in numbers.items() if name != "loss"}
+    loss = digits(numbers["loss"] / size)
+    return {"score": own[metric], "metric": metric, **own, "loss": loss, "samples": size}
 
 
 def _finite(value: float) -> float | None:
-    """Six digits; None for infinity and NaN, which JSON does not have."""
+    """Six digits after the point; None for infinity and NaN, which JSON does not have."""
     return round(value, 6) if math.isfinite(value) else None
+
+
+def _significant(value: float) -> float | None:
+    """Eight digits wherever the point is: the errors of a regression have the unit of its numbers."""
+    return float(f"{value:.8g}") if math.isfinite(value) else None
 
 
 def score_of(part: Mapping[str, Any]) -> float | None:

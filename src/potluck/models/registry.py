@@ -12,7 +12,9 @@ from torch import nn
 from potluck.core.task import Task
 from potluck.errors import ModelError, nearest
 
-InputKind = Literal["image", "vector", "tokens", "pixels", "pair"]  # pixels: images with a class per pixel
+InputKind = Literal[
+    "image", "vector", "window", "tokens", "pixels", "pair"
+]  # pixels: images with a class per pixel; window: channels × time
 Builder = Callable[..., nn.Module]
 _Builder = TypeVar("_Builder", bound=Builder)
 
@@ -47,6 +49,7 @@ class Registered:
         words = {
             "image": f"images{size}",
             "vector": "vectors",
+            "window": "windows of channels × time",
             "tokens": "token ids",
             "pixels": f"images{size} to segment",
             "pair": "images with captions",
@@ -83,7 +86,7 @@ def input_kind(task: Task) -> InputKind | None:
     }
     if task.kind in by_task:
         return by_task[task.kind]
-    kinds: dict[int, InputKind] = {1: "vector", 3: "image"}
+    kinds: dict[int, InputKind] = {1: "vector", 2: "window", 3: "image"}
     return kinds.get(len(task.input))
 
 

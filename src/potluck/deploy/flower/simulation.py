@@ -58,7 +58,7 @@ def ready(experiment: Experiment) -> Experiment:
         )
     if experiment.engine.device not in ("auto", "cpu"):
         raise ConfigError("engine.device: flower-simulation computes on the CPU; use cpu")
-    return experiment.variant(engine=experiment.engine.model_copy(update={"device": "cpu"}))
+    return experiment.variant(engine=experiment.engine.on_cpu())
 
 
 # --- the server's side ----------------------------------------------------------------------------------
