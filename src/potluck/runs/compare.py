@@ -17,7 +17,7 @@ import yaml
 from potluck.core.dataset import Data
 from potluck.core.rng import Rng
 from potluck.data import Split
-from potluck.engine.evaluate import check_modes
+from potluck.engine.evaluate import check_evaluation
 from potluck.errors import ConfigError, RunError, nearest
 from potluck.experiment.schema import Experiment
 from potluck.files import read_json, write_json, write_whole
@@ -149,7 +149,7 @@ def check_reference(against: str | None, labels: Iterable[str]) -> None:
 
 def check(experiment: Experiment, data: Data, split: Split) -> None:
     """Refuse an experiment that cannot work, before another one has trained for hours."""
-    check_modes(experiment.evaluate, experiment.build(data, split).method)
+    check_evaluation(experiment.evaluate, experiment.build(data, split))
 
 
 def _make_folder(path: Path, experiment: Experiment) -> None:
