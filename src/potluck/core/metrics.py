@@ -50,6 +50,8 @@ class MetricFacts:
         )
 
 
+ACCURACY = MetricFacts("accuracy")
+
 # Every metric that is not named here is a share, and higher is better: accuracy, recall, F1, IoU and their kin.
 KNOWN = {
     facts.name: facts

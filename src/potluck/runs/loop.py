@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.core.card import ClientId
-from potluck.core.metrics import MetricFacts, common_facts, metric_facts
+from potluck.core.metrics import ACCURACY, common_facts, metric_facts
 from potluck.core.server import Server
 from potluck.engine.cohort import Cohort
 from potluck.engine.evaluate import Examined, Examiner, Moment, read_together, score_of
@@ -76,7 +76,7 @@ class Run:
         advisors = [Advisor(federation, told.advise)] if engine is None else []
         self.observers = Observers(told, *advisors, self.checkpoints)
         self._headline: tuple[float | None, str] = (None, "accuracy")
-        self._facts = MetricFacts("accuracy")
+        self._facts = ACCURACY
 
     def play(self) -> RunResult:
         """Play the remaining rounds and write summary and report; Ctrl-C keeps all whole rounds."""

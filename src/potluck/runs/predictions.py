@@ -24,7 +24,7 @@ FOLDER = "predictions"
 
 
 def write_predictions(folder: Path, round_: int, examined: Sequence[Examined], only: bool) -> None:
-    """Write the predictions of a round as one whole file; `only` keeps no earlier round. Nothing if there are none."""
+    """Write the predictions of a round, if there are any, as one whole file; `only` keeps no other round."""
     parts = [_part(found, one) for found in examined for one in found.predictions]
     if not parts:
         return
@@ -94,7 +94,7 @@ def _as_lists(part: pa.Table) -> pa.Table:
 def read_predictions(folder: Path | str, round: int | None = None) -> pd.DataFrame:
     """The predictions that a run has kept, a row per sample; of one round where it is given.
 
-    The columns are round, client, moment, mode, split, row (in the client's data set), label, prediction and scores.
+    The columns: round, client, moment, mode, split, row (in the client's data set), label, prediction, scores.
     """
     files = sorted((Path(folder) / FOLDER).glob("round-*.parquet"))
     if not files:
@@ -135,11 +135,11 @@ def confusion(
         raise RunError(f"{folder}: only a task with one class per sample has a confusion matrix")
     classes = range(max(map(len, frame["scores"])))
     tables = {
-        client: pd.crosstab(part["label"], part["prediction"])
+        str(client): pd.crosstab(part["label"], part["prediction"])
         for client, part in frame.groupby("client", sort=False)
     }
     return {
-        str(client): tables[client].reindex(index=classes, columns=classes, fill_value=0)
+        client: tables[client].reindex(index=classes, columns=classes, fill_value=0)
         for client in sorted(tables, key=natural)
     }
 
