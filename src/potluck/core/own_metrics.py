@@ -312,18 +312,24 @@ def _from_torchmetrics(settings: MetricSettings) -> OwnMetric:
     kind = known[name]
     wanted = {*_parameters(kind), *_parameters(kind.__new__)}
 
-    def compute(given: np.ndarray, labels: np.ndarray) -> Any:
-        classes = given.shape[1] if given.ndim > 1 else 1
-        about: dict[str, Any] = {"task": "multilabel" if labels.ndim > 1 else "multiclass"}
+    def make(classes: int, several: bool) -> Any:
+        about: dict[str, Any] = {"task": "multilabel" if several else "multiclass"}
         about |= dict.fromkeys(("num_classes", "num_labels", "num_outputs"), classes)
-        metric = kind(**{key: about[key] for key in about if key in wanted} | settings.options)
+        return kind(**{key: about[key] for key in about if key in wanted} | settings.options)
+
+    def compute(given: np.ndarray, labels: np.ndarray) -> Any:
+        metric = make(given.shape[1] if given.ndim > 1 else 1, labels.ndim > 1)
         metric.update(torch.from_numpy(given), torch.from_numpy(labels))
         return metric.compute()
 
-    low, high = (getattr(kind, f"plot_{end}_bound", None) for end in ("lower", "upper"))
+    try:
+        like = make(3, several=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"metrics: {settings.name} cannot be made: {first_line(error)}") from error
+    low, high = (getattr(like, f"plot_{end}_bound", None) for end in ("lower", "upper"))
     facts = MetricFacts(
         settings.key,
-        getattr(kind, "higher_is_better", None) is not False,
+        getattr(like, "higher_is_better", None) is not False,
         -math.inf if low is None else low,
         math.inf if high is None else high,
     )

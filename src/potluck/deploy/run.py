@@ -108,7 +108,14 @@ def prepared(experiment: Experiment) -> Experiment:
         raise ConfigError(
             "evaluate.on: the clients of a federation have only test data of their own; use own"
         )
+    refuse_predictions(experiment)
     return experiment.variant(checkpoint={"every": 0})
+
+
+def refuse_predictions(experiment: Experiment) -> None:
+    """Predictions tell of single samples; a federation's clients send none."""
+    if experiment.evaluate.predictions != "none":
+        raise ConfigError("evaluate.predictions: those of a federation stay with its clients; leave it out")
 
 
 def open_folder(path: Path) -> RunFolder:

@@ -43,7 +43,8 @@ def _absolute(experiment: ExperimentSettings, plugin: str) -> str:
 
 def _metric_block(experiment: ExperimentSettings, metric: MetricSettings) -> Any:
     """A metric as a file writes it: its name alone where nothing else is said."""
-    block = plain(metric.model_dump(exclude_defaults=True))
+    said = {key: value for key, value in metric.model_dump().items() if value not in (None, {})}
+    block = plain(said)
     home, _, function = str(block["name"]).rpartition(":")
     if home.endswith(".py"):
         block["name"] = f"{(experiment.folder / home).resolve()}:{function}"
