@@ -79,10 +79,18 @@ KNOWN = {
 
 
 def metric_facts(name: str, stored: Mapping[str, Mapping[str, Any]] | None = None) -> MetricFacts:
-    """The facts of a metric: those a run folder has `stored` for its own metrics, else this library's."""
+    """The facts of a metric: those a run folder has `stored`, those `declare`d in this process, or this library's."""
     if stored and name in stored:
         return MetricFacts.from_json(name, stored[name])
-    return KNOWN.get(name, MetricFacts(name))
+    return _declared.get(name) or KNOWN.get(name, MetricFacts(name))
+
+
+_declared: dict[str, MetricFacts] = {}
+
+
+def declare(facts: MetricFacts) -> None:
+    """Let `metric_facts` know a metric that an experiment brings; of two with one name the later counts."""
+    _declared[facts.name] = facts
 
 
 def common_facts(each: Sequence[MetricFacts]) -> MetricFacts:
@@ -121,8 +129,8 @@ def metric(
     ...     return float((scores.argmax(1) != labels).mean())
     """
 
-    def declare(function: F) -> F:
+    def decorate(function: F) -> F:
         setattr(function, DECLARED, Declared(higher_is_better, low, high, takes))
         return function
 
-    return declare
+    return decorate

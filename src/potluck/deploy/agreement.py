@@ -121,10 +121,10 @@ class Agreement(Settings):
             if not fits(pin, given[name]):
                 raise PinError(f"option {name!r} is {given[name]!r}, this site agreed to {_words(pin)}")
 
-    def admit(self, method: Method, client: Client, metrics: Sequence[str] = ()) -> None:
+    def admit(self, method: Method, client: Client) -> None:
         """Refuse a method that, with the server's options, would do anything beyond the agreement."""
         self.admit_options(method.name, method.config)
-        self.covers(Agreement.of(method, client, metrics=metrics))
+        self.covers(Agreement.of(method, client))
 
     def covers(self, offer: Agreement) -> None:
         """Refuse steps, tensors, card fields or bytes of an offer that go beyond this agreement."""

@@ -29,8 +29,8 @@ class Agreed(Protocol):
     def admit_options(self, method: str, config: MethodConfig | Mapping[str, Any]) -> None:
         """Refuse a method or one of its options."""
 
-    def admit(self, method: Method, client: Client, metrics: Sequence[str] = ()) -> None:
-        """Refuse what a method would do with this client, or a metric."""
+    def admit(self, method: Method, client: Client) -> None:
+        """Refuse what a method would do with this client."""
 
     def let_measure(self, metrics: Sequence[str]) -> None:
         """Refuse a metric."""
@@ -147,10 +147,10 @@ class Resident:
         fresh: bool = True,
     ) -> None:
         self.federation, self.client, self.record = federation, client, DurableRecord(folder)
-        self.live = federation.clients.build_client(client)
+        self.live, metrics = federation.clients.build_client(client), federation.clients.metrics
         if agreement is not None:
-            agreement.admit(federation.method, self.live, tuple(federation.clients.metrics))
-        metrics = federation.clients.metrics
+            agreement.admit(federation.method, self.live)
+            agreement.let_measure(tuple(metrics))
         self.performer = GuardedPerformer(federation.method, self.record, agreement, fresh, metrics)
         self._runner = TransactionRunner(federation.clients, self.performer)
         self._seat, self._records = SoleSeat(self.live, self.live.snapshot()), SoleRecord(self.record)

@@ -79,7 +79,8 @@ def welcome(experiment: Experiment, run: str) -> dict[str, Any]:
     engine = {"threads": experiment.engine.threads, "precision": experiment.engine.precision}
     partition = experiment.partition.model_dump(mode="json")
     values |= {"data": {"augment": augment}, "engine": engine, "partition": partition}
-    values["metrics"] = [told_metric(metric) for metric in experiment.metrics]
+    if experiment.metrics:
+        values["metrics"] = [told_metric(metric) for metric in experiment.metrics]
     if find_method(experiment.method.name).needs_public_data and experiment.public is not None:
         assert isinstance(experiment.public.data, DataConfig)
         name = Path(experiment.public.data.name).name

@@ -6,7 +6,7 @@ Every value is logged per client, round, moment and mode; means, spreads and "be
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from potluck.core.card import ClientId
 from potluck.core.client import Client, SplitName
 from potluck.core.message import Message
 from potluck.core.method import Method
+from potluck.core.metrics import metric_facts
 from potluck.core.own_metrics import OwnMetric, told_by
 from potluck.core.settings import Settings
 from potluck.core.task import Batch, Task
@@ -278,7 +279,7 @@ class Examiner:
             closing = {"held_out": True} if client in held_out else {}
             lines += [
                 {"round": round_, "client": client, "when": when, "mode": mode}
-                | _splits(mode, numbers, sizes, self.settings.judge)
+                | _splits(mode, numbers, sizes, self.settings.judge, self.metrics)
                 | closing
                 for mode in self.modes
             ]
@@ -333,31 +334,49 @@ def read_together(numbers: Sequence[Mapping[str, Tensor]]) -> list[dict[str, flo
     return [{name: next(read) for name in one} for one in numbers]
 
 
-def _splits(mode: str, numbers: Mapping[str, float], sizes: Mapping[str, int], judge: str | None) -> Line:
+def _splits(
+    mode: str,
+    numbers: Mapping[str, float],
+    sizes: Mapping[str, int],
+    judge: str | None,
+    further: Collection[str],
+) -> Line:
     """The splits of one log line; one without samples is left out."""
     line: Line = {}
     for split, size in sizes.items():
         if size:
             prefix = f"{mode}/{split}/"
             own = {name.removeprefix(prefix): numbers[name] for name in numbers if name.startswith(prefix)}
-            line[split] = _measures(own, size, judge)
+            line[split] = _measures(own, size, judge, further)
     return line
 
 
-def _measures(numbers: Mapping[str, float], size: int, judge: str | None = None) -> Line:
+def _measures(
+    numbers: Mapping[str, float], size: int, judge: str | None = None, further: Collection[str] = ()
+) -> Line:
     """One split in the log. A client that is not judged by accuracy has a `score`; `metric` names what that is."""
-    own = {name: _finite(value) for name, value in numbers.items() if name not in ("correct", "loss")}
+    digits = _finite if metric_facts(next(iter(numbers))).is_share else _significant
+    own = {
+        name: (_significant if name in further else digits)(value)
+        for name, value in numbers.items()
+        if name not in ("correct", "loss")
+    }
     if "correct" in numbers:
         own = {"accuracy": round(numbers["correct"] / size, 6), **own}
-    found = {**own, "loss": _finite(numbers["loss"] / size)}
+    found = {**own, "loss": digits(numbers["loss"] / size)}
     metric = judge if judge in found else next(iter(found))
     told = {} if metric == "accuracy" else {"score": found[metric], "metric": metric}
     return {**told, **found, "samples": size}
 
 
 def _finite(value: float) -> float | None:
-    """Six digits; None for infinity and NaN, which JSON does not have."""
+    """Six digits after the point; None for infinity and NaN, which JSON does not have."""
     return round(value, 6) if math.isfinite(value) else None
+
+
+def _significant(value: float) -> float | None:
+    """Eight digits wherever the point is: the errors of a regression have the unit of its numbers."""
+    return float(f"{value:.8g}") if math.isfinite(value) else None
 
 
 def score_of(part: Mapping[str, Any]) -> float | None:

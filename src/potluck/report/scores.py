@@ -35,7 +35,7 @@ def summarise(source: Path | Metrics, when: str | None = None, mode: str | None 
     - `best_by_validation`: the test accuracy in the round with the best mean validation accuracy.
     - `metrics`: what each client is measured by, where a task has a score of its own in place of accuracy; also
       for clients whose score is undefined.
-    - `metric`: what clients are judged by, and `facts` its direction and range and those of `further`; only where
+    - `metric`: what clients are judged by, and `metric_facts` its direction and range and those of `further`; only where
       this is not accuracy alone.
     - `further`: what else the tasks measure, each as the mean over the clients that have it.
     """
@@ -49,7 +49,7 @@ def summarise(source: Path | Metrics, when: str | None = None, mode: str | None 
     if series and (further := series.further_means("last")):
         block["further"] = further
     if series and (metrics.names or "further" in block):
-        block |= {"metric": metrics.facts.name, "facts": _facts(metrics, block.get("further", ()))}
+        block |= {"metric": metrics.facts.name, "metric_facts": _facts(metrics, block.get("further", ()))}
     if key and key in metrics.held_out:
         held_out = metrics.held_out[key].scores("last")
         block["held_out"] = {"clients": len(held_out.clients), "last": rounded(held_out.mean())}

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from potluck.core.card import ClientId
-from potluck.core.metrics import ACCURACY, common_facts, metric_facts
 from potluck.core.server import Server
 from potluck.engine.cohort import Cohort
 from potluck.engine.evaluate import Examined, Examiner, Moment, read_together, score_of
@@ -76,7 +75,6 @@ class Run:
         advisors = [Advisor(federation, told.advise)] if engine is None else []
         self.observers = Observers(told, *advisors, self.checkpoints)
         self._headline: tuple[float | None, str] = (None, "accuracy")
-        self._facts = ACCURACY
 
     def play(self) -> RunResult:
         """Play the remaining rounds and write summary and report; Ctrl-C keeps all whole rounds."""
@@ -186,10 +184,8 @@ class Run:
         tests = played.examined[-1].parts() if played.examined else {}
         scores = [score for test in tests.values() if (score := score_of(test)) is not None]
         if scores:
-            names = {client: test.get("metric", "accuracy") for client, test in tests.items()}
-            self._headline = sum(scores) / len(scores), measured(names)
-            own = {name: metric.facts for name, metric in self.federation.clients.metrics.items()}
-            self._facts = common_facts([own.get(name) or metric_facts(name) for name in names.values()])
+            measure = measured({client: test.get("metric", "accuracy") for client, test in tests.items()})
+            self._headline = sum(scores) / len(scores), measure
         losses = [test["loss"] for test in tests.values() if test["loss"] is not None]
         accuracy, measure = self._headline
         return RoundEnd(
@@ -204,7 +200,6 @@ class Run:
             observations=observations(self.rounds.server),
             timing=played.seconds | {"seconds": seconds},
             failures=played.failures,
-            facts=self._facts,
         )
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from potluck.core.card import ClientId
-from potluck.core.metrics import ACCURACY, MetricFacts
 from potluck.engine.evaluate import Examined
 
 
@@ -29,7 +28,6 @@ class RoundEnd:
     ] = ()  # what the method noted of clients, as in observations.jsonl
     timing: Mapping[str, float] = field(default_factory=dict)  # seconds per kind of work
     failures: Mapping[ClientId, str] = field(default_factory=dict)  # who dropped out, and why
-    facts: MetricFacts = ACCURACY  # direction and range of what `accuracy` is a mean of
 
     @property
     def scores(self) -> dict[ClientId, float]:
