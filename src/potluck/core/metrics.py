@@ -79,7 +79,7 @@ KNOWN = {
 
 
 def metric_facts(name: str, stored: Mapping[str, Mapping[str, Any]] | None = None) -> MetricFacts:
-    """The facts of a metric: those a run folder has `stored`, those `declare`d in this process, or this library's."""
+    """The facts of a metric: as a run folder has `stored` them, as an experiment declared them, or as known."""
     if stored and name in stored:
         return MetricFacts.from_json(name, stored[name])
     return _declared.get(name) or KNOWN.get(name, MetricFacts(name))

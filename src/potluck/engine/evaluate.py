@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +21,7 @@ from potluck.core.card import ClientId
 from potluck.core.client import Client, SplitName
 from potluck.core.message import Message
 from potluck.core.method import Method
-from potluck.core.metrics import metric_facts
+from potluck.core.metrics import MetricFacts, common_facts, metric_facts
 from potluck.core.own_metrics import OwnMetric, told_by
 from potluck.core.settings import Settings
 from potluck.core.task import Batch, Task
@@ -100,6 +101,18 @@ def check_evaluation(settings: EvaluateSettings, federation: Federation) -> None
             raise ConfigError(
                 f"evaluate.predictions: none are kept for {task.kind}, the task of client {client}"
             )
+
+
+def judged_by(settings: EvaluateSettings, federation: Federation) -> MetricFacts:
+    """Direction and range of what the clients of an experiment will be compared by."""
+    population, own = federation.population, federation.clients.metrics
+    found = []
+    for client in population.first_clients:
+        task = population.task_of(client)
+        told = (*told_by(task.rules.told), *(name for name, metric in own.items() if metric.fits(task)))
+        name = settings.judge if settings.judge in told else told[0]
+        found.append(own[name].facts if name in own else metric_facts(name))
+    return common_facts(found)
 
 
 # --- the client's half ----------------------------------------------------------------------------------
@@ -300,18 +313,14 @@ class Examiner:
                 self.notice(f"the metric {name} is undefined for some clients and null in the log: {which}")
 
     def _predictions(self, answers: Sequence[Answer]) -> Iterator[Predictions]:
-        """What clients predicted, as far as it was asked for."""
-        for answer in answers:
-            for name in answer.up:
-                place, _, what = name.rpartition("/")
-                mode, _, split = place.rpartition("/")
-                if what == "scores":
-                    labels, scores = (
-                        answer.up[f"{place}/{one}"].cpu().numpy() for one in ("labels", "scores")
-                    )
-                    task = self.federation.population.task_of(answer.client)
-                    rows = self._row_numbers(answer.client, split)
-                    yield Predictions(answer.client, mode, split, task, rows, labels, scores)
+        """What clients predicted, as far as it was asked for; the reported mode first."""
+        for answer, mode, split in product(answers, self.modes, SPLITS):
+            names = [f"{mode}/{split}/{what}" for what in ("labels", "scores")]
+            if names[0] in answer.up:
+                labels, scores = (answer.up[name].cpu().numpy() for name in names)
+                task = self.federation.population.task_of(answer.client)
+                rows = self._row_numbers(answer.client, split)
+                yield Predictions(answer.client, mode, split, task, rows, labels, scores)
 
     def _row_numbers(self, client: ClientId, split: str) -> np.ndarray:
         if split == "test" and self.settings.on == "global":

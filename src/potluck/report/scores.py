@@ -35,8 +35,8 @@ def summarise(source: Path | Metrics, when: str | None = None, mode: str | None 
     - `best_by_validation`: the test accuracy in the round with the best mean validation accuracy.
     - `metrics`: what each client is measured by, where a task has a score of its own in place of accuracy; also
       for clients whose score is undefined.
-    - `metric`: what clients are judged by, and `metric_facts` its direction and range and those of `further`; only where
-      this is not accuracy alone.
+    - `metric`: what clients are judged by; `metric_facts`: the direction and range of that and of `further`. Both
+      only where there is more than accuracy.
     - `further`: what else the tasks measure, each as the mean over the clients that have it.
     """
     metrics = source if isinstance(source, Metrics) else read_metrics(source)
