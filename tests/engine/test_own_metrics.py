@@ -287,3 +287,20 @@ def test_a_function_named_by_file_is_portable_and_one_given_is_not(tmp_path):
     assert result.summary["accuracy"]["metric_facts"]["mine"]["high"] is None
     given = experiment.variant(metrics=[lambda scores, labels: 0.5])
     assert not given.portable
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_metrics_on_a_gpu_are_those_of_the_predictions_kept(tmp_path):
+    evaluate = {"when": ["after_aggregation"], "predictions": "all"}
+    result = run(tmp_path / "run", training={"rounds": 4}, evaluate=evaluate, engine={"device": "cuda"})
+    frame = result.predictions()
+    for line in lines(tmp_path / "run"):
+        for part in ("test", "validation"):
+            at = (frame["round"] == line["round"]) & (frame["client"] == line["client"])
+            own = frame[at & (frame["split"] == part)]
+            found = sk.f1_score(own["label"], own["prediction"], average="macro", zero_division=0)
+            assert line[part]["macro_f1"] == pytest.approx(found, rel=1e-7)
+            assert line[part]["accuracy"] == pytest.approx(
+                (own["label"] == own["prediction"]).mean(), abs=1e-6
+            )
