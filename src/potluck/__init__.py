@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from potluck.core.dataset import Dataset
     from potluck.core.message import Message
     from potluck.core.method import Clients, Method, MethodConfig, client_step
+    from potluck.core.metrics import metric
     from potluck.core.model import Model
     from potluck.core.server import Server
     from potluck.core.state import Moments
@@ -40,6 +41,7 @@ _HOMES = {
     "core.dataset": ("Dataset",),
     "core.message": ("Message",),
     "core.method": ("Clients", "Method", "MethodConfig", "client_step"),
+    "core.metrics": ("metric",),
     "core.model": ("Model",),
     "core.server": ("Server",),
     "core.state": ("Moments",),
@@ -92,6 +94,7 @@ __all__ = [
     "from_arrays",
     "from_datasets",
     "from_index_file",
+    "metric",
     "numbers",
     "resume",
     "run",

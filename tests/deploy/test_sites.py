@@ -517,6 +517,10 @@ class Pact:
     def admit(self, method, client):
         self._asked("method", method.name, client.id)
 
+    def let_measure(self, metrics):
+        if metrics:
+            self._asked("metrics", *metrics)
+
     def let_in(self, steps, message):
         self._asked("in", steps)
 

@@ -11,6 +11,7 @@ import torch
 from potluck.core.card import ClientId
 from potluck.core.dataset import Dataset
 from potluck.core.method import Method, check_tasks
+from potluck.core.own_metrics import own_metrics
 from potluck.core.population import ClientFacts
 from potluck.core.public import check_same_samples
 from potluck.core.task import Task
@@ -59,6 +60,11 @@ def enrolled_federation(experiment: Experiment, enrolments: Mapping[ClientId, En
         publics=public_views(experiment.public_samples(method), [*map(_readable, groups)], seeds),
         device=experiment.engine.torch_device(),
         precision=experiment.engine.precision,
+        metrics=own_metrics(
+            experiment.metrics,
+            {client: one.card.task for client, one in enrolled.items()},
+            experiment.folder,
+        ),
     )
     public = federation.population.public()
     if public is not None:

@@ -12,7 +12,7 @@ from potluck.deploy.engine import Courier, FlowerEngine
 from potluck.deploy.enrolled import _sites, enrolled_federation
 from potluck.deploy.keyring import KeyRegister
 from potluck.deploy.site import welcome
-from potluck.engine.evaluate import check_modes
+from potluck.engine.evaluate import check_evaluation
 from potluck.errors import ConfigError, RunError
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
@@ -91,7 +91,7 @@ def play(
             courier, _sites(experiment).sites, experiment.engine, fields, told, watcher.notice, register
         )
         federation = enrolled_federation(experiment, engine.gather())
-        check_modes(experiment.evaluate, federation.method)
+        check_evaluation(experiment.evaluate, federation)
         if federation.method.open_option(federation.population) is not None:
             raise ConfigError(
                 "an option left open (auto) is chosen by trial runs; choose it before a federation"
@@ -108,7 +108,14 @@ def prepared(experiment: Experiment) -> Experiment:
         raise ConfigError(
             "evaluate.on: the clients of a federation have only test data of their own; use own"
         )
+    refuse_predictions(experiment)
     return experiment.variant(checkpoint={"every": 0})
+
+
+def refuse_predictions(experiment: Experiment) -> None:
+    """Predictions tell of single samples; a federation's clients send none."""
+    if experiment.evaluate.predictions != "none":
+        raise ConfigError("evaluate.predictions: those of a federation stay with its clients; leave it out")
 
 
 def open_folder(path: Path) -> RunFolder:

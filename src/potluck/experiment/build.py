@@ -9,6 +9,7 @@ import numpy as np
 
 from potluck.core.dataset import Data, Dataset
 from potluck.core.method import Method
+from potluck.core.own_metrics import own_metrics
 from potluck.core.rng import Rng
 from potluck.data import DataConfig, PartitionConfig, Split, from_index_file, join_splits, make_split
 from potluck.data.public import choose_ids
@@ -122,6 +123,8 @@ def build_federation(
     pool = _assigned_pool(experiment, split, groups)
     method = find_method(experiment.method.name)(experiment.method, pool)
     ask_for_queues()
+    parts = split.by_group([(group.data, group.clients) for group in groups])
+    firsts = {own.ids[0]: one.task for one, own in parts}
     return simulated(
         method,
         groups,
@@ -135,6 +138,7 @@ def build_federation(
         participation=experiment.training.participation,
         device=experiment.engine.torch_device(),
         precision=experiment.engine.precision,
+        metrics=own_metrics(experiment.metrics, firsts, experiment.folder),
     )
 
 

@@ -7,18 +7,26 @@ from typing import Any
 import yaml
 
 from potluck.core.dataset import Dataset
+from potluck.core.own_metrics import MetricSettings
 from potluck.data import Split
 from potluck.experiment.blocks import AnyData, AnyPartition, IndexFile
 from potluck.experiment.plain import plain
 from potluck.experiment.settings import ExperimentSettings
 
-APART = {"data", "partition", "federation", "public"}  # blocks with objects or paths, written one by one
+APART = {
+    "data",
+    "partition",
+    "federation",
+    "public",
+    "metrics",
+}  # blocks with objects or paths, written one by one
 
 
 def to_yaml(experiment: ExperimentSettings) -> str:
     """The whole experiment. Paths become absolute, Python objects become their names."""
     values = experiment.model_dump(mode="json", exclude=APART, fallback=plain)
     values["plugins"] = [_absolute(experiment, name) for name in experiment.plugins]
+    values["metrics"] = [_metric_block(experiment, metric) for metric in experiment.metrics]
     if experiment.federation:
         del values["models"]["pool"]
     clients = _client_blocks(experiment)
@@ -31,6 +39,16 @@ def to_yaml(experiment: ExperimentSettings) -> str:
 
 def _absolute(experiment: ExperimentSettings, plugin: str) -> str:
     return str((experiment.folder / plugin).resolve()) if plugin.endswith(".py") else plugin
+
+
+def _metric_block(experiment: ExperimentSettings, metric: MetricSettings) -> Any:
+    """A metric as a file writes it: its name alone where nothing else is said."""
+    said = {key: value for key, value in metric.model_dump().items() if value not in (None, {})}
+    block = plain(said)
+    home, _, function = str(block["name"]).rpartition(":")
+    if home.endswith(".py"):
+        block["name"] = f"{(experiment.folder / home).resolve()}:{function}"
+    return block if len(block) > 1 else block["name"]
 
 
 def _client_blocks(experiment: ExperimentSettings) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, field_valida
 
 from potluck.core.dataset import Dataset
 from potluck.core.method import MethodConfig
+from potluck.core.own_metrics import MetricSettings
 from potluck.core.rng import Seeds
 from potluck.core.settings import Settings
 from potluck.data import DataConfig, PartitionConfig
@@ -44,6 +45,7 @@ class ExperimentSettings(Settings):
     method: SerializeAsAny[MethodConfig]
     training: TrainingSettings = TrainingSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
+    metrics: tuple[MetricSettings, ...] = ()  # beside those of the task
     engine: EngineSettings = EngineSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     seed: int = Field(default=0, ge=0)
@@ -64,6 +66,8 @@ class ExperimentSettings(Settings):
         if not isinstance(values, dict):
             return values
         values = _with_blocks(values)
+        if isinstance(values.get("metrics"), str) or callable(values.get("metrics")):
+            values["metrics"] = [values["metrics"]]
         models = values.get("models")
         if isinstance(values.get("federation"), list | tuple):
             values["federation"] = [_group(place, one) for place, one in enumerate(values["federation"])]
@@ -124,6 +128,7 @@ class ExperimentSettings(Settings):
     def portable(self) -> bool:
         """Whether a YAML file can express it all: no data, split, model or callable given as a Python object."""
         own = self.public is not None and isinstance(self.public.data, Dataset)
+        own = own or any(not isinstance(metric.name, str) for metric in self.metrics)
         return not own and is_plain(self.method.model_dump()) and all(one.portable for one in self.groups)
 
     def all_seeds(self) -> Seeds:

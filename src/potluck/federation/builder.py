@@ -14,6 +14,7 @@ from potluck.core.card import ClientId
 from potluck.core.client import Client
 from potluck.core.method import Method
 from potluck.core.model import Model
+from potluck.core.own_metrics import OwnMetrics
 from potluck.core.population import Population
 from potluck.core.public import Public
 from potluck.core.rng import Rng, Seeds
@@ -47,10 +48,12 @@ class ClientBuilder:
         secret: Callable[[ClientId], Rng] | None = None,
         device: torch.device | str = "cpu",
         precision: Precision = "float32",
+        metrics: OwnMetrics | None = None,
     ) -> None:
         """`secret` gives a client's own randomness; by default it is derived from the seed."""
         self.method, self.population, self.models, self.split = method, population, models, split
         self.groups, self.precision = tuple(groups), precision
+        self.metrics = dict(metrics or {})
         self.training, self.overrides = training, dict(overrides or {})
         self._seeds, self._make_publics, self._secret = seeds, publics, secret or seeds.secret
         self._kinds: dict[ClientId, str] = {}

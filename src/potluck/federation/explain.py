@@ -55,13 +55,21 @@ def explain(federation: Federation, client: ClientId | None = None) -> dict[str,
         "client": {"id": client, "model": federation.population.label(client)},
         "steps": steps,
         "card": [{"name": name, "meaning": meaning} for name, meaning in _card(method, live.task).items()],
-        "report": [{"name": name, "meaning": meaning} for name, meaning in REPORT.items()],
+        "report": [
+            {"name": name, "meaning": meaning} for name, meaning in told_in_reports(federation).items()
+        ],
         "stays": list(method.stays),
         "server_needs": method.server_needs,
         "open": None if option is None else {"option": option.name, "candidates": list(option.candidates)},
         "up_scalars": _total(steps, "up"),
         "down_scalars": _total(steps, "down"),
     }
+
+
+def told_in_reports(federation: Federation) -> dict[str, str]:
+    """What comes with every reply; metrics that the experiment asks for are named."""
+    own = ", ".join(federation.clients.metrics)
+    return REPORT | ({"metrics": f"{REPORT['metrics']}; also {own}"} if own else {})
 
 
 def _repeated(times: tuple[int, int] | None) -> dict[str, Any]:

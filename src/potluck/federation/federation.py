@@ -19,6 +19,7 @@ from torch import nn
 from potluck.core.card import ClientId
 from potluck.core.dataset import Data, Dataset
 from potluck.core.method import Method, check_tasks
+from potluck.core.own_metrics import OwnMetrics
 from potluck.core.population import ClientFacts, Population
 from potluck.core.public import Public, check_same_samples
 from potluck.core.rng import Rng, Seeds
@@ -110,6 +111,7 @@ def assemble(
     secret: Callable[[ClientId], Rng] | None = None,
     device: torch.device | str = "cpu",
     precision: Precision = "float32",
+    metrics: OwnMetrics | None = None,
 ) -> Federation:
     """Put a federation together: `ids` and `facts` say who takes part, `split` has the rows that are here."""
     starts = np.cumsum([0, *(group.clients for group in groups)])
@@ -138,6 +140,7 @@ def assemble(
         secret=secret,
         device=device,
         precision=precision,
+        metrics=metrics,
     )
     return Federation(method, population, clients, split, seeds)
 
@@ -155,7 +158,7 @@ def simulated(
 ) -> Federation:
     """A federation whose clients are all here: their facts come from their data and the models they are dealt.
 
-    `settings` are those of `assemble`: training, overrides, participation, device, precision.
+    `settings` are those of `assemble`: training, overrides, participation, device, precision, metrics.
     """
     models = PrivateModels(pool, split.ids, seeds, independent_init)
     facts, publics = FactsFromData(groups, split, models), public_views(public, groups, seeds)

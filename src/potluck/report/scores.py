@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
 
+from potluck.core.metrics import metric_facts
 from potluck.report.format import rounded, whole
 from potluck.report.log import (
     LEDGER,
@@ -34,6 +35,8 @@ def summarise(source: Path | Metrics, when: str | None = None, mode: str | None 
     - `best_by_validation`: the test accuracy in the round with the best mean validation accuracy.
     - `metrics`: what each client is measured by, where a task has a score of its own in place of accuracy; also
       for clients whose score is undefined.
+    - `metric`: what clients are judged by; `metric_facts`: the direction and range of that and of `further`. Both
+      only where there is more than accuracy.
     - `further`: what else the tasks measure, each as the mean over the clients that have it.
     """
     metrics = source if isinstance(source, Metrics) else read_metrics(source)
@@ -45,10 +48,19 @@ def summarise(source: Path | Metrics, when: str | None = None, mode: str | None 
         block["metrics"] = {client: metrics.names[client] for client in series.evaluated("last")}
     if series and (further := series.further_means("last")):
         block["further"] = further
+    if series and (metrics.names or "further" in block):
+        block |= {"metric": metrics.facts.name, "metric_facts": _facts(metrics, block.get("further", ()))}
     if key and key in metrics.held_out:
         held_out = metrics.held_out[key].scores("last")
         block["held_out"] = {"clients": len(held_out.clients), "last": rounded(held_out.mean())}
     return block
+
+
+def _facts(metrics: Metrics, further: Iterable[str]) -> dict[str, Any]:
+    """Direction and range of everything the clients are measured by."""
+    names = dict.fromkeys([*metrics.names.values(), *further])
+    each = [metrics.facts, *(metric_facts(name, metrics.stored) for name in names)]
+    return {one.name: one.to_json() for one in each}
 
 
 def _views(series: Series | None) -> dict[str, Any]:

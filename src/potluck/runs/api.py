@@ -9,7 +9,7 @@ from typing import Any
 
 from potluck.core.dataset import Data
 from potluck.data import Split
-from potluck.engine.evaluate import check_modes
+from potluck.engine.evaluate import check_evaluation
 from potluck.engine.factory import player
 from potluck.engine.store.budget import check_memory
 from potluck.errors import RoundFailed, RunError
@@ -48,7 +48,7 @@ def run(
     experiment = experiment if experiment is not None else Experiment.make(**values)
     experiment = _ready(experiment)
     built = experiment.build(*(given or (None, None)))
-    check_modes(experiment.evaluate, built.method)
+    check_evaluation(experiment.evaluate, built)
     check_memory(experiment.engine.memory_bytes(), built.clients)
     wanted = Path(out) if out is not None else Path("runs") / experiment.name
     folder = RunFolder.create(wanted, exact=out is not None)
@@ -128,7 +128,7 @@ def resume(
     experiment = _ready(pilots.settled(experiment, home.path))
     with home.locked():
         federation = experiment.build(split=Split.load(home / "split.json"))
-        check_modes(experiment.evaluate, federation.method)
+        check_evaluation(experiment.evaluate, federation)
         check_memory(experiment.engine.memory_bytes(), federation.clients)
         if about["origins"] and about["origins"] != federation.clients.fingerprints():
             raise RunError(f"the models given now start from other weights than those {home.path} began with")

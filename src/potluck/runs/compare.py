@@ -17,7 +17,7 @@ import yaml
 from potluck.core.dataset import Data
 from potluck.core.rng import Rng
 from potluck.data import Split
-from potluck.engine.evaluate import check_modes
+from potluck.engine.evaluate import check_evaluation, judged_by
 from potluck.errors import ConfigError, RunError, nearest
 from potluck.experiment.schema import Experiment
 from potluck.files import read_json, write_json, write_whole
@@ -110,7 +110,6 @@ def compare(
     costs to reach these scores, `rounds` for the scores after these rounds. `against` names what to compare with
     instead of Local, then also client by client.
     """
-    check_targets(targets)
     for label, experiment in experiments.items():
         check_rounds(rounds, experiment.training.rounds, experiment.evaluate.every, label)
     check_reference(against, experiments)
@@ -119,7 +118,7 @@ def compare(
     data = first.load_data()
     splits = {seed: first.variant(seed=seed).make_split(data) for seed in seeds}
     for experiment in experiments.values():
-        check(experiment.variant(seed=seeds[0]), data, splits[seeds[0]])
+        check(experiment.variant(seed=seeds[0]), data, splits[seeds[0]], targets)
     _make_folder(home.path, first)
     folders: dict[str, list[Path]] = {}
     with home.locked():
@@ -147,9 +146,11 @@ def check_reference(against: str | None, labels: Iterable[str]) -> None:
         raise ConfigError(f"there is no {against!r} here to compare against; {nearest(against, labels)}")
 
 
-def check(experiment: Experiment, data: Data, split: Split) -> None:
-    """Refuse an experiment that cannot work, before another one has trained for hours."""
-    check_modes(experiment.evaluate, experiment.build(data, split).method)
+def check(experiment: Experiment, data: Data, split: Split, targets: Sequence[float] = ()) -> None:
+    """Refuse an experiment that cannot work, or a target, before another one has trained for hours."""
+    federation = experiment.build(data, split)
+    check_evaluation(experiment.evaluate, federation)
+    check_targets(targets, judged_by(experiment.evaluate, federation))
 
 
 def _make_folder(path: Path, experiment: Experiment) -> None:

@@ -54,6 +54,7 @@ def environment(experiment: Experiment, federation: Federation) -> dict[str, Any
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "portable": experiment.portable,
         "origins": origins,
+        "metrics": {name: own.facts.to_json() for name, own in federation.clients.metrics.items()},
         "models": {
             client: federation.population.label(client) for client in federation.population.ids[:1000]
         },

@@ -67,7 +67,7 @@ class Run:
         self.rounds = Rounds(federation, self.engine, name=experiment.name)
         self.state = RunState(self.rounds, self.store)
         self.examiner = Examiner(self.rounds, experiment.evaluate, self.last, told.notice)
-        self.logs = RoundLogs(folder)
+        self.logs = RoundLogs(folder, experiment.evaluate.predictions == "last")
         self.checkpoints = Checkpointer(
             folder, self.state, experiment.checkpoint.every, durable=engine is not None
         )

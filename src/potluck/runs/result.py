@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.files import write_json
@@ -13,6 +15,7 @@ from potluck.report.format import measured
 from potluck.report.page import write_report
 from potluck.report.scores import messages_block, seconds_per_round, summarise
 from potluck.runs.folder import RunFolder
+from potluck.runs.predictions import confusion, read_predictions
 from potluck.runs.state import RunState
 
 
@@ -28,6 +31,14 @@ class RunResult:
         """Mean test accuracy over clients after the last round, or mean score for tasks without an accuracy."""
         value: float | None = self.summary["accuracy"]["last"]
         return value
+
+    def predictions(self, round: int | None = None) -> pd.DataFrame:
+        """What the clients predicted, a row per sample; needs `evaluate: {predictions: true}`."""
+        return read_predictions(self.folder, round)
+
+    def confusion(self, **chosen: Any) -> dict[str, pd.DataFrame]:
+        """A confusion matrix per client, from the predictions; see `potluck.runs.predictions.confusion`."""
+        return confusion(self.folder, **chosen)
 
     def __str__(self) -> str:
         word = measured(self.summary["accuracy"].get("metrics"))
