@@ -60,7 +60,7 @@ def federated_run(
     going.rounds.name, going.rounds.incarnation = run, incarnation
     engine.largest = going.rounds.largest_reply
     if not fresh:
-        going.checkpoints.restore()
+        going.restore()
     return going
 
 

@@ -141,8 +141,7 @@ class Examiner:
         self, when: Moment, cohort: Sequence[ClientId], round_: int, attempt: int, ledger: Ledger
     ) -> list[Examined]:
         """Measure clients at one moment of a round; an empty list where the settings do not ask for it."""
-        due = round_ % self.settings.every == 0 or round_ == self.last
-        if not due or when not in self.settings.when:
+        if not self.is_due(round_) or when not in self.settings.when:
             return []
         everyone = self.settings.who == "all" and when != "after_training"
         ids = self.federation.population.ids if everyone else cohort
@@ -152,6 +151,10 @@ class Examiner:
             self.notice(f"round {round_}: {failure.reason} (not evaluated)")
         answers = [outcome for outcome in outcomes if isinstance(outcome, Answer)]
         return [Examined(round_, when, self.lines(when, round_, answers))]
+
+    def is_due(self, round_: int) -> bool:
+        """Whether a round is evaluated at all."""
+        return round_ % self.settings.every == 0 or round_ == self.last
 
     def _examination(
         self, when: Moment, client: ClientId, round_: int, attempt: int, ledger: Ledger

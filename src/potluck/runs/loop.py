@@ -76,6 +76,10 @@ class Run:
         self.observers = Observers(told, *advisors, self.checkpoints)
         self._headline: tuple[float | None, str] = (None, "accuracy")
 
+    def restore(self) -> None:
+        """Go back to the last checkpoint, or to the start if there is none."""
+        self.checkpoints.restore(self.examiner.is_due)
+
     def play(self) -> RunResult:
         """Play the remaining rounds and write summary and report; Ctrl-C keeps all whole rounds."""
         try:
