@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from potluck.core.dataset import Data, Dataset
 from potluck.core.method import Method
 from potluck.data import Split
+from potluck.errors import ConfigError
 from potluck.experiment import build, export
 from potluck.experiment.overrides import Override, apply_override, read_yaml
 from potluck.experiment.settings import ExperimentSettings
@@ -35,8 +36,7 @@ class Experiment(ExperimentSettings):
         values = {key: value for key, value in read_yaml(path).items() if key not in SEVERAL}
         for override in overrides:
             apply_override(values, override)
-        for plugin in values.get("plugins") or ():
-            load_plugin(str(plugin), path.resolve().parent)
+        _load_plugins(values, path)
         experiment = cls.make(**({"name": path.stem} | values))
         experiment._folder = path.resolve().parent
         return experiment
@@ -64,3 +64,20 @@ class Experiment(ExperimentSettings):
     def build(self, data: Data | None = None, split: Split | None = None) -> Federation:
         """The federation that the experiment is about, checked by its method."""
         return build.build_federation(self, data, split)
+
+
+def load_plugins(path: Path | str, overrides: Sequence[Override] = ()) -> None:
+    """Load what an experiment file names under `plugins`, so that a command can name its methods."""
+    values = read_yaml(Path(path))
+    for override in overrides:
+        if isinstance(override, str) and override.partition("=")[0].partition(".")[0] == "plugins":
+            apply_override(values, override)
+    _load_plugins(values, Path(path))
+
+
+def _load_plugins(values: Mapping[str, Any], path: Path) -> None:
+    plugins = values.get("plugins") or ()
+    if not isinstance(plugins, list | tuple):
+        raise ConfigError(f"plugins: give a list of files or modules, such as [mine.py] (given: {plugins!r})")
+    for plugin in plugins:
+        load_plugin(str(plugin), path.resolve().parent)

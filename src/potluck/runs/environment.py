@@ -14,6 +14,7 @@ import torch
 
 from potluck.errors import RunError
 from potluck.experiment.export import to_values
+from potluck.experiment.origins import registered_here
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.runs.folder import FORMAT
@@ -52,6 +53,7 @@ def environment(experiment: Experiment, federation: Federation) -> dict[str, Any
         "potluck": __version__,
         **machine(federation),
         "portable": experiment.portable,
+        "registered": registered_here(experiment.method.name, experiment.groups, experiment.plugins),
         "settings": settings,
         "code": own_code(settings),
         "split": federation.split.hash,

@@ -18,6 +18,7 @@ from potluck.errors import RunError
 from potluck.experiment.blocks import IndexFile
 from potluck.experiment.differences import Difference, differences
 from potluck.experiment.export import to_values
+from potluck.experiment.origins import first_unknown
 from potluck.experiment.overrides import Override, read_yaml
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
@@ -45,7 +46,7 @@ class Past:
         """Read what a folder says of its run; one of another version, or one that says too little, is refused."""
         about = folder.about()
         check_version(folder.path, about)
-        for key in ("settings", "code", "split", "changes", "portable", "origins"):
+        for key in ("settings", "code", "split", "changes", "portable", "registered", "origins"):
             if key not in about:
                 raise RunError(f"{folder / 'environment.json'} says nothing of {key!r}: it is not whole")
         return cls(folder, about)
@@ -59,8 +60,14 @@ class Past:
         path, settings = self.folder.path, self.about["settings"]
         if not self.about["portable"]:
             raise RunError(
-                f"{path} was run from Python with models, data or methods of its own; "
+                f"{path} was run from Python with models or data of its own; "
                 "resume it there: potluck.resume(folder, experiment=…)"
+            )
+        unknown = first_unknown(self.about["registered"])
+        if unknown is not None:
+            raise RunError(
+                f"{path} uses the {unknown}, which a Python program registered; resume it there: "
+                "potluck.resume(folder)"
             )
         edited = self._refused(read_yaml(self.folder / "config.yaml"), rounds)
         if edited is not None:
