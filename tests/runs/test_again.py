@@ -18,7 +18,6 @@ from potluck.cli.app import app
 from potluck.errors import RunError
 from potluck.experiment.schema import Experiment
 from potluck.methods import Local
-from potluck.plugins import load_plugin
 from potluck.report.again import again
 
 VALUES: dict[str, Any] = {
@@ -75,7 +74,6 @@ def test_a_run_with_a_plugin_and_an_index_file_beside_it(
     home.mkdir()
     monkeypatch.chdir(home)
     Path("again.py").write_text(PLUGIN)
-    load_plugin("again.py", home)
     experiment = Experiment.make(**VALUES)
     experiment.make_split(experiment.load_data()).save("split.json")
     values = VALUES | {"method": "again", "plugins": ["again.py"], "partition": {"file": "split.json"}}

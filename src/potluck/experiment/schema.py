@@ -15,6 +15,7 @@ from potluck.errors import ConfigError
 from potluck.experiment import build, export
 from potluck.experiment.overrides import Override, apply_override, read_yaml
 from potluck.experiment.settings import ExperimentSettings
+from potluck.experiment.validation import validated
 from potluck.federation.federation import Federation
 from potluck.models import ModelPool
 from potluck.plugins import load_plugin
@@ -30,14 +31,20 @@ class Experiment(ExperimentSettings):
     """
 
     @classmethod
+    def make(cls, **values: Any) -> Self:
+        """An experiment from Python values; a wrong one raises a `ConfigError` of one sentence."""
+        _load_plugins(values, Path())
+        return super().make(**values)
+
+    @classmethod
     def load(cls, path: Path | str, overrides: Sequence[Override] = ()) -> Self:
         """Read a YAML file and apply overrides, which reach any leaf; its variants and sweep are left out."""
         path = Path(path)
         values = {key: value for key, value in read_yaml(path).items() if key not in SEVERAL}
         for override in overrides:
             apply_override(values, override)
-        _load_plugins(values, path)
-        experiment = cls.make(**({"name": path.stem} | values))
+        _load_plugins(values, path.resolve().parent)
+        experiment = validated(cls, {"name": path.stem} | values)
         experiment._folder = path.resolve().parent
         return experiment
 
@@ -72,12 +79,12 @@ def load_plugins(path: Path | str, overrides: Sequence[Override] = ()) -> None:
     for override in overrides:
         if isinstance(override, str) and override.partition("=")[0].partition(".")[0] == "plugins":
             apply_override(values, override)
-    _load_plugins(values, Path(path))
+    _load_plugins(values, Path(path).resolve().parent)
 
 
-def _load_plugins(values: Mapping[str, Any], path: Path) -> None:
+def _load_plugins(values: Mapping[str, Any], folder: Path) -> None:
     plugins = values.get("plugins") or ()
     if not isinstance(plugins, list | tuple):
         raise ConfigError(f"plugins: give a list of files or modules, such as [mine.py] (given: {plugins!r})")
     for plugin in plugins:
-        load_plugin(str(plugin), path.resolve().parent)
+        load_plugin(str(plugin), folder)
