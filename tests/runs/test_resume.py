@@ -364,10 +364,19 @@ def test_a_checkpoint_reaches_no_file_outside_its_folder(folder: Path, tmp_path:
     assert precious.exists()
 
 
-def test_nothing_is_written_through_a_link(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "letter").write_text("dear you")
-    (folder / "metrics.jsonl").unlink()
-    (folder / "metrics.jsonl").symlink_to(tmp_path / "letter")
-    with pytest.raises(RunError, match=r"metrics\.jsonl is a link to another file"):
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints"])
+def test_nothing_is_written_or_removed_through_a_link(folder: Path, tmp_path: Path, name: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "letter").write_text("dear you")
+    shutil.move(folder / name, folder / "moved")
+    (folder / name).symlink_to(elsewhere if name == "checkpoints" else elsewhere / "letter")
+    with pytest.raises(RunError, match=rf"{name} is a link to another place"):
         resume(folder)
-    assert (tmp_path / "letter").read_text() == "dear you"
+    assert (elsewhere / "letter").read_text() == "dear you"
+
+
+def test_a_run_of_objects_says_how_it_goes_on(tmp_path: Path) -> None:
+    asked = experiment(data=arrays(0))
+    with pytest.raises(Interrupted, match=r"go on with: potluck\.resume\(.*, experiment=experiment\)"):
+        run(asked, out=tmp_path / "run", watcher=StopAfter(1))

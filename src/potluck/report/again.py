@@ -26,11 +26,18 @@ def again(folder: Path, config: Mapping[str, Any], environment: Mapping[str, Any
     return _in_program(folder, registered, more) if registered else _commands(folder, more)
 
 
+def to_go_on(folder: Path, portable: bool) -> str:
+    """What to type to go on with a run, whose experiment a file can say (`portable`) or only Python."""
+    if portable:
+        return f"potluck resume {shlex.quote(str(folder))}"
+    return f"potluck.resume({str(folder)!r}, experiment=experiment)"
+
+
 def _commands(folder: Path, more: int) -> Lines:
     home, config = shlex.quote(str(folder)), shlex.quote(str(folder / "config.yaml"))
     return [
         (f"potluck run {config}", AFRESH),
-        (f"potluck resume {home}", ONWARD),
+        (to_go_on(folder, portable=True), ONWARD),
         (f"potluck resume {home} --rounds {more}", LONGER),
         (f"potluck explain {config}", "what crosses the wire, before anything runs"),
     ]
@@ -47,7 +54,7 @@ def _with_objects(folder: Path, more: int) -> Lines:
     return [
         ("import potluck", "and make the same models and data: experiment = potluck.Experiment.make(…)"),
         (f"potluck.run(experiment, out={home + '-again'!r})", AFRESH),
-        (f"potluck.resume({home!r}, experiment=experiment)", ONWARD),
+        (to_go_on(folder, portable=False), ONWARD),
         (f"potluck.resume({home!r}, experiment=experiment, rounds={more})", LONGER),
     ]
 

@@ -54,9 +54,12 @@ class RunFolder:
                 f"{path} cannot be resumed: it has no {missing}, so it is no run folder, or its run was stopped "
                 "before the first round; start the run anew"
             )
-        link = next((name for name in (*LOGS, ".lock") if (folder / name).is_symlink()), None)
+        inside = (*LOGS, ".lock", "checkpoints")  # written into, or cleared of what is not needed
+        link = next((name for name in inside if (folder / name).is_symlink()), None)
         if link is not None:
-            raise RunError(f"{path}: {link} is a link to another file, which is not written into; remove it")
+            raise RunError(
+                f"{path}: {link} is a link to another place, which is not written into; put it here instead"
+            )
         return folder
 
     def about(self) -> dict[str, Any]:
