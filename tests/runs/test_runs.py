@@ -242,7 +242,7 @@ def test_a_mode_the_method_does_not_have_is_refused_before_anything_is_written(t
         run(wrong, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     folder = run(experiment(), out=tmp_path / "run").folder
-    with pytest.raises(ConfigError, match="no mode 'mix-lage'"):
+    with pytest.raises(RunError, match=r"another evaluate\.modes: first there, \['mix-large', 'mix-lage'\]"):
         resume(folder, experiment=wrong)
 
 

@@ -48,6 +48,11 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(_LOADERS))
 
 
+def origin(name: str) -> str:
+    """The Python module that registered a data set."""
+    return str(_LOADERS[name].__module__) if name in _LOADERS else ""
+
+
 def load(name: str, dir: Path | str | None = None, *, labels_only: bool = False, **options: Any) -> Dataset:
     """A data set by name, from `dir`, else from the folder in POTLUCK_DATA, else from the hub.
 

@@ -14,6 +14,8 @@ from potluck.deploy.keyring import KeyRegister
 from potluck.deploy.site import welcome
 from potluck.engine.evaluate import check_evaluation
 from potluck.errors import ConfigError, RunError
+from potluck.experiment.differences import first_difference
+from potluck.experiment.export import to_values
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.files import read_json, write_json
@@ -60,7 +62,7 @@ def federated_run(
     going.rounds.name, going.rounds.incarnation = run, incarnation
     engine.largest = going.rounds.largest_reply
     if not fresh:
-        going.checkpoints.restore()
+        going.restore()
     return going
 
 
@@ -124,10 +126,12 @@ def open_folder(path: Path) -> RunFolder:
 
 
 def _check_same(folder: RunFolder, experiment: Experiment) -> None:
-    check_version(folder.path, read_json(folder / "environment.json"))
-    if (folder / "config.yaml").read_text() != experiment.to_yaml():
+    about = folder.about()
+    check_version(folder.path, about)
+    key = first_difference(about.get("settings"), to_values(experiment))
+    if key is not None:
         raise RunError(
-            f"{folder.path} was begun with other settings; go on with those, or choose another --out"
+            f"{folder.path} was begun with other settings ({key}); go on with those, or choose another --out"
         )
     if not (folder / FILE).exists():
         raise RunError(f"{folder.path} is no run of a federation; choose another --out")

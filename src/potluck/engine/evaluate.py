@@ -255,8 +255,7 @@ class Examiner:
         self, when: Moment, cohort: Sequence[ClientId], round_: int, attempt: int, ledger: Ledger
     ) -> list[Examined]:
         """Measure clients at one moment of a round; an empty list where the settings do not ask for it."""
-        due = round_ % self.settings.every == 0 or round_ == self.last
-        if not due or when not in self.settings.when:
+        if not self.is_due(round_) or when not in self.settings.when:
             return []
         everyone = self.settings.who == "all" and when != "after_training"
         ids = self.federation.population.ids if everyone else cohort
@@ -267,6 +266,10 @@ class Examiner:
         answers = [outcome for outcome in outcomes if isinstance(outcome, Answer)]
         lines = self.lines(when, round_, answers)
         return [Examined(round_, when, lines, tuple(self._predictions(answers)))]
+
+    def is_due(self, round_: int) -> bool:
+        """Whether a round is evaluated at all."""
+        return round_ % self.settings.every == 0 or round_ == self.last
 
     def _examination(
         self, when: Moment, client: ClientId, round_: int, attempt: int, ledger: Ledger

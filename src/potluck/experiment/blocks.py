@@ -133,6 +133,10 @@ class CheckpointSettings(Settings):
         found = re.fullmatch(r"\s*([\d.]+)\s*([smh])\s*", value) if isinstance(value, str) else None
         return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]] if found else value
 
+    @field_serializer("every", when_used="json")
+    def _as_written(self, every: float) -> float | str:
+        return "never" if math.isinf(every) else every
+
 
 class SeedSettings(Settings):
     """Seeds that stay fixed while the others follow `seed`."""

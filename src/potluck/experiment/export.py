@@ -24,6 +24,11 @@ APART = {
 
 def to_yaml(experiment: ExperimentSettings) -> str:
     """The whole experiment. Paths become absolute, Python objects become their names."""
+    return yaml.safe_dump(to_values(experiment), sort_keys=False, default_flow_style=None, width=110)
+
+
+def to_values(experiment: ExperimentSettings) -> dict[str, Any]:
+    """The whole experiment as values that JSON and YAML can hold; see `to_yaml`."""
     values = experiment.model_dump(mode="json", exclude=APART, fallback=plain)
     values["plugins"] = [_absolute(experiment, name) for name in experiment.plugins]
     values["metrics"] = [_metric_block(experiment, metric) for metric in experiment.metrics]
@@ -33,8 +38,7 @@ def to_yaml(experiment: ExperimentSettings) -> str:
     if experiment.public is not None:
         data = _data_block(experiment, experiment.public.data)
         clients["public"] = {"data": data, "samples": experiment.public.samples}
-    ordered = {"name": values.pop("name"), **clients, **values}
-    return yaml.safe_dump(ordered, sort_keys=False, default_flow_style=None, width=110)
+    return {"name": values.pop("name"), **clients, **values}
 
 
 def _absolute(experiment: ExperimentSettings, plugin: str) -> str:

@@ -112,7 +112,7 @@ class ExperimentSettings(Settings):
     def variant(self, **changes: Any) -> Self:
         """The same experiment with other top-level values."""
         values = {name: getattr(self, name) for name in self.model_fields_set} | changes
-        experiment = type(self).make(**values)
+        experiment = validated(type(self), values)
         experiment._folder = self._folder
         return experiment
 

@@ -125,5 +125,10 @@ def lookup(name: str) -> Registered:
     raise ModelError(f"unknown model {name!r}; {nearest(name, close or [*_registry, *POOLS])}")
 
 
+def origin(name: str) -> str:
+    """The Python module that registered a model."""
+    return str(_origin(_registry[name].builder)[0]) if name in _registry else ""
+
+
 def _origin(builder: Any) -> tuple[Any, Any]:
     return getattr(builder, "__module__", None), getattr(builder, "__qualname__", builder)

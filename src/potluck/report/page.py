@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from potluck.errors import RunError
 from potluck.files import write_whole
 from potluck.report import plots
+from potluck.report.again import again
 from potluck.report.format import (
     VIEW_NAMES,
     capital,
@@ -50,6 +51,7 @@ from potluck.report.sheets import (
     targets_sheet,
 )
 
+_ELSEWHERE = ("models", "settings")  # what other parts of the page show of environment.json
 _Part = dict[str, Any] | None  # what the template of a section needs; None leaves the section out
 
 # --- templates ------------------------------------------------------------------------------------------
@@ -149,10 +151,9 @@ def write_report(folder: Path) -> Path:
         "further": run_further_sheet(run.summary),
         "split": _split(run),
         "contract": _contract(run.contract),
-        "folder": f"{run.folder.resolve().parent.name}/{run.folder.name}",
+        "again": again(run.folder, run.config, run.environment),
         "settings": yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True),
-        # The models are in the table of clients.
-        "environment": {name: value for name, value in run.environment.items() if name != "models"},
+        "environment": {name: value for name, value in run.environment.items() if name not in _ELSEWHERE},
     }
     path = run.folder / "report.html"
     write_whole(path, _render("run.html.j2", context))

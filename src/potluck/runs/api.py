@@ -12,17 +12,19 @@ from potluck.data import Split
 from potluck.engine.evaluate import check_evaluation
 from potluck.engine.factory import player
 from potluck.engine.store.budget import check_memory
-from potluck.errors import RoundFailed, RunError
+from potluck.errors import RoundFailed
+from potluck.experiment.overrides import Override
 from potluck.experiment.schema import Experiment
 from potluck.federation.explain import explain
 from potluck.federation.federation import Federation
-from potluck.files import read_json, write_json, write_whole
+from potluck.files import write_json, write_whole
 from potluck.runs import pilots
-from potluck.runs.environment import check_version, environment
+from potluck.runs.environment import environment
 from potluck.runs.folder import RunFolder
 from potluck.runs.loop import Interrupted, Run
 from potluck.runs.observers import Observer, Observers
 from potluck.runs.result import RunResult
+from potluck.runs.resuming import Past
 
 
 def run(
@@ -104,35 +106,31 @@ def write_start(folder: RunFolder, experiment: Experiment, federation: Federatio
 def resume(
     folder: Path | str,
     *,
+    rounds: int | None = None,
     watcher: Observer | None = None,
     observers: Sequence[Observer] = (),
     experiment: Experiment | None = None,
+    overrides: Sequence[Override] = (),
+    trust: bool = False,
 ) -> RunResult:
     """Go on with a run after its last checkpoint, to the same end as if it had never stopped.
 
-    A run that was made from Python with one's own models or data needs the same `experiment` again. `watcher` and
-    `observers` as in `run`.
+    `rounds` extends it, also when it is finished: the logs are then those of a run that had as many rounds from the
+    start. A run that was made from Python with one's own models or data needs the same `experiment` again; any
+    other goes on with what its folder says, with `overrides` applied. What would change a number is refused by
+    name; where the work is done may change, and is written down. `trust` lets a folder of somebody else run the
+    code it names. `watcher` and `observers` as in `run`.
     """
-    home = RunFolder(Path(folder))
-    if not home.path.is_dir():
-        raise RunError(f"there is no run folder {home.path}")
-    about = read_json(home / "environment.json")
-    check_version(home.path, about)
-    if experiment is None:
-        if not about["portable"]:
-            raise RunError(
-                f"{home.path} was run from Python with models or data of its own; "
-                "resume it there: potluck.resume(folder, experiment=…)"
-            )
-        experiment = Experiment.load(home / "config.yaml")
-    experiment = _ready(pilots.settled(experiment, home.path))
-    with home.locked():
-        federation = experiment.build(split=Split.load(home / "split.json"))
+    past = Past.read(RunFolder.begun(Path(folder)))
+    given = experiment if experiment is not None else past.experiment(overrides, rounds, trust)
+    experiment = _ready(past.going_on(given, rounds))
+    with past.folder.locked():
+        federation = experiment.build(split=past.split())
         check_evaluation(experiment.evaluate, federation)
         check_memory(experiment.engine.memory_bytes(), federation.clients)
-        if about["origins"] and about["origins"] != federation.clients.fingerprints():
-            raise RunError(f"the models given now start from other weights than those {home.path} began with")
-        return _play(experiment, home, federation, _together(watcher, observers), fresh=False)
+        past.check(experiment, federation)
+        past.record(experiment, federation)
+        return _play(experiment, past.folder, federation, _together(watcher, observers), fresh=False)
 
 
 def _ready(experiment: Experiment) -> Experiment:
@@ -152,5 +150,5 @@ def _play(
         return result
     going = Run(experiment, folder, federation, watcher)
     if not fresh:
-        going.checkpoints.restore()
+        going.restore()
     return going.play()

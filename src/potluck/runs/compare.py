@@ -19,6 +19,7 @@ from potluck.core.rng import Rng
 from potluck.data import Split
 from potluck.engine.evaluate import check_evaluation, judged_by
 from potluck.errors import ConfigError, RunError, nearest
+from potluck.experiment.differences import first_difference
 from potluck.experiment.schema import Experiment
 from potluck.files import read_json, write_json, write_whole
 from potluck.methods.registry import find_method, method_names
@@ -202,7 +203,7 @@ class _Part:
         check_version(self.folder, read_json(self.folder / "environment.json"))
         experiment = settled(self.experiment, self.folder)
         there, wanted = read_config(self.folder), yaml.safe_load(experiment.to_yaml())
-        key = _first_difference(there, wanted)
+        key = first_difference(there, wanted)
         if key is not None:
             raise RunError(
                 f"{self.folder} was run with other settings ({key}); choose another folder with --out, "
@@ -214,15 +215,3 @@ class _Part:
             return False
         rounds: int = read_json(self.folder / "summary.json")["rounds"]
         return rounds == self.experiment.training.rounds
-
-
-def _first_difference(there: Any, wanted: Any, path: str = "") -> str | None:
-    """The first key under which two experiments differ, with both values."""
-    if isinstance(there, dict) and isinstance(wanted, dict):
-        for key in [*there, *(key for key in wanted if key not in there)]:
-            inner = f"{path}.{key}" if path else str(key)
-            found = _first_difference(there.get(key), wanted.get(key), inner)
-            if found is not None:
-                return found
-        return None
-    return None if there == wanted else f"{path}: {there} there, {wanted} here"

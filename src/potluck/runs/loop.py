@@ -22,6 +22,7 @@ from potluck.engine.store.state_files import StateFiles
 from potluck.errors import RoundFailed
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
+from potluck.report.again import to_go_on
 from potluck.report.format import measured
 from potluck.runs.environment import precision, threads
 from potluck.runs.folder import RunFolder
@@ -37,8 +38,8 @@ from potluck.signals import held_back
 class Interrupted(KeyboardInterrupt):
     """A run was stopped by hand, after a checkpoint."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(f"stopped; go on with: potluck resume {folder}")
+    def __init__(self, folder: Path, onward: str) -> None:
+        super().__init__(f"stopped; go on with: {onward}")
         self.folder = folder
 
 
@@ -76,6 +77,10 @@ class Run:
         self.observers = Observers(told, *advisors, self.checkpoints)
         self._headline: tuple[float | None, str] = (None, "accuracy")
 
+    def restore(self) -> None:
+        """Go back to the last checkpoint, or to the start if there is none."""
+        self.checkpoints.restore(self.examiner.is_due)
+
     def play(self) -> RunResult:
         """Play the remaining rounds and write summary and report; Ctrl-C keeps all whole rounds."""
         try:
@@ -84,7 +89,7 @@ class Run:
                 self.folder, self.experiment, self.federation, self.state, reported=self.examiner.modes[0]
             )
         except KeyboardInterrupt as error:
-            raise Interrupted(self.folder.path) from error
+            raise Interrupted(self.folder.path, self._onward) from error
         self.observers.end(self.folder.path)
         return result
 
@@ -128,6 +133,11 @@ class Run:
             self.observers.examined(found)
         self.observers.round(end)
 
+    @property
+    def _onward(self) -> str:
+        """How to go on with the run."""
+        return to_go_on(self.folder.path, self.experiment.portable)
+
     def _cohort(self, round_: int) -> tuple[ClientId, ...]:
         return self.federation.population.cohort(round_)
 
@@ -142,7 +152,7 @@ class Run:
                 if attempt == attempts:
                     raise RoundFailed(
                         f"{error} (tried {attempts} times; the run is kept up to round {round_ - 1}: "
-                        f"potluck resume {self.folder.path})"
+                        f"{self._onward})"
                     ) from error
                 self.observers.notice(f"{error}; trying again")
         raise AssertionError("unreachable: attempts is at least 1")
