@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from potluck.runs.environment import check_version, environment
 from potluck.runs.folder import RunFolder
 from potluck.runs.loop import Interrupted, Run
 from potluck.runs.observers import Observer, Observers
+from potluck.runs.observers.progress import progress_display
+from potluck.runs.observers.trackers import check_trackers
 from potluck.runs.result import RunResult
 
 
@@ -33,13 +36,15 @@ def run(
     watcher: Observer | None = None,
     observers: Sequence[Observer] = (),
     given: tuple[Data, Split] | None = None,
+    progress: bool | None = None,
     **values: Any,
 ) -> RunResult:
     """Run an experiment: a ready one, or one made of the keyword values.
 
     `out` is the run folder, which must not exist; default `runs/<name>`, or the next free `runs/<name>-2`.
-    `observers` are told how the run goes (see `potluck.Observer`); `watcher` is one more, told first. `given` is
-    data and split that were made before, so that several runs can share them.
+    `progress` shows how far it is, unless False or `POTLUCK_PROGRESS=0`; advice is then a `PotluckAdvice` warning.
+    `observers` are told how the run goes (see `potluck.Observer`); `watcher` is one more, told first, in place of
+    the progress display. `given` is data and split that were made before, so that several runs can share them.
     """
     if experiment is not None and values:
         raise TypeError(
@@ -51,16 +56,24 @@ def run(
     check_modes(experiment.evaluate, built.method)
     check_memory(experiment.engine.memory_bytes(), built.clients)
     wanted = Path(out) if out is not None else Path("runs") / experiment.name
+    check_trackers(experiment.track)
     folder = RunFolder.create(wanted, exact=out is not None)
-    told = _together(watcher, observers)
-    with folder.locked():
+    with folder.locked(), _told(watcher, observers, progress, built.method.name) as told:
         experiment, built = _tuned(experiment, built, folder, told)
         write_start(folder, experiment, built)
         return _play(experiment, folder, built, told, fresh=True)
 
 
-def _together(watcher: Observer | None, observers: Sequence[Observer]) -> Observer:
-    return Observers(*([] if watcher is None else [watcher]), *observers)
+@contextlib.contextmanager
+def _told(
+    watcher: Observer | None, observers: Sequence[Observer], progress: bool | None, label: str
+) -> Iterator[Observer]:
+    """All observers of a run as one: what shows it to the user, then the others."""
+    if watcher is not None:
+        yield Observers(watcher, *observers)
+        return
+    with progress_display(progress) as display:
+        yield Observers(display.watch(label), *observers)
 
 
 def _tuned(
@@ -74,7 +87,8 @@ def _tuned(
 
     def play(pilot: Experiment) -> Path:
         place = home / str(getattr(pilot.method, option.name))
-        return run(pilot, out=place, given=(federation.data, federation.split)).folder
+        quiet = Observer()
+        return run(pilot, out=place, given=(federation.data, federation.split), watcher=quiet).folder
 
     try:
         choice = pilots.tune(experiment, option, play, watcher.notice)
@@ -107,11 +121,12 @@ def resume(
     watcher: Observer | None = None,
     observers: Sequence[Observer] = (),
     experiment: Experiment | None = None,
+    progress: bool | None = None,
 ) -> RunResult:
     """Go on with a run after its last checkpoint, to the same end as if it had never stopped.
 
-    A run that was made from Python with one's own models or data needs the same `experiment` again. `watcher` and
-    `observers` as in `run`.
+    A run that was made from Python with one's own models or data needs the same `experiment` again. `watcher`,
+    `observers` and `progress` as in `run`.
     """
     home = RunFolder(Path(folder))
     if not home.path.is_dir():
@@ -126,13 +141,14 @@ def resume(
             )
         experiment = Experiment.load(home / "config.yaml")
     experiment = _ready(pilots.settled(experiment, home.path))
-    with home.locked():
+    check_trackers(experiment.track)
+    with home.locked(), _told(watcher, observers, progress, home.path.name) as told:
         federation = experiment.build(split=Split.load(home / "split.json"))
         check_modes(experiment.evaluate, federation.method)
         check_memory(experiment.engine.memory_bytes(), federation.clients)
         if about["origins"] and about["origins"] != federation.clients.fingerprints():
             raise RunError(f"the models given now start from other weights than those {home.path} began with")
-        return _play(experiment, home, federation, _together(watcher, observers), fresh=False)
+        return _play(experiment, home, federation, told, fresh=False)
 
 
 def _ready(experiment: Experiment) -> Experiment:

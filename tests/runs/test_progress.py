@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from potluck.cli.live import LINES, NOTICES, Pace, clock, showing
 from potluck.runs.observers import RoundEnd
+from potluck.runs.observers.progress import LINES, NOTICES, Pace, clock, showing
 
 
 def play(console: Console, rounds: int, done: int = 0, runs: int = 1, notices: int = 0) -> None:
