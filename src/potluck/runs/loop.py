@@ -76,8 +76,9 @@ class Run:
         )
         # Advice looks at the clients' models and samples, which the server of other engines may not know.
         self.advisors = [Advisor(federation, told.advise)] if engine is None else []
-        self.trackers = make_trackers(experiment, folder, told.advise)
-        self.observers = Observers(told, *self.advisors, *self.trackers, self.checkpoints)
+        # First, so that no other observer that ends the run keeps a round from them.
+        self.trackers = make_trackers(experiment, folder, told)
+        self.observers = Observers(*self.trackers, told, *self.advisors, self.checkpoints)
         self.stopped: str | None = None  # why the run ended before its last round
         self._headline = _Headline()
 

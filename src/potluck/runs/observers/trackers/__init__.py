@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.util import find_spec
 
 from potluck.errors import ConfigError
 from potluck.experiment.schema import Experiment
 from potluck.experiment.track import TrackSettings
 from potluck.runs.folder import RunFolder
+from potluck.runs.observers.base import Observer
 from potluck.runs.observers.trackers.mlflow import MlflowTracker
 from potluck.runs.observers.trackers.tensorboard import TensorBoardTracker
 from potluck.runs.observers.trackers.tracker import Tracker
@@ -17,10 +17,10 @@ from potluck.runs.observers.trackers.wandb import WandbTracker
 TRACKERS: tuple[type[Tracker], ...] = (TensorBoardTracker, WandbTracker, MlflowTracker)
 
 
-def make_trackers(experiment: Experiment, folder: RunFolder, tell: Callable[[str], None]) -> list[Tracker]:
-    """The trackers that an experiment asks for; `tell` hears of one that fails."""
+def make_trackers(experiment: Experiment, folder: RunFolder, told: Observer) -> list[Tracker]:
+    """The trackers that an experiment asks for; `told` hears of one that fails."""
     check_trackers(experiment.track)
-    return [kind(experiment, folder, tell) for kind in _asked(experiment.track)]
+    return [kind(experiment, folder, told) for kind in _asked(experiment.track)]
 
 
 def check_trackers(track: TrackSettings) -> None:

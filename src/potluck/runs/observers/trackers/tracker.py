@@ -29,8 +29,8 @@ class Tracker(Observer):
 
     name: ClassVar[str]  # of the package, and under `track`
 
-    def __init__(self, experiment: Experiment, folder: RunFolder, tell: Callable[[str], None]) -> None:
-        self.experiment, self.folder, self.tell = experiment, folder, tell
+    def __init__(self, experiment: Experiment, folder: RunFolder, told: Observer) -> None:
+        self.experiment, self.folder, self.told = experiment, folder, told
         self.settings: Any = getattr(experiment.track, self.name)
         self.notes: Notes = {}
         self.working = self.ended = False
@@ -106,7 +106,9 @@ class Tracker(Observer):
 
     def _leave(self, error: Exception) -> None:
         self.working = False
-        self.tell(f"{self.name} failed and is no longer told of this run, which goes on: {first_line(error)}")
+        self.told.advise(
+            f"{self.name} failed and is no longer told of this run, which goes on: {first_line(error)}"
+        )
 
     def _kept(self) -> dict[str, Notes]:
         path = self.folder / FILE

@@ -31,8 +31,8 @@ class WandbTracker(Tracker):
             settings=quiet,
             **chosen.model_dump(include={"project", "entity", "group", "tags", "mode"}, exclude_none=True),
         )
-        if self.run.url:
-            self.tell(f"wandb: {self.run.url}")
+        if not self.run.offline:
+            self.told.notice(f"wandb shows it at {self.run.url}")
         return {"id": self.run.id}
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
