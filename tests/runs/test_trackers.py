@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,14 @@ def records(folder: Path) -> Iterator[Any]:
                 whole = b""
 
 
+def wait_for_files(folder: Path, count: int) -> None:
+    """Weights & Biases closes its files a moment after a run is finished."""
+    for _ in range(200):
+        if sum(record.HasField("exit") for record in records(folder)) == count:
+            return
+        time.sleep(0.1)
+
+
 def history(folder: Path) -> list[tuple[int, float]]:
     found = []
     for record in records(folder):
@@ -215,7 +224,10 @@ def test_wandb_offline_has_the_log_and_a_resumed_run_goes_on_in_it(
     track = [{"wandb": {"project": "digits", "mode": "offline"}}]
     with pytest.raises(ZeroDivisionError):
         run(experiment(track), out=tmp_path / "run", observers=[Dies()])
-    folder = resume(tmp_path / "run").folder
+    told = Told()
+    folder = resume(tmp_path / "run", watcher=told).folder
+    assert [sentence for sentence in told.sentences if "wandb" in sentence] == []
+    wait_for_files(folder, 2)
     assert close(history(folder), means(folder))
     runs = [record.run for record in records(folder) if record.HasField("run")]
     kept = json.loads((folder / "tracking.json").read_text())["wandb"]["id"]
