@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from potluck.core.streams import Stream
     from potluck.core.task import Batch, Task
     from potluck.data import Split, from_arrays, from_datasets, from_index_file
-    from potluck.errors import PotluckError
+    from potluck.errors import PotluckAdvice, PotluckError
     from potluck.experiment import Experiment
     from potluck.kit.averaging import average
     from potluck.kit.class_means import ClassStats
     from potluck.models import adapt, build
     from potluck.runs.api import resume, run
-    from potluck.runs.observers import Observer, StopRun, Watcher
+    from potluck.runs.observers import EarlyStopping, Observer, StopRun, TimeLimit, Watcher
     from potluck.runs.result import RunResult
     from potluck.training.collect import collect
     from potluck.training.fit import fit
@@ -48,13 +48,13 @@ _HOMES = {
     "core.streams": ("Stream",),
     "core.task": ("Batch", "Task"),
     "data": ("Split", "from_arrays", "from_datasets", "from_index_file"),
-    "errors": ("PotluckError",),
+    "errors": ("PotluckAdvice", "PotluckError"),
     "experiment": ("Experiment",),
     "kit.averaging": ("average",),
     "kit.class_means": ("ClassStats",),
     "models": ("adapt", "build"),
     "runs.api": ("resume", "run"),
-    "runs.observers": ("Observer", "StopRun", "Watcher"),
+    "runs.observers": ("EarlyStopping", "Observer", "StopRun", "TimeLimit", "Watcher"),
     "runs.result": ("RunResult",),
     "training.collect": ("collect",),
     "training.fit": ("fit",),
@@ -68,6 +68,7 @@ __all__ = [
     "Client",
     "Clients",
     "Dataset",
+    "EarlyStopping",
     "Experiment",
     "Group",
     "Message",
@@ -76,6 +77,7 @@ __all__ = [
     "Model",
     "Moments",
     "Observer",
+    "PotluckAdvice",
     "PotluckError",
     "RunResult",
     "Server",
@@ -83,6 +85,7 @@ __all__ = [
     "StopRun",
     "Stream",
     "Task",
+    "TimeLimit",
     "Watcher",
     "__version__",
     "adapt",

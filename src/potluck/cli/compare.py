@@ -130,8 +130,8 @@ def compared(
     against: str | None = None,
 ) -> ComparisonResult:
     """Compare under a progress display, then print the tables; `again` are the words that continue it."""
-    from potluck.cli.live import showing
     from potluck.runs.compare import compare as compare_methods
+    from potluck.runs.observers.progress import showing
 
     try:
         with showing(screen.err, len(seeds) * len(experiments)) as display:

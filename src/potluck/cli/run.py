@@ -69,9 +69,9 @@ def watched(
     screen: Screen, label: str, play: Callable[[Watcher], RunResult], every_notice: bool = False
 ) -> None:
     """Play a run under a progress display, then print its results."""
-    from potluck.cli.live import showing
     from potluck.cli.views.results import run_sheet_of
     from potluck.runs.loop import Interrupted
+    from potluck.runs.observers.progress import showing
 
     try:
         with showing(screen.err) as display:

@@ -29,6 +29,7 @@ from potluck.experiment.blocks import (
     TrainingSettings,
 )
 from potluck.experiment.plain import is_plain
+from potluck.experiment.track import TrackSettings
 from potluck.experiment.validation import validated
 from potluck.methods.registry import find_method
 
@@ -50,6 +51,7 @@ class ExperimentSettings(Settings):
     checkpoint: CheckpointSettings = CheckpointSettings()
     seed: int = Field(default=0, ge=0)
     seeds: SeedSettings = SeedSettings()
+    track: TrackSettings = TrackSettings()  # trackers that are told how the run goes
     plugins: tuple[str, ...] = ()  # files or modules that register methods, data sets or models
 
     _folder: Path = PrivateAttr(default_factory=Path)

@@ -143,6 +143,8 @@ def write_report(folder: Path) -> Path:
         "subtitle": _subtitle(run),
         "measure": capital(run.measure),
         "cards": _cards(run),
+        "stopped": run.summary.get("stopped"),
+        "advice": run.summary.get("advice") or [],
         "failures": _failures(run),
         "curves": _curves(run),
         "protocols": _protocols(run),

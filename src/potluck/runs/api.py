@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from potluck.runs.environment import environment
 from potluck.runs.folder import RunFolder
 from potluck.runs.loop import Interrupted, Run
 from potluck.runs.observers import Observer, Observers
+from potluck.runs.observers.progress import progress_display
+from potluck.runs.observers.trackers import check_trackers
 from potluck.runs.result import RunResult
 from potluck.runs.resuming import Past
 
@@ -35,13 +38,15 @@ def run(
     watcher: Observer | None = None,
     observers: Sequence[Observer] = (),
     given: tuple[Data, Split] | None = None,
+    progress: bool | None = None,
     **values: Any,
 ) -> RunResult:
     """Run an experiment: a ready one, or one made of the keyword values.
 
     `out` is the run folder, which must not exist; default `runs/<name>`, or the next free `runs/<name>-2`.
-    `observers` are told how the run goes (see `potluck.Observer`); `watcher` is one more, told first. `given` is
-    data and split that were made before, so that several runs can share them.
+    `progress` shows how far it is, unless False or `POTLUCK_PROGRESS=0`; advice is then a `PotluckAdvice` warning.
+    `observers` are told how the run goes (see `potluck.Observer`); `watcher` is one more, told first, in place of
+    the progress display. `given` is data and split that were made before, so that several runs can share them.
     """
     if experiment is not None and values:
         raise TypeError(
@@ -53,16 +58,24 @@ def run(
     check_evaluation(experiment.evaluate, built)
     check_memory(experiment.engine.memory_bytes(), built.clients)
     wanted = Path(out) if out is not None else Path("runs") / experiment.name
+    check_trackers(experiment.track)
     folder = RunFolder.create(wanted, exact=out is not None)
-    told = _together(watcher, observers)
-    with folder.locked():
+    with folder.locked(), _told(watcher, observers, progress, built.method.name) as told:
         experiment, built = _tuned(experiment, built, folder, told)
         write_start(folder, experiment, built)
         return _play(experiment, folder, built, told, fresh=True)
 
 
-def _together(watcher: Observer | None, observers: Sequence[Observer]) -> Observer:
-    return Observers(*([] if watcher is None else [watcher]), *observers)
+@contextlib.contextmanager
+def _told(
+    watcher: Observer | None, observers: Sequence[Observer], progress: bool | None, label: str
+) -> Iterator[Observer]:
+    """All observers of a run as one: what shows it to the user, then the others."""
+    if watcher is not None:
+        yield Observers(watcher, *observers)
+        return
+    with progress_display(progress) as display:
+        yield Observers(display.watch(label), *observers)
 
 
 def _tuned(
@@ -76,7 +89,8 @@ def _tuned(
 
     def play(pilot: Experiment) -> Path:
         place = home / str(getattr(pilot.method, option.name))
-        return run(pilot, out=place, given=(federation.data, federation.split)).folder
+        quiet = Observer()
+        return run(pilot, out=place, given=(federation.data, federation.split), watcher=quiet).folder
 
     try:
         choice = pilots.tune(experiment, option, play, watcher.notice)
@@ -112,6 +126,7 @@ def resume(
     experiment: Experiment | None = None,
     overrides: Sequence[Override] = (),
     trust: bool = False,
+    progress: bool | None = None,
 ) -> RunResult:
     """Go on with a run after its last checkpoint, to the same end as if it had never stopped.
 
@@ -119,18 +134,19 @@ def resume(
     start. A run that was made from Python with one's own models or data needs the same `experiment` again; any
     other goes on with what its folder says, with `overrides` applied. What would change a number is refused by
     name; where the work is done may change, and is written down. `trust` lets a folder of somebody else run the
-    code it names. `watcher` and `observers` as in `run`.
+    code it names. `watcher`, `observers` and `progress` as in `run`.
     """
     past = Past.read(RunFolder.begun(Path(folder)))
     given = experiment if experiment is not None else past.experiment(overrides, rounds, trust)
     experiment = _ready(past.going_on(given, rounds))
-    with past.folder.locked():
+    check_trackers(experiment.track)
+    with past.folder.locked(), _told(watcher, observers, progress, past.folder.path.name) as told:
         federation = experiment.build(split=past.split())
         check_evaluation(experiment.evaluate, federation)
         check_memory(experiment.engine.memory_bytes(), federation.clients)
         past.check(experiment, federation)
         past.record(experiment, federation)
-        return _play(experiment, past.folder, federation, _together(watcher, observers), fresh=False)
+        return _play(experiment, past.folder, federation, told, fresh=False)
 
 
 def _ready(experiment: Experiment) -> Experiment:

@@ -95,6 +95,12 @@ class RunFolder:
         except OSError as error:
             raise RunError(f"cannot write {self / name}: {error.strerror or error}") from error
 
+    def lines(self, name: str) -> Iterator[dict[str, Any]]:
+        """The lines of a log, none if it does not exist."""
+        if (self / name).exists():
+            with (self / name).open(encoding="utf-8") as file:
+                yield from map(json.loads, file)
+
     def offsets(self) -> dict[str, int]:
         """The length of every log in bytes, as a checkpoint notes it."""
         return {name: (self / name).stat().st_size if (self / name).exists() else 0 for name in LOGS}

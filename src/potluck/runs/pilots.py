@@ -76,6 +76,7 @@ def _pilot(experiment: Experiment, option: OpenOption, value: int) -> Experiment
     rounds, modes = option.how.rounds, experiment.evaluate.modes
     first = "first" if isinstance(modes, str) else modes[:1]
     return with_option(experiment, option.name, value).variant(
+        track={},
         training=experiment.training.model_copy(update={"rounds": rounds}),
         evaluate=experiment.evaluate.model_copy(
             update={"every": rounds, "who": "all", "when": ("after_aggregation",), "modes": first}
