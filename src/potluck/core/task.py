@@ -11,7 +11,9 @@ from torch import Tensor
 
 from potluck.core.task_kinds import TaskKind, task_kind
 
-KindName = Literal["classification", "text-classification", "multi-label", "segmentation", "retrieval"]
+KindName = Literal[
+    "classification", "text-classification", "multi-label", "segmentation", "retrieval", "regression"
+]
 
 
 @dataclass(frozen=True)

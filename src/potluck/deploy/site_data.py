@@ -45,9 +45,9 @@ def site_data(value: Any, client: ClientId, classes: int | None) -> tuple[Datase
 
 
 def _whole(data: Dataset, client: ClientId) -> tuple[Dataset, Split]:
-    """A data set with its own test part; all other rows are training rows."""
-    rows, nothing = np.arange(len(data.y)), np.arange(0)
-    return data, Split.of([ClientSplit(client, rows[: data.train_rows], nothing, rows[data.train_rows :])])
+    """A data set with its own validation and test parts; all other rows are training rows."""
+    parts = np.split(np.arange(len(data.y)), [data.train_rows, data.test_start])
+    return data, Split.of([ClientSplit(client, *parts)])
 
 
 def site_public(value: Any, experiment: ExperimentSettings, client: ClientId) -> Dataset:
