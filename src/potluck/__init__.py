@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from potluck.core.state import Moments
     from potluck.core.streams import Stream
     from potluck.core.task import Batch, Task
-    from potluck.data import Split, from_arrays, from_datasets, from_index_file
+    from potluck.data import Split, from_arrays, from_datasets, from_files, from_frame, from_index_file
     from potluck.errors import PotluckError
     from potluck.experiment import Experiment
     from potluck.kit.averaging import average
@@ -45,7 +45,7 @@ _HOMES = {
     "core.state": ("Moments",),
     "core.streams": ("Stream",),
     "core.task": ("Batch", "Task"),
-    "data": ("Split", "from_arrays", "from_datasets", "from_index_file"),
+    "data": ("Split", "from_arrays", "from_datasets", "from_files", "from_frame", "from_index_file"),
     "errors": ("PotluckError",),
     "experiment": ("Experiment",),
     "kit.averaging": ("average",),
@@ -91,6 +91,8 @@ __all__ = [
     "fit",
     "from_arrays",
     "from_datasets",
+    "from_files",
+    "from_frame",
     "from_index_file",
     "numbers",
     "resume",

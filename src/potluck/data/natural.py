@@ -16,8 +16,8 @@ from potluck.errors import DataError, nearest
 class NaturalConfig(BaseModel):
     """Every client has the rows it brought: `{kind: natural}`, or by a column, `{kind: natural, by: hospital}`.
 
-    A client's own validation and test rows stay what they are; where it brings none, a share of its training rows is
-    cut off. Clients with fewer than `min_size` rows are left out.
+    A client's own validation and test rows stay what they are; where it brings none, a share of its training rows
+    is cut off. Clients with fewer than `min_size` rows are left out.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -27,14 +27,16 @@ class NaturalConfig(BaseModel):
     validation: Fraction = 0.0  # share of a client's rows, where it has no validation rows of its own
     test: Fraction = 0.25  # the same for test rows
     min_size: int = Field(default=1, ge=1)  # rows, all parts together
-    held_out: int | float | tuple[str, ...] = 0  # clients that never train: a number, a fraction or their names
+    held_out: int | float | tuple[str, ...] = (
+        0  # clients that never train: a number, a fraction or their names
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.validation + self.test >= 1:
             raise ValueError(f"validation {self.validation} and test {self.test} leave nothing to train on")
         if not isinstance(self.held_out, tuple) and not (
-            0 <= self.held_out and (isinstance(self.held_out, int) or self.held_out < 1)
+            self.held_out >= 0 and (isinstance(self.held_out, int) or self.held_out < 1)
         ):
             raise ValueError(f"held_out is {self.held_out}: give a number, a fraction below 1, or names")
         return self
@@ -59,8 +61,8 @@ def natural_rows(data: Dataset, config: NaturalConfig, rng: Rng) -> dict[str, Ro
 def _owners(data: Dataset, config: NaturalConfig) -> Owners:
     if data.owners is None:
         raise DataError(
-            f"data set {data.name!r} does not say which client a row comes from: name a column (by), give a data set "
-            "or file for each client, or choose another kind of partition"
+            f"data set {data.name!r} does not say which client a row comes from: name a column (by), give a "
+            "data set or file for each client, or choose another kind of partition"
         )
     if config.by not in (None, data.owners.by):
         known = "given one by one: leave out by" if data.owners.by is None else f"by {data.owners.by!r}"
@@ -84,7 +86,9 @@ def natural_held_out(config: NaturalConfig, parts: dict[str, Rows], rng: Rng) ->
     if isinstance(asked, tuple):
         stray = next((name for name in asked if name not in parts), None)
         if stray is not None:
-            raise DataError(f"partition.held_out names {stray!r}, which is no client: {nearest(stray, names)}")
+            raise DataError(
+                f"partition.held_out names {stray!r}, which is no client: {nearest(stray, names)}"
+            )
         chosen = [name for name in names if name in asked]
     else:
         number = round(asked * len(names)) if isinstance(asked, float) else asked
