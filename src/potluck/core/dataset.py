@@ -109,6 +109,8 @@ class Dataset:
         """The names of the classes in `labels`."""
         if self.task.single_label:
             return self.class_names
+        if self.strata is None:
+            return ("samples",)
         return self.strata_names or tuple(map(str, range(self.label_count)))
 
 

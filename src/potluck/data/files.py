@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potluck.core.dataset import Dataset
-from potluck.data.frames import Categories, Missing, Standardize, from_frame
+from potluck.data.frames import Categories, Missing, Standardize, Table
 from potluck.data.from_user import TaskName
 from potluck.data.registry import register
+from potluck.data.user_datasets import pieces_of
 from potluck.errors import DataError, first_line
 
 if TYPE_CHECKING:
@@ -37,19 +38,13 @@ def from_files(
 
     `paths` names a file per client, `{"north": "north.csv", "south": {"train": "a.csv", "test": "b.csv"}}`; or
     it is a pattern such as `hospitals/*.csv` or a list of files, whose names are then those of the clients; or one
-    file, with `by`, its column of clients. Paths are relative to `dir`. The other arguments are those of `from_frame`.
+    file, with `by`, its column of clients. Paths are relative to `dir`. The other arguments are those of
+    `from_frame`.
     """
-    return from_frame(
-        _frames(paths, Path(dir or "."), by),
-        target=target,
-        task=task,
-        features=features,
-        categorical=categorical,
-        by=by,
-        missing=missing,
-        standardize=standardize,
-        class_names=class_names,
-        name=name,
+    asked = Table(target, task, features, categorical, by, missing, standardize, class_names, name)
+    found = pieces_of(_by_client(paths, Path(dir or "."), by), name)
+    return asked.read(
+        [(client, part, str(path), read_table(Path(dir or ".") / path)) for client, part, _, path in found]
     )
 
 
@@ -84,26 +79,20 @@ def _files(
     )
 
 
-def _frames(paths: Paths, dir: Path, by: str | None) -> Any:
-    """A frame, or one per client."""
+def _by_client(paths: Paths, dir: Path, by: str | None) -> Any:
+    """A path, or one per client."""
     if isinstance(paths, Mapping):
-        return {key: _frames_of(value, dir) for key, value in paths.items()}
-    found = _matching(paths, dir) if isinstance(paths, str | Path) else [dir / path for path in paths]
+        return paths
+    found = _matching(paths, dir) if isinstance(paths, str | Path) else [Path(path) for path in paths]
     if len(found) == 1 and (by is not None or not _is_pattern(paths)):
-        return read_table(found[0])
+        return found[0]
     if by is not None:
         raise DataError(f"{len(found)} files, one per client, and by {by!r}: give one file, or leave out by")
     names = [path.stem for path in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise DataError(f"two files are called {twice!r}: name the clients, {{{twice}: path, …}}")
-    return {name: read_table(path) for name, path in zip(names, found, strict=True)}
-
-
-def _frames_of(value: Any, dir: Path) -> Any:
-    if isinstance(value, Mapping):
-        return {key: read_table(dir / path) for key, path in value.items()}
-    return read_table(dir / value)
+    return dict(zip(names, found, strict=True))
 
 
 def _is_pattern(paths: Any) -> bool:

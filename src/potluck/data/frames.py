@@ -44,8 +44,8 @@ def from_frame(
     """A data set of vectors from pandas frames: one, one per client, or `{"north": {"train": …, "test": …}, …}`.
 
     `target` names the column to predict (several for multi-label and for regression with several outputs); a text
-    or a truth value is a class, a number with a point is regressed, and for whole numbers `task` must say which. `by`
-    names the column of one frame whose value is the client. All other columns are `features`, unless named.
+    or a truth value is a class, a number with a point is regressed, and for whole numbers `task` must say which.
+    `by` names the column of one frame whose value is the client. All other columns are `features`, unless named.
 
     Text columns are one-hot. `categorical` may list such columns, or give the categories of each, `{"sex": ["f",
     "m"]}`: at real sites they must be given, as no site sees the values of the others. `missing="mean"` fills a
@@ -100,8 +100,8 @@ class Table:
             pieces.append(Piece(where, x, self._labels(where, frame, task), part, client, owners))
         about = Settings(task, class_names=self._class_names(task, tables), name=self.name)
         data = from_pieces(pieces, about, self.by)
-        numbers = [encoder.is_number for encoder in encoders for _ in range(encoder.width)]
-        chosen = np.flatnonzero(numbers).tolist() if self.standardize == "client" else ()
+        scaled = [encoder.scaled for encoder in encoders for _ in range(encoder.width)]
+        chosen = np.flatnonzero(scaled).tolist() if self.standardize == "client" else ()
         return replace(data, standardize=tuple(chosen))
 
     def _features(self, tables: Sequence[tuple[str, Frame]]) -> list[str]:
@@ -140,7 +140,7 @@ class Table:
                 f"{self.name}: column {column!r} holds texts: name it in categorical, or leave it out of features"
             )
         if not any(texts) and not listed:
-            return _Encoder(column)
+            return _Encoder(column, scaled=any(frame[column].dtype.kind != "b" for _, frame in tables))
         if not all(texts) and not listed:
             where, frame = next(one for one, text in zip(tables, texts, strict=True) if text)
             value = next(one for one in frame[column] if isinstance(one, str))
@@ -232,11 +232,7 @@ class _Encoder:
 
     column: str
     categories: tuple[str, ...] | None = None
-
-    @property
-    def is_number(self) -> bool:
-        """Whether the column is a number, and may be standardised."""
-        return self.categories is None
+    scaled: bool = False  # whether clients may standardise it
 
     @property
     def width(self) -> int:
@@ -254,7 +250,7 @@ class _Encoder:
                 )
             return values
         values, empty = frame[self.column].map(_text).to_numpy(object), frame[self.column].isna().to_numpy()
-        hot = values[:, None] == np.array(self.categories, dtype=object)
+        hot: np.ndarray = values[:, None] == np.array(self.categories, dtype=object)
         stray = np.flatnonzero(~hot.any(1) & ~empty)
         if len(stray):
             raise DataError(

@@ -1,7 +1,7 @@
 """Feature shift: clients that see the same things differently, turned, in other colours, blurred or noisy.
 
-A row belongs to one client, so a client's shift is applied once to its rows, on the host, before anything is moved to
-a device. A training step knows nothing of it, and the bits do not depend on the device.
+A row belongs to one client, so a client's shift is applied once to its rows, on the host, before anything is moved
+to a device. A training step knows nothing of it, and the bits do not depend on the device.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Shift:
         if self.value == 0:
             return x
         generator = Rng(self.seed).child("noise").generator()
-        return torch.cat([self._shifted(part, generator) for part in x.split(CHUNK)])
+        return torch.cat([self._shifted(part, generator) for part in torch.split(x, CHUNK)])
 
     def _shifted(self, x: Tensor, generator: torch.Generator) -> Tensor:
         if self.kind == "rotation":
@@ -136,9 +136,9 @@ def check_shift(data: Dataset, kind: ShiftKind) -> None:
 class FeatureShiftConfig(BaseModel):
     """A split whose clients see shifted samples: `{kind: feature_shift, clients: 8, shift: rotation}`.
 
-    `values` are dealt to the clients evenly and at random (not in turn, as models are, so that a model and a value do
-    not always come together). `labels` says how the rows are dealt: an ordinary split, `iid` by default, that gets
-    the other keys given here.
+    `values` are dealt to the clients evenly and at random (not in turn, as models are, so that a model and a value
+    do not always come together). `labels` says how the rows are dealt: an ordinary split, `iid` by default, that
+    gets the other keys given here.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -41,6 +41,7 @@ class ClientSplit:
     train: np.ndarray
     validation: np.ndarray
     test: np.ndarray
+    _: KW_ONLY
     shift: Shift | None = None  # what its samples go through; none: they stay as they are
 
     @property

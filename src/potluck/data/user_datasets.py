@@ -46,8 +46,8 @@ def from_datasets(
 
     A torch data set has a length and gives pairs (sample, label); every item is read once, with its transform. Of a
     Hugging Face data set, `image` names a column of Pillow images or arrays, `text` one of texts, `label` that of
-    the labels; by default the usual column names are tried. `tokenizer` is a folder or hub repository; without it the
-    `vocabulary` most frequent words are numbered. The other arguments are those of `from_arrays`.
+    the labels; by default the usual column names are tried. `tokenizer` is a folder or hub repository; without it
+    the `vocabulary` most frequent words are numbered. The other arguments are those of `from_arrays`.
     """
     columns = _Columns(image, text, label, by, task or "classification")
     read = [_read(where, one, columns, part, client) for client, part, where, one in pieces_of(source, name)]
@@ -153,7 +153,7 @@ def _read(where: str, source: Any, columns: _Columns, part: str, client: str | N
     if columns.by is not None and (client is not None or not hasattr(source, "column_names")):
         raise DataError(f"{where}: only the rows of a Hugging Face data set have columns: leave out by")
     if isinstance(source, tuple | list) and len(source) == 2:
-        return _Read(Piece(where, *source, part, client))
+        return _Read(Piece(where, source[0], source[1], part, client))
     if isinstance(source, torch.utils.data.TensorDataset):
         return _read_tensors(where, source, part, client)
     if hasattr(source, "column_names"):
@@ -177,8 +177,9 @@ def _refuse(where: str, source: Any) -> None:
         rows = hasattr(source, "column_names") and hasattr(source, "__len__") and hasattr(source, "__iter__")
         if not rows:
             raise DataError(
-                f"{where}: a {type(source).__name__} cannot be read by row number; give a data set with a length and "
-                "items, for example list(dataset), a torch Dataset, a Hugging Face Dataset, or arrays (x, y)"
+                f"{where}: {type(source).__name__} objects cannot be read by row number; give a data set with "
+                "a length and items, for example list(dataset), a torch Dataset, a Hugging Face Dataset, or "
+                "arrays (x, y)"
             )
     if not len(source):
         raise DataError(f"{where}: there is no row in it")
@@ -187,7 +188,7 @@ def _refuse(where: str, source: Any) -> None:
 def _read_tensors(where: str, source: torch.utils.data.TensorDataset, part: str, client: str | None) -> _Read:
     if len(source.tensors) != 2:
         raise DataError(f"{where}: {len(source.tensors)} tensors: give two, the samples and the labels")
-    return _Read(Piece(where, *source.tensors, part, client))
+    return _Read(Piece(where, source.tensors[0], source.tensors[1], part, client))
 
 
 def _pairs(where: str, items: Sequence[Any], task: TaskName) -> tuple[np.ndarray, np.ndarray]:
@@ -244,8 +245,8 @@ def _choose(where: str, what: str, given: str | None, usual: Sequence[str], colu
         if column in columns:
             return column
     raise DataError(
-        f"{where}: which column is the {what}? It has {', '.join(columns)}: pass {what}= (for a table of numbers use "
-        "from_frame)"
+        f"{where}: which column is the {what}? It has {', '.join(columns)}: pass {what}= (for a table of numbers "
+        "use from_frame)"
     )
 
 

@@ -41,7 +41,7 @@ def site_data(value: Any, client: ClientId, classes: int | None) -> tuple[Datase
     data = from_arrays(x, y, classes=classes, name=f"client {client}", **about)
     ends = np.cumsum([0, *(len(parts[key][1]) if key in parts else 0 for key in PARTS)])
     rows = {key: np.arange(ends[number], ends[number + 1]) for number, key in enumerate(PARTS)}
-    return data, Split.of([ClientSplit(client, **rows)])
+    return data, Split.of([ClientSplit(client, *rows.values())])
 
 
 def _whole(data: Dataset, client: ClientId) -> tuple[Dataset, Split]:
