@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from torch import Tensor
 
 from potluck.core.dataset import Dataset
 from potluck.core.rng import Rng
@@ -27,6 +28,7 @@ from potluck.data.partition import (
     partition,
     redraw,
 )
+from potluck.data.scaling import Scaling
 from potluck.data.shift import FeatureShiftConfig, Shift, check_shift
 from potluck.errors import DataError
 
@@ -43,6 +45,12 @@ class ClientSplit:
     test: np.ndarray
     _: KW_ONLY
     shift: Shift | None = None  # what its samples go through; none: they stay as they are
+    scaling: Scaling | None = None  # how it standardises them before that; follows from data and rows
+
+    def sees(self, x: Tensor) -> Tensor:
+        """Stored samples as this client sees them."""
+        x = x if self.scaling is None else self.scaling(x)
+        return x if self.shift is None else self.shift(x)
 
     @property
     def parts(self) -> Rows:
@@ -160,7 +168,8 @@ def _hash(clients: Sequence[ClientSplit], held_out: Sequence[str]) -> str:
 
 def _client_json(client: ClientSplit) -> dict[str, Any]:
     rows = {name: rows.tolist() for name, rows in zip(PARTS, client.parts, strict=True)}
-    return {"id": client.id} | rows | ({"shift": client.shift.to_json()} if client.shift else {})
+    extras = {"shift": client.shift, "scaling": client.scaling}
+    return {"id": client.id} | rows | {key: value.to_json() for key, value in extras.items() if value}
 
 
 AnyConfig = PartitionConfig | FeatureShiftConfig | NaturalConfig
@@ -411,20 +420,18 @@ def _named_entries(content: Mapping[str, Any]) -> list[Any]:
 
 
 def _client_from_json(entry: Mapping[str, Any], path: Path) -> ClientSplit:
-    unknown = set(entry) - {"id", "counts", "shift", *PARTS}
+    unknown = set(entry) - {"id", "counts", "shift", "scaling", *PARTS}
     if "id" not in entry or unknown:
         what = f"an unknown entry {sorted(unknown)[0]!r}" if unknown else "no id"
         raise DataError(f"{path}: a client has {what}; the entries are id, train, validation, test, shift")
     id = str(entry["id"])
     rows = (_rows_from_json(entry.get(part, []), path, id, part) for part in PARTS)
-    return ClientSplit(id, *rows, shift=_shift_from_json(entry.get("shift"), path, id))
-
-
-def _shift_from_json(value: Any, path: Path, client: str) -> Shift | None:
     try:
-        return None if value is None else Shift.from_json(value)
+        shift = Shift.from_json(entry["shift"]) if "shift" in entry else None
+        scaling = Scaling.from_json(entry["scaling"]) if "scaling" in entry else None
     except ValueError as error:
-        raise DataError(f"{path}: the shift of client {client!r}: {error}") from error
+        raise DataError(f"{path}: client {id!r}: {error}") from error
+    return ClientSplit(id, *rows, shift=shift, scaling=scaling)
 
 
 def _rows_from_json(values: Any, path: Path, client: str, part: str) -> np.ndarray:

@@ -1,48 +1,42 @@
-"""What a client sees of its rows: standardised by its own training rows, and with its feature shift."""
+"""What clients see of their rows: standardised by their own training rows, and with their feature shift."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from potluck.core.dataset import Dataset
-from potluck.data.split import ClientSplit
+from potluck.data.scaling import Scaling
+from potluck.data.split import ClientSplit, Split
 
 
-def client_view(data: Dataset, client: ClientSplit) -> Callable[[Tensor], Tensor] | None:
-    """What turns stored samples into those of a client; none where it sees them as they are stored."""
-    shift = client.shift
+def with_scaling(split: Split, data: Dataset) -> Split:
+    """The split whose clients know how to standardise their samples, where the data set asks for it."""
     if not data.standardize:
-        return shift
-    columns, (mean, std) = list(data.standardize), _statistics(data, client)
-
-    def seen(x: Tensor) -> Tensor:
-        x = x.clone()
-        x[:, columns] = (x[:, columns] - mean) / std
-        return x if shift is None else shift(x)
-
-    return seen
+        return split
+    clients = tuple(
+        one if one.scaling else replace(one, scaling=_scaling(data, one)) for one in split.clients
+    )
+    return replace(split, clients=clients)
 
 
-def _statistics(data: Dataset, client: ClientSplit) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of a client's training rows; a column without spread is only centred."""
+def _scaling(data: Dataset, client: ClientSplit) -> Scaling | None:
+    """By the client's training rows; a held-out client may only have others."""
     rows = client.train if len(client.train) else np.concatenate(client.parts)
-    values = data.x[torch.from_numpy(rows)][:, list(data.standardize)].double()
-    std = values.std(0, correction=0)
-    return values.mean(0).float(), torch.where(std > 1e-12, std, 1.0).float()
+    return Scaling.of(data, rows) if len(rows) else None
 
 
 def client_samples(data: Dataset, clients: Sequence[ClientSplit]) -> Tensor | None:
     """All samples, each as its client sees it; none where everyone sees them as they are stored."""
-    views = [client_view(data, client) for client in clients] if len(data) else []
-    if not any(views):
+    if not len(data) or not any(client.shift or client.scaling for client in clients):
         return None
     x = data.x.clone()
-    for client, view in zip(clients, views, strict=True):
+    for client in clients:
         rows = torch.from_numpy(np.sort(np.concatenate(client.parts)))
-        if view is not None and len(rows):
-            x[rows] = view(data.x[rows])
+        if len(rows):
+            x[rows] = client.sees(data.x[rows])
     return x

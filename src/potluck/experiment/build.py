@@ -21,6 +21,7 @@ from potluck.data import (
     make_split,
 )
 from potluck.data.public import choose_ids
+from potluck.data.views import with_scaling
 from potluck.engine.settings import ask_for_queues
 from potluck.errors import ConfigError
 from potluck.experiment.blocks import AnyData, ClientGroup, IndexFile, Sites
@@ -81,13 +82,15 @@ def split_data(experiment: ExperimentSettings, data: Data) -> Split:
 
 
 def _split_group(experiment: ExperimentSettings, group: ClientGroup, data: Dataset, rng: Rng) -> Split:
-    if isinstance(group.partition, Split):
-        return group.partition
-    if isinstance(group.partition, IndexFile):
-        return from_index_file(experiment.folder / group.partition.file, data)
     if isinstance(group.partition, Sites):
         raise ConfigError("the sites of this experiment split nothing: each brings its own data")
-    return make_split(data, group.partition, rng)
+    if isinstance(group.partition, Split):
+        split = group.partition
+    elif isinstance(group.partition, IndexFile):
+        split = from_index_file(experiment.folder / group.partition.file, data)
+    else:
+        split = make_split(data, group.partition, rng)
+    return with_scaling(split, data)
 
 
 def public_samples(
