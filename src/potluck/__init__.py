@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from potluck.core.state import Moments
     from potluck.core.streams import Stream
     from potluck.core.task import Batch, Task
-    from potluck.data import Split, from_arrays, from_datasets, from_index_file
+    from potluck.data import Split, from_arrays, from_datasets, from_files, from_frame, from_index_file
     from potluck.errors import PotluckAdvice, PotluckError
     from potluck.experiment import Experiment
     from potluck.kit.averaging import average
@@ -47,7 +47,7 @@ _HOMES = {
     "core.state": ("Moments",),
     "core.streams": ("Stream",),
     "core.task": ("Batch", "Task"),
-    "data": ("Split", "from_arrays", "from_datasets", "from_index_file"),
+    "data": ("Split", "from_arrays", "from_datasets", "from_files", "from_frame", "from_index_file"),
     "errors": ("PotluckAdvice", "PotluckError"),
     "experiment": ("Experiment",),
     "kit.averaging": ("average",),
@@ -96,6 +96,8 @@ __all__ = [
     "fit",
     "from_arrays",
     "from_datasets",
+    "from_files",
+    "from_frame",
     "from_index_file",
     "metric",
     "numbers",

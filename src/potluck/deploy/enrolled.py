@@ -108,7 +108,7 @@ def _placeholders(enrolled: Mapping[ClientId, Enrolment]) -> Split:
     for client, enrolment in enrolled.items():
         ends = np.cumsum([start, *(enrolment.samples[part] for part in PARTS)])
         rows = {part: np.arange(ends[number], ends[number + 1]) for number, part in enumerate(PARTS)}
-        clients.append(ClientSplit(client, **rows))
+        clients.append(ClientSplit(client, *rows.values()))
         start = int(ends[-1])
     return Split.of(clients)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -84,6 +85,16 @@ def _data_block(experiment: ExperimentSettings, data: AnyData) -> dict[str, Any]
     block = data.model_dump(mode="json", exclude_defaults=True) | {"name": data.name}
     if data.dir is not None:
         block["dir"] = str((experiment.folder / data.dir.expanduser()).resolve())
+    if data.path is not None:
+        block["path"] = _absolute_paths(experiment.folder / (data.dir or ""), data.path)
     if data.tokenizer is not None:
         block["tokenizer"] = data.tokenizer_from(experiment.folder)
     return block
+
+
+def _absolute_paths(folder: Path, path: Any) -> Any:
+    if isinstance(path, dict):
+        return {key: _absolute_paths(folder, one) for key, one in path.items()}
+    if isinstance(path, list):
+        return [_absolute_paths(folder, one) for one in path]
+    return str((folder / Path(path).expanduser()).absolute())
