@@ -97,7 +97,7 @@ def test_tensorboard_has_the_log_and_changes_no_number(tmp_path: Path) -> None:
 def test_a_run_that_repeats_rounds_logs_them_once(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         run(experiment(["tensorboard"]), out=tmp_path / "run", observers=[Dies()])
-    assert not (tmp_path / "run/checkpoints/latest.json").exists()
+    assert not (tmp_path / "run/checkpoints/checkpoint.json").exists()
     resume(tmp_path / "run")
     assert close(scalars(tmp_path / "run")[MEAN], means(tmp_path / "run"))
     assert [step for step, _ in scalars(tmp_path / "run")["bytes/up"]] == [1, 2, 3]
