@@ -93,8 +93,8 @@ def check_evaluation(settings: EvaluateSettings, federation: Federation) -> None
     known = dict.fromkeys([*own, *(name for task in tasks.values() for name in told_by(task.rules.told))])
     if settings.judge is not None and settings.judge not in known:
         raise ConfigError(
-            f"evaluate.judge: no client is measured by {settings.judge!r}; name it under metrics, or "
-            f"choose from what is measured: {nearest(settings.judge, known)}"
+            f"evaluate.judge: no client is measured by {settings.judge!r} (further ones are named under "
+            f"metrics); {nearest(settings.judge, known)}"
         )
     for client, task in tasks.items() if settings.predictions != "none" else ():
         if task.kind not in PREDICTED:
