@@ -12,7 +12,7 @@ import torch
 import yaml
 
 import potluck
-from potluck import Experiment, from_files, from_frame
+from potluck import Experiment, from_arrays, from_files, from_frame
 from potluck.data.views import client_samples
 from potluck.errors import DataError, PotluckError
 
@@ -87,6 +87,14 @@ def test_each_client_standardises_by_its_own_training_rows() -> None:
         )
         is None
     )
+
+
+def test_public_samples_cannot_follow_clients_that_standardise() -> None:
+    data = from_frame({"a": patients(40), "b": patients(40)}, target="sex")
+    public = {"data": from_arrays(data.x, data.y), "samples": 10}
+    experiment = Experiment.make(data=data, models="mlp-small", method="fedmd", public=public)
+    with pytest.raises(PotluckError, match="say standardize: none"):
+        experiment.build()
 
 
 def test_missing_values_are_filled_with_the_client_s_mean() -> None:
