@@ -24,8 +24,8 @@ from potluck.experiment.blocks import (
     PublicSettings,
     SeedSettings,
     TrainingSettings,
-    partition_kind,
 )
+from potluck.experiment.partitions import partition_kind
 from potluck.experiment.plain import is_plain
 from potluck.experiment.validation import validated
 from potluck.methods.registry import find_method
