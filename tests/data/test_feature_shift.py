@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from torch import Tensor
 
 from potluck import Experiment
+from potluck.cli.views.split import split_entry, split_view
 from potluck.core.rng import Rng
 from potluck.data import FeatureShiftConfig, Shift, Split, from_arrays, from_index_file, load, make_split
 from potluck.data.shift import blurred, recolored, rotated
@@ -187,3 +190,13 @@ def plain(federation: Any, x: Tensor) -> Tensor:
     """The samples with the preparation of the data set alone."""
     prepared: Tensor = federation.clients.groups[0].prepare(x, None)
     return prepared
+
+
+def test_the_split_table_names_the_shifts() -> None:
+    data = load("digits")
+    split = make_split(data, FeatureShiftConfig(clients=2, shift="rotation", values=(0, 45)), Rng(0))
+    console = Console(width=160, record=True, file=StringIO())
+    console.print(split_view(split_entry(data, split)))
+    text = console.export_text()
+    assert "rotation 0" in text
+    assert "rotation 45" in text

@@ -70,6 +70,8 @@ def test_small_clients_are_left_out_and_named_ones_held_out() -> None:
     assert split.ids == ("a", "c")
     assert split.held_out == ("c",)
     assert len(make_split(data, NaturalConfig(held_out=0.34), Rng(0)).held_out) == 1
+    for written, names in (("c", ("c",)), ([3, "a"], ("3", "a"))):
+        assert NaturalConfig.model_validate({"held_out": written}).held_out == names
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 import yaml
 
 import potluck
-from potluck import Experiment, from_files, from_frame
+from potluck import Experiment, Split, from_arrays, from_files, from_frame
 from potluck.data.views import client_samples
 from potluck.errors import DataError, PotluckError
 
@@ -66,7 +66,7 @@ def test_classes_keep_their_names() -> None:
     assert both.y[:3].tolist() == [[0, 0], [1, 0], [0, 1]]
 
 
-def test_each_client_standardises_by_its_own_training_rows() -> None:
+def test_each_client_standardises_by_its_own_training_rows(tmp_path: Path) -> None:
     data = from_frame({"a": patients(40), "b": patients(40, older=30)}, target="sex")
     experiment = Experiment.make(data=data, models="mlp-small", method="local")
     split = experiment.make_split(data)
@@ -80,13 +80,21 @@ def test_each_client_standardises_by_its_own_training_rows() -> None:
         expected = (data.x[mine, 0].double() - raw[:, 0].mean()) / raw[:, 0].std(correction=0)
         torch.testing.assert_close(seen[mine, 0].double(), expected, atol=1e-4, rtol=1e-4)
     assert torch.equal(seen[:, 1], data.x[:, 1])  # a truth value
+    split.save(tmp_path / "split.json", data)
+    again = client_samples(data, Split.load(tmp_path / "split.json").clients)
+    assert again is not None
+    assert torch.equal(again, seen)
     bare = from_frame({"a": patients(40)}, target="sex", standardize="none")
-    assert (
-        client_samples(
-            bare, Experiment.make(data=bare, models="mlp-small", method="local").make_split(bare).clients
-        )
-        is None
-    )
+    plain = Experiment.make(data=bare, models="mlp-small", method="local").make_split(bare)
+    assert client_samples(bare, plain.clients) is None
+
+
+def test_public_samples_cannot_follow_clients_that_standardise() -> None:
+    data = from_frame({"a": patients(40), "b": patients(40)}, target="sex")
+    public = {"data": from_arrays(data.x, data.y), "samples": 10}
+    experiment = Experiment.make(data=data, models="mlp-small", method="fedmd", public=public)
+    with pytest.raises(PotluckError, match="say standardize: none"):
+        experiment.build()
 
 
 def test_missing_values_are_filled_with_the_client_s_mean() -> None:

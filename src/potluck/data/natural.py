@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from potluck.core.dataset import Dataset, Owners
 from potluck.core.rng import Rng
@@ -30,6 +30,13 @@ class NaturalConfig(BaseModel):
     held_out: int | float | tuple[str, ...] = (
         0  # clients that never train: a number, a fraction or their names
     )
+
+    @field_validator("held_out", mode="before")
+    @classmethod
+    def _names_as_text(cls, value: Any) -> Any:
+        """One name, or a list of names, which YAML may read as numbers."""
+        names = [value] if isinstance(value, str) else value
+        return tuple(map(str, names)) if isinstance(names, list | tuple) else value
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

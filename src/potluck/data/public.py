@@ -31,6 +31,11 @@ def public_for(
     public: Dataset, ids: np.ndarray, own: Dataset, prepare: Prepare | None, rng: Rng, device: torch.device
 ) -> Public:
     """The public samples as a model for `own` reads them: its image size, channels, normalisation or vocabulary."""
+    if own.standardize:
+        raise ConfigError(
+            f"every client standardises data set {own.name!r} for itself, which public samples cannot follow: "
+            "standardise them beforehand and say standardize: none"
+        )
     rows = torch.from_numpy(ids)
     x, mask = _readable(public, rows, own)
     source = Source(x.to(device), torch.zeros(len(x), dtype=torch.long, device=device), prepare)

@@ -47,6 +47,12 @@ class ClientSplit:
     shift: Shift | None = None  # what its samples go through; none: they stay as they are
     scaling: Scaling | None = None  # how it standardises them before that; follows from data and rows
 
+    @property
+    def view(self) -> dict[str, Any]:
+        """Shift and scaling as plain values, where there are any; `view_of` reads them."""
+        own = {"shift": self.shift, "scaling": self.scaling}
+        return {key: value.to_json() for key, value in own.items() if value}
+
     def sees(self, x: Tensor) -> Tensor:
         """Stored samples as this client sees them."""
         x = x if self.scaling is None else self.scaling(x)
@@ -168,8 +174,7 @@ def _hash(clients: Sequence[ClientSplit], held_out: Sequence[str]) -> str:
 
 def _client_json(client: ClientSplit) -> dict[str, Any]:
     rows = {name: rows.tolist() for name, rows in zip(PARTS, client.parts, strict=True)}
-    extras = {"shift": client.shift, "scaling": client.scaling}
-    return {"id": client.id} | rows | {key: value.to_json() for key, value in extras.items() if value}
+    return {"id": client.id} | rows | client.view
 
 
 AnyConfig = PartitionConfig | FeatureShiftConfig | NaturalConfig
@@ -427,11 +432,15 @@ def _client_from_json(entry: Mapping[str, Any], path: Path) -> ClientSplit:
     id = str(entry["id"])
     rows = (_rows_from_json(entry.get(part, []), path, id, part) for part in PARTS)
     try:
-        shift = Shift.from_json(entry["shift"]) if "shift" in entry else None
-        scaling = Scaling.from_json(entry["scaling"]) if "scaling" in entry else None
+        return ClientSplit(id, *rows, **view_of(entry))
     except ValueError as error:
         raise DataError(f"{path}: client {id!r}: {error}") from error
-    return ClientSplit(id, *rows, shift=shift, scaling=scaling)
+
+
+def view_of(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Shift and scaling from the plain values of `ClientSplit.view`, as arguments of `ClientSplit`."""
+    read = {"shift": Shift.from_json, "scaling": Scaling.from_json}
+    return {key: make(entry[key]) for key, make in read.items() if key in entry}
 
 
 def _rows_from_json(values: Any, path: Path, client: str, part: str) -> np.ndarray:

@@ -9,15 +9,13 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from pydantic import BaseModel, Field, field_serializer, field_validator
+from pydantic import Field, field_serializer, field_validator
 
 from potluck.core.dataset import Dataset
 from potluck.core.settings import ClientOverrides, ClientTraining, Settings
-from potluck.data import AnyConfig, DataConfig, FeatureShiftConfig, NaturalConfig, PartitionConfig, Split
-from potluck.data.partition import Kind
-from potluck.errors import ConfigError, nearest
+from potluck.data import AnyConfig, DataConfig, Split
 from potluck.experiment.plain import is_plain, plain
 
 # --- clients, their data and models ---------------------------------------------------------------------
@@ -48,18 +46,6 @@ class Sites(Settings):
 
 AnyData = DataConfig | Dataset
 AnyPartition = AnyConfig | IndexFile | Sites | Split
-
-
-def partition_kind(values: Mapping[str, Any]) -> type[BaseModel]:
-    """The block that a `partition` is, by its keys and its kind."""
-    by_key: dict[str, type[BaseModel]] = {"file": IndexFile, "sites": Sites}
-    by_kind: dict[Any, type[BaseModel]] = {"feature_shift": FeatureShiftConfig, "natural": NaturalConfig}
-    kind = values.get("kind")
-    known = [*get_args(Kind), *by_kind]
-    if isinstance(kind, str) and kind not in known:
-        raise ConfigError(f"partition.kind: there is no split {kind!r}; {nearest(kind, known)}")
-    found = next((by_key[key] for key in by_key if key in values), None)
-    return found or by_kind.get(kind, PartitionConfig)
 
 
 class ModelSettings(Settings):

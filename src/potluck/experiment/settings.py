@@ -25,8 +25,8 @@ from potluck.experiment.blocks import (
     PublicSettings,
     SeedSettings,
     TrainingSettings,
-    partition_kind,
 )
+from potluck.experiment.partitions import partition_kind
 from potluck.experiment.plain import is_plain
 from potluck.experiment.track import TrackSettings
 from potluck.experiment.validation import validated
