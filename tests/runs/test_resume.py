@@ -344,7 +344,7 @@ def test_facts_that_are_missing_are_named(folder: Path) -> None:
         json.dumps({key: value for key, value in about(folder).items() if key != "split"})
     )
     with pytest.raises(RunError, match="says nothing of 'split'"):
-        resume(folder)
+        resume(folder, rounds=3)
 
 
 def test_lost_lines_are_noticed(folder: Path) -> None:

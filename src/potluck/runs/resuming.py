@@ -32,6 +32,16 @@ ROUNDS = "training.rounds"
 # What decides where work is done, or what is written down about it, but no number.
 FREE = ("engine.device", "engine.workers", "engine.streams", "engine.memory", "checkpoint.every", "track")
 DATA_FOLDER = re.compile(r"(federation\.\d+\.|public\.)?data\.dir")  # data are known by their content
+# Of environment.json: what a run must know of itself to go on.
+FACTS: dict[str, type] = {
+    "settings": dict,
+    "code": dict,
+    "split": str,
+    "changes": list,
+    "portable": bool,
+    "registered": list,
+    "origins": dict,
+}
 
 
 @dataclass(frozen=True)
@@ -46,8 +56,8 @@ class Past:
         """Read what a folder says of its run; one of another version, or one that says too little, is refused."""
         about = folder.about()
         check_version(folder.path, about)
-        for key in ("settings", "code", "split", "changes", "portable", "registered", "origins"):
-            if key not in about:
+        for key, kind in FACTS.items():
+            if not isinstance(about.get(key), kind):
                 raise RunError(f"{folder / 'environment.json'} says nothing of {key!r}: it is not whole")
         return cls(folder, about)
 
@@ -57,7 +67,7 @@ class Past:
         self, overrides: Sequence[Override] = (), rounds: int | None = None, trust: bool = False
     ) -> Experiment:
         """The experiment in `config.yaml`, which is compared before any code that it names is run."""
-        path, settings = self.folder.path, self.about["settings"]
+        path = self.folder.path
         if not self.about["portable"]:
             raise RunError(
                 f"{path} was run from Python with models or data of its own; "
@@ -69,22 +79,22 @@ class Past:
                 f"{path} uses the {unknown}, which a Python program registered; resume it there: "
                 "potluck.resume(folder)"
             )
-        edited = self._refused(read_yaml(self.folder / "config.yaml"), rounds)
+        written = read_yaml(self.folder / "config.yaml")
+        edited = self._refused(written, rounds)
         if edited is not None:
             raise RunError(
                 f"{path}/config.yaml was edited after the run began: {edited.key} was {edited.there}, now it is "
                 f"{edited.here}; {_advice(edited)}"
             )
         if not trust:
-            check_trusted(path, settings)
-        check_own_code(path, settings, self.about["code"])
+            check_trusted(path, written)
+        check_own_code(path, written, self.about["code"])
         return Experiment.load(self.folder / "config.yaml", overrides)
 
     def going_on(self, experiment: Experiment, rounds: int | None) -> Experiment:
         """The experiment with what pilot runs chose and the rounds asked for; refused if it is another one."""
         experiment = pilots.settled(experiment, self.folder.path)
         if rounds is not None:
-            self._check_rounds(rounds)
             training = experiment.training.model_dump() | {"rounds": rounds}
             experiment = experiment.variant(training=training)
         other = self._refused(to_values(experiment), rounds)
@@ -93,6 +103,8 @@ class Past:
                 f"{self.folder.path} was begun with another {other.key}: {other.there} there, {other.here} now; "
                 f"{_advice(other)}"
             )
+        if rounds is not None:
+            self._check_rounds(rounds)
         check_own_code(self.folder.path, to_values(experiment), self.about["code"])
         return experiment
 
