@@ -97,10 +97,10 @@ def test_methods_of_classes_refuse_it_and_name_those_that_do_not(method: str) ->
 @pytest.mark.parametrize(("outputs", "flat"), [(1, True), (1, False), (3, False)])
 def test_training_alone_learns_a_line(outputs: int, flat: bool, tmp_path: Path) -> None:
     data = numbers(outputs, rows=200, flat=flat)
-    training = {"rounds": 12, "epochs": 6, "batch_size": 8, "optimizer": {"name": "adam", "lr": 0.01}}
+    training = {"rounds": 4, "epochs": 4, "batch_size": 8, "optimizer": {"name": "adam", "lr": 0.01}}
     result = potluck.run(**settings("local", data, training=training), out=tmp_path / "run")
     first = [line["test"] for line in logged(result.folder) if line["round"] == 1]
-    last = [line["test"] for line in logged(result.folder) if line["round"] == 12]
+    last = [line["test"] for line in logged(result.folder) if line["round"] == 4]
     assert all(now["mse"] < before["mse"] for now, before in zip(last, first, strict=True))
 
 
@@ -113,7 +113,7 @@ def test_labels_of_a_column_and_of_a_matrix_give_the_same_run(tmp_path: Path) ->
     assert flat == column
 
 
-def test_workers_and_a_resumed_run_end_alike(tmp_path: Path) -> None:
+def test_workers_change_nothing(tmp_path: Path) -> None:
     straight = potluck.run(**settings("fedmrl"), out=tmp_path / "straight")
     shared = potluck.run(
         **settings("fedmrl", engine={"device": "cpu", "workers": 2}), out=tmp_path / "workers"

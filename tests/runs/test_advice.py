@@ -171,7 +171,9 @@ def test_numbers_of_a_large_scale_are_told() -> None:
 
 
 def arrays(labels: list[int]) -> Dataset:
-    return from_arrays(np.zeros((len(labels), 4), dtype=np.float32), np.array(labels))
+    classes = max(labels) + 1
+    task, names = Task("classification", classes, (4,)), tuple(map(str, range(classes)))
+    return Dataset("arrays", task, torch.zeros(len(labels), 4), torch.tensor(labels), len(labels), names)
 
 
 def advised(data: Dataset, **settings: Any) -> list[str]:
