@@ -36,6 +36,7 @@ def advice(federation: Federation) -> Iterator[str]:
             f"{_count(population, uniform)} training samples of one class alone (client {uniform[0]}: {label}), "
             f"and can learn to name it whatever they see{federation.method.with_one_class}"
         )
+    yield from federation.method.advice(population)
     short = _too_small_for_batch_norm(federation)
     if short:
         smallest = min(short, key=lambda client: short[client])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from potluck.core.open_options import OpenOption
+from potluck.core.open_options import OpenOption, TuneSettings
 from potluck.errors import RunError
 from potluck.experiment.schema import Experiment
 from potluck.files import read_json
@@ -64,7 +64,10 @@ def settled(experiment: Experiment, folder: Path) -> Experiment:
 
 def with_option(experiment: Experiment, name: str, value: Any) -> Experiment:
     """The experiment with one option of its method set."""
-    return experiment.variant(method=experiment.method.model_copy(update={name: value}))
+    method = experiment.method
+    fields = type(method).model_fields.items()
+    how = {key: field.default for key, field in fields if field.annotation is TuneSettings}  # now without use
+    return experiment.variant(method=method.model_copy(update={**how, name: value}))
 
 
 def _pilot(experiment: Experiment, option: OpenOption, value: int) -> Experiment:
