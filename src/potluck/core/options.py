@@ -46,13 +46,13 @@ class Option:
     source: str
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
-        return asdict(self)
+        """For programs; a default that JSON cannot express is text."""
+        return asdict(self) | {"default": _plain(self.default)}
 
     def summary(self) -> str:
         """Meaning, allowed values and default in one clause, for an error about it."""
         takes = self.allowed or self.type
-        return f"{self.name} is {self.meaning} (allowed: {takes}; default: {as_written(self.default)})"
+        return f"{self.name}: {self.meaning} (allowed: {takes}; default: {as_written(self.default)})"
 
 
 def options_of(
@@ -119,6 +119,14 @@ def _described(name: str, field: FieldInfo, default: Any, source: str) -> Option
         meaning=field.description or "",
         source=str(own or source or ""),
     )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [*map(_plain, value)]
+    return value if value is None or isinstance(value, bool | int | float | str) else as_written(value)
 
 
 def _block(annotation: Any) -> type[BaseModel] | None:
