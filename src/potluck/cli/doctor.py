@@ -21,6 +21,9 @@ from potluck.version import __version__
 
 State = Literal["ok", "missing", "broken"]
 
+_EXTRA = re.compile(r"extra == ['\"]([^'\"]+)['\"]")
+_NAME = re.compile(r"([A-Za-z0-9._-]+)(?:\[([^\]]*)\])?")
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -82,16 +85,28 @@ def _extras() -> Iterator[Finding]:
 
 
 def _packages_by_extra() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    """The packages of each extra but `dev`; none for a source tree that was never installed."""
+    lines = _requirements("potluck")
+    extras = dict.fromkeys(found[1] for line in lines if (found := _EXTRA.search(line)))
+    return {extra: [*_packages("potluck", extra)] for extra in extras if extra != "dev"}
+
+
+def _packages(distribution: str, extra: str) -> Iterator[str]:
+    """What an extra of a package brings, and what the extras that it names bring: `flwr[simulation]`, ray."""
+    for line in _requirements(distribution):
+        found = _EXTRA.search(line)
+        if found is not None and found[1] == extra:
+            name, inner = _NAME.match(line).groups()  # type: ignore[union-attr]
+            yield name
+            for more in (inner or "").split(","):
+                yield from _packages(name, more.strip())
+
+
+def _requirements(distribution: str) -> list[str]:
     try:
-        required = importlib.metadata.requires("potluck") or []
-    except importlib.metadata.PackageNotFoundError:  # a source tree that was never installed
-        return found
-    for line in required:
-        extra = re.search(r"extra == ['\"]([^'\"]+)['\"]", line)
-        if extra is not None and extra[1] != "dev":
-            found.setdefault(extra[1], []).append(re.split(r"[^A-Za-z0-9._-]", line)[0])
-    return found
+        return importlib.metadata.requires(distribution) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
 
 
 def _installed(package: str) -> bool:
@@ -118,16 +133,13 @@ def _data() -> Iterator[Finding]:
             try:
                 load(name, labels_only=True)
             except DataError as error:
-                yield Finding("data", name, "missing", _short(first_line(error)), _ABOUT_DATA)
+                here = folder is not None and folder.exists()
+                yield Finding("data", name, "missing", first_line(error) if here else "not here", _ABOUT_DATA)
             else:
                 yield Finding("data", name, "ok", where)
 
 
 _ABOUT_DATA = "set POTLUCK_DATA to a folder with NAME/*.parquet, or let the hub fetch it at first use"
-
-
-def _short(sentence: str) -> str:
-    return sentence.split(": give ")[0].split("; give ")[0]
 
 
 @contextmanager

@@ -138,9 +138,9 @@ def test_a_round(tmp_path):
 
 NEXT = """\
 {method} and {test} are written. What next:
-  python -m pytest {test}            tries the method against the contract
-  plugins: [{method}]                in an experiment file loads it, method: {name} chooses it
-  potluck explain {name} FILE.yaml   shows what leaves a client there; with --options what can be set
+- `python -m pytest {test}` tries the method against the contract;
+- `plugins: [{method}]` in an experiment file loads it, `method: {name}` chooses it;
+- `potluck explain {name} FILE.yaml` shows what leaves a client there, with --options what can be set.
 CONTRIBUTING.md says what each part of a method is for."""
 
 
