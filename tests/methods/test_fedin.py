@@ -404,7 +404,7 @@ def test_without_features_options_about_them_are_refused(options):
 
 @pytest.mark.parametrize("option", [{"noise_per": "channel"}, {"noise_when": "upload"}])
 def test_without_noise_options_about_it_are_refused(option):
-    with pytest.raises(ConfigError, match=rf"{[*option][0]} does nothing at noise: 0"):
+    with pytest.raises(ConfigError, match=rf"{next(iter(option))} does nothing at noise: 0"):
         Experiment.make(**SITES, method={"name": "fedin", **option})
 
 

@@ -48,7 +48,7 @@ def test_an_option_without_effect_is_refused(method: str, options: dict[str, Any
 def test_options_about_samples_that_nobody_has_are_refused() -> None:
     public = {"data": "digits", "samples": 40}
     with pytest.raises(
-        ConfigError, match="method.drop does nothing here, as no client has samples other than"
+        ConfigError, match=r"method\.drop does nothing here, as no client has samples other than"
     ):
         asked({"name": "simclr", "drop": 0.5}, public=public).build()
     asked("simclr", public=public).build()
