@@ -55,7 +55,7 @@ class FedAvg(SharedWeights):
         weights: Literal["samples", "uniform"] = option(
             default="samples",
             description="weights of the average: n_k as published, or all alike",
-            source="paper, Algorithm 1; uniform: InCo Aggregation",
+            source="paper; uniform: InCo Aggregation",
         )
 
     def server_state(self, task: Task) -> dict[str, Any]:

@@ -50,13 +50,13 @@ class Scaffold(FedAvg):
         weights: Literal["samples", "uniform"] = option(
             default="uniform",
             description="weights of the mean over the cohort; the paper's is unweighted",
-            source="paper, Algorithm 1",
+            source="paper",
         )
         server_lr: float = option(
             default=1.0,
             gt=0,
             description="η_g, the server's step along the mean change",
-            source="paper, Algorithm 1 (η_g = 1)",
+            source="paper (η_g = 1)",
         )
         variate: Literal["mean", "option2"] = option(
             default="mean",
