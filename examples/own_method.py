@@ -7,19 +7,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from potluck import Client, Experiment, Message, Method, MethodConfig, Server, client_step
-from potluck.core.card import ClientId
-from potluck.core.contract import tensor
-from potluck.core.message import Content
-from potluck.core.method import Clients
-from potluck.core.model import Model
-from potluck.core.task import Batch, Task
+from potluck import (
+    Batch,
+    Client,
+    ClientId,
+    Clients,
+    Content,
+    Experiment,
+    Message,
+    Method,
+    MethodConfig,
+    Model,
+    Server,
+    Task,
+    check_method,
+    client_step,
+    collect,
+    fit,
+    option,
+    tensor,
+)
 from potluck.report.render import plain
 from potluck.report.sheets import comparison_sheet
 from potluck.runs.compare import compare
-from potluck.testing.contract import check_method
-from potluck.training.collect import collect
-from potluck.training.fit import fit
 
 ROUNDS = 10
 
@@ -38,7 +48,7 @@ class SharedCentre(Method):
     class Config(MethodConfig):
         """Options."""
 
-        weight: float = 0.01  # w
+        weight: float = option(default=0.01, ge=0, description="w, on the pull", source="ours")
 
     def server_state(self, task: Task) -> dict[str, Any]:
         """Nothing until the first round is over: the server does not know the width."""

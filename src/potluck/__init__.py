@@ -11,65 +11,92 @@ from typing import TYPE_CHECKING, Any
 from potluck.version import __version__
 
 if TYPE_CHECKING:
+    from potluck.core.card import Card, ClientId
     from potluck.core.client import Client
-    from potluck.core.contract import numbers, state_of, tensor
+    from potluck.core.contract import Contract, numbers, state_of, tensor
     from potluck.core.dataset import Dataset
-    from potluck.core.message import Message
+    from potluck.core.message import Content, Message
     from potluck.core.method import Clients, Method, MethodConfig, client_step
     from potluck.core.metrics import metric
     from potluck.core.model import Model
+    from potluck.core.options import option
+    from potluck.core.population import Population
+    from potluck.core.replies import Replies
     from potluck.core.server import Server
+    from potluck.core.settings import OptimizerSettings, Settings
     from potluck.core.state import Moments
-    from potluck.core.streams import Stream
+    from potluck.core.streams import Source, Stream, shuffled_batches
     from potluck.core.task import Batch, Task
     from potluck.data import Split, from_arrays, from_datasets, from_files, from_frame, from_index_file
-    from potluck.errors import PotluckAdvice, PotluckError
+    from potluck.errors import ConfigError, PotluckAdvice, PotluckError
     from potluck.experiment import Experiment
     from potluck.kit.averaging import average
-    from potluck.kit.class_means import ClassStats
+    from potluck.kit.class_means import ClassStats, merge_classes
+    from potluck.kit.public_knowledge import OnPublicData
+    from potluck.kit.shared_head import SharedHead
+    from potluck.kit.shared_small import SharedSmall
+    from potluck.kit.shared_weights import SharedWeights
     from potluck.models import adapt, build
     from potluck.runs.api import resume, run
     from potluck.runs.observers import EarlyStopping, Observer, StopRun, TimeLimit, Watcher
     from potluck.runs.result import RunResult
+    from potluck.testing.contract import check_method
     from potluck.training.collect import collect
-    from potluck.training.fit import fit
+    from potluck.training.fit import Fit, Gradients, fit
     from potluck.training.optimizers import Group
 
 _HOMES = {
+    "core.card": ("Card", "ClientId"),
     "core.client": ("Client",),
-    "core.contract": ("numbers", "state_of", "tensor"),
+    "core.contract": ("Contract", "numbers", "state_of", "tensor"),
     "core.dataset": ("Dataset",),
-    "core.message": ("Message",),
+    "core.message": ("Content", "Message"),
     "core.method": ("Clients", "Method", "MethodConfig", "client_step"),
     "core.metrics": ("metric",),
     "core.model": ("Model",),
+    "core.options": ("option",),
+    "core.population": ("Population",),
+    "core.replies": ("Replies",),
     "core.server": ("Server",),
+    "core.settings": ("OptimizerSettings", "Settings"),
     "core.state": ("Moments",),
-    "core.streams": ("Stream",),
+    "core.streams": ("Source", "Stream", "shuffled_batches"),
     "core.task": ("Batch", "Task"),
     "data": ("Split", "from_arrays", "from_datasets", "from_files", "from_frame", "from_index_file"),
-    "errors": ("PotluckAdvice", "PotluckError"),
+    "errors": ("ConfigError", "PotluckAdvice", "PotluckError"),
     "experiment": ("Experiment",),
     "kit.averaging": ("average",),
-    "kit.class_means": ("ClassStats",),
+    "kit.class_means": ("ClassStats", "merge_classes"),
+    "kit.public_knowledge": ("OnPublicData",),
+    "kit.shared_head": ("SharedHead",),
+    "kit.shared_small": ("SharedSmall",),
+    "kit.shared_weights": ("SharedWeights",),
     "models": ("adapt", "build"),
     "runs.api": ("resume", "run"),
     "runs.observers": ("EarlyStopping", "Observer", "StopRun", "TimeLimit", "Watcher"),
     "runs.result": ("RunResult",),
+    "testing.contract": ("check_method",),
     "training.collect": ("collect",),
-    "training.fit": ("fit",),
+    "training.fit": ("Fit", "Gradients", "fit"),
     "training.optimizers": ("Group",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Batch",
+    "Card",
     "ClassStats",
     "Client",
+    "ClientId",
     "Clients",
+    "ConfigError",
+    "Content",
+    "Contract",
     "Dataset",
     "EarlyStopping",
     "Experiment",
+    "Fit",
+    "Gradients",
     "Group",
     "Message",
     "Method",
@@ -77,10 +104,19 @@ __all__ = [
     "Model",
     "Moments",
     "Observer",
+    "OnPublicData",
+    "OptimizerSettings",
+    "Population",
     "PotluckAdvice",
     "PotluckError",
+    "Replies",
     "RunResult",
     "Server",
+    "Settings",
+    "SharedHead",
+    "SharedSmall",
+    "SharedWeights",
+    "Source",
     "Split",
     "StopRun",
     "Stream",
@@ -91,6 +127,7 @@ __all__ = [
     "adapt",
     "average",
     "build",
+    "check_method",
     "client_step",
     "collect",
     "fit",
@@ -99,10 +136,13 @@ __all__ = [
     "from_files",
     "from_frame",
     "from_index_file",
+    "merge_classes",
     "metric",
     "numbers",
+    "option",
     "resume",
     "run",
+    "shuffled_batches",
     "state_of",
     "tensor",
 ]

@@ -249,7 +249,7 @@ def test_explain_takes_options_without_a_file() -> None:
     )  # a row more of the map, too
     assert sent("models=mlp-small") < sent()  # features as they are, where the models need no map
     assert "of demo, method.project=fixed" in potluck("explain", "fedin").stdout
-    assert refused("explain", "fedin", "method.noise=0").endswith("set method.project to fixed or averaged")
+    assert refused("explain", "fedin", "method.noise=0.5").endswith("set method.project to fixed or averaged")
 
 
 def test_explain_takes_an_experiment_for_its_own_method(place: Path) -> None:

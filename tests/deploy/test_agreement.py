@@ -23,7 +23,7 @@ from potluck.methods.registry import method_names
 from potluck.testing.bench import DEFAULT_MODELS, Bench
 
 unhurried = settings(deadline=None)
-OPTIONS = {"fedin": {"batch": 4}, "fedmrl": {"d1": 16}, "feddf": {"steps": 5}}
+OPTIONS = {"fedin": {"noise": 0.8, "batch": 4}, "fedmrl": {"d1": 16}, "feddf": {"steps": 5}}
 MODELS = {"fedin": ("conv-small", "conv-large")}
 AGREED = Agreement(
     method="fedin",

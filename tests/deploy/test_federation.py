@@ -34,7 +34,7 @@ def test_fedmrl_on_three_nodes_gives_the_numbers_of_the_simulation(federation):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("method", ["fedproto", {"name": "fedin", "project": "fixed"}, "fedre"])
+@pytest.mark.parametrize("method", ["fedproto", {"name": "fedin", "noise": 0.8, "project": "fixed"}, "fedre"])
 def test_other_methods_give_the_numbers_of_the_simulation(federation, method):
     compare(federation, method)
 

@@ -39,7 +39,7 @@ from potluck.runs.observers import Watcher
 RUN = "a1"
 OPTIONS = {
     "fedmrl": {"d1": 8},
-    "fedin": {"project": "fixed"},
+    "fedin": {"noise": 0.8, "project": "fixed"},
     "fedmuscle": {"peers": 2, "batch": 20, "bundle": 2},
     "fedhenn": {"samples": 30},
     "cofed": {"margin": 0.0},

@@ -26,7 +26,7 @@ DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
-    *(ROOT / "docs").glob("*.md"),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 

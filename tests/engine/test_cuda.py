@@ -36,6 +36,8 @@ from potluck.training.fit import fit
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 CNNS = ["cnn1", "cnn2", "cnn3", "cnn4", "cnn5"]
 FEDMRL = {"name": "fedmrl", "small": "cnn5", "d1": 100}
+FEDIN = {"name": "fedin", "noise": 0.8}
+OPTIONS = {"fedmrl": {"d1": 16}, "fedin": {"noise": 0.8}}
 ON_PUBLIC_DATA: dict[str, dict[str, Any]] = {
     "fedmd": {},
     "fedhenn": {"samples": 32},
@@ -145,7 +147,7 @@ def test_32_clients_at_once_are_the_same_32_one_by_one() -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [FEDMRL, *({"name": one} for one in ("scaffold", "fedproto", "fedprox", "fedin", "fedre", "fedgh"))],
+    [FEDMRL, FEDIN, *({"name": one} for one in ("scaffold", "fedproto", "fedprox", "fedre", "fedgh"))],
 )
 def test_graphs_agree_with_the_reference_engine(method: Any) -> None:
     sizes = [80, 64, 50, 33, 17, 1]
@@ -365,7 +367,7 @@ def test_fewer_slots_than_clients() -> None:
     ids=lambda check: check.__name__,
 )
 def test_the_contract_holds_on_the_gpu(method: str, check: Check) -> None:
-    options = {"name": method} | ({"d1": 16} if method == "fedmrl" else {}) | ON_PUBLIC_DATA.get(method, {})
+    options = {"name": method} | OPTIONS.get(method, {}) | ON_PUBLIC_DATA.get(method, {})
     models: Any = ("conv-small", "conv-large") if method == "fedin" else DEFAULT_MODELS
     if method == "fedmuscle":
         models = {"pool": list(models), "rep_dim": 16}
@@ -376,7 +378,8 @@ def test_the_contract_holds_on_the_gpu(method: str, check: Check) -> None:
     "method",
     [
         FEDMRL,
-        *({"name": one} for one in ("fedproto", "local", "fedin", "fedre", "scaffold")),
+        FEDIN,
+        *({"name": one} for one in ("fedproto", "local", "fedre", "scaffold")),
         *({"name": one} | options for one, options in ON_PUBLIC_DATA.items()),
     ],
 )

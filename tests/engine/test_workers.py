@@ -62,7 +62,13 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedmrl": {"name": "fedmrl", "d1": 16},
     "scaffold": {"name": "scaffold"},
     "fedproto": {"name": "fedproto"},
-    "fedin": {"name": "fedin", "project": "averaged", "project_in": [16, 4, 4], "project_out": 64},
+    "fedin": {
+        "name": "fedin",
+        "noise": 0.8,
+        "project": "averaged",
+        "project_in": [16, 4, 4],
+        "project_out": 64,
+    },
     "fedre": {"name": "fedre", "fixed": True, "noise": 0.1},
 }
 EVERYONE = ("0", "1", "2", "3")

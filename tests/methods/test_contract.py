@@ -31,12 +31,14 @@ VARIANTS = {
         "digest_batch": 8,
         "initial": 2,
     },
-    "fedin": {"batch": 4},
+    "fedin": {"noise": 0.8, "batch": 4},
+    "fedin, without features": {"name": "fedin", "intermediate": False, "noise": 0.8, "noise_per": "channel"},
     "fedin, literal": {
         "name": "fedin",
         "alleviate": "exact",
         "combine": "replace",
         "schedule": "alternate",
+        "noise": 0.8,
         "noise_per": "channel",
         "batch": 4,
         "batches": 2,
@@ -45,6 +47,7 @@ VARIANTS = {
     "fedin by groups, projected": {
         "name": "fedin",
         "share": "groups",
+        "noise": 0.8,
         "weights": "samples",
         "buffers": "average",
         "project": "averaged",
@@ -65,6 +68,7 @@ VARIANTS = {
         "weight_small": lambda report: 1 / (1 + report["large"]),
     },
     "fedmuscle": {"batch": 30, "peers": 2},
+    "fedmuscle, plain positive": {"name": "fedmuscle", "batch": 30, "peers": 2, "positive": "plain"},
     "fedmuscle, bundled": {
         "name": "fedmuscle",
         "batch": 15,
@@ -100,8 +104,10 @@ VARIANTS = {
 MODELS: dict[str, Any] = {
     "fedin": ("conv-small", "conv-large"),  # their features must have one shape
     "fedin, literal": ("mlp-small", "mlp-large"),
+    "fedin, without features": ("mlp-small", "mlp-large"),
     "fedmrl, full width": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 24},
     "fedmuscle": {"pool": list(DEFAULT_MODELS), "rep_dim": 16},
+    "fedmuscle, plain positive": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
     "fedmuscle, bundled": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
     **dict.fromkeys(("cofed, weighted", "fedmd, few samples"), ("mlp-small", "mlp-large")),  # quick ones
 }

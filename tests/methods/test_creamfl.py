@@ -296,4 +296,4 @@ def test_what_cannot_work_is_said_in_a_sentence(kit):
     with pytest.raises(ConfigError, match=r"method.batch of 11 samples is larger than the public data"):
         federation(kit, batch=11)
     with pytest.raises(ConfigError, match=r"method.muscle_tau_prev is 0.3 and method.muscle_tau 0.2"):
-        federation(kit, muscle_tau_prev=0.3)
+        federation(kit, regularizer="muscle", muscle_tau_prev=0.3)

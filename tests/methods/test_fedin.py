@@ -27,11 +27,13 @@ from potluck.methods.fedin import FedIN
 from potluck.methods.fedin_variants import FedINVariants
 from potluck.models import build
 from potluck.models.zoo.transformer import VisionTransformer
+from potluck.runs.advice import advice
 from potluck.testing.bench import Played
 
 ROWS = {"a": range(0, 7), "b": range(7, 12)}
 LR = 0.1
 TRAINING = {"epochs": 2, "batch_size": 4, "last_batch": "drop", "optimizer": {"lr": LR}}
+SITES = {"partition": {"kind": "iid", "clients": 2}, "models": "mlp-small", "engine": {"device": "cpu"}}
 CIFAR = Task("classification", 10, (3, 32, 32))
 
 
@@ -118,7 +120,8 @@ class Normed(Three):
 
 
 def play(kit, rounds=2, models=(Three, Four), rows=ROWS, **options):
-    options = {"name": "fedin", "noise": 0.0, "batch": 4} | options
+    batch = {"batch": 4} if options.get("intermediate", True) else {}
+    options = {"name": "fedin", "noise": 0.0} | batch | options
     game = kit.Federation(options, list(models), rows, training=TRAINING)
     cohorts = [game.round(*rows) for _ in range(rounds)]
     return game, cohorts
@@ -334,8 +337,8 @@ def plain_rounds(game, rounds, level, weighted):
     ids=lambda options: "".join(options.values()) or "as published",
 )
 def test_noise_batch_norm_and_two_batches_are_those_of_a_plain_loop(kit, options):
-    """Noise of 0.8 is the default; the clients differ in their samples, and in what they are sent."""
-    options = {"name": "fedin", "batch": 4, "batches": 2} | options
+    """The clients differ in their samples, and in what they are sent."""
+    options = {"name": "fedin", "noise": 0.8, "batch": 4, "batches": 2} | options
     game = kit.Federation(options, [Normed] * 3, UNEQUAL, training=TRAINING)
     for _ in range(3):
         assert not game.round(*UNEQUAL).failures
@@ -365,6 +368,60 @@ def test_without_features_it_is_fedprox_bit_for_bit(kit):
         assert prox.round(*ROWS).ledger.lines == cohort.ledger.lines
     for key, value in prox.server["weights"].tensors().items():
         assert torch.equal(ablated.server["weights"][key], value), key
+
+
+def test_without_features_the_noise_of_training_stays(kit):
+    """The first round, in which nothing was received yet, is that of the whole method: one thing differs."""
+    whole, without = (play(kit, rounds=1, noise=0.8, intermediate=there)[0] for there in (True, False))
+    bare, _ = play(kit, rounds=1, intermediate=False)
+    for key, value in whole.server["weights"].tensors().items():
+        assert torch.equal(without.server["weights"][key], value), key
+    assert any(
+        not torch.equal(without.server["weights"][key], value)
+        for key, value in bare.server["weights"].tensors().items()
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch": 4},
+        {"batches": 2},
+        {"pool": "all"},
+        {"strength": 2.0},
+        {"alleviate": "exact"},
+        {"schedule": "alternate"},
+        {"noise": 0.8, "noise_when": "upload"},
+        {"project": "fixed"},
+    ],
+    ids=lambda options: [*options][-1],
+)
+def test_without_features_options_about_them_are_refused(options):
+    sentence = rf"method: {[*options][-1]} does nothing with intermediate: false; it is for true"
+    with pytest.raises(ConfigError, match=sentence):
+        Experiment.make(**SITES, method={"name": "fedin", "intermediate": False} | options)
+
+
+@pytest.mark.parametrize("option", [{"noise_per": "channel"}, {"noise_when": "upload"}])
+def test_without_noise_options_about_it_are_refused(option):
+    with pytest.raises(ConfigError, match=rf"{next(iter(option))} does nothing at noise: 0"):
+        Experiment.make(**SITES, method={"name": "fedin", **option})
+
+
+@pytest.mark.parametrize("options", [{}, {"intermediate": False}, {"noise": 0.8, "noise_per": "channel"}])
+def test_a_file_with_every_option_written_out_loads_again(tmp_path, options):
+    whole = Experiment.make(**SITES, method={"name": "fedin", **options})
+    (tmp_path / "whole.yaml").write_text(whole.to_yaml())
+    assert Experiment.load(tmp_path / "whole.yaml").method == whole.method
+
+
+def test_alone_it_is_the_paper_without_noise_and_advice_says_so():
+    plain = Experiment.make(**SITES, method="fedin")
+    assert plain.method.noise == 0
+    assert any("features leave every client bare" in sentence for sentence in advice(plain.build()))
+    for options in ({"noise": 0.8}, {"intermediate": False}):
+        noisy = Experiment.make(**SITES, method={"name": "fedin", **options})
+        assert not any("bare" in sentence for sentence in advice(noisy.build()))
 
 
 @pytest.mark.parametrize(("options", "pull"), [({}, {"model": 0.1}), ({"mu": 0.0}, None)])
@@ -901,6 +958,11 @@ def test_a_model_without_a_stem_is_refused(kit):
     with pytest.raises(ConfigError, match=r"client b \(Linear\) has a model without a stem"):
         play(kit, rounds=0, models=(Three, kit.Linear))
     play(kit, rounds=1, models=(kit.Linear, kit.Linear), intermediate=False)
+
+
+def test_without_features_noise_needs_a_stem_all_the_same(kit):
+    with pytest.raises(ConfigError, match=r"client b \(Linear\) has a model without a stem"):
+        play(kit, rounds=0, models=(Three, kit.Linear), intermediate=False, noise=0.8)
 
 
 def test_a_named_model_without_a_stem_is_told_of_the_others():

@@ -173,7 +173,23 @@ class TestLoss:
         )
         if pairs is not None:
             assert float(aligned(tables, loss="pairwise")["0"]["pairwise"]) == pytest.approx(pairs, abs=1e-4)
+        if pairs is not None and len(tables) > 2:
             assert float(aligned(tables, tau_prev=0.2)["0"]["muscle"]) == pytest.approx(pairs, abs=1e-4)
+
+    def test_the_positive_tuple_without_its_weight(self):
+        """M = 2, all alike: (0,0) has e¹⁰, (0,1) and (1,0) e⁵, (1,1) e^−γ; γ = 5/3; α of (0,0) is 1, not e^−γ."""
+        found = aligned([E, E, E], positive="plain")["0"]["muscle"]
+        below = math.exp(10) + 2 * math.exp(5) + math.exp(-5 / 3)
+        assert float(found) == pytest.approx(math.log(below) - 10, abs=1e-5)
+        weighted = math.exp(10 - 5 / 3) + 2 * math.exp(5) + math.exp(-5 / 3)
+        expected = math.log(weighted) - (10 - 5 / 3)
+        assert float(aligned([E, E, E])["0"]["muscle"]) == pytest.approx(expected, abs=1e-5)
+
+    def test_one_peer_has_no_second_temperature(self):
+        """So that τ may be below the default of the other one, which does nothing."""
+        expected = pairwise(torch.tensor(E), [torch.tensor(TURNED)], 0.1)
+        found = aligned([E, TURNED], tau=0.1)["0"]["muscle"]
+        assert float(found) == pytest.approx(float(expected), abs=1e-4)
 
     def test_one_peer_is_info_nce_at_any_temperature(self):
         expected = pairwise(torch.tensor(E), [torch.tensor(TURNED)], 0.5)

@@ -473,7 +473,7 @@ class TestBadInput:
                 super().__init__(task)
                 self.head = nn.Linear(self.rep_dim, task.classes, bias=False)
 
-        with pytest.raises(ConfigError, match="give both a head of one form"):
+        with pytest.raises(ConfigError, match="choose models whose heads have the same layers"):
             federation(kit, models=[kit.Shallow, Unbiased])
 
     def test_a_head_without_parameters(self, kit):

@@ -80,7 +80,8 @@ def test_a_run_keeps_the_choice_and_its_curve(file: Path, tmp_path: Path) -> Non
 
 def test_the_run_is_the_one_with_that_number_from_the_start(file: Path, tmp_path: Path) -> None:
     chosen = potluck.run(Experiment.load(file), out=tmp_path / "auto")
-    given = potluck.run(Experiment.load(file, ["method.d1=2"]), out=tmp_path / "given")
+    fixed = Experiment.load(file, ["method={name: fedmrl, d1: 2}"])
+    given = potluck.run(fixed, out=tmp_path / "given")
     for log in ("metrics.jsonl", "ledger.jsonl"):
         assert (chosen.folder / log).read_bytes() == (given.folder / log).read_bytes()
     assert not (given.folder / "tuning.json").exists()

@@ -11,9 +11,11 @@ import typer
 
 from potluck.cli.compare import compare
 from potluck.cli.demo import demo
+from potluck.cli.doctor import doctor
 from potluck.cli.exits import end_on_signals, guarded
 from potluck.cli.federation import join, keys, serve
 from potluck.cli.inspect import explain, methods, split
+from potluck.cli.new import new
 from potluck.cli.run import resume, run
 from potluck.version import __version__
 
@@ -35,6 +37,8 @@ for _command in (
     methods,
     explain,
     split,
+    new,
+    doctor,
     keys,
 ):  # as --help lists them
     app.command(_command.__name__)(guarded(_command))

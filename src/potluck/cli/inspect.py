@@ -41,6 +41,9 @@ def explain(
         typer.Argument(metavar="[EXPERIMENT.yaml]", help="Where it would run. Default: the demo."),
     ] = None,
     overrides: Overrides = None,
+    options: Annotated[
+        bool, typer.Option("--options", help="Show the method's options instead: meaning, default, source.")
+    ] = False,
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -48,6 +51,8 @@ def explain(
     from potluck.cli.views.contract import explain_entry, explain_view
 
     screen = Screen(json)
+    if options:
+        return _show_options(screen, method, experiment, overrides or ())
     added = FOR_DEMO.get(method, []) if experiment is None and not overrides else []
     chosen = _explained(method, experiment, overrides or added)
     data = chosen.load_data(labels_only=True)
@@ -56,6 +61,24 @@ def explain(
         screen.data(entry)
     else:
         screen.show(explain_view(entry, ", ".join([chosen.name, *added])))
+
+
+def _show_options(screen: Screen, method: str, experiment: str | None, overrides: Sequence[str]) -> None:
+    """The options of a method; an experiment file is read for its method, or for the plugins it loads."""
+    from potluck.cli.views.options import options_sheet
+    from potluck.core.options import options_of
+    from potluck.experiment import Experiment
+    from potluck.methods.registry import find_method
+
+    if _is_file(method):
+        method = Experiment.load(method, overrides).method.name
+    elif experiment is not None and not _is_override(experiment):
+        Experiment.load(experiment)
+    found = options_of(find_method(method).Config)
+    if screen.json:
+        screen.data({"method": method, "options": [one.as_json() for one in found]})
+    else:
+        screen.sheet(options_sheet(method, found))
 
 
 def _explained(method: str, experiment: str | None, overrides: Sequence[str]) -> Experiment:

@@ -8,7 +8,8 @@ What a method writes, from most to least common (`Method` has them in this order
 - always: `name`, `round`, and at least one function marked with `@client_step`;
 - usually: `citation`, `Config`, `stays`; `server_state` and `client_state`; `down` with `downlink` and `receive`
   for what comes to a client; `loss`; `modes` with `predict`;
-- where the clients must fit together: `models`, `tasks`, `card_fields`, `needs_public_data`, `setup`, `check`;
+- where the clients must fit together: `models`, `tasks`, `card_fields`, `needs_public_data`, `setup`, `check`,
+  `advice`;
 - rarely: `server_needs`, `remedy`, `with_one_class`, `takes`, `client_options`, `open_option`, `repeats`,
   `as_published`, `symbols`, `expected`.
 
@@ -18,11 +19,10 @@ The engine calls the rest (`steps`, `up_contract`, `sent_by`, `down_contract`, `
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, overload
 
-from pydantic import Field
 from torch import Tensor
 
 from potluck.core.card import Card, ClientId
@@ -32,6 +32,7 @@ from potluck.core.contract import Contract, Shapes, shapes_below
 from potluck.core.message import Content, Message
 from potluck.core.model import Model, Models
 from potluck.core.open_options import OpenOption
+from potluck.core.options import as_written, option
 from potluck.core.population import Population
 from potluck.core.replies import Replies
 from potluck.core.server import Server
@@ -49,23 +50,39 @@ Declared = Contract | Callable[[Any], Contract]
 class MethodConfig(Settings):
     """A method's options; the name chooses the method. Every field says in its description what it means."""
 
-    name: str = Field(default="", description="the method")
-    buffers: BufferPolicy = Field(
+    name: str = option(default="", description="the method", source="ours")
+    buffers: BufferPolicy = option(
         default="average",
         description="batch-norm statistics: averaged with the parameters, or kept at home (local)",
+        source="ours",
     )
 
-    def refuse_idle(self, *options: str, needs: str, among: Sequence[str]) -> None:
-        """Refuse options that do nothing because `needs` has none of the values `among`.
+    def refuse_idle(self, *options: str, needs: str, among: Sequence[str | bool]) -> None:
+        """Refuse options that do nothing because `needs` has none of the values `among`."""
+        value = getattr(self, needs)
+        if value not in among:
+            *others, last = map(as_written, among)
+            known = f"{', '.join(others)} or {last}" if others else last
+            self.refuse_set(*options, reason=f"with {needs}: {as_written(value)}; it is for {known}")
+
+    def refuse_set(self, *options: str, reason: str) -> None:
+        """Refuse options that were given a value though they do nothing; `reason` ends the sentence.
 
         An option at its default passes: a run folder and a site are given every option.
         """
-        value = getattr(self, needs)
-        for name in options if value not in among else ():
+        for name in options:
             if getattr(self, name) != type(self).model_fields[name].default:
-                *others, last = among
-                known = f"{', '.join(others)} or {last}" if others else last
-                raise ValueError(f"{name} does nothing with {needs}: {value}; it is for {known}")
+                raise ValueError(f"{name} does nothing {reason}")
+
+
+class PrivateModelConfig(MethodConfig):
+    """The options of a method in which no model crosses, whole or in part."""
+
+    buffers: Literal["average"] = option(
+        default="average",
+        description="does nothing here, as no model crosses; for methods that share weights",
+        source="ours",
+    )
 
 
 @dataclass(frozen=True)
@@ -221,6 +238,10 @@ class Method:
 
     def check(self, population: Population) -> None:
         """Refuse settings that cannot work, before anything runs; changes nothing."""
+
+    def advice(self, population: Population) -> Iterable[str]:
+        """Sentences for the user before a run begins, on settings that are allowed but often a mistake."""
+        return ()
 
     # --- for few methods ---
 

@@ -71,15 +71,15 @@ class FeatureExchange:
         self._find_batches(population)
         for client in population.ids:
             who = f"{name}: {named(population, client)}"
-            if not population.stem(client):
-                raise ConfigError(f"{who} has a model without a stem; {_advice(population.label(client))}")
+            require_stem(population, client)
             if not population.trains_body(client):
                 raise ConfigError(
                     f"{who} has a body without parameters to train; choose a model whose body learns"
                 )
             if not population.samples(client)["train"]:
                 raise ConfigError(
-                    f"{who} has no training samples to make features of; set partition.min_size"
+                    f"{who} has no training samples to make features of; give every client some "
+                    "(partition.min_size, where the split is drawn)"
                 )
             own, other = (f"{population.stem(one)} and {population.width(one)}" for one in (client, first))
             if self.space.kind == "none" and own != other:
@@ -228,6 +228,13 @@ class ExchangesFeatures(Method):
     def client_state(self, task: Task, model: Model) -> dict[str, Any]:
         """With the features received."""
         return {**super().client_state(task, model), **self.exchange.client_state(task, model)}
+
+
+def require_stem(population: Population, client: ClientId) -> None:
+    """A client's model must say where its stem ends."""
+    if not population.stem(client):
+        who = f"{population.method_name}: {named(population, client)}"
+        raise ConfigError(f"{who} has a model without a stem; {_advice(population.label(client))}")
 
 
 def _advice(label: str) -> str:

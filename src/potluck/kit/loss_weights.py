@@ -72,7 +72,7 @@ def try_rules(weights: Mapping[str, float | str | Rule], report: Mapping[str, Te
     if not any(first.values()):
         names = " and ".join(f"{key}_{term}" for term in first) + (" is" if len(first) == 1 else " are")
         when = " before the first report" if found else ""
-        raise ConfigError(f"{names} 0{when}: nothing is learned")
+        raise ConfigError(f"{names} 0{when}: nothing is learned; let one of them be above 0")
 
 
 def _tried(rule: Rule, report: Mapping[str, Tensor], name: str) -> float:

@@ -23,8 +23,12 @@ def require_width(population: Population, client: ClientId, option: str, width: 
     if own < width + spare:
         raise ConfigError(
             f"{population.method_name}: {option} is {width}, but {named(population, client)} has representation "
-            f"width {own}; set method.{option} to at most {own - spare}"
+            f"width {own}; {_narrower(option, own - spare)}"
         )
+
+
+def _narrower(option: str, most: int) -> str:
+    return f"set method.{option} to at most {most}" if most > 0 else "give it a wider one with models.rep_dim"
 
 
 def require_apart(option: str, widths: Sequence[int], taken: Iterable[tuple[int, str]]) -> None:
@@ -51,18 +55,23 @@ def require_peers(population: Population, peers: int) -> None:
     """Every client of a round must find this many others in it."""
     clients, cohort = len(population.trainers), population.cohort_size
     asked = f"{population.method_name}: method.peers is {peers}"
+    if clients == 1:
+        raise ConfigError(
+            f"{population.method_name}: there is one client, and nobody to compare it with; add another"
+        )
     if peers > clients - 1:
         raise ConfigError(f"{asked}, but a client has {clients - 1} others; lower it")
     if peers > cohort - 1:
+        lower = "lower the first or raise the second" if cohort > 1 else "raise training.participation"
         raise ConfigError(
             f"{asked}, but with training.participation {population.participation:g} a round has {cohort} of "
-            f"{clients} clients, {cohort - 1} others for each; lower the first or raise the second"
+            f"{clients} clients, {cohort - 1} others for each; {lower}"
         )
 
 
 def require_representation(population: Population) -> None:
     """Every model must have parameters before its head: a representation that can be trained."""
-    for client in _one_per_architecture(population):
+    for client in one_per_architecture(population):
         parameters = population.build_model(client).named_parameters()
         trained = (name for name, value in parameters if value.requires_grad)
         if all(name.startswith("head.") for name in trained):
@@ -76,16 +85,18 @@ def require_linear_heads(population: Population, reason: str, *others: Model) ->
     """The header of every client, and of the other models, must be one linear layer with a bias on all features."""
     models = {
         named(population, client): population.build_model(client)
-        for client in _one_per_architecture(population)
+        for client in one_per_architecture(population)
     }
     for who, model in [*models.items(), *(("the shared model", other) for other in others)]:
         head = model.head
         linear = isinstance(head, nn.Linear) and head.in_features == model.rep_dim and head.bias is not None
         if not linear:
             raise ConfigError(
-                f"{population.method_name}: {reason} needs linear headers with a bias; that of {who} is none"
+                f"{population.method_name}: {reason} needs linear headers with a bias; that of {who} is none; "
+                "choose a model whose last layer is linear, or leave the option out"
             )
 
 
-def _one_per_architecture(population: Population) -> list[ClientId]:
+def one_per_architecture(population: Population) -> list[ClientId]:
+    """The first client of each architecture."""
     return list({population.architecture(client): client for client in reversed(population.ids)}.values())

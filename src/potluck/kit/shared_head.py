@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
 from potluck.core.card import ClientId
@@ -16,6 +15,7 @@ from potluck.core.client import Client
 from potluck.core.contract import Contract, state_of
 from potluck.core.message import Content, Message
 from potluck.core.method import Clients, Method, MethodConfig, client_step
+from potluck.core.options import option
 from potluck.core.population import Population
 from potluck.core.replies import Replies
 from potluck.core.server import Server
@@ -45,15 +45,30 @@ class SharedHead(Method):
     class Config(MethodConfig):
         """How the server trains the head; the defaults are those of FedRE's released code, except the mean."""
 
-        server_epochs: int = Field(default=1, ge=1, description="the server's passes over a round's uploads")
-        server_batch: int = Field(default=32, ge=1, description="uploads in one step of the server")
-        server_lr: float = Field(default=0.01, gt=0, description="the server's learning rate, plain SGD")
-        server_loss: Literal["sum", "mean"] = Field(
+        server_epochs: int = option(
+            default=1,
+            ge=1,
+            description="the server's passes over a round's uploads",
+            source="FedRE's released code",
+        )
+        server_batch: int = option(
+            default=32, ge=1, description="uploads in one step of the server", source="FedRE's released code"
+        )
+        server_lr: float = option(
+            default=0.01,
+            gt=0,
+            description="the server's learning rate, plain SGD",
+            source="FedRE's released code",
+        )
+        server_loss: Literal["sum", "mean"] = option(
             default="mean",
             description="the loss over a batch of uploads; with sum the step grows with the batch",
+            source="ours for mean; sum: FedRE's paper and code",
         )
-        unheld: Literal["refuse", "accept"] = Field(
-            default="refuse", description="whether to run where some class is held by no client"
+        unheld: Literal["refuse", "accept"] = option(
+            default="refuse",
+            description="whether to run where some class is held by no client",
+            source="ours",
         )
 
     def check(self, population: Population) -> None:
@@ -61,7 +76,8 @@ class SharedHead(Method):
         first, *others = population.ids
         if not population.head(first):
             raise ConfigError(
-                f"{self.name}: the head of client {first} has no parameters for the server to train"
+                f"{self.name}: the head of client {first} has no parameters for the server to train; choose "
+                "models whose last layer is trained"
             )
         for client in others:
             if population.head(client) != population.head(first):
@@ -73,8 +89,8 @@ class SharedHead(Method):
         for client in population.trainers:
             if not population.samples(client)["train"]:
                 raise ConfigError(
-                    f"{self.name}: client {client} has no training sample and so no representation to send; "
-                    "raise partition.min_size"
+                    f"{self.name}: client {client} has no training sample and so no representation to send; give "
+                    "every client some (partition.min_size, where the split is drawn)"
                 )
         if self.config.unheld == "refuse":
             self._every_class_is_held(population)
@@ -93,7 +109,9 @@ class SharedHead(Method):
     def server_state(self, task: Task) -> dict[str, Any]:
         """ω."""
         if self.pool is None:
-            raise ConfigError(f"{self.name}: the server needs to know the form of the clients' heads")
+            raise ConfigError(
+                f"{self.name}: the server needs to know the form of the clients' heads; name their models"
+            )
         return {"head": self.pool.build(self.pool.keys[0], task, who="the server's head").head}
 
     def downlink(self, server: Server, client: ClientId) -> Content:
@@ -156,7 +174,7 @@ def joined(replies: Replies, name: str) -> Tensor:
 def _advice(population: Population, first: ClientId, client: ClientId) -> str:
     if population.width(first) != population.width(client):
         return "set models.rep_dim to one width for all"
-    return "give both a head of one form"
+    return "choose models whose heads have the same layers"
 
 
 def _form(shapes: Mapping[str, tuple[int, ...]]) -> str:

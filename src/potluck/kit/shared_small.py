@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
 
 from potluck.core.card import Card, ClientId
 from potluck.core.client import Client
@@ -15,6 +14,7 @@ from potluck.core.message import Content, Message
 from potluck.core.method import Clients, Method, MethodConfig
 from potluck.core.model import Model
 from potluck.core.open_options import OpenOption, TuneSettings, Width, require_validation
+from potluck.core.options import option
 from potluck.core.population import Population
 from potluck.core.server import Server
 from potluck.core.settings import per_client
@@ -40,18 +40,23 @@ class SharedSmall(Method):
     class Config(MethodConfig):
         """The shared model and its average."""
 
-        small: Any = Field(
+        small: Any = option(
             default=None,
             description="the shared architecture; default: the one of the pool with the fewest parameters",
+            source="paper; released code: CNN-5 for five CNNs",
         )
-        d1: Width = Field(
+        d1: Width = option(
             default=100,
             description="width of its representation: one for all, dealt out in turn, one per client, or auto",
+            source="paper tries 100 to 500; auto and one per client: ours",
         )
-        tune: TuneSettings = Field(default=TuneSettings(), description="how `d1: auto` is chosen")
-        weights: Literal["samples", "uniform"] = Field(
+        tune: TuneSettings = option(
+            default=TuneSettings(), description="how `d1: auto` is chosen", source="ours"
+        )
+        weights: Literal["samples", "uniform"] = option(
             default="samples",
             description="what the average weighs a client by: its training samples, or all alike",
+            source="paper; uniform: HtFLlib",
         )
 
     def setup(self, population: Population) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from torch import Tensor
@@ -17,7 +19,7 @@ from potluck.core.replies import Replies
 from potluck.core.server import Server
 from potluck.errors import ConfigError
 from potluck.kit.averaging import Weights, average
-from potluck.kit.requirements import named
+from potluck.kit.requirements import named, one_per_architecture
 
 
 class SharedWeights(Method):
@@ -41,6 +43,43 @@ class SharedWeights(Method):
                     f"{self.name}: {named(population, client)} has another model than {named(population, first)}; "
                     "set method.share to groups or layers"
                 )
+
+    def advice(self, population: Population) -> Iterator[str]:
+        """Say where models share nothing before their heads, or nobody shares anything."""
+        yield from super().advice(population)
+        clients = Counter(map(population.architecture, population.trainers))
+        first = {population.architecture(client): client for client in one_per_architecture(population)}
+        keys = {form: set(self.keys(population.card(client)).values()) for form, client in first.items()}
+        holders: Counter[str] = Counter()
+        for form, own in keys.items():
+            holders.update(dict.fromkeys(own, clients[form]))
+        if clients.total() > 1 and max(holders.values(), default=0) < 2:
+            yield (
+                f"{self.name}: no two clients have a tensor in common under method.share: {self.config.share}, so "
+                "nothing is averaged; give several clients the same model"
+            )
+        elif self.config.share == "layers" and len(keys) > 1:
+            yield from self._apart(population, first, keys)
+
+    def _apart(
+        self, population: Population, first: Mapping[str, ClientId], keys: Mapping[str, set[str]]
+    ) -> Iterator[str]:
+        """A sentence if some model shares nothing but its head with models unlike it."""
+        apart = {}
+        for form, own in keys.items():
+            others = set().union(*(other for name, other in keys.items() if name != form))
+            shared = own & others
+            if all(key.startswith("head.") for key in shared):
+                apart[form] = shared
+        if apart:
+            form, shared = next(iter(apart.items()))
+            also = f" (as of {len(apart)} of {len(keys)} models)" if len(apart) > 1 else ""
+            common = "only the head" if shared else "nothing"
+            yield (
+                f"{self.name}: method.share: layers averages what has the same name and shape, and of "
+                f"{population.label(first[form])}{also} unlike models have {common}; the rest is averaged among "
+                "clients of the same model alone; name layers alike where they should meet"
+            )
 
     @client_step(
         up={"model": state_of("model", "initial weights the server has not seen yet")}, purpose="setup"

@@ -26,14 +26,14 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from potluck.core.card import Card
 from potluck.core.client import Client
 from potluck.core.contract import numbers
 from potluck.core.message import Content, Message
-from potluck.core.method import Clients, MethodConfig, client_step
+from potluck.core.method import Clients, PrivateModelConfig, client_step
+from potluck.core.options import option
 from potluck.core.population import Population
 from potluck.core.replies import Replies
 from potluck.core.server import Server
@@ -62,27 +62,33 @@ class CoFED(OnPublicData):
     card_fields = ("classes_held",)
     stays = ("data", "labels", "model")
 
-    class Config(MethodConfig):
+    class Config(PrivateModelConfig):
         """Options of CoFED."""
 
-        margin: float = Field(
+        margin: float = option(
             default=0.3,
             ge=0,
             lt=1,
             description="least gap between the two largest probabilities for a vote; the official code's 0.3",
+            source="official code",
         )
-        threshold: float = Field(
+        threshold: float = option(
             default=0.3,
             ge=0,
             lt=1,
             description="share of a class's holders that must agree on a sample; the official code's 0.3",
+            source="official code",
         )
-        weights: Literal["uniform", "samples"] = Field(
+        weights: Literal["uniform", "samples"] = option(
             default="uniform",
             description="of the votes: all alike, or by a client's number of training samples",
+            source="ours for samples",
         )
-        batch: int | None = Field(
-            default=None, ge=1, description="public samples in a step; by default 32, or all if fewer; ours"
+        batch: int | None = option(
+            default=None,
+            ge=1,
+            description="public samples in a step; by default 32, or all if fewer; ours",
+            source="ours",
         )
 
     def setup(self, population: Population) -> None:

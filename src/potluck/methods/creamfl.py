@@ -29,17 +29,18 @@ unless an option says otherwise.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import model_validator
 from torch import Tensor
 
 from potluck.core.client import Client
 from potluck.core.contract import Contract, tensor
 from potluck.core.message import Content, Message
-from potluck.core.method import Clients, MethodConfig, client_step
+from potluck.core.method import Clients, PrivateModelConfig, client_step
+from potluck.core.options import option
 from potluck.core.population import Population
 from potluck.core.replies import Replies
 from potluck.core.server import Server
@@ -86,22 +87,47 @@ class CreamFL(OnPublicData):
     stays = ("data", "labels", "model")
     modalities: tuple[str, ...] = ()
 
-    class Config(MethodConfig):
+    class Config(PrivateModelConfig):
         """Options of CreamFL."""
 
-        weight: float = Field(default=0.5, ge=0, description="γ, on the contrast; the released code's 0.5")
-        tau: float = Field(default=0.5, gt=0, description="τ of both contrasts; the released code's 0.5")
-        batch: int | None = Field(
-            default=None, ge=2, description="public samples in a step; by default 32, or all if fewer; ours"
+        weight: float = option(
+            default=0.5,
+            ge=0,
+            description="γ, on the contrast; the released code's 0.5",
+            source="released code",
         )
-        passes: int = Field(default=1, ge=1, description="passes over the public data in a round; ours")
-        server_model: Any = Field(
+        tau: float = option(
+            default=0.5,
+            gt=0,
+            description="τ of both contrasts; the released code's 0.5",
+            source="released code",
+        )
+        batch: int | None = option(
+            default=None,
+            ge=2,
+            description="public samples in a step; by default 32, or all if fewer; ours",
+            source="ours",
+        )
+        passes: int = option(
+            default=1, ge=1, description="passes over the public data in a round; ours", source="ours"
+        )
+        server_model: Any = option(
             default=None,
             description="architecture of the server's model, for the first client's task; default: none",
+            source="paper; none: inferred",
         )
-        distil: float = Field(
-            default=0.3, ge=0, description="weight of the server model's MSE; the released code's 0.3"
+        distil: float = option(
+            default=0.3,
+            ge=0,
+            description="weight of the server model's MSE; the released code's 0.3",
+            source="released code",
         )
+
+        @model_validator(mode="after")
+        def _server_model_is_of_use(self) -> Self:
+            if self.server_model is None:
+                self.refuse_set("distil", reason="without server_model; it trains the server's model")
+            return self
 
     def setup(self, population: Population) -> None:
         """The size of a public batch, and which modalities there are."""

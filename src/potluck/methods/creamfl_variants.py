@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import model_validator
 from torch import Tensor
 
 from potluck.core.client import Client
+from potluck.core.options import option
 from potluck.core.population import Population
 from potluck.core.task import Batch
 from potluck.errors import ConfigError
@@ -32,20 +33,38 @@ class CreamFLVariants(CreamFL):
     class Config(CreamFL.Config):
         """Options of CreamFL with its combination with FedMuscle."""
 
-        regularizer: Literal["creamfl", "muscle"] = Field(
+        regularizer: Literal["creamfl", "muscle"] = option(
             default="creamfl",
             description="what clients contrast with on public data: CreamFL's two terms, or the Muscle loss with "
             "the batch's rows of all global tables as peers",
+            source="FedMuscle's paper; how: inferred",
         )
-        aggregation: Literal["creamfl", "muscle"] = Field(
+        aggregation: Literal["creamfl", "muscle"] = option(
             default="creamfl",
             description="how the server scores a client's representation: CreamFL's log softmax, or minus the "
             "Muscle loss, batch by batch",
+            source="FedMuscle's paper; how: inferred",
         )
-        muscle_tau: float = Field(default=TAU, gt=0, description="τ^(N) of the Muscle loss; FedMuscle's 0.2")
-        muscle_tau_prev: float = Field(
-            default=TAU_PREV, gt=0, description="τ^(N−1) of the Muscle loss; FedMuscle's 0.15"
+        muscle_tau: float = option(
+            default=TAU,
+            gt=0,
+            description="τ^(N) of the Muscle loss; FedMuscle's 0.2",
+            source="FedMuscle's paper",
         )
+        muscle_tau_prev: float = option(
+            default=TAU_PREV,
+            gt=0,
+            description="τ^(N−1) of the Muscle loss; FedMuscle's 0.15",
+            source="FedMuscle's paper",
+        )
+
+        @model_validator(mode="after")
+        def _muscle_is_of_use(self) -> Self:
+            if "muscle" not in (self.regularizer, self.aggregation):
+                reason = "without the Muscle loss; it is for regularizer or aggregation: muscle"
+                self.refuse_set("muscle_tau", "muscle_tau_prev", reason=reason)
+            self.refuse_idle("tau", needs="regularizer", among=("creamfl",))
+            return self
 
     def check(self, population: Population) -> None:
         """As published; and γ = 1/τ^(N−1) − 1/τ^(N) must not be negative."""
@@ -54,7 +73,7 @@ class CreamFLVariants(CreamFL):
         if before > tau:
             raise ConfigError(
                 f"{self.name}: method.muscle_tau_prev is {before} and method.muscle_tau {tau}; the first must not "
-                "be larger"
+                "be larger; lower it"
             )
 
     def contrast_terms(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
-
 from potluck.core.card import ClientId
 from potluck.core.client import Client
 from potluck.core.contract import state_of
 from potluck.core.message import Content, Message
 from potluck.core.method import Clients, MethodConfig, Tasks, client_step
+from potluck.core.options import option
 from potluck.core.server import Server
 from potluck.core.task import Task
 from potluck.kit.shared_weights import SharedWeights
@@ -48,12 +47,15 @@ class FedAvg(SharedWeights):
     class Config(MethodConfig):
         """Options of FedAvg."""
 
-        share: Literal["all", "groups", "layers"] = Field(
+        share: Literal["all", "groups", "layers"] = option(
             default="groups",
             description="what is averaged with what: all models, those of one architecture, or layer by layer",
+            source="paper for all; groups: FedIN, App. B; layers: InCo Aggregation (ICLR 2024)",
         )
-        weights: Literal["samples", "uniform"] = Field(
-            default="samples", description="weights of the average: n_k as published, or all alike"
+        weights: Literal["samples", "uniform"] = option(
+            default="samples",
+            description="weights of the average: n_k as published, or all alike",
+            source="paper; uniform: InCo Aggregation",
         )
 
     def server_state(self, task: Task) -> dict[str, Any]:

@@ -22,15 +22,16 @@ architecture without a client in the round stays as it is; batch-norm statistics
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import model_validator
 from torch import Tensor
 
 from potluck.core.card import Card
 from potluck.core.contract import state_of
 from potluck.core.method import Clients, Tasks
+from potluck.core.options import option
 from potluck.core.population import Population
 from potluck.core.replies import Replies
 from potluck.core.server import Server
@@ -63,42 +64,64 @@ class FedDF(FedAvg):
     class Config(FedAvg.Config):
         """Options of FedDF."""
 
-        share: Literal["groups"] = Field(
-            default="groups", description="which tensors are averaged: those of one architecture"
+        share: Literal["groups"] = option(
+            default="groups",
+            description="which tensors are averaged: those of one architecture",
+            source="paper",
         )
-        buffers: Literal["average"] = Field(
-            default="average", description="batch-norm statistics are averaged with the weights; inferred"
+        buffers: Literal["average"] = option(
+            default="average",
+            description="batch-norm statistics are averaged with the weights; inferred",
+            source="inferred",
         )
-        steps: int = Field(
+        steps: int = option(
             default=10_000,
             ge=1,
             description="most distillation steps per round and architecture; the released code's 10,000",
+            source="released code",
         )
-        every: int = Field(
+        every: int = option(
             default=100,
             ge=1,
             description="steps between two looks at the validation share; the code's 100",
+            source="released code",
         )
-        patience: int = Field(
+        patience: int = option(
             default=1000,
             ge=1,
             description="steps without improvement before it stops; the scripts' 1,000",
+            source="released scripts",
         )
-        batch: int | None = Field(
+        batch: int | None = option(
             default=None,
             ge=1,
             description="public samples in a step; by default the released code's 128, or all if fewer",
+            source="released code",
         )
-        lr: float = Field(
-            default=1e-3, gt=0, description="Adam's rate, before the cosine; recalled, not confirmed"
+        lr: float = option(
+            default=1e-3,
+            gt=0,
+            description="Adam's rate, before the cosine; recalled, not confirmed",
+            source="recalled, not confirmed",
         )
-        temperature: float = Field(default=1.0, gt=0, description="T of teachers and student; the code's 1")
-        validation: float = Field(
+        temperature: float = option(
+            default=1.0, gt=0, description="T of teachers and student; the code's 1", source="released code"
+        )
+        validation: float = option(
             default=0.1,
             ge=0,
             lt=1,
             description="share of the public data held back to decide when to stop; ours",
+            source="ours",
         )
+
+        @model_validator(mode="after")
+        def _stops_early(self) -> Self:
+            if not self.validation:
+                self.refuse_set(
+                    "patience", reason="at validation: 0; without samples held back nothing can stop it"
+                )
+            return self
 
     def setup(self, population: Population) -> None:
         """The size of a batch, and who has which architecture."""
@@ -114,7 +137,7 @@ class FedDF(FedAvg):
     def server_state(self, task: Task) -> dict[str, Any]:
         """The weights by architecture, and a model of each architecture to load them into."""
         if self.pool is None:
-            raise ConfigError(f"{self.name}: the server needs to know the clients' architectures")
+            raise ConfigError(f"{self.name}: the server needs to know the clients' architectures; name them")
         models = {
             self.model(key): self.pool.build(key, task, who="the server's model") for key in self.pool.keys
         }

@@ -26,14 +26,14 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from potluck.core.card import Card
 from potluck.core.client import Client
 from potluck.core.contract import tensor
 from potluck.core.message import Content, Message
-from potluck.core.method import Clients, MethodConfig, client_step
+from potluck.core.method import Clients, PrivateModelConfig, client_step
+from potluck.core.options import option
 from potluck.core.population import Population
 from potluck.core.server import Server
 from potluck.core.state import Holder
@@ -63,22 +63,31 @@ class FedHeNN(OnPublicData):
     card_fields = ("width",)
     stays = ("data", "labels", "model")
 
-    class Config(MethodConfig):
+    class Config(PrivateModelConfig):
         """Options of FedHeNN."""
 
-        weight: float = Field(
-            default=0.01, ge=0, description="η₀, on the distance of kernels; the scripts' 0.01"
+        weight: float = option(
+            default=0.01,
+            ge=0,
+            description="η₀, on the distance of kernels; the scripts' 0.01",
+            source="released scripts",
         )
-        samples: int | None = Field(
+        samples: int | None = option(
             default=None,
             ge=2,
             description="|R|; by default the scripts' 1,000, or all public samples if fewer",
+            source="released scripts",
         )
-        batch: int | None = Field(
-            default=None, ge=2, description="samples of R in one step; by default all of R, as published"
+        batch: int | None = option(
+            default=None,
+            ge=2,
+            description="samples of R in one step; by default all of R, as published",
+            source="paper for all of R; fewer: ours",
         )
-        send: Literal["smaller", "kernel", "representations"] = Field(
-            default="smaller", description="what goes up: K, A, or the smaller of both; K̄ is the same; ours"
+        send: Literal["smaller", "kernel", "representations"] = option(
+            default="smaller",
+            description="what goes up: K, A, or the smaller of both; K̄ is the same; ours",
+            source="ours",
         )
 
     def setup(self, population: Population) -> None:

@@ -7,17 +7,18 @@ there, which is this one unless an option says otherwise.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
 from potluck.core.card import ClientId
 from potluck.core.client import Client
 from potluck.core.message import Content, Message
 from potluck.core.method import Clients, Tasks, client_step
+from potluck.core.options import option
+from potluck.core.population import Population
 from potluck.core.server import Server
 from potluck.core.state import BufferPolicy
 from potluck.core.streams import Stream
@@ -34,7 +35,8 @@ class FedIN(ExchangesFeatures, FedAvg):
     """FedProx whose body also learns to turn other clients' s_in into their s_out.
 
     A model is stem, body and head: s_in = stem(x), s_out = body(s_in), scores = head(s_out).
-    Up: the weights and one batch of (s_in, s_out), with noise, as features can be turned back into images.
+    Up: the weights and one batch of (s_in, s_out). Features can be turned back into images: `noise: 0.8` is the
+    paper's FedIN+Noise; most of its tables are without.
     Down: the averaged weights of the client's layers, and another client's batch of the last round.
 
         L_local = CE + (μ/2)·‖w − w⁰‖²,  L_IN = MSE(body(s_in), s_out) on received features
@@ -59,27 +61,43 @@ class FedIN(ExchangesFeatures, FedAvg):
     class Config(FedAvg.Config):
         """Options of FedIN. The paper trains with Adam, learning rate 0.001, batches of 16, 5 local epochs."""
 
-        share: Literal["all", "groups", "layers"] = Field(
-            default="layers", description="what is averaged with what; layers: Eq. 19, groups: Eqs. 20 and 21"
+        share: Literal["all", "groups", "layers"] = option(
+            default="layers",
+            description="what is averaged with what; layers: Eq. 19, groups: Eqs. 20 and 21",
+            source="paper, Eq. 19 (layers), Eqs. 20 and 21 (groups)",
         )
-        weights: Literal["samples", "uniform"] = Field(
-            default="uniform", description="weights of the average; uniform: Eqs. 19 and 20, samples: Eq. 21"
+        weights: Literal["samples", "uniform"] = option(
+            default="uniform",
+            description="weights of the average; uniform: Eqs. 19 and 20, samples: Eq. 21",
+            source="paper, Eqs. 19 to 21",
         )
-        buffers: BufferPolicy = Field(
+        buffers: BufferPolicy = option(
             default="local",
             description="batch-norm statistics: kept at home (§4.3), or averaged, as the code of its sister InCo "
             "Aggregation does",
+            source="paper, §4.3; average: code of InCo Aggregation",
         )
-        mu: float = Field(default=0.1, ge=0, description="μ of the proximal term; the paper gives μ/2 = 0.05")
-        strength: float = Field(default=1.0, ge=0, description="λ of Eq. 13; 1 in the paper")
-        noise: float = Field(
-            default=0.8,
+        mu: float = option(
+            default=0.1,
+            ge=0,
+            description="μ of the proximal term; the paper gives μ/2 = 0.05",
+            source="paper, Eq. 3 and §5.1",
+        )
+        strength: float = option(
+            default=1.0, ge=0, description="λ of Eq. 13; 1 in the paper", source="paper, Eq. 13"
+        )
+        noise: float = option(
+            default=0.0,
             ge=0,
             allow_inf_nan=False,
-            description="noise on features, in their standard deviations; 0.8 in the paper",
+            description="noise on features, in their standard deviations; 0.8 is the paper's FedIN+Noise",
+            source="paper, §4.3 and Table 6; without noise in most tables",
         )
-        batch: int = Field(
-            default=16, ge=2, description="samples in a batch of features; the paper's batch size"
+        batch: int = option(
+            default=16,
+            ge=2,
+            description="samples in a batch of features; the paper's batch size",
+            source="paper, Fig. 6 and §5.1",
         )
 
     def __init__(self, *args: Any) -> None:
@@ -89,6 +107,15 @@ class FedIN(ExchangesFeatures, FedAvg):
     def build_exchange(self) -> FeatureExchange:
         """One batch from each client, and one to it."""
         return FeatureExchange(self.config.batch)
+
+    def advice(self, population: Population) -> Iterator[str]:
+        """Say when features leave a client as they are."""
+        yield from super().advice(population)
+        if self.exchange.sent() and not self.config.noise:
+            yield (
+                f"{self.name}: method.noise is 0, so features leave every client bare, and samples can be rebuilt "
+                "from features; method.noise: 0.8 is what the paper adds where that matters"
+            )
 
     def round(self, server: Server, clients: Clients) -> None:
         """Train, also on the features of others; average the weights; keep the features that came."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import torch
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import PositiveInt, field_validator, model_validator
 from torch import Tensor
 
 from potluck.core.card import Card, ClientId
@@ -16,16 +17,28 @@ from potluck.core.contract import Contract, Shapes
 from potluck.core.message import Content, Message
 from potluck.core.method import Method
 from potluck.core.model import Model
+from potluck.core.options import option
 from potluck.core.population import Population
 from potluck.core.replies import Replies
 from potluck.core.server import Server
 from potluck.core.streams import Stream
 from potluck.core.task import Batch, Task
 from potluck.kit.averaging import Weights
-from potluck.kit.feature_exchange import FeatureExchange
+from potluck.kit.feature_exchange import FeatureExchange, require_stem
 from potluck.kit.shared_space import Kind, SharedSpace
 from potluck.methods.fedin import FedIN, local_gradients
 from potluck.training.fit import Gradients, fit, plus
+
+OF_FEATURES = (  # options that only matter where features are exchanged
+    "batch",
+    "batches",
+    "pool",
+    "strength",
+    "alleviate",
+    "schedule",
+    "noise_when",
+    "project",
+)
 
 
 class FedINVariants(FedIN):
@@ -37,7 +50,8 @@ class FedINVariants(FedIN):
       gone where b ≥ 0; `add` (INFERRED) takes G_local + Z;
     - `none`: G_IN + G_local, our reading of the ablation "w/o Opt".
 
-    "w/o IN" is `intermediate: false`, "w/o Prox" is `mu: 0`. `schedule: alternate` (INFERRED) trains on L_local,
+    "w/o IN" is `intermediate: false`; what `noise` does to a client's own training stays (INFERRED), so that two
+    runs differ in L_IN alone. "w/o Prox" is `mu: 0`. `schedule: alternate` (INFERRED) trains on L_local,
     then the body alone for as many steps, without the proximal term. `noise_when: upload` trains without noise and
     sends the features of a noisy pass. With several `batches` each step takes the next (INFERRED).
 
@@ -49,45 +63,68 @@ class FedINVariants(FedIN):
     class Config(FedIN.Config):
         """Options of FedIN with all its variants."""
 
-        intermediate: bool = Field(
-            default=True, description='false: "w/o IN"; no features are made, sent or learned from'
+        intermediate: bool = option(
+            default=True,
+            description='false: "w/o IN"; no features are sent or learned from, noise in training stays',
+            source="paper, Table 4b",
         )
-        alleviate: Literal["simplified", "exact", "none"] = Field(
+        alleviate: Literal["simplified", "exact", "none"] = option(
             default="simplified",
             description="the body's step; simplified: Eq. 13, exact: Eq. 12, none: the sum",
+            source="paper, Eqs. 12 and 13; none: Table 4b, inferred",
         )
-        scope: Literal["tensor", "whole"] = Field(
-            default="tensor", description="what a and b of `exact` are summed over; tensor is inferred"
+        scope: Literal["tensor", "whole"] = option(
+            default="tensor",
+            description="what a and b of `exact` are summed over; tensor is inferred",
+            source="inferred",
         )
-        combine: Literal["add", "replace"] = Field(
+        combine: Literal["add", "replace"] = option(
             default="add",
             description="whether `exact` is added to the label gradient (inferred) or replaces it",
+            source="inferred; replace: paper, Eq. 12",
         )
-        schedule: Literal["joint", "alternate"] = Field(
-            default="joint", description="both losses in the same steps, or one after the other"
+        schedule: Literal["joint", "alternate"] = option(
+            default="joint",
+            description="both losses in the same steps, or one after the other",
+            source="inferred",
         )
-        noise_when: Literal["training", "upload"] = Field(
-            default="training", description="noise in training too, as published, or only on what is sent"
+        noise_when: Literal["training", "upload"] = option(
+            default="training",
+            description="noise in training too, as published, or only on what is sent",
+            source="paper, §4.3; upload: ours",
         )
-        noise_per: Literal["batch", "channel"] = Field(
-            default="batch", description="what has one standard deviation; batch is inferred"
+        noise_per: Literal["batch", "channel"] = option(
+            default="batch",
+            description="what has one standard deviation; batch is inferred",
+            source="inferred; channel: ours",
         )
-        batches: PositiveInt = Field(
-            default=1, description="batches a client is sent; our reading of the paper's `sample number`"
+        batches: PositiveInt = option(
+            default=1,
+            description="batches a client is sent; our reading of the paper's `sample number`",
+            source="paper, Fig. 6, read as batches",
         )
-        pool: Literal["round", "all"] = Field(
-            default="round", description="batches are drawn from the last round's, or from everyone's newest"
+        pool: Literal["round", "all"] = option(
+            default="round",
+            description="batches are drawn from the last round's, or from everyone's newest",
+            source="ours",
         )
-        project: Kind = Field(
+        project: Kind = option(
             default="none",
             description="maps to a shared space for features of different shapes; private is a control; ours",
+            source="ours",
         )
-        project_in: tuple[PositiveInt, PositiveInt, PositiveInt] = Field(
-            default=(64, 8, 8), description="channels, height and width of s_in in the shared space"
+        project_in: tuple[PositiveInt, PositiveInt, PositiveInt] = option(
+            default=(64, 8, 8),
+            description="channels, height and width of s_in in the shared space",
+            source="ours",
         )
-        project_out: PositiveInt = Field(default=512, description="width of s_out in the shared space")
-        project_seed: int = Field(
-            default=0, description="seed of the maps, known to everyone; averaged maps start from it"
+        project_out: PositiveInt = option(
+            default=512, description="width of s_out in the shared space", source="ours"
+        )
+        project_seed: int = option(
+            default=0,
+            description="seed of the maps, known to everyone; averaged maps start from it",
+            source="ours",
         )
 
         @field_validator("project_in", mode="before")
@@ -105,6 +142,9 @@ class FedINVariants(FedIN):
             )
             self.refuse_idle("strength", needs="alleviate", among=("simplified",))
             self.refuse_idle("scope", "combine", needs="alleviate", among=("exact",))
+            self.refuse_idle(*OF_FEATURES, needs="intermediate", among=(True,))
+            if not self.noise:
+                self.refuse_set("noise_when", "noise_per", reason="at noise: 0; it is for noise above 0")
             return self
 
         def space(self) -> SharedSpace:
@@ -121,8 +161,9 @@ class FedINVariants(FedIN):
     def build_exchange(self) -> FeatureExchange:
         """Through the shared space, or not at all."""
         config = self.config
-        kind = FeatureExchange if config.intermediate else NoExchange
-        return kind(config.batch, config.batches, config.pool, config.space())
+        if not config.intermediate:
+            return NoExchange(config.batch, noisy=config.noise > 0)
+        return FeatureExchange(config.batch, config.batches, config.pool, config.space())
 
     def expected(self, card: Card, part: str) -> Shapes | None:
         """Maps have a column for each of the client's channels."""
@@ -139,8 +180,8 @@ class FedINVariants(FedIN):
     def loss(
         self, client: Client, batch: Batch, received: Batch | None = None
     ) -> Tensor | Mapping[str, Tensor]:
-        """As published; without features the task's own loss."""
-        if self.config.intermediate:
+        """As published; where nothing needs features the task's own loss."""
+        if self.config.intermediate or self.config.noise:
             return super().loss(client, batch, received)
         return Method.loss(self, client, batch)
 
@@ -186,11 +227,16 @@ def exact_step(
     return {name: value + factors[name] * local[name] for name, value in features.items()}
 
 
+@dataclass(frozen=True)
 class NoExchange(FeatureExchange):
-    """The ablation "w/o IN": no features are made, sent or learned from."""
+    """The ablation "w/o IN": no features are sent or learned from."""
+
+    noisy: bool = False  # whether training adds noise to a client's own features
 
     def check(self, population: Population) -> None:
-        """Any model will do."""
+        """Any model will do, unless there is noise on its features."""
+        for client in population.ids if self.noisy else ():
+            require_stem(population, client)
 
     def sent(self) -> Contract:
         """Nothing."""
@@ -216,8 +262,8 @@ class NoExchange(FeatureExchange):
         return None
 
     def private_noise(self, client: Client) -> AbstractContextManager[None]:
-        """There is no noise; what is random in training stays as in FedProx."""
-        return nullcontext()
+        """As with features; without noise what is random in training stays as in FedProx."""
+        return super().private_noise(client) if self.noisy else nullcontext()
 
     def give(self, client: Client, features: Callable[[Tensor], dict[str, Tensor]]) -> Content:
         """Nothing."""

@@ -22,14 +22,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from potluck.core.card import Card
 from potluck.core.client import Client
 from potluck.core.contract import tensor
 from potluck.core.message import Content, Message
-from potluck.core.method import Clients, MethodConfig, client_step
+from potluck.core.method import Clients, PrivateModelConfig, client_step
+from potluck.core.options import option
 from potluck.core.population import Population
 from potluck.core.server import Server
 from potluck.core.state import Holder
@@ -57,26 +57,32 @@ class FedMD(OnPublicData):
     models = "any"
     stays = ("data", "labels", "model", "representations")
 
-    class Config(MethodConfig):
+    class Config(PrivateModelConfig):
         """Options of FedMD."""
 
-        samples: int | None = Field(
+        samples: int | None = option(
             default=None,
             ge=1,
             description="|P_t|; by default the released code's 5,000, or all if fewer",
+            source="released code",
         )
-        digest_epochs: int = Field(
-            default=1, ge=1, description="passes over P_t in a round; the released code's 1"
+        digest_epochs: int = option(
+            default=1,
+            ge=1,
+            description="passes over P_t in a round; the released code's 1",
+            source="released code",
         )
-        digest_batch: int | None = Field(
+        digest_batch: int | None = option(
             default=None,
             ge=1,
             description="public samples in a digest step; by default the released code's 256, or all if fewer",
+            source="released code",
         )
-        initial: int = Field(
+        initial: int = option(
             default=1,
             ge=0,
             description="how often a client trains locally before its first logits; ours",
+            source="ours",
         )
 
     def setup(self, population: Population) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, PositiveFloat
+from pydantic import PositiveFloat
 from torch import Tensor, nn
 
 from potluck.core.client import Client
@@ -18,6 +18,7 @@ from potluck.core.contract import state_of
 from potluck.core.message import Content
 from potluck.core.method import client_step
 from potluck.core.model import Model
+from potluck.core.options import option
 from potluck.core.task import Batch, Task
 from potluck.kit.shared_small import SharedSmall
 from potluck.training.fit import Fit, fit
@@ -54,13 +55,16 @@ class FedMRL(SharedSmall):
     class Config(SharedSmall.Config):
         """Options of FedMRL; n_k as in the paper is `weights: samples`."""
 
-        lr: dict[Literal["model", "small", "projector"], PositiveFloat] = Field(
-            default={}, description="learning rate per part; default: that of the optimiser, as in the paper"
+        lr: dict[Literal["model", "small", "projector"], PositiveFloat] = option(
+            default={},
+            description="learning rate per part; default: that of the optimiser, as in the paper",
+            source="paper has one rate for all parts; others: ours",
         )
-        clip: float | None = Field(
+        clip: float | None = option(
             default=50.0,
             gt=0,
             description="largest gradient norm of each part, as in the released code; training.clip holds, too",
+            source="released code",
         )
 
     def client_state(self, task: Task, model: Model, d1: int | None = None) -> dict[str, Any]:

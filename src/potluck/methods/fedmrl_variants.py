@@ -7,12 +7,13 @@ from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from torch import Tensor, nn
 
 from potluck.core.client import Client
 from potluck.core.model import Model
 from potluck.core.open_options import Ascending
+from potluck.core.options import option
 from potluck.core.population import Population
 from potluck.core.task import Task
 from potluck.kit.loss_weights import Weight, rules, try_rules, weigh
@@ -42,33 +43,43 @@ class FedMRLVariants(FedMRL):
     class Config(FedMRL.Config):
         """Options of FedMRL with all its variants."""
 
-        mrl: Literal["nested", "full", "local_only"] = Field(
+        mrl: Literal["nested", "full", "local_only"] = option(
             default="nested",
             description="nested as published; full and local_only are readings of `without MRL`",
+            source="paper's ablation, not defined there; full and local_only: inferred",
         )
-        global_header: bool = Field(
-            default=True, description="whether the small model has a header of its own; false: MRL-E"
+        global_header: bool = option(
+            default=True,
+            description="whether the small model has a header of its own; false: MRL-E",
+            source="paper, future work (MRL-E)",
         )
-        tie_headers: bool = Field(
-            default=False, description="send the first d1 columns of the private header as the small one's"
+        tie_headers: bool = option(
+            default=False,
+            description="send the first d1 columns of the private header as the small one's",
+            source="released homogeneous script",
         )
-        widths: Ascending = Field(
-            default=(), description="further nested widths with a loss each, below every d2; ours"
+        widths: Ascending = option(
+            default=(),
+            description="further nested widths with a loss each, below every d2; ours",
+            source="ours",
         )
-        projector: Projection = Field(
+        projector: Projection = option(
             default="linear",
             description="linear as published; deep: a hidden layer of d2 with ReLU; none: r_g added to r_f[:, :d1]",
+            source="paper for linear; deep and none: ours",
         )
-        weight_small: Weight = Field(
+        weight_small: Weight = option(
             default=1.0,
             description="m_g, 1 in the paper: a number, a function of the last report, or module:function",
+            source="paper, Eq. 9; functions: ours",
         )
-        weight_large: Weight = Field(
+        weight_large: Weight = option(
             default=1.0,
             description="m_f, 1 in the paper: a number, a function of the last report, or module:function",
+            source="paper, Eq. 9; functions: ours",
         )
-        weight_widths: float = Field(
-            default=1.0, ge=0, description="weight of the loss of each further width; ours"
+        weight_widths: float = option(
+            default=1.0, ge=0, description="weight of the loss of each further width; ours", source="ours"
         )
 
         @model_validator(mode="after")
@@ -80,6 +91,9 @@ class FedMRLVariants(FedMRL):
             if self.tie_headers and not self.global_header:
                 raise ValueError("tie_headers sends a header, global_header: false has none; choose one")
             self.refuse_idle("weight_small", needs="mrl", among=("nested", "full"))
+            self.refuse_idle("tune", needs="d1", among=("auto",))
+            if not self.widths:
+                self.refuse_set("weight_widths", reason="without widths; it is the weight of their losses")
             if self.projector == "none" and "projector" in self.lr:
                 raise ValueError("projector: none has nothing that lr.projector could train")
             return self
@@ -121,8 +135,9 @@ class FedMRLVariants(FedMRL):
     def build_small(self, task: Task, d1: int | None = None) -> Model:
         """G of width d1; its header takes all of R under `full`, and is absent where nothing would train it."""
         small = super().build_small(task, d1)
-        if self.config.mrl == "full":
-            small.head = super().build_small(task, self.d2).head
+        if self.config.mrl == "full" and small.rep_dim < self.d2:
+            with torch.random.fork_rng(devices=[]):  # what is drawn next is that of the other variants
+                small.head = super().build_small(task, self.d2).head
         elif self.config.mrl == "local_only" or not self.config.global_header:
             small.head = nn.Identity()
         return small

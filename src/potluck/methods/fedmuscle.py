@@ -18,12 +18,13 @@ Nothing is averaged; there is no global model. Data, labels, model and head stay
 the next are one exchange. A client that lacks a sample in its modality sends zeros for it; such a row is no
 positive and no negative, and a batch of which a client has nothing makes no step.
 
-Inferred, not published: rows have length 1; a batch counts by the mean of its anchors; all clients see public
-batches in the same order, without a short last one; one optimiser step per batch; peers are drawn anew for every
-batch; each phase has its own optimiser. E, T and the number of rounds are unknown; E is `training.epochs`. Ours:
-AdamW and its values, new in every round; alignment in evaluation mode, so that batch norm keeps the statistics of
-private data and anchors are exactly the rows that were sent; `training.clip` and `training.lr_decay` for both
-phases.
+Inferred, not published: α weighs the positive tuple, too (the text leaves it open, the derivation by density ratios
+says so; `positive: plain` is the other reading); rows have length 1; a batch counts by the mean of its anchors; all
+clients see public batches in the same order, without a short last one; one optimiser step per batch; peers are
+drawn anew for every batch; each phase has its own optimiser. E, T and the number of rounds are unknown; E is
+`training.epochs`. Ours: AdamW and its values, new in every round; alignment in evaluation mode, so that batch norm
+keeps the statistics of private data and anchors are exactly the rows that were sent; `training.clip` and
+`training.lr_decay` for both phases.
 
 `fedmuscle_variants.py` adds the losses it is compared with and other options; `method: fedmuscle` runs the class
 there, which is this one unless an option says otherwise. `fedmuscle_observations.py` has what is logged.
@@ -36,13 +37,14 @@ from dataclasses import replace
 from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
 
 from potluck.core.client import Client
 from potluck.core.message import Content, Message
-from potluck.core.method import Clients, MethodConfig, client_step
+from potluck.core.method import Clients, PrivateModelConfig, client_step
 from potluck.core.model import Model
+from potluck.core.options import option
 from potluck.core.population import Population
 from potluck.core.server import Server
 from potluck.core.settings import OptimizerSettings
@@ -51,6 +53,7 @@ from potluck.kit.contrastive import (
     MEMORY,
     TAU,
     TAU_PREV,
+    Positive,
     Temperature,
     information_bounds,
     muscle,
@@ -75,9 +78,15 @@ from potluck.training.optimizers import fresh_moments
 class AligningOptimizer(OptimizerSettings):
     """How the representation model is aligned. No source names an optimiser or its values: these are ours."""
 
-    name: Literal["sgd", "adam", "adamw"] = Field(default="adamw", description="the optimiser; ours")
-    lr: float = Field(default=1e-3, gt=0, description="learning rate of an alignment step; ours")
-    weight_decay: float = Field(default=0.01, ge=0, description="weight decay of an alignment step; ours")
+    name: Literal["sgd", "adam", "adamw"] = option(
+        default="adamw", description="the optimiser; ours", source="ours"
+    )
+    lr: float = option(
+        default=1e-3, gt=0, description="learning rate of an alignment step; ours", source="ours"
+    )
+    weight_decay: float = option(
+        default=0.01, ge=0, description="weight decay of an alignment step; ours", source="ours"
+    )
 
 
 class FedMuscle(OnPublicData):
@@ -91,31 +100,41 @@ class FedMuscle(OnPublicData):
     stays = ("data", "labels", "model", "representations")
     remedy = "lower training.optimizer.lr or method.optimizer.lr, or set training.clip"
     unit: bool = True  # whether representations are scaled to length 1
+    positive: Positive = "weighted"  # whether α weighs the positive tuple too
     memory: int = MEMORY  # bytes for the B^M tuples of a batch
     mode = staticmethod(evaluating)  # of the model in an alignment step
 
-    class Config(MethodConfig):
+    class Config(PrivateModelConfig):
         """Options of FedMuscle."""
 
-        peers: PositiveInt = Field(default=3, description="M: other clients that a client is compared with")
-        batch: int = Field(
+        peers: PositiveInt = option(
+            default=3, description="M: other clients that a client is compared with", source="paper"
+        )
+        batch: int = option(
             default=32,
             ge=2,
             description="B: public samples in a batch; 32 in the paper's example, its cost table fits 20",
+            source="paper's example; its cost table fits 20",
         )
-        passes: PositiveInt = Field(
-            default=1, description="T: passes over the public data in a round; not known"
+        passes: PositiveInt = option(
+            default=1, description="T: passes over the public data in a round; not known", source="not known"
         )
-        tau: float = Field(
-            default=TAU, gt=0, description="τ^(N), the temperature of the loss; the paper's 0.2"
+        tau: float = option(
+            default=TAU,
+            gt=0,
+            description="τ^(N), the temperature of the loss; the paper's 0.2",
+            source="paper",
         )
-        tau_prev: float = Field(
+        tau_prev: float = option(
             default=TAU_PREV,
             gt=0,
             description="τ^(N−1), the temperature among the peers; the paper's 0.15. Equal to tau: pairwise",
+            source="paper",
         )
-        optimizer: AligningOptimizer = Field(
-            default=AligningOptimizer(), description="the optimiser of the alignment, new in every round"
+        optimizer: AligningOptimizer = option(
+            default=AligningOptimizer(),
+            description="the optimiser of the alignment, new in every round",
+            source="ours",
         )
 
         @model_validator(mode="after")
@@ -126,8 +145,8 @@ class FedMuscle(OnPublicData):
 
         @property
         def has_gamma(self) -> bool:
-            """Whether the loss has the γ of the Muscle loss."""
-            return True
+            """Whether the loss has the γ of the Muscle loss, which is about pairs of peers."""
+            return self.peers > 1
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -197,13 +216,14 @@ class FedMuscle(OnPublicData):
 
     def temperatures(self, client: Client) -> tuple[Temperature, Temperature]:
         """τ^(N) and τ^(N−1)."""
-        return self.config.tau, self.config.tau_prev
+        return self.config.tau, min(self.config.tau_prev, self.config.tau)  # above it, it does nothing
 
     def contrast(
         self, anchor: Tensor, others: Sequence[Tensor], tau: Temperature, tau_prev: Temperature, masks: Any
     ) -> dict[str, Tensor]:
         """The Muscle loss, and M·log B − L, which Theorem 1 takes for a bound."""
-        loss = muscle(anchor, others, tau, tau_prev, memory=self.memory, normalize=self.unit, **masks)
+        options: dict[str, Any] = {"memory": self.memory, "normalize": self.unit, "positive": self.positive}
+        loss = muscle(anchor, others, tau, tau_prev, **options, **masks)
         return {"muscle": loss, "theorem1_value": theorem1_value(loss, anchor, others, **masks)}
 
     def repeats(self, population: Population) -> dict[str, tuple[int, int]]:

@@ -6,16 +6,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
 
 from potluck.core.client import Client
 from potluck.core.message import Content, Message
 from potluck.core.method import client_step
 from potluck.core.model import Model
+from potluck.core.options import option
 from potluck.core.population import Population
 from potluck.core.task import Task
-from potluck.kit.contrastive import MEMORY, Negatives, Temperature, Temperatures, gramian, pairwise
+from potluck.kit.contrastive import (
+    MEMORY,
+    Negatives,
+    Positive,
+    Temperature,
+    Temperatures,
+    gramian,
+    pairwise,
+)
 from potluck.methods.fedmuscle import FedMuscle
 from potluck.training.fit import fit
 from potluck.training.modes import on_the_batch
@@ -24,10 +33,11 @@ from potluck.training.modes import on_the_batch
 class FedMuscleVariants(FedMuscle):
     """FedMuscle as published by default; each option changes one thing.
 
-    The paper compares with `loss: pairwise` and `loss: gramian`. It leaves open which `negatives` its Gramian has
-    and how often peers are drawn (`redraw`). The others are ours. `bundle: k` exchanges k batches at once, so that
-    peers' matrices are up to k − 1 of their steps old; a client's own anchors never are. `accounting: paper` counts
-    what the paper sends down, S^n and α^n, beside what crosses here.
+    The paper compares with `loss: pairwise` and `loss: gramian`. It leaves open which `negatives` its Gramian has,
+    whether α weighs the `positive` tuple too, and how often peers are drawn (`redraw`). The others are ours.
+    `bundle: k` exchanges k batches at once, so that peers' matrices are up to k − 1 of their steps old; a client's
+    own anchors never are. `accounting: paper` counts what the paper sends down, S^n and α^n, beside what crosses
+    here.
     """
 
     name = FedMuscle.name
@@ -35,47 +45,67 @@ class FedMuscleVariants(FedMuscle):
     class Config(FedMuscle.Config):
         """Options of FedMuscle with all its variants."""
 
-        loss: Literal["muscle", "pairwise", "gramian"] = Field(
+        loss: Literal["muscle", "pairwise", "gramian"] = option(
             default="muscle",
             description="the paper's loss, or one it compares with: InfoNCE summed over the peers, or volumes "
             "(GRAM)",
+            source="paper's comparison",
         )
-        negatives: Negatives = Field(
+        negatives: Negatives = option(
             default="tuples",
             description="of the Gramian: all tuples of the peers, or anchors of other samples; which the paper "
             "uses is not known",
+            source="not known",
         )
-        bundle: PositiveInt = Field(
-            default=1, description="k: public batches in one exchange; 1 as published, more are ours"
+        positive: Positive = option(
+            default="weighted",
+            description="whether α weighs the positive tuple too, as the derivation by density ratios has it, or "
+            "the negatives alone (plain)",
+            source="not clear in the text; weighted: inferred from the derivation",
         )
-        redraw: Literal["batch", "round"] = Field(
-            default="batch", description="how often the server draws a client's peers; `batch` is inferred"
+        bundle: PositiveInt = option(
+            default=1,
+            description="k: public batches in one exchange; 1 as published, more are ours",
+            source="ours",
         )
-        learned: bool = Field(
-            default=False, description="train both temperatures too, from their values here; ours"
+        redraw: Literal["batch", "round"] = option(
+            default="batch",
+            description="how often the server draws a client's peers; `batch` is inferred",
+            source="inferred",
         )
-        normalize: bool = Field(
+        learned: bool = option(
+            default=False,
+            description="train both temperatures too, from their values here; ours",
+            source="ours",
+        )
+        normalize: bool = option(
             default=True,
             description="scale representations to length 1, also when they are sent; inferred. The Gramian always "
             "does",
+            source="inferred",
         )
-        first: Literal["task", "alignment"] = Field(
+        first: Literal["task", "alignment"] = option(
             default="task",
             description="the phase that begins a round; `alignment` ends it with the task, so that heads have "
             "followed their representations when they are measured; ours",
+            source="ours",
         )
-        statistics: Literal["private", "public"] = Field(
+        statistics: Literal["private", "public"] = option(
             default="private",
             description="what batch norm uses while aligning: its statistics of private data, or those of the "
             "public batch, which it forgets; ours",
+            source="ours",
         )
-        memory: int = Field(
+        memory: int = option(
             default=MEMORY,
             ge=1,
             description="bytes for the B^M tuples of a batch; more are computed in pieces",
+            source="ours",
         )
-        accounting: Literal["exact", "paper"] = Field(
-            default="exact", description="`paper`: log the paper's count of scalars beside what crosses"
+        accounting: Literal["exact", "paper"] = option(
+            default="exact",
+            description="`paper`: log the paper's count of scalars beside what crosses",
+            source="paper's count",
         )
 
         @model_validator(mode="after")
@@ -91,17 +121,23 @@ class FedMuscleVariants(FedMuscle):
                 raise ValueError(
                     f"tau_prev is {self.tau_prev}, which must be below tau where both are learned"
                 )
-            self.refuse_idle("tau_prev", needs="loss", among=("muscle",))
+            self.refuse_idle("tau_prev", "positive", needs="loss", among=("muscle",))
+            self.refuse_idle("normalize", needs="loss", among=("muscle", "pairwise"))
+            if self.peers == 1:
+                self.refuse_set("tau_prev", "positive", reason="with one peer; it is for peers above 1")
+            if self.tau_prev == self.tau:
+                self.refuse_set("positive", reason="where tau_prev is tau, as α is 1 then")
             return self
 
         @property
         def has_gamma(self) -> bool:
             """The losses it is compared with have one temperature."""
-            return self.loss == "muscle"
+            return self.loss == "muscle" and super().has_gamma
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.unit, self.memory = self.config.normalize, self.config.memory
+        self.positive = self.config.positive
         self.exchange = replace(self.exchange, bundle=self.config.bundle, redraw=self.config.redraw)
         if self.config.statistics == "public":
             self.mode = on_the_batch  # dropout rests, as it does in evaluation mode
@@ -119,9 +155,10 @@ class FedMuscleVariants(FedMuscle):
         return super().client_state(task, model, **learned)
 
     def build_temperatures(self) -> Temperatures:
-        """Both temperatures; the pairwise loss has one, for which the other is any smaller value."""
+        """Both temperatures; where only one is of use, the other is any smaller value."""
         tau, tau_prev = self.config.tau, self.config.tau_prev
-        return Temperatures(None, tau, tau_prev if self.config.has_gamma else tau / 2)
+        fits = self.config.loss == "muscle" and tau_prev < tau
+        return Temperatures(None, tau, tau_prev if fits else tau / 2)
 
     def aligned(self, model: Model) -> list[str]:
         """w, and the temperatures where they are learned."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from potluck.core.card import ClientId
 from potluck.core.client import Client
 from potluck.core.contract import numbers, tensor
 from potluck.core.message import Content, Message
-from potluck.core.method import Clients, Method, MethodConfig, client_step
+from potluck.core.method import Clients, Method, PrivateModelConfig, client_step
 from potluck.core.model import Model
+from potluck.core.options import option
 from potluck.core.population import Population
 from potluck.core.server import Server
 from potluck.core.task import Batch, Task
@@ -48,19 +48,29 @@ class FedProto(Method):
         "classes": numbers("known<=C", "which classes these are", below="C", optional=True),
     }
 
-    class Config(MethodConfig):
+    class Config(PrivateModelConfig):
         """Options of FedProto."""
 
-        weight: float = Field(default=1.0, ge=0, description="λ; 1 in the paper's code, 10 in HtFLlib")
-        distance: Literal["mse", "l2"] = Field(
-            default="mse", description="mean over the width d, as in the official code, or the squared norm"
+        weight: float = option(
+            default=1.0,
+            ge=0,
+            description="λ; 1 in the paper's code, 10 in HtFLlib",
+            source="paper's code; 10: HtFLlib",
         )
-        weights: Literal["uniform", "count"] = Field(
+        distance: Literal["mse", "l2"] = option(
+            default="mse",
+            description="mean over the width d, as in the official code, or the squared norm",
+            source="official code for mse, paper for l2",
+        )
+        weights: Literal["uniform", "count"] = option(
             default="uniform",
             description="one vote per holder of a class (the official code) or per sample of it (the paper)",
+            source="official code for uniform, paper for count",
         )
-        online: bool = Field(
-            default=False, description="gather prototypes while training instead of in a pass afterwards"
+        online: bool = option(
+            default=False,
+            description="gather prototypes while training instead of in a pass afterwards",
+            source="official code gathers while training; a pass afterwards is ours",
         )
 
     def check(self, population: Population) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from potluck.core.client import Client
+from potluck.core.options import option
 from potluck.methods.fedavg import FedAvg
 from potluck.training.fit import Fit, fit
 
@@ -21,8 +20,11 @@ class FedProx(FedAvg):
     class Config(FedAvg.Config):
         """Options of FedProx."""
 
-        mu: float = Field(
-            default=0.01, ge=0, description="μ of the proximal term; the usual grid is 0.001, 0.01, 0.1, 1"
+        mu: float = option(
+            default=0.01,
+            ge=0,
+            description="μ of the proximal term; the usual grid is 0.001, 0.01, 0.1, 1",
+            source="paper, its grid; the default is ours",
         )
 
     def fit(self, client: Client) -> Fit:

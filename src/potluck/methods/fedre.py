@@ -25,13 +25,13 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
 from potluck.core.client import Client
 from potluck.core.contract import tensor
 from potluck.core.message import Content
 from potluck.core.model import Model
+from potluck.core.options import option
 from potluck.core.replies import Replies
 from potluck.core.task import Task
 from potluck.kit.shared_head import SharedHead, representations
@@ -54,9 +54,10 @@ class FedRE(SharedHead):
     class Config(Variants):
         """Options of FedRE."""
 
-        server_loss: Literal["sum", "mean"] = Field(
+        server_loss: Literal["sum", "mean"] = option(
             default="sum",
             description="over a batch of uploads; the paper's objective is a sum over the clients",
+            source="paper's objective and released code",
         )
 
     def client_state(self, task: Task, model: Model) -> dict[str, Any]:

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from typing import Literal, Self
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from torch import Tensor
 
 from potluck.core.client import Client
+from potluck.core.options import option
 from potluck.kit.shared_head import SharedHead
 
 Mechanism = Literal["RAP", "VAP", "RSP", "RAR", "VAR", "RSR"]
@@ -35,30 +36,35 @@ DISTRIBUTIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
 class Variants(SharedHead.Config):
     """Options that change what is mixed, how it is weighted, and what a message gives away."""
 
-    mechanism: Mechanism = Field(
+    mechanism: Mechanism = option(
         default="RAP",
         description="what is mixed and how: a random (RA), vanilla (VA) or single (RS) average of prototypes, "
         "which are class means (P), or of representations (R); RAP is the paper's, the others are inferred from "
         "their names",
+        source="paper; all but RAP inferred from their names",
     )
-    weights: Distribution = Field(
+    weights: Distribution = option(
         default="uniform",
         description="distribution of the random weights before they are normalised; the paper's",
+        source="paper; how negative values count: inferred",
     )
-    fixed: bool = Field(
+    fixed: bool = option(
         default=False,
         description="keep the weights of a client's first round; as published they are drawn every round",
+        source="paper's ablation",
     )
-    noise: float = Field(
+    noise: float = option(
         default=0.0,
         ge=0,
         allow_inf_nan=False,
         description="Gaussian noise on the mixture, in standard deviations of its entries; ours",
+        source="ours",
     )
-    levels: int | None = Field(
+    levels: int | None = option(
         default=None,
         ge=1,
         description="send the label in whole multiples of 1/levels; exact by default; ours",
+        source="ours",
     )
 
     @model_validator(mode="after")

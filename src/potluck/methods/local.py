@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from potluck.core.client import Client
 from potluck.core.message import Content
-from potluck.core.method import Clients, Method, client_step
+from potluck.core.method import Clients, Method, PrivateModelConfig, client_step
 from potluck.core.server import Server
 from potluck.training.fit import fit
 
@@ -16,6 +16,9 @@ class Local(Method):
     citation = "the baseline without communication"
     tasks = "any"
     models = "any"
+
+    class Config(PrivateModelConfig):
+        """No options."""
 
     def round(self, server: Server, clients: Clients) -> None:
         """Everyone trains; nothing crosses."""

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from potluck.core.card import Card, ClientId
@@ -16,6 +15,7 @@ from potluck.core.contract import Shapes, state_of
 from potluck.core.message import Content, Message
 from potluck.core.method import Clients, client_step
 from potluck.core.model import Model
+from potluck.core.options import option
 from potluck.core.replies import Replies
 from potluck.core.server import Server
 from potluck.core.state import Part
@@ -47,15 +47,21 @@ class Scaffold(FedAvg):
     class Config(FedAvg.Config):
         """Options of SCAFFOLD."""
 
-        weights: Literal["samples", "uniform"] = Field(
-            default="uniform", description="weights of the mean over the cohort; the paper's is unweighted"
+        weights: Literal["samples", "uniform"] = option(
+            default="uniform",
+            description="weights of the mean over the cohort; the paper's is unweighted",
+            source="paper",
         )
-        server_lr: float = Field(
-            default=1.0, gt=0, description="η_g, the server's step along the mean change"
+        server_lr: float = option(
+            default=1.0,
+            gt=0,
+            description="η_g, the server's step along the mean change",
+            source="paper (η_g = 1)",
         )
-        variate: Literal["mean", "option2"] = Field(
+        variate: Literal["mean", "option2"] = option(
             default="mean",
             description="c_k⁺: the mean gradient of the round's steps, or the paper's Option II",
+            source="paper, Option II; mean: ours",
         )
 
     _counted: tuple[int, Counter[str]] | None = None

@@ -19,12 +19,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pydantic import Field
 from torch import Tensor, nn
 
 from potluck.core.client import Client
-from potluck.core.method import Clients, MethodConfig, client_step
+from potluck.core.method import Clients, PrivateModelConfig, client_step
 from potluck.core.model import Model
+from potluck.core.options import option
 from potluck.core.population import Population
 from potluck.core.server import Server
 from potluck.core.streams import Stream
@@ -54,30 +54,44 @@ class SimCLR(OnPublicData):
     models = "any"
     stays = ("data", "labels", "model", "projector")
 
-    class Config(MethodConfig):
+    class Config(PrivateModelConfig):
         """Options of SimCLR."""
 
-        tau: float = Field(
-            default=0.5, gt=0, description="τ; 0.5 for small images is recalled, not confirmed"
+        tau: float = option(
+            default=0.5,
+            gt=0,
+            description="τ; 0.5 for small images is recalled, not confirmed",
+            source="recalled, not confirmed",
         )
-        batch: int | None = Field(
+        batch: int | None = option(
             default=None,
             ge=2,
             description="B: public samples in a step; by default 32, or all if fewer; ours",
+            source="ours",
         )
-        passes: int = Field(default=1, ge=1, description="passes over the public data in a round; ours")
-        hidden: int | None = Field(
+        passes: int = option(
+            default=1, ge=1, description="passes over the public data in a round; ours", source="ours"
+        )
+        hidden: int | None = option(
             default=None,
             ge=1,
             description="hidden width of the projector; by default that of the representation",
+            source="ours",
         )
-        width: int = Field(default=128, ge=1, description="width of u, the projector's output")
-        augment: AugmentConfig = Field(default=VIEWS, description="what makes a view of an image")
-        drop: float = Field(
+        width: int = option(
+            default=128, ge=1, description="width of u, the projector's output", source="ours"
+        )
+        augment: AugmentConfig = option(
+            default=VIEWS,
+            description="what makes a view of an image",
+            source="ours; the paper has crops, flips, colours and blur",
+        )
+        drop: float = option(
             default=0.2,
             ge=0,
             lt=1,
             description="share of numbers or tokens left out of other samples' views; ours",
+            source="ours",
         )
 
     def setup(self, population: Population) -> None:
@@ -89,13 +103,22 @@ class SimCLR(OnPublicData):
         """A batch must fit, there must be a representation to train, and views must differ."""
         require_public_samples(population, "batch", self.config.batch)
         require_representation(population)
-        for client in population.first_clients:
-            images = len(population.task_of(client).input) == 3
+        of_images = [len(population.task_of(client).input) == 3 for client in population.first_clients]
+        self._refuse_unused("augment", "images", any(of_images))
+        self._refuse_unused("drop", "samples other than images", not all(of_images))
+        for client, images in zip(population.first_clients, of_images, strict=True):
             if not (self.operations if images else self.config.drop):
                 option = "augment" if images else "drop"
                 raise ConfigError(
-                    f"{self.name}: without method.{option} both views of a sample of client {client} are the same"
+                    f"{self.name}: without method.{option} both views of a sample of client {client} are the same; "
+                    "leave it at its default"
                 )
+
+    def _refuse_unused(self, option: str, samples: str, any_there: bool) -> None:
+        if not any_there and getattr(self.config, option) != type(self.config).model_fields[option].default:
+            raise ConfigError(
+                f"{self.name}: method.{option} does nothing here, as no client has {samples}; leave it out"
+            )
 
     @property
     def operations(self) -> tuple[Any, ...]:

@@ -41,6 +41,7 @@ def advice(federation: Federation) -> Iterator[str]:
     if federation.precision == "tf32" and federation.device.type == "cpu":
         yield "engine.precision: tf32 is for GPUs and changes nothing here: this run computes in float32"
     yield from filter(None, (_about_labels(group.data) for group in federation.clients.groups))
+    yield from federation.method.advice(population)
     short = _too_small_for_batch_norm(federation)
     if short:
         smallest = min(short, key=lambda client: short[client])

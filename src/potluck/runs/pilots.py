@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from potluck.core.open_options import OpenOption
+from potluck.core.open_options import OpenOption, TuneSettings
 from potluck.errors import RunError
 from potluck.experiment.schema import Experiment
 from potluck.files import read_json
@@ -63,12 +63,36 @@ def settled(experiment: Experiment, folder: Path) -> Experiment:
     if not (folder / FILE).exists():
         return experiment
     choice = read_json(folder / FILE)
+    if getattr(experiment.method, choice["option"]) == "auto":
+        _same_way(experiment, choice, folder)
     return with_option(experiment, choice["option"], choice["chosen"])
 
 
+def _same_way(experiment: Experiment, choice: dict[str, Any], folder: Path) -> None:
+    """Refuse a value that was chosen in another way than the experiment asks for."""
+    for key in _how(experiment):
+        wanted = getattr(experiment.method, key).model_dump()
+        there = {name: choice[name] for name in ("rounds", "tolerance")}
+        if wanted["candidates"]:
+            there["candidates"] = tuple(point["value"] for point in choice["curve"])
+        for name, value in there.items():
+            if value != wanted[name]:
+                raise RunError(
+                    f"{folder} was run with other settings (method.{key}.{name}: {value} there, {wanted[name]} "
+                    "here); choose another folder with --out, or remove that one"
+                )
+
+
 def with_option(experiment: Experiment, name: str, value: Any) -> Experiment:
-    """The experiment with one option of its method set."""
-    return experiment.variant(method=experiment.method.model_copy(update={name: value}))
+    """The experiment with one option of its method set; how it was to be chosen goes back to its default."""
+    method, how = experiment.method, _how(experiment)
+    return experiment.variant(method=method.model_copy(update={**how, name: value}))
+
+
+def _how(experiment: Experiment) -> dict[str, Any]:
+    """The options that say how an open option is chosen, and their defaults."""
+    fields = type(experiment.method).model_fields.items()
+    return {key: field.default for key, field in fields if field.annotation is TuneSettings}
 
 
 def _pilot(experiment: Experiment, option: OpenOption, value: int) -> Experiment:

@@ -23,7 +23,7 @@ the inner products.
 
 from potluck.kit.contrastive.bounds import information_bounds, theorem1_value
 from potluck.kit.contrastive.global_tables import inter, intra, log_share
-from potluck.kit.contrastive.losses import MEMORY, Negatives, gramian, muscle, pairwise
+from potluck.kit.contrastive.losses import MEMORY, Negatives, Positive, gramian, muscle, pairwise
 from potluck.kit.contrastive.temperatures import TAU, TAU_PREV, Temperature, Temperatures
 from potluck.kit.contrastive.views import nt_xent
 
@@ -32,6 +32,7 @@ __all__ = [
     "TAU",
     "TAU_PREV",
     "Negatives",
+    "Positive",
     "Temperature",
     "Temperatures",
     "gramian",

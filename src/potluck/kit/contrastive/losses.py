@@ -12,10 +12,17 @@ from torch import Tensor
 from potluck.errors import ConfigError
 from potluck.kit.contrastive.comparison import Comparison, Masks, Reduction, full_precision, info_nce, prepare
 from potluck.kit.contrastive.temperatures import TAU, TAU_PREV, Temperature, expect_positive, gamma_of
-from potluck.kit.contrastive.tuples import diagonals, log_partition, positive_exponent, tuples_within
+from potluck.kit.contrastive.tuples import (
+    diagonals,
+    log_negatives,
+    log_partition,
+    positive_exponent,
+    tuples_within,
+)
 from potluck.kit.contrastive.volumes import Span, log_sum_of_volumes, volume
 
 Negatives = Literal["tuples", "anchor"]
+Positive = Literal["weighted", "plain"]
 
 MEMORY = 256 * 2**20  # bytes for the tuples of one piece, with what its gradient needs
 
@@ -46,6 +53,7 @@ def muscle(
     weight: Tensor | None = None,
     present: Masks | None = None,
     normalize: bool = True,
+    positive: Positive = "weighted",
     memory: int = MEMORY,
     reduction: Reduction = "mean",
 ) -> Tensor:
@@ -55,7 +63,8 @@ def muscle(
         α_j = exp(−Σ_{m<k} γ_mk z^m_{j_m}·z^k_{j_k}),    γ = 1/τ^(N−1) − 1/τ^(N)
 
     and the mean over anchors. Inferred, not published: the sum includes the positive tuple, rows are normalised,
-    and a batch counts by its mean.
+    and a batch counts by its mean. `positive="plain"` takes α_(i…i) = 1, above and below the line: whether the
+    paper weighs the positive tuple is not clear, its derivation by density ratios does.
 
     `tau` is τ^(N), a scalar or an (M+1)×(M+1) matrix whose first row and column are the anchor's, symmetric;
     `tau_prev` is τ^(N−1), a scalar or the M×M matrix among the peers. Tensors may be learned, see
@@ -66,9 +75,13 @@ def muscle(
     with full_precision(anchor):
         compared = prepare(anchor, peers, weight, present, normalize)
         scores, ties = compared.scores(tau), compared.ties(gamma_of(tau, tau_prev))
-        positive = positive_exponent(scores, ties)
-        room = tuples_within(memory, 1, positive)
-        return compared.reduce(log_partition(scores, ties, room) - positive, reduction)
+        room = tuples_within(memory, 1, scores[0])
+        if positive == "plain":
+            own = positive_exponent(scores, [])
+            below = torch.logaddexp(own, log_negatives(scores, ties, room))
+        else:
+            own, below = positive_exponent(scores, ties), log_partition(scores, ties, room)
+        return compared.reduce(below - own, reduction)
 
 
 def gramian(

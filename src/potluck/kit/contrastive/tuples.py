@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+NEVER = -1e30  # the exponent of what does not count; −∞ has no gradient where a whole row does not
 COPIES = 5  # numbers alive per tuple in the backward pass of a piece, measured (benchmarks/muscle.py)
 
 
@@ -41,6 +42,22 @@ def log_partition(scores: Sequence[Tensor], ties: Sequence[Sequence[Tensor]], ro
         for row in range(samples)
     ]
     return torch.stack(held).logsumexp(0)
+
+
+def log_negatives(scores: Sequence[Tensor], ties: Sequence[Sequence[Tensor]], room: int) -> Tensor:
+    """`log_partition` without the tuple (i, …, i) of every anchor i.
+
+    Its terms are sorted by the first peer that looks at another sample: the peers before it are at i, where the
+    others' scores take up their ties to that row, and those after it are free. So nothing is subtracted.
+    """
+    found, held = [], torch.zeros_like(scores[0][:, 0])
+    while scores:
+        first, *others = scores
+        own = torch.eye(len(first), dtype=torch.bool, device=first.device)
+        found.append(held + log_partition([first.masked_fill(own, NEVER), *others], ties, room))
+        held = held + first.diagonal()
+        scores, ties = [x + tie for x, tie in zip(others, ties[0], strict=True)], ties[1:]
+    return torch.stack(found).logsumexp(0)
 
 
 def _in_pieces(function: Callable[..., Tensor], scores: Sequence[Tensor], anchors: int) -> Tensor:

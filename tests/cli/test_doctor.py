@@ -1,0 +1,55 @@
+"""`potluck doctor`: what it finds here, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from potluck.cli import doctor
+from potluck.cli.app import app
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("POTLUCK_DATA", str(tmp_path / "shelf"))
+
+
+def examined(code: int = 0) -> dict[str, dict[str, Any]]:
+    result = CliRunner().invoke(app, ["doctor", "--json"])
+    assert result.exit_code == code, result.output
+    entry = json.loads(result.stdout)
+    assert entry["usable"] == (code == 0)
+    return {f"{one['about']} {one['name']}": one for one in entry["findings"]}
+
+
+def test_it_finds_what_is_here_and_says_how_to_get_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    required = {"potluck": ["torch", "nowhere>=1; extra == 'far'", "torch[other]; extra == 'near'"]}
+    monkeypatch.setattr(doctor, "_requirements", lambda name: required.get(name, []))
+    found = examined()
+    assert found["data digits"]["state"] == "ok"
+    assert found["data cifar10"]["state"] == "missing"
+    assert "POTLUCK_DATA" in found["data cifar10"]["remedy"]
+    assert found["extra far"]["found"] == "without nowhere"
+    assert found["extra far"]["remedy"] == "pip install 'potluck[far]'"
+    assert found["extra near"]["state"] == "ok"
+    assert found["self-check run"]["state"] == "ok"
+    assert "version torch" in found
+
+
+def test_a_run_that_fails_ends_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **options: Any) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr("potluck.runs.api.run", broken)
+    assert examined(code=1)["self-check run"]["found"] == "OSError: no room"
+
+
+def test_an_extra_brings_what_the_extras_it_names_bring(monkeypatch: pytest.MonkeyPatch) -> None:
+    required = {"potluck": ["a[b]; extra == 'c'"], "a": ["ray; extra == 'b'", "other; extra == 'd'"]}
+    monkeypatch.setattr(doctor, "_requirements", lambda name: required.get(name, []))
+    assert doctor._packages_by_extra() == {"c": ["a", "ray"]}
