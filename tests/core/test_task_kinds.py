@@ -222,9 +222,9 @@ class Oracle:
 @pytest.mark.parametrize("data", ["digits-attributes", "digits-segments", "digits-captions"])
 def test_a_split_read_in_batches_is_measured_as_a_whole(data, monkeypatch):
     client, answers = _client(data)
-    whole = measure(Oracle(answers), client, ("plain", "turned"), "own")
+    whole, _ = measure(Oracle(answers), client, ("plain", "turned"), "own")
     monkeypatch.setattr("potluck.engine.evaluate.collect", partial(collect, batch_size=7))
-    parts = measure(Oracle(answers), client, ("plain", "turned"), "own")
+    parts, _ = measure(Oracle(answers), client, ("plain", "turned"), "own")
     assert whole.keys() == parts.keys()
     assert whole["plain/test/" + SCORES[data]] != whole["turned/test/" + SCORES[data]]
     for name in whole:
@@ -233,7 +233,7 @@ def test_a_split_read_in_batches_is_measured_as_a_whole(data, monkeypatch):
     with collecting_with(Tape().collect):
         measure(Oracle(answers), client, ("plain", "turned"), "own")
         client.enter(2, Rng(0), {})
-        again = measure(Oracle(answers), client, ("plain", "turned"), "own")
+        again, _ = measure(Oracle(answers), client, ("plain", "turned"), "own")
     assert {name: float(value) for name, value in again.items()} == {n: float(v) for n, v in parts.items()}
 
 

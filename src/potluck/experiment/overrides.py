@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,20 @@ Override = str | Mapping[str, Any]  # `key=value`, or a mapping from keys to val
 
 
 class _Yaml(yaml.SafeLoader):
-    """YAML in which only true and false are booleans, so that `on` in `evaluate.on` stays text."""
+    """YAML in which only true and false are booleans, so that `on` in `evaluate.on` stays text.
+
+    A key that stands twice in one mapping is an error: otherwise the second would win without a word.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """The mapping of a node."""
+        seen: set[Any] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                problem = f"the key {key.value!r} stands there twice; keep one"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else key)
+        return super().construct_mapping(node, deep)
 
 
 _Yaml.yaml_implicit_resolvers = {

@@ -31,7 +31,7 @@ from potluck.runs.resuming import Past
 
 
 def run(
-    experiment: Experiment | None = None,
+    experiment: Experiment | Path | str | None = None,
     /,
     *,
     out: Path | str | None = None,
@@ -41,7 +41,7 @@ def run(
     progress: bool | None = None,
     **values: Any,
 ) -> RunResult:
-    """Run an experiment: a ready one, or one made of the keyword values.
+    """Run an experiment: a ready one, that of a file, or one made of the keyword values.
 
     `out` is the run folder, which must not exist; default `runs/<name>`, or the next free `runs/<name>-2`.
     `progress` shows how far it is, unless False or `POTLUCK_PROGRESS=0`; advice is then a `PotluckAdvice` warning.
@@ -50,10 +50,11 @@ def run(
     """
     if experiment is not None and values:
         raise TypeError(
-            f"run() of a ready experiment takes no {next(iter(values))!r}; see Experiment.variant"
+            f"run() of a ready experiment takes no {next(iter(values))!r}; see Experiment.load and Experiment.variant"
         )
-    experiment = experiment if experiment is not None else Experiment.make(**values)
-    experiment = _ready(experiment)
+    if isinstance(experiment, Path | str):
+        experiment = Experiment.load(experiment)
+    experiment = _ready(experiment if experiment is not None else Experiment.make(**values))
     built = experiment.build(*(given or (None, None)))
     check_evaluation(experiment.evaluate, built)
     check_memory(experiment.engine.memory_bytes(), built.clients)
