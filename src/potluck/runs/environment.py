@@ -53,13 +53,23 @@ def environment(experiment: Experiment, federation: Federation) -> dict[str, Any
         "platform": f"{platform.system()} {platform.machine()}",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "portable": experiment.portable,
+        **data_facts(federation),
         "origins": origins,
+        "modes": list(federation.method.modes),
         "models": {
             client: federation.population.label(client) for client in federation.population.ids[:1000]
         },
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": " ".join(Path(word).name if number == 0 else word for number, word in enumerate(sys.argv)),
     }
+
+
+def data_facts(federation: Federation) -> dict[str, Any]:
+    """The content of the data of each group as hashes, and of the public data; sites keep theirs to themselves."""
+    data = federation.data if isinstance(federation.data, tuple) else (federation.data,)
+    public = federation.population.public()
+    facts: dict[str, Any] = {"data": [one.fingerprint for one in data]} if any(map(len, data)) else {}
+    return facts | ({} if public is None else {"public": public.data.fingerprint})
 
 
 def check_version(folder: Path, about: Mapping[str, Any]) -> None:
