@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from potluck.kit.class_means import ClassStats
     from potluck.models import adapt, build
     from potluck.runs.api import resume, run
+    from potluck.runs.comparing import compare
+    from potluck.runs.comparison import Comparison, Sweep
     from potluck.runs.observers import Observer, StopRun, Watcher
     from potluck.runs.result import RunResult
     from potluck.training.collect import collect
@@ -52,6 +54,8 @@ _HOMES = {
     "kit.class_means": ("ClassStats",),
     "models": ("adapt", "build"),
     "runs.api": ("resume", "run"),
+    "runs.comparing": ("compare",),
+    "runs.comparison": ("Comparison", "Sweep"),
     "runs.observers": ("Observer", "StopRun", "Watcher"),
     "runs.result": ("RunResult",),
     "training.collect": ("collect",),
@@ -65,6 +69,7 @@ __all__ = [
     "ClassStats",
     "Client",
     "Clients",
+    "Comparison",
     "Dataset",
     "Experiment",
     "Group",
@@ -80,6 +85,7 @@ __all__ = [
     "Split",
     "StopRun",
     "Stream",
+    "Sweep",
     "Task",
     "Watcher",
     "__version__",
@@ -88,6 +94,7 @@ __all__ = [
     "build",
     "client_step",
     "collect",
+    "compare",
     "fit",
     "from_arrays",
     "from_datasets",
