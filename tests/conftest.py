@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
+os.environ["POTLUCK_PROGRESS"] = "0"  # in processes that tests start too
 torch.set_num_threads(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tiny runs give advice by nature; tests of advice ask for it."""
+    config.addinivalue_line("filterwarnings", "ignore::potluck.errors.PotluckAdvice")
 
 
 @pytest.fixture(autouse=True)

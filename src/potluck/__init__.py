@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from potluck.core.dataset import Dataset
     from potluck.core.message import Message
     from potluck.core.method import Clients, Method, MethodConfig, client_step
+    from potluck.core.metrics import metric
     from potluck.core.model import Model
     from potluck.core.server import Server
     from potluck.core.state import Moments
     from potluck.core.streams import Stream
     from potluck.core.task import Batch, Task
-    from potluck.data import Split, from_arrays, from_datasets, from_index_file
-    from potluck.errors import PotluckError
+    from potluck.data import Split, from_arrays, from_datasets, from_files, from_frame, from_index_file
+    from potluck.errors import PotluckAdvice, PotluckError
     from potluck.experiment import Experiment
     from potluck.kit.averaging import average
     from potluck.kit.class_means import ClassStats
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from potluck.runs.api import resume, run
     from potluck.runs.comparing import compare
     from potluck.runs.comparison import Comparison, Sweep
-    from potluck.runs.observers import Observer, StopRun, Watcher
+    from potluck.runs.observers import EarlyStopping, Observer, StopRun, TimeLimit, Watcher
     from potluck.runs.result import RunResult
     from potluck.training.collect import collect
     from potluck.training.fit import fit
@@ -42,13 +43,14 @@ _HOMES = {
     "core.dataset": ("Dataset",),
     "core.message": ("Message",),
     "core.method": ("Clients", "Method", "MethodConfig", "client_step"),
+    "core.metrics": ("metric",),
     "core.model": ("Model",),
     "core.server": ("Server",),
     "core.state": ("Moments",),
     "core.streams": ("Stream",),
     "core.task": ("Batch", "Task"),
-    "data": ("Split", "from_arrays", "from_datasets", "from_index_file"),
-    "errors": ("PotluckError",),
+    "data": ("Split", "from_arrays", "from_datasets", "from_files", "from_frame", "from_index_file"),
+    "errors": ("PotluckAdvice", "PotluckError"),
     "experiment": ("Experiment",),
     "kit.averaging": ("average",),
     "kit.class_means": ("ClassStats",),
@@ -56,7 +58,7 @@ _HOMES = {
     "runs.api": ("resume", "run"),
     "runs.comparing": ("compare",),
     "runs.comparison": ("Comparison", "Sweep"),
-    "runs.observers": ("Observer", "StopRun", "Watcher"),
+    "runs.observers": ("EarlyStopping", "Observer", "StopRun", "TimeLimit", "Watcher"),
     "runs.result": ("RunResult",),
     "training.collect": ("collect",),
     "training.fit": ("fit",),
@@ -71,6 +73,7 @@ __all__ = [
     "Clients",
     "Comparison",
     "Dataset",
+    "EarlyStopping",
     "Experiment",
     "Group",
     "Message",
@@ -79,6 +82,7 @@ __all__ = [
     "Model",
     "Moments",
     "Observer",
+    "PotluckAdvice",
     "PotluckError",
     "RunResult",
     "Server",
@@ -87,6 +91,7 @@ __all__ = [
     "Stream",
     "Sweep",
     "Task",
+    "TimeLimit",
     "Watcher",
     "__version__",
     "adapt",
@@ -98,7 +103,10 @@ __all__ = [
     "fit",
     "from_arrays",
     "from_datasets",
+    "from_files",
+    "from_frame",
     "from_index_file",
+    "metric",
     "numbers",
     "resume",
     "run",

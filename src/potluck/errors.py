@@ -42,6 +42,10 @@ class RunError(PotluckError):
     """A run folder cannot be written, read or resumed."""
 
 
+class PotluckAdvice(UserWarning):
+    """Advice on a run that is about to start, where no progress display shows it."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for a sentence about an unknown name: the nearest known name, or all of them."""
     known = sorted(known)

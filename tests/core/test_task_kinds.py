@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from sklearn.metrics import average_precision_score, f1_score, jaccard_score
+from sklearn.metrics import (
+    average_precision_score,
+    f1_score,
+    jaccard_score,
+    mean_absolute_error,
+    mean_squared_error,
+    r2_score,
+)
 
 from potluck import run
 from potluck.core.client import Client
@@ -44,6 +51,38 @@ def test_a_label_that_nobody_has_is_left_out_of_the_precision():
     scores, labels = torch.tensor([[0.9, 0.1], [0.2, 0.4]]), torch.tensor([[0, 0], [1, 0]])
     assert float(mean_average_precision(scores, labels)) == 0.5
     assert math.isnan(mean_average_precision(scores, torch.zeros(2, 2)))
+
+
+@pytest.mark.parametrize("shift", [0.0, 4e4])  # far from zero a sum of squares keeps no digit of the variance
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_measures_of_regression_are_scikit_learns(outputs, shift):
+    draw = Rng(5).numpy()
+    y = (draw.normal(size=(50, outputs)) + shift).astype(np.float32)
+    scores = (y + 0.3 * draw.normal(size=y.shape)).astype(np.float32)
+    task = Task("regression", outputs, (8,))
+    found = task.rules.conclude(task.measure(torch.tensor(scores), torch.tensor(y)))
+    assert tuple(found) == task.rules.told
+    wide = scores.astype(np.float64), y.astype(np.float64)
+    assert float(found["r2"]) == pytest.approx(r2_score(wide[1], wide[0]), rel=1e-9)
+    assert float(found["mse"]) == pytest.approx(mean_squared_error(*wide), rel=1e-9)
+    assert float(found["mae"]) == pytest.approx(mean_absolute_error(*wide), rel=1e-9)
+
+
+def test_r2_is_undefined_where_nothing_varies():
+    def r2(labels):
+        task, y = Task("regression", len(labels[0]), (8,)), torch.tensor(labels)
+        return float(task.rules.conclude(task.measure(y + 0.5, y))["r2"])
+
+    assert math.isnan(r2([[3.0]]))
+    assert math.isnan(r2([[0.1], [0.1], [0.1]]))
+    assert r2([[3.0, 0.0], [3.0, 1.0]]) == 0.0  # of the output that varies: 1 − 0.5 / 0.5
+
+
+def test_a_loss_of_regression_weighs_samples_and_takes_labels_of_one_column():
+    task, scores = Task("regression", 1, (8,)), torch.tensor([[1.0], [2.0], [9.0]])
+    y = torch.tensor([0.0, 4.0, 0.0])
+    assert float(task.loss(scores, y)) == pytest.approx((1 + 4 + 81) / 3)
+    assert float(task.loss(scores, y[:, None], torch.tensor([1.0, 1.0, 0.0]))) == 2.5
 
 
 def test_mean_iou_is_scikit_learns_over_the_classes_that_appear():

@@ -431,7 +431,7 @@ TWO = np.array([0, 1, 0, 1])
         (np.full((4, 3), np.nan), TWO, {}, "NaN"),
         (np.zeros((4, 3), np.int64), TWO, {}, "`vocabulary` for token ids"),
         (np.full((4, 3), 9), TWO, {"vocabulary": 9}, "outside 0 to 8"),
-        (ZEROS, TWO, {"mean": [0.1], "std": [0.1]}, "image channels"),
+        (ZEROS, TWO, {"mean": [0.1], "std": [0.1]}, "channels of images"),
         (np.zeros((4, 3, 8, 8)), TWO, {"mean": [0.1], "std": [0.1]}, "each of the 3 channels"),
         (ZEROS, TWO, {"test": (np.zeros((1, 4)), [0])}, "differ in shape"),
         ([[1], [1, 2]], [0, 1], {}, "cannot make a tensor"),
@@ -484,8 +484,8 @@ def test_hugging_face_mistakes() -> None:
         from_datasets(Rows([{"body": "a", "label": 1}]))
     with pytest.raises(DataError, match="'yes' in column 'label' is not a class number"):
         from_datasets(Rows([{"text": "a", "label": "yes"}]))
-    with pytest.raises(DataError, match="no split 'train', only all"):
-        from_datasets({"all": Rows([{"text": "a", "label": 1}])})
+    with pytest.raises(DataError, match="no split 'train', only test"):
+        from_datasets({"test": Rows([{"text": "a", "label": 1}])})
     mixed = [{"image": Image.fromarray(picture(0, size)), "label": 0} for size in (8, 9)]
     with pytest.raises(DataError, match="not all of one size"):
         from_datasets(Rows(mixed))

@@ -144,3 +144,16 @@ def test_unreadable_index_files(dataset: Dataset, tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text('{"clients": [')
     with pytest.raises(DataError, match="is not JSON"):
         from_index_file(tmp_path / "broken.json", dataset)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('{"a": {"train": [0]}, "b": {"train": [1]}, "a": {"train": [2]}}', "a"),
+        ('{"clients": [{"id": "a", "train": [0], "train": [1]}]}', "train"),
+    ],
+)
+def test_a_key_that_stands_twice_is_named(tmp_path: Path, text: str, key: str) -> None:
+    (tmp_path / "split.json").write_text(text)
+    with pytest.raises(DataError, match=f"has the key '{key}' twice"):
+        from_index_file(tmp_path / "split.json", from_arrays(np.zeros((3, 2)), np.arange(3)))

@@ -418,3 +418,27 @@ def test_the_rehearsal_is_shown_tensor_by_tensor() -> None:
     parts = ", ".join(f"{part} {number}" for part, number in federation.population.samples("0").items())
     assert f"client 0; samples ({parts}); task (kind classification, classes" in sheet.notes[1]
     assert all(f"; {name} {value}" in sheet.notes[1] for name, value in told["extra"].items())
+
+
+# --- metrics --------------------------------------------------------------------------------------------
+
+
+def test_a_metric_outside_the_agreement_is_refused():
+    agreed = offer(metrics=("macro_f1",))
+    agreed.let_measure(["macro_f1"])
+    with pytest.raises(PinError, match="the metric 'auroc' would be measured, this site agreed to: macro_f1"):
+        agreed.covers(offer(metrics=("macro_f1", "auroc")))
+    with pytest.raises(
+        PinError, match="'macro_f1' would be measured, this site agreed to: those of its task"
+    ):
+        AGREED.let_measure(["macro_f1"])
+
+
+def test_an_agreement_names_the_metrics_it_allows(tmp_path: Path):
+    path = tmp_path / "contract.json"
+    offer(metrics=("macro_f1",)).write(path)
+    assert Agreement.load(path).metrics == ("macro_f1",)
+    told = json.loads(path.read_text())
+    del told["metrics"]  # as written before metrics could be asked for
+    path.write_text(json.dumps(told))
+    assert Agreement.load(path).metrics == ()

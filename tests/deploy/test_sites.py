@@ -1,5 +1,6 @@
 """The client's half of a federation and the server's, without Flower: bytes in, bytes out."""
 
+import functools
 import json
 import shutil
 import signal
@@ -16,6 +17,7 @@ import torch
 
 from potluck.core.message import Message
 from potluck.core.state import Report
+from potluck.core.task import Task
 from potluck.data import DataConfig
 from potluck.deploy import wire
 from potluck.deploy.flower.worker import answer_one
@@ -515,6 +517,10 @@ class Pact:
     def admit(self, method, client):
         self._asked("method", method.name, client.id)
 
+    def let_measure(self, metrics):
+        if metrics:
+            self._asked("metrics", *metrics)
+
     def let_in(self, steps, message):
         self._asked("in", steps)
 
@@ -692,3 +698,39 @@ def test_a_worker_ends_with_whoever_started_it(worker):
     process = worker[0]()
     process.stdin.close()
     assert process.wait(10) == 0
+
+
+# --- numbers to predict ---------------------------------------------------------------------------------
+
+
+def numbers(client):
+    """A site's own data set: a number for every digit."""
+    data = sites.simulated("local").load_data()
+    rows = slice(60 * int(client), 60 * int(client) + 60)
+    task = Task("regression", 1, data.task.input)
+    y = data.y[rows].float() / 10
+    return {"data": replace(data, task=task, x=data.x[rows], y=y, train_rows=40, class_names=("tenths",))}
+
+
+def of_numbers(home, method):
+    courier = Courier(home, model=lambda task: build("mlp-small", task))
+    for number, client in enumerate(sites.IDS):
+        courier.sites[number].load = functools.partial(numbers, client)
+    values = sites.federated(method).model_copy(deep=True)
+    return values.variant(partition={"sites": list(sites.IDS), "classes": 1}), courier
+
+
+def test_sites_predict_numbers(tmp_path):
+    experiment, courier = of_numbers(tmp_path, "fedavg")
+    play(experiment, courier, open_folder(tmp_path / "run"))
+    last = sites.log(tmp_path / "run")[-1]
+    assert last["test"]["metric"] == "r2"
+    assert last["test"]["samples"] == 20
+
+
+def test_a_method_of_classes_refuses_sites_that_predict_numbers(tmp_path):
+    experiment, courier = of_numbers(tmp_path, "fedproto")
+    with pytest.raises(
+        ConfigError, match="fedproto learns from one class per sample; client 0 has regression"
+    ):
+        play(experiment, courier, open_folder(tmp_path / "run"))

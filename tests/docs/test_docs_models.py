@@ -17,7 +17,8 @@ IMAGES = Task("classification", 10, (3, 32, 32))
 TOKENS = Task("text-classification", 10, (64,), vocabulary=10_000)
 PIXELS = Task("segmentation", 10, (3, 32, 32))
 PAIRS = Task("retrieval", 10, (3 * 32 * 32 + 64,), vocabulary=10_000, image=(3, 32, 32))
-TASKS = {"tokens": TOKENS, "pixels": PIXELS, "pair": PAIRS}
+WINDOWS = Task("classification", 10, (6, 128))
+TASKS = {"tokens": TOKENS, "pixels": PIXELS, "pair": PAIRS, "window": WINDOWS}
 
 
 def test_every_model_has_one_row():

@@ -146,8 +146,7 @@ def ask_every_variant(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if not is_light(first, data.task):
             monkeypatch.setattr(ModelPool, "_build", without_memory)
         for experiment in others:
-            engine = experiment.engine.model_copy(update={"device": "cpu"})
-            check_experiment(experiment.variant(engine=engine), data, split)
+            check_experiment(experiment.variant(engine=experiment.engine.on_cpu()), data, split)
 
 
 def pictures(name: str) -> registry.Loader:

@@ -105,7 +105,7 @@ def test_the_page_says_what_a_reader_asks(folder):
     text = " ".join(check(path).text)
     for part in (
         "FedMRL on digits", "Yi et al.", "63.33 %", "1.9 MB", "465,658 scalars", "0.42 s", "11.00 %",
-        "after aggregation", "the projector", "the small model", "d1 × 10", "potluck resume runs/first",
+        "after aggregation", "the projector", "the small model", "d1 × 10", f"potluck resume {folder}",
         "seed: 7", "Split abc",
     ):  # fmt: skip
         assert part in text, part

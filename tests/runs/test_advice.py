@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from helpers import Listener
 from potluck import Experiment, from_arrays
+from potluck.core.dataset import Dataset
+from potluck.core.task import Task
 from potluck.data import ClientSplit, Split
 from potluck.runs.advice import advice
 from potluck.runs.api import run
@@ -140,3 +143,39 @@ def test_a_run_says_it_once_at_its_start(tmp_path: Any) -> None:
     listener = Listener()
     run(experiment(34, "resnet18"), out=tmp_path / "run", watcher=listener)
     assert listener.notices == said(34) != []
+
+
+def test_tf32_on_a_cpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # what `device: auto` asks
+    data = arrays([0, 1] * 20)
+    said = advised(data, engine={"precision": "tf32"})
+    assert said == [
+        "engine.precision: tf32 is for GPUs and changes nothing here: this run computes in float32"
+    ]
+    assert advised(data) == []
+
+
+def test_labels_that_begin_at_one_are_told() -> None:
+    (said,) = advised(arrays([1, 2, 3, 2] * 10))
+    assert said.startswith(
+        "no sample of 'arrays' has class 0, its labels reach from 1 to 3, and models have an output"
+    )
+
+
+def test_numbers_of_a_large_scale_are_told() -> None:
+    y = torch.linspace(900, 1100, 40)
+    data = Dataset("prices", Task("regression", 1, (4,)), torch.zeros(40, 4), y, 40, ("price",))
+    (said,) = advised(data)
+    assert said.startswith("the numbers to predict in 'prices' are large (mean 1e+03, standard deviation 60)")
+    assert advised(dataclasses.replace(data, y=(y - 1000) / 60)) == []
+
+
+def arrays(labels: list[int]) -> Dataset:
+    return from_arrays(np.zeros((len(labels), 4), dtype=np.float32), np.array(labels))
+
+
+def advised(data: Dataset, **settings: Any) -> list[str]:
+    """What is said before a run with two clients."""
+    partition = {"kind": "iid", "clients": 2}
+    chosen = Experiment.make(data=data, partition=partition, models="mlp-small", method="local", **settings)
+    return [*advice(chosen.build())]

@@ -240,9 +240,14 @@ def test_what_cannot_work_is_said_in_a_sentence(changes, sentence):
 
 def test_methods_of_classes_refuse_one_task_of_another_kind():
     values = {"data": few("digits-segments"), "partition": PARTITION, "models": "conv-dense"}
-    for method in ("fedproto", "fedgh", "fedmrl", "fedin", "fedre"):
+    for method in ("fedproto", "fedgh", "fedre"):
         with pytest.raises(ConfigError, match=f"{method} learns from one class per sample"):
             Experiment.make(**values, method=method).build()
+    for method in ("fedmrl", "fedin", "fedmd"):  # scores of pixels need more than the features
+        with pytest.raises(
+            ConfigError, match=f"{method} learns from scores that follow from the features alone"
+        ):
+            Experiment.make(**values, method=method, public={"data": few("digits")}).build()
     assert Experiment.make(**values, method="fedavg").build().population.task.kind == "segmentation"
 
 

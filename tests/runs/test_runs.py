@@ -242,7 +242,7 @@ def test_a_mode_the_method_does_not_have_is_refused_before_anything_is_written(t
         run(wrong, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     folder = run(experiment(), out=tmp_path / "run").folder
-    with pytest.raises(ConfigError, match="no mode 'mix-lage'"):
+    with pytest.raises(RunError, match=r"another evaluate\.modes: first there, \['mix-large', 'mix-lage'\]"):
         resume(folder, experiment=wrong)
 
 
@@ -368,6 +368,7 @@ def test_a_method_of_ones_own_in_an_experiment_file(tmp_path: Path, monkeypatch:
             r"has compute capability 7\.5, bfloat16 needs 8\.0; use float32",
         ),
         ({"device": "cuda", "precision": "tf32"}, r"has compute capability 7\.5, tf32 needs 8\.0"),
+        ({"device": "cpu", "precision": "tf32"}, "engine.precision: tf32 is for GPUs.* use float32"),
     ],
 )
 def test_a_device_that_cannot(settings: Any, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:

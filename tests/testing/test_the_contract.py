@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from potluck.core.client import Client
@@ -160,7 +161,21 @@ class NotFinite(Plain):
         return {"level": torch.tensor(float("nan") if client.samples == 1 else 1.0)}
 
 
+class ClaimsNumbers(Plain):
+    """Says that it takes any task, and learns classes."""
+
+    tasks = "any"
+
+    def loss(self, client: Client, batch: Batch, weight: Tensor | float) -> Tensor:
+        return weight * F.cross_entropy(client["model"](batch.x), batch.y)
+
+
 BROKEN = [
+    (
+        ClaimsNumbers,
+        testing.tasks_it_claims_work,
+        "claims to take regression and fails there .* client.task.loss",
+    ),
     (FrozenNumber, testing.a_captured_step_is_right, "a captured step gives other values"),
     (LooseStatistics, testing.a_captured_step_is_right, "declared tensors"),
     (Replaces, testing.a_captured_step_is_right, "was replaced by another tensor"),
@@ -193,6 +208,15 @@ def registered(request: pytest.FixtureRequest) -> Any:
 
 def test_a_method_that_keeps_the_contract_passes(registered: Any) -> None:
     testing.check_method(registered(Plain))
+
+
+class TakesNumbers(Plain):
+    tasks = "any"
+
+
+def test_a_method_of_any_task_is_tried_with_modules_of_fixed_outputs_too(registered: Any) -> None:
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.Linear(8, 3))
+    testing.tasks_it_claims_work(testing.Bench(registered(TakesNumbers), models=[module]))
 
 
 @pytest.mark.parametrize(

@@ -139,15 +139,12 @@ def _numbers(option: str, text: str, such: str) -> list[int]:
 
 def _scores(text: str) -> list[float]:
     """Target scores between commas, each once."""
-    from potluck.report.targets import check_targets
-
     targets: list[float] = []
     for word in words(text):
         try:
             targets.append(float(word))
         except ValueError:
             raise ConfigError(f"--target: {word!r} is no number; give scores such as 0.5,0.9") from None
-    check_targets(targets)
     return list(dict.fromkeys(targets))
 
 
@@ -155,8 +152,8 @@ def compared(
     screen: Screen, plan: Plan, seeds: Sequence[int], folder: Path, again: Sequence[str], **views: Any
 ) -> Comparison | Sweep:
     """Compare under a progress display, then print the tables; `again` are the words that continue it."""
-    from potluck.cli.live import showing
     from potluck.runs.comparing import play
+    from potluck.runs.observers.progress import showing
 
     runs = len(seeds) * sum(map(len, plan.experiments.values()))
     try:

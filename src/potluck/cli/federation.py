@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -106,6 +107,12 @@ def join(
     accept: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Do and send only what this agreement allows.")
     ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE.py:FUNCTION", help="A metric of this site's own; may be given several times."
+        ),
+    ] = None,
     only: Annotated[
         str,
         typer.Option(metavar="worker|node", help="Start this half alone; the other runs as another user."),
@@ -130,7 +137,7 @@ def join(
 ) -> None:
     """Take part in a federation with a model and data of one's own; the server sees neither."""
     if check is not None:
-        return _check_site(Screen(json), client, model, data, check, write)
+        return _check_site(Screen(json), client, model, data, check, write, metric or ())
     if write is not None:
         raise ConfigError("--write goes with --check")
     if not server and only != "worker":
@@ -142,12 +149,31 @@ def join(
     screen = Screen(json=False)
     security = Security(insecure, ca, node_key=node_key)
     place = (home or default_home(client)).resolve()
-    joining = Joining(server, client, model, data, place, security, accept, device, simulated, only, socket)
+    joining = Joining(
+        server,
+        client,
+        model,
+        data,
+        place,
+        security,
+        accept,
+        device,
+        simulated,
+        only,
+        socket,
+        tuple(metric or ()),
+    )
     take_part(joining, lambda sentence: screen.err.print(sentence, soft_wrap=True))
 
 
 def _check_site(
-    screen: Screen, client: str, model: str, data: str, experiment: Path, write: Path | None
+    screen: Screen,
+    client: str,
+    model: str,
+    data: str,
+    experiment: Path,
+    write: Path | None,
+    metrics: Sequence[str],
 ) -> None:
     """Rehearse a round on this machine and show what would leave; only the agreement is kept."""
     from potluck.cli.views.rehearsal import rehearsal_entry, rehearsal_sheet
@@ -158,7 +184,7 @@ def _check_site(
     from potluck.experiment import Experiment
 
     chosen = Experiment.load(experiment)
-    federation = rehearsal_federation(chosen, client, model, data)
+    federation = rehearsal_federation(chosen, client, model, data, metrics)
     agreement, exchanges = propose(federation, client, chosen.training.attempts)
     entry = rehearsal_entry(agreement, exchanges, told_at_enrolment(enrolment(federation, client)))
     if write is not None:

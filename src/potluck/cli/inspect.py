@@ -61,6 +61,7 @@ def explain(
 def _explained(method: str, experiment: str | None, overrides: Sequence[str]) -> Experiment:
     """The experiment with its method replaced; if `method` is an experiment file, that experiment as it is."""
     from potluck.experiment import Experiment
+    from potluck.experiment.schema import load_plugins
     from potluck.methods.registry import find_method
     from potluck.runs.compare import experiments_by_method
 
@@ -71,6 +72,8 @@ def _explained(method: str, experiment: str | None, overrides: Sequence[str]) ->
         )  # the file was left out: its place has an override
     if _is_file(method):
         return Experiment.load(method, overrides)
+    if experiment is not None:
+        load_plugins(experiment, overrides)  # the method may be one of theirs
     find_method(method)
     own = [
         f"{method}.{option.removeprefix('method.')}" if option.startswith("method.") else option

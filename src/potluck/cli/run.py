@@ -41,22 +41,37 @@ def run(
 
 def resume(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that was stopped.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[key=value]...", help="Where to go on, such as engine.device=cpu."),
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Play this many rounds in all, also after the run has ended."),
+    ] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Run the code that a folder of somebody else names.")
+    ] = False,
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Go on with a run, to the same end as if it had never stopped."""
     from potluck.runs.api import resume as go_on
 
-    watched(Screen(json), run.name, lambda watcher: go_on(run, watcher=watcher))
+    watched(
+        Screen(json),
+        run.name,
+        lambda watcher: go_on(run, rounds=rounds, watcher=watcher, overrides=overrides or (), trust=trust),
+    )
 
 
 def watched(
     screen: Screen, label: str, play: Callable[[Watcher], RunResult], every_notice: bool = False
 ) -> None:
     """Play a run under a progress display, then print its results."""
-    from potluck.cli.live import showing
     from potluck.cli.views.results import run_sheet_of
     from potluck.runs.loop import Interrupted
+    from potluck.runs.observers.progress import showing
 
     try:
         with showing(screen.err) as display:

@@ -6,12 +6,11 @@ import json
 from typing import Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
-from potluck.report.render import Sheet, plain, rich_table
+from potluck.report.render import Sheet, console_on, plain, rich_table
 
-WIDTH = 110  # characters in a line where there is no terminal
 MOST_ROWS = 40  # rows of a table, such as clients or architectures
 
 
@@ -20,8 +19,8 @@ class Screen:
 
     def __init__(self, json: bool) -> None:
         self.json = json
-        self.out = _console(stderr=False)
-        self.err = _console(stderr=True)
+        self.out = console_on(stderr=False)
+        self.err = console_on(stderr=True)
 
     def data(self, value: Any) -> None:
         """Print JSON, for programs."""
@@ -35,10 +34,3 @@ class Screen:
     def sheet(self, sheet: Sheet) -> None:
         """Print a table: fitted to the terminal, or as aligned text where there is none."""
         self.show(rich_table(sheet) if self.out.is_terminal else plain(sheet).rstrip())
-
-
-def _console(stderr: bool) -> Console:
-    console = Console(stderr=stderr, highlight=False)
-    if not console.is_terminal:
-        console.width = max(console.width, WIDTH)
-    return console

@@ -28,19 +28,29 @@ class Encoder(Protocol):
 
 
 @dataclass(frozen=True)
-class Dataset:
-    """All rows of a data set, the official training part first.
+class Owners:
+    """Which client brings each row: the clients by name, and the place of one of them per row."""
 
-    `x` is uint8 or float32 (N, channels, height, width) for images, float32 (N, features) for vectors, int64
-    (N, length) for text. It may be shared with other users of the same data set: never write into it. `y` is
-    one class per row; (N, labels) for multi-label; (N, height, width) for segmentation.
+    names: tuple[str, ...]
+    rows: Tensor  # (N,), int64
+    by: str | None = None  # the column they were read from
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """All rows of a data set: the training part, then the official validation and test parts, if it has them.
+
+    `x` is uint8 or float32 (N, channels, height, width) for images, float32 (N, features) for vectors and
+    (N, channels, time) for windows, int64 (N, length) for text. It may be shared with other users of the same data
+    set: never write into it. `y` is one class per row; (N, labels) for multi-label; (N, height, width) for
+    segmentation; float32 (N,) or (N, outputs) for regression.
     """
 
     name: str
     task: Task
     x: Tensor
     y: Tensor
-    train_rows: int  # rows [0, train_rows) are the official training part; all rows if there is no test part
+    train_rows: int  # rows [0, train_rows) are the training part; all rows if there is no other
     class_names: tuple[str, ...]
     mean: tuple[float, ...] = ()  # per channel on the 0..1 scale; () means no normalisation
     std: tuple[float, ...] = ()
@@ -49,28 +59,44 @@ class Dataset:
     encoder: Encoder | None = None  # text: the tokenizer, where it is not `words`
     images: Tensor | None = None  # pairs: the original images; x holds them prepared
     texts: tuple[str, ...] | None = None  # the original texts or captions; empty where a row has none
+    validation_rows: int = 0  # rows of the official validation part, which follows the training part
+    owners: Owners | None = None  # the client of every row, for a natural split
+    strata_names: tuple[str, ...] = ()  # of the classes in `strata`; (): their numbers
+    standardize: tuple[int, ...] = ()  # vectors: columns that each client standardises by its training rows
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
+
+    @property
+    def test_start(self) -> int:
+        """The first row of the official test part; the number of rows if there is none."""
+        return self.train_rows + self.validation_rows
 
     @property
     def labels(self) -> Tensor:
         """The class of every row, for partitioning; 0 for all rows if the data has no classes."""
         if self.strata is not None:
             return self.strata
-        return self.y if self.y.ndim == 1 else torch.zeros(len(self), dtype=torch.long)
+        classes = self.y.ndim == 1 and not self.y.is_floating_point()
+        return self.y if classes else torch.zeros(len(self), dtype=torch.long)
 
     @property
     def label_count(self) -> int:
         """The number of classes in `labels`."""
-        return self.task.classes if self.task.single_label else int(self.labels.max()) + 1
+        if self.task.single_label:
+            return self.task.classes
+        return len(self.strata_names) or int(self.labels.max()) + 1
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the content: the task and every sample and label. The name does not count."""
         about = (self.task, self.train_rows, self.class_names, self.mean, self.std)
         digest = hashlib.sha256(repr(about).encode())
-        for tensor in (self.x, self.y, self.strata, self.images):
+        owners = self.owners
+        own = (self.validation_rows, self.standardize, owners.names if owners else ())
+        if any(own):
+            digest.update(repr(own).encode())
+        for tensor in (self.x, self.y, self.strata, self.images, owners.rows if owners else None):
             if tensor is not None:
                 digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
                 digest.update(tensor.contiguous().numpy().data)
@@ -81,7 +107,11 @@ class Dataset:
     @property
     def label_names(self) -> tuple[str, ...]:
         """The names of the classes in `labels`."""
-        return self.class_names if self.task.single_label else tuple(map(str, range(self.label_count)))
+        if self.task.single_label:
+            return self.class_names
+        if self.strata is None:
+            return ("samples",)
+        return self.strata_names or tuple(map(str, range(self.label_count)))
 
 
 Data = Dataset | tuple[Dataset, ...]  # of an experiment: one data set, or one per group of clients

@@ -9,8 +9,8 @@ What a method writes, from most to least common (`Method` has them in this order
 - usually: `citation`, `Config`, `stays`; `server_state` and `client_state`; `down` with `downlink` and `receive`
   for what comes to a client; `loss`; `modes` with `predict`;
 - where the clients must fit together: `models`, `tasks`, `card_fields`, `needs_public_data`, `setup`, `check`;
-- rarely: `server_needs`, `remedy`, `with_one_class`, `client_options`, `open_option`, `repeats`, `as_published`,
-  `symbols`, `expected`.
+- rarely: `server_needs`, `remedy`, `with_one_class`, `takes`, `client_options`, `open_option`, `repeats`,
+  `as_published`, `symbols`, `expected`.
 
 The engine calls the rest (`steps`, `up_contract`, `sent_by`, `down_contract`, `told`); no method overrides these.
 """
@@ -18,7 +18,7 @@ The engine calls the rest (`steps`, `up_contract`, `sent_by`, `down_contract`, `
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, overload
 
@@ -41,7 +41,7 @@ from potluck.core.task import Batch, Task
 from potluck.errors import ConfigError
 
 Purpose = Literal["train", "evaluate", "setup"]
-Tasks = Literal["classes", "one", "any"]
+Tasks = Literal["classes", "features", "one", "any"]
 Needs = Literal["nothing", "head", "names", "architecture"]
 Declared = Contract | Callable[[Any], Contract]
 
@@ -156,7 +156,8 @@ class Method:
 
     # --- what it asks of the clients ---
     models: ClassVar[str] = "any"  # what the clients' models must have in common, in words
-    # `classes`: one task for all, with one class per sample; `one`: one for all, of any kind; `any`: each its own.
+    # One task for all: `classes`: with one class per sample; `features`: of a kind whose scores follow from the
+    # features alone (classes, labels, regression); `one`: of any kind. Or `any`: each client its own.
     tasks: ClassVar[Tasks] = "classes"
     needs_public_data: ClassVar[bool] = False
     server_needs: ClassVar[Needs] = "nothing"  # what the server must know of the models
@@ -223,6 +224,13 @@ class Method:
 
     # --- for few methods ---
 
+    @classmethod
+    def takes(cls, task: Task) -> bool:
+        """Whether the method can learn a task of this kind; by default as `tasks` says."""
+        if cls.tasks == "features":
+            return task.from_features
+        return task.single_label or cls.tasks != "classes"
+
     def client_options(self, client: ClientId) -> Mapping[str, Any]:
         """Further arguments of `client_state`, for clients of one architecture whose state differs."""
         return {}
@@ -288,25 +296,33 @@ class Method:
 
 
 def check_tasks(method: Method, tasks: Mapping[ClientId, Task]) -> None:
-    """Refuse clients whose tasks the method cannot bring together."""
+    """Refuse clients whose tasks the method cannot learn, or cannot bring together."""
     first, task = next(iter(tasks.items()))
-    for client, other in tasks.items() if method.tasks != "any" else ():
-        if method.tasks == "classes":
-            require_single_label(method.name, client, other)
-        if other != task:
+    for client, other in tasks.items():
+        if not method.takes(other):
+            needs = _NEEDS["features" if method.tasks == "features" else "classes"]
+            names = ", ".join(_that_take(tasks.values())) or "none"
+            raise ConfigError(
+                f"{method.name} learns from {needs}; client {client} has {other}; methods that take it: {names}"
+            )
+        if other != task and method.tasks != "any":
             raise ConfigError(
                 f"{method.name} needs clients with the same task; client {client} has {other}, client {first} "
                 f"has {task}; use a method that takes mixed tasks, such as local"
             )
 
 
-def require_single_label(method: str, client: ClientId, task: Task) -> None:
-    """Refuse a client whose task has anything but one class per sample."""
-    if not task.single_label:
-        raise ConfigError(
-            f"{method} learns from one class per sample; client {client} has {task}; use a method that takes any "
-            "task, such as local"
-        )
+_NEEDS = {"classes": "one class per sample", "features": "scores that follow from the features alone"}
+
+
+def _that_take(tasks: Collection[Task]) -> list[str]:
+    """The names of the methods for clients with these tasks."""
+    mixed = len(set(tasks)) > 1
+    return sorted(
+        name
+        for name, method in _registry.items()
+        if all(map(method.takes, tasks)) and (method.tasks == "any" or not mixed)
+    )
 
 
 _registry: dict[str, type[Method]] = {}

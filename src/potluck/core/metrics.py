@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+Takes = Literal["scores", "probabilities", "answers"]
+DECLARED = "potluck_metric"  # the attribute of a function that `metric` has decorated
 
 
 @dataclass(frozen=True)
@@ -20,19 +26,111 @@ class MetricFacts:
         """Whether it is a fraction that can be shown in per cent."""
         return (self.low, self.high) == (0.0, 1.0)
 
+    def reached(self, value: float, target: float) -> bool:
+        """Whether a value is as good as a target, or better."""
+        return value >= target if self.higher_is_better else value <= target
+
+    def to_json(self) -> dict[str, Any]:
+        """The facts as JSON can hold them: an end that is open is None."""
+        ends = {
+            name: end if math.isfinite(end) else None
+            for name, end in (("low", self.low), ("high", self.high))
+        }
+        return {"higher_is_better": self.higher_is_better, **ends}
+
+    @classmethod
+    def from_json(cls, name: str, value: Mapping[str, Any]) -> MetricFacts:
+        """The inverse of `to_json`."""
+        low, high = value.get("low"), value.get("high")
+        return cls(
+            name,
+            bool(value["higher_is_better"]),
+            -math.inf if low is None else float(low),
+            math.inf if high is None else float(high),
+        )
+
+
+ACCURACY = MetricFacts("accuracy")
 
 # Every metric that is not named here is a share, and higher is better: accuracy, recall, F1, IoU and their kin.
 KNOWN = {
     facts.name: facts
     for facts in (
-        MetricFacts("loss", higher_is_better=False, high=math.inf),
-        MetricFacts("mse", higher_is_better=False, high=math.inf),
-        MetricFacts("mae", higher_is_better=False, high=math.inf),
+        *(
+            MetricFacts(name, higher_is_better=False, high=math.inf)
+            for name in (
+                "loss",
+                "log_loss",
+                "mse",
+                "mae",
+                "rmse",
+                "median_absolute_error",
+                "max_error",
+                "mean_absolute_percentage_error",
+            )
+        ),
         MetricFacts("r2", low=-math.inf),
+        MetricFacts("explained_variance", low=-math.inf),
+        MetricFacts("cohen_kappa", low=-1.0),
+        MetricFacts("matthews_corrcoef", low=-1.0),
+        MetricFacts("expected_calibration_error", higher_is_better=False),
     )
 }
 
 
-def metric_facts(name: str) -> MetricFacts:
-    """The facts of a metric of this library."""
-    return KNOWN.get(name, MetricFacts(name))
+def metric_facts(name: str, stored: Mapping[str, Mapping[str, Any]] | None = None) -> MetricFacts:
+    """The facts of a metric: as a run folder has `stored` them, as an experiment declared them, or as known."""
+    if stored and name in stored:
+        return MetricFacts.from_json(name, stored[name])
+    return _declared.get(name) or KNOWN.get(name, MetricFacts(name))
+
+
+_declared: dict[str, MetricFacts] = {}
+
+
+def declare(facts: MetricFacts) -> None:
+    """Let `metric_facts` know a metric that an experiment brings; of two with one name the later counts."""
+    _declared[facts.name] = facts
+
+
+def common_facts(each: Sequence[MetricFacts]) -> MetricFacts:
+    """The facts of a mean over clients: those of their metric, or of a score where they have several.
+
+    A mean over metrics of which some are better low says nothing; it is taken as it is.
+    """
+    several = list(dict.fromkeys(each))
+    if len(several) == 1:
+        return several[0]
+    shares = all(facts.is_share for facts in several)
+    lower = bool(several) and not any(facts.higher_is_better for facts in several)
+    return MetricFacts("score", not lower, *((0.0, 1.0) if shares else (-math.inf, math.inf)))
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What the decorator `metric` says of a function."""
+
+    higher_is_better: bool
+    low: float
+    high: float
+    takes: Takes
+
+
+def metric(
+    *, higher_is_better: bool = True, low: float = 0.0, high: float = 1.0, takes: Takes = "scores"
+) -> Callable[[F], F]:
+    """Declare the direction and the range of a metric of one's own: a function of scores and labels.
+
+    `takes` says what the function wants in place of the model's scores: `probabilities`, or `answers` (the class
+    with the highest score). A function without this decorator is a metric from 0 to 1 where higher is better.
+
+    >>> @metric(higher_is_better=False)
+    ... def error(scores, labels):
+    ...     return float((scores.argmax(1) != labels).mean())
+    """
+
+    def decorate(function: F) -> F:
+        setattr(function, DECLARED, Declared(higher_is_better, low, high, takes))
+        return function
+
+    return decorate

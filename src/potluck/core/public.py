@@ -21,7 +21,7 @@ from potluck.core.rng import Rng
 from potluck.core.streams import Source, Stream, shuffled_batches
 from potluck.errors import ConfigError
 
-MODALITIES = ("images", "texts", "vectors")
+MODALITIES = ("images", "texts", "vectors", "windows")
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,10 @@ def fingerprint_of(data: Dataset, ids: np.ndarray, lacking: str = "") -> dict[st
     stored = data.x if data.images is None else data.images
     if stored.ndim == 4:
         found["images"] = _hash(_grey_levels(stored[piece]) for piece in torch.split(rows, 256))
-    elif stored.ndim == 2 and stored.is_floating_point():
-        found["vectors"] = _hash([stored[rows].cpu().numpy().astype("<f4").tobytes()])
+    elif stored.ndim in (2, 3) and stored.is_floating_point():
+        found["vectors" if stored.ndim == 2 else "windows"] = _hash(
+            [stored[rows].cpu().numpy().astype("<f4").tobytes()]
+        )
     if data.texts is not None:
         left_out = set(lacking.split())
         texts = {id_: data.texts[id_] for id_ in ids.tolist() if str(id_) not in left_out}

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from potluck.core.task_kinds import TaskKind, task_kind
 
-KindName = Literal["classification", "text-classification", "multi-label", "segmentation", "retrieval"]
+KindName = Literal[
+    "classification", "text-classification", "multi-label", "segmentation", "retrieval", "regression"
+]
 
 
 @dataclass(frozen=True)
@@ -19,9 +21,9 @@ class Task:
     """One client's task. Two clients of one federation may have different ones.
 
     `input` is the shape of one prepared sample: (channels, height, width) for images, (features,) for
-    vectors, (tokens,) for text, where `vocabulary` is the number of token ids. A retrieval sample is a pair in one
-    row: the pixels of an image of shape `image`, then the token ids of its caption. There `classes` is the width of
-    both embeddings together.
+    vectors, (channels, time) for windows of sensors, (tokens,) for text, where `vocabulary` is the number of token
+    ids. A retrieval sample is a pair in one row: the pixels of an image of shape `image`, then the token ids of its
+    caption. There `classes` is the width of both embeddings together; in regression it is the number of outputs.
     """
 
     kind: KindName
@@ -45,6 +47,18 @@ class Task:
         """Whether every sample has exactly one class."""
         return self.kind in ("classification", "text-classification")
 
+    @property
+    def from_features(self) -> bool:
+        """Whether a sample's scores follow from its representation alone, as a head computes them."""
+        return self.kind not in ("segmentation", "retrieval")
+
+    @property
+    def counted(self) -> str:
+        """What `classes` counts, in words: `3 classes`, `1 output`."""
+        what = "class" if self.kind not in ("retrieval", "regression") else "output"
+        plural = "es" if what == "class" else "s"
+        return f"{self.classes} {what}{plural if self.classes != 1 else ''}"
+
     def loss(self, scores: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """The mean loss of a batch; `weight` is one number per sample, 0 leaves the sample out."""
         return self.rules.loss(scores, y) if weight is None else self.rules.weighted(scores, y, weight)
@@ -54,8 +68,7 @@ class Task:
         return self.rules.gather(scores, y)
 
     def __str__(self) -> str:
-        shape, what = "×".join(map(str, self.input)), "classes" if self.kind != "retrieval" else "outputs"
-        return f"{self.kind} with {self.classes} {what} of samples {shape}"
+        return f"{self.kind} with {self.counted} of samples {'×'.join(map(str, self.input))}"
 
     def to_json(self) -> dict[str, Any]:
         """The task as plain values, for a client's card."""

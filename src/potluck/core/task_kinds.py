@@ -187,6 +187,46 @@ class Retrieval(TaskKind):
         return ()
 
 
+class Regression(TaskKind):
+    """Numbers: scores are (batch, outputs), y (batch, outputs), or (batch,) where there is one output."""
+
+    whole = ("scores", "labels")
+    told = ("r2", "mse", "mae", "loss")
+
+    def per_sample(self, scores: Tensor, y: Tensor) -> Tensor:
+        """The squared error, the mean over outputs."""
+        return (scores - y.to(scores.dtype).view_as(scores)).square().mean(1)
+
+    def gather(self, scores: Tensor, y: Tensor) -> Numbers:
+        """The predictions and labels themselves: the variance of y from sums of squares would cancel."""
+        labels = y.to(scores.dtype).view_as(scores)
+        return {"scores": scores, "labels": labels, "loss": self.loss(scores, y, "sum")}
+
+    def conclude(self, found: Numbers) -> Numbers:
+        """R², the mean squared and the mean absolute error, all means over outputs."""
+        scores, labels = found["scores"].double(), found["labels"].double()
+        errors = scores - labels
+        return {
+            "r2": r_squared(errors, labels),
+            "mse": errors.square().mean(),
+            "mae": errors.abs().mean(),
+            "loss": found["loss"],
+        }
+
+    def held(self, y: np.ndarray) -> tuple[int, ...]:
+        """None: numbers have no classes."""
+        return ()
+
+
+def r_squared(errors: Tensor, labels: Tensor) -> Tensor:
+    """The mean over outputs of 1 − Σ error² / Σ (y − ȳ)², from rows of float64.
+
+    Outputs whose y is everywhere the same are left out; NaN where no output is left, as for a single sample.
+    """
+    spread = (labels - labels.mean(0)).square().sum(0)
+    return torch.where(spread > 0, 1 - errors.square().sum(0) / spread, torch.nan).nanmean()
+
+
 def embeddings(scores: Tensor) -> tuple[Tensor, Tensor]:
     """The embeddings of images and captions in retrieval scores, normalised to length 1."""
     images, texts = scores.float().chunk(2, 1)
@@ -243,6 +283,7 @@ TASK_KINDS: dict[str, TaskKind] = {
     "multi-label": MultiLabel(),
     "segmentation": Segmentation(),
     "retrieval": Retrieval(),
+    "regression": Regression(),
 }
 
 

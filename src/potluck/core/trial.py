@@ -70,7 +70,10 @@ def attempt(module: nn.Module, function: Callable[[Tensor], Any], x: Tensor) -> 
             message = f"{layer} failed on a batch of shape {tuple(x.shape)}: {first_line(error)}"
             raise ModelError(message) from error
     if not isinstance(result, Tensor):
-        raise ModelError(f"{kind(module)} gave a {kind(result)}, expected one tensor (batch, classes)")
+        raise ModelError(
+            f"{kind(module)} gave a {kind(result)}, expected one tensor (batch, classes), or an object that has it "
+            "as .logits"
+        )
     return result
 
 

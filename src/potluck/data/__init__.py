@@ -3,7 +3,10 @@
 from potluck.core.dataset import Data, Dataset
 from potluck.data import derived, images, texts  # noqa: F401  importing them registers their data sets
 from potluck.data.config import DataConfig, Normalisation
-from potluck.data.from_user import from_arrays, from_datasets
+from potluck.data.files import from_files
+from potluck.data.frames import from_frame
+from potluck.data.from_user import from_arrays
+from potluck.data.natural import NaturalConfig
 from potluck.data.partition import PartitionConfig
 from potluck.data.prepare import (
     AugmentConfig,
@@ -14,21 +17,29 @@ from potluck.data.prepare import (
     random_erasing,
 )
 from potluck.data.registry import load, names, register
-from potluck.data.split import ClientSplit, Split, from_index_file, join_splits, make_split
+from potluck.data.shift import FeatureShiftConfig, Shift
+from potluck.data.split import AnyConfig, ClientSplit, Split, from_index_file, join_splits, make_split
+from potluck.data.user_datasets import from_datasets
 
 __all__ = [
+    "AnyConfig",
     "AugmentConfig",
     "ClientSplit",
     "Data",
     "DataConfig",
     "Dataset",
+    "FeatureShiftConfig",
+    "NaturalConfig",
     "Normalisation",
     "PartitionConfig",
     "Preparation",
+    "Shift",
     "Split",
     "cutout",
     "from_arrays",
     "from_datasets",
+    "from_files",
+    "from_frame",
     "from_index_file",
     "horizontal_flip",
     "join_splits",

@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from potluck.core.dataset import Dataset
 from potluck.data import registry
+from potluck.data.frames import Missing, Standardize
+from potluck.data.from_user import TaskName
 from potluck.data.prepare import PRESETS, AugmentConfig, Preparation
 from potluck.errors import DataError
 
@@ -23,10 +25,24 @@ class Normalisation(BaseModel):
     std: float | tuple[float, ...]
 
 
-class DataConfig(BaseModel):
-    """A data set by name, and its preparation."""
+class FileOptions(BaseModel):
+    """The keys of `data: {name: files, …}`; see `from_files`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: str | list[str] | dict[str, Any] | None = None  # a pattern, a list, or files by client
+    target: str | list[str] | None = None  # the column to predict, or several
+    task: TaskName | None = None  # none: from the target
+    features: list[str] | None = None  # columns to learn from; none: all others
+    categorical: str | list[str] | dict[str, list[Any]] | None = None  # none: all texts
+    by: str | None = None  # the column that names the client
+    missing: Missing | None = None  # none: refuse
+    standardize: Standardize | None = None  # none: client
+    class_names: list[str] | None = None  # in the order of their numbers; none: sorted
+
+
+class DataConfig(FileOptions):
+    """A data set by name, and its preparation."""
 
     name: str = "digits"
     dir: Path | None = None  # relative to the experiment file; none: POTLUCK_DATA, else the hub
@@ -42,19 +58,30 @@ class DataConfig(BaseModel):
     tokenizer: str | None = None  # text: a folder (from the experiment file), or hub repository; none: words
     options: dict[str, Any] = {}  # further options of a registered data set
 
-    def load(self, base_dir: Path | str | None = None, *, labels_only: bool = False) -> Dataset:
+    def load(
+        self, base_dir: Path | str | None = None, *, labels_only: bool = False, by: str | None = None
+    ) -> Dataset:
         """The data set, with the mean and std to use; `dir` is relative to `base_dir`."""
         folder = self.dir.expanduser() if self.dir is not None else None
-        if folder is not None and base_dir is not None:
-            folder = Path(base_dir) / folder
-        named = {key: getattr(self, key) for key in ("labels", "vocabulary", "length", "strip_headers")}
+        if base_dir is not None and (folder is not None or self.path is not None):
+            folder = Path(base_dir) / (folder or "")
+        named = {key: getattr(self, key) for key in (*_TEXT_KEYS, *FileOptions.model_fields)}
+        named["by"] = self.by or (by if self.path is not None else None)
         named["tokenizer"] = self.tokenizer_from(base_dir)
         options = {key: value for key, value in named.items() if value is not None} | self.options
+        for key in ("path", "target") if self.name == "files" else ():
+            if key not in options:
+                raise DataError(f"data: the files need the key {key!r}")
         dataset = registry.load(self.name, folder, labels_only=labels_only, **options)
         if self.samples is not None:
             dataset = registry.fewer(dataset, self.samples)
         mean, std = self._normalisation(dataset)
         return replace(dataset, mean=mean, std=std)
+
+    @property
+    def by_client(self) -> bool:
+        """Whether the data come client by client and need no partition."""
+        return self.name == "files"
 
     def tokenizer_from(self, base_dir: Path | str | None) -> str | None:
         """The tokenizer's folder relative to `base_dir` if it exists, else the name as given."""
@@ -94,9 +121,12 @@ class DataConfig(BaseModel):
         return mean, std
 
 
+_TEXT_KEYS = ("labels", "vocabulary", "length", "strip_headers")
+
+
 def _channels(dataset: Dataset, values: float | tuple[float, ...]) -> tuple[float, ...]:
-    if len(dataset.task.input) != 3:
-        raise DataError(f"data set {dataset.name!r} has no image channels to normalise: leave out normalize")
+    if len(dataset.task.input) not in (2, 3):
+        raise DataError(f"data set {dataset.name!r} has no channels to normalise: leave out normalize")
     channels = dataset.task.input[0]
     values = values if isinstance(values, tuple) else (values,)
     if len(values) == 1:

@@ -1,228 +1,372 @@
-"""A user's own data: from arrays or Hugging Face data sets."""
+"""A user's own arrays as a data set."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from potluck.core.dataset import Dataset, Encoder
-from potluck.core.task import Task
-from potluck.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, TEST_SPLITS, TEXT_COLUMNS
-from potluck.data.texts import text_dataset
-from potluck.errors import DataError
+from potluck.core.task import KindName, Task
+from potluck.data.pieces import Array, Piece, in_order, owners_of, rows_of
+from potluck.errors import DataError, nearest
 
-Array = np.ndarray | Tensor | Sequence[Any]
+TaskName = Literal["classification", "multi-label", "segmentation", "regression"]
+Modality = Literal["image", "window", "vector"]
+Part = tuple[Array, Array] | tuple[Array, Array, Array]  # x and y, and perhaps the client of every row
+FIFTHS = 5  # the ranges of a regression's target, by which label splits deal and pictures count
 
 
 def from_arrays(
     x: Array,
     y: Array,
     *,
-    test: tuple[Array, Array] | None = None,
+    task: TaskName | None = None,
+    test: Part | None = None,
+    validation: Part | None = None,
+    clients: Array | None = None,
     classes: int | None = None,
     class_names: Sequence[str] | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    normalize: bool = False,
+    strata: Array | None = None,
     vocabulary: int | Encoder | None = None,
+    modality: Modality | None = None,
     name: str = "arrays",
 ) -> Dataset:
     """A data set from arrays or tensors.
 
-    Images are (N, channels, height, width), uint8 from 0 to 255 or unscaled floats; vectors are (N, features).
-    With `vocabulary`, `x` holds token ids (N, length): `vocabulary` is their number or the tokenizer they come
-    from, with which clients can also read public texts. `test` is an official test part.
+    Images are (N, channels, height, width), uint8 from 0 to 255 or unscaled floats; windows of a sensor are (N,
+    channels, time); vectors are (N, features). With `vocabulary`, `x` holds token ids (N, length): `vocabulary` is
+    their number or the tokenizer they come from, with which clients can also read public texts.
+
+    `y` depends on `task`: one class per sample (the default; texts are numbered in sorted order), (N, labels) of 0
+    and 1 for multi-label, (N, height, width) for segmentation, (N,) or (N, outputs) numbers for regression.
+
+    `test` and `validation` are official parts. `clients` names the client of every row, for `partition: {kind:
+    natural}`; the other parts are then (x, y, clients). `mean` and `std` are per channel; `normalize` computes them
+    from the training part. `strata` is a class per row, by which splits deal rows whose `y` is no class.
     """
-    encoder = vocabulary if isinstance(vocabulary, Encoder) else None
-    vocabulary = vocabulary.vocabulary if isinstance(vocabulary, Encoder) else vocabulary
-    parts = [_part(name, x, y, vocabulary)]
-    if test is not None:
-        parts.append(_part(f"{name}, test part", *test, vocabulary))
-        if parts[0][0].shape[1:] != parts[1][0].shape[1:] or parts[0][0].dtype != parts[1][0].dtype:
-            raise DataError(f"{name}: the samples of the test part differ in shape or type from the others")
-    labels = torch.cat([part[1] for part in parts])
-    classes = _count_classes(name, labels, classes, class_names)
-    mean, std = tuple(mean or ()), tuple(std or ())
-    samples = torch.cat([part[0] for part in parts]) if test is not None else parts[0][0]
-    _check_normalisation(name, samples, mean, std)
-    kind: Literal["classification", "text-classification"]
-    kind = "classification" if vocabulary is None else "text-classification"
-    return Dataset(
-        name=name,
-        task=Task(kind, classes, tuple(samples.shape[1:]), vocabulary),
-        x=samples,
-        y=labels,
-        train_rows=len(parts[0][1]),
-        class_names=tuple(class_names or map(str, range(classes))),
-        mean=mean,
-        std=std,
-        encoder=encoder,
+    pieces = [Piece(name, x, y, "train", clients=clients)]
+    for part, given in (("validation", validation), ("test", test)):
+        if given is not None:
+            pieces.append(_official(name, part, given))
+    settings = Settings(
+        task, classes, class_names, mean, std, normalize, vocabulary=vocabulary, modality=modality, name=name
+    )
+    return from_pieces(pieces, settings, by=None, strata=strata)
+
+
+def _official(name: str, part: str, given: Any) -> Piece:
+    if not isinstance(given, tuple | list) or len(given) not in (2, 3):
+        raise DataError(f"{name}: give {part} as (x, y), or as (x, y, clients)")
+    return Piece(
+        f"{name}, {part} part", given[0], given[1], part, clients=given[2] if len(given) == 3 else None
     )
 
 
-def _part(name: str, x: Array, y: Array, vocabulary: int | None) -> tuple[Tensor, Tensor]:
-    samples, labels = _tensor(name, x), _tensor(name, y)
-    if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise DataError(f"{name}: y must be one integer class per sample, not {_describe(labels)}")
-    if samples.ndim < 2 or len(samples) != len(labels) or not len(labels):
+@dataclass(frozen=True)
+class Settings:
+    """What is said about a data set beside its rows; see `from_arrays`."""
+
+    task: TaskName | None = None
+    classes: int | None = None
+    class_names: Sequence[str] | None = None
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+    normalize: bool = False
+    vocabulary: int | Encoder | None = None
+    modality: Modality | None = None
+    name: str = "arrays"
+
+    def __post_init__(self) -> None:
+        if self.task is not None and self.task not in get_args(TaskName):
+            hint = nearest(str(self.task), get_args(TaskName))
+            raise DataError(f"{self.name}: there is no task {self.task!r}; {hint}")
+        if self.vocabulary is not None and self.task not in (None, "classification"):
+            raise DataError(f"{self.name}: texts can be classified, but {self.task} is asked for")
+
+    @property
+    def tokens(self) -> int | None:
+        """How many token ids there are."""
+        return self.vocabulary.vocabulary if isinstance(self.vocabulary, Encoder) else self.vocabulary
+
+
+def from_pieces(
+    pieces: Sequence[Piece], about: Settings, by: str | None = None, strata: Array | None = None
+) -> Dataset:
+    """A data set from the rows of all parts and clients."""
+    pieces = in_order(pieces)
+    kind: TaskName = about.task or "classification"
+    samples = _joined([(piece.where, _samples(piece, about)) for piece in pieces], "samples")
+    names, numbered = about.class_names, [(piece.where, piece.y) for piece in pieces]
+    if kind == "classification":
+        names, numbered = numbered_texts(numbered, names)
+    labels = _joined([(where, _READ[kind](where, y, about)) for where, y in numbered], "labels")
+    for piece, count in zip(pieces, (len(y) for _, y in numbered), strict=True):
+        _check_count(piece, count)
+    outputs = _outputs(about, kind, labels, samples, names)
+    mean, std = _normalisation(about, samples[: rows_of(pieces, "train")])
+    known = _strata(about.name, kind, labels, strata)
+    return Dataset(
+        name=about.name,
+        task=Task(_kind_name(kind, about), outputs, tuple(samples.shape[1:]), about.tokens),
+        x=samples,
+        y=labels,
+        train_rows=rows_of(pieces, "train"),
+        class_names=tuple(names or (() if kind == "regression" else map(str, range(outputs)))),
+        mean=mean,
+        std=std,
+        encoder=about.vocabulary if isinstance(about.vocabulary, Encoder) else None,
+        validation_rows=rows_of(pieces, "validation"),
+        owners=owners_of(pieces, by),
+        strata=known[0],
+        strata_names=known[1],
+    )
+
+
+def _kind_name(kind: TaskName, about: Settings) -> KindName:
+    return kind if about.vocabulary is None else "text-classification"
+
+
+def _check_count(piece: Piece, labels: int) -> None:
+    if len(piece.x) != labels or not labels:
         raise DataError(
-            f"{name}: x is {_describe(samples)}, which does not give one sample per label ({len(labels)})"
+            f"{piece.where}: x is {describe(to_tensor(piece.where, piece.x))}, which does not give one sample per "
+            f"label ({labels})"
         )
-    samples = _tokens(name, samples, vocabulary) if vocabulary is not None else _features(name, samples)
-    return samples, labels.long()
 
 
-def _tensor(name: str, values: Array) -> Tensor:
+def _joined(parts: Sequence[tuple[str, Tensor]], what: str) -> Tensor:
+    """All rows together; the parts must be of one shape and type."""
+    first = parts[0][1]
+    for where, part in parts[1:]:
+        if part.shape[1:] != first.shape[1:] or part.dtype != first.dtype:
+            raise DataError(
+                f"{where}: the {what} differ in shape or type from the others: they are {describe(part)}, those of "
+                f"{parts[0][0]} {describe(first)}"
+            )
+    return torch.cat([part for _, part in parts]) if len(parts) > 1 else first
+
+
+def to_tensor(where: str, values: Array) -> Tensor:
+    """A tensor on the host."""
     try:
         array = values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"{name}: cannot make a tensor of the values ({error}): give numbers of one shape"
+            f"{where}: cannot make a tensor of the values ({error}): give numbers of one shape"
         ) from error
     return array.detach().cpu().contiguous()
 
 
-def _describe(tensor: Tensor) -> str:
+def describe(tensor: Tensor) -> str:
+    """Type and shape, for an error."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
-def _tokens(name: str, x: Tensor, vocabulary: int) -> Tensor:
+# --- samples --------------------------------------------------------------------------------------------
+
+
+def _samples(piece: Piece, about: Settings) -> Tensor:
+    samples = to_tensor(piece.where, piece.x)
+    if samples.ndim < 2:
+        raise DataError(f"{piece.where}: x is {describe(samples)}, which does not give one sample per label")
+    if about.tokens is not None:
+        return _tokens(piece.where, samples, about.tokens)
+    return _features(piece.where, samples, about.modality)
+
+
+def _tokens(where: str, x: Tensor, vocabulary: int) -> Tensor:
     if x.ndim != 2 or x.is_floating_point():
-        raise DataError(f"{name}: token ids must be integers (samples, length), not {_describe(x)}")
+        raise DataError(f"{where}: token ids must be integers (samples, length), not {describe(x)}")
     if int(x.min()) < 0 or int(x.max()) >= vocabulary:
         raise DataError(
-            f"{name}: token ids reach from {int(x.min())} to {int(x.max())}, outside 0 to {vocabulary - 1}"
+            f"{where}: token ids reach from {int(x.min())} to {int(x.max())}, outside 0 to {vocabulary - 1}"
         )
     return x.long()
 
 
-def _features(name: str, x: Tensor) -> Tensor:
-    if x.ndim not in (2, 4):
-        raise DataError(
-            f"{name}: x is {_describe(x)}; give (samples, features) or (samples, channels, height, width), "
-            f"x[:, None] for images without a channel axis"
-        )
-    # Refuse only the clear case: the last axis can only be colour, and the first two cannot.
-    if x.ndim == 4 and x.shape[-1] in (1, 3, 4) and min(x.shape[1:3]) > 4:
-        raise DataError(
-            f"{name}: x is {_describe(x)}, channels last; give channels first: x.transpose(0, 3, 1, 2)"
-        )
+def _features(where: str, x: Tensor, modality: Modality | None) -> Tensor:
+    _check_shape(where, x, modality)
     if x.is_floating_point():
         if not bool(torch.isfinite(x).all()):
-            raise DataError(f"{name}: x holds NaN or infinite values: clean them first")
+            raise DataError(f"{where}: x holds NaN or infinite values: clean them first")
         return x.float()
     if x.dtype != torch.uint8:
         raise DataError(
-            f"{name}: x is {_describe(x)}; give uint8 or float values, or `vocabulary` for token ids"
+            f"{where}: x is {describe(x)}; give uint8 or float values, or `vocabulary` for token ids"
         )
     return x if x.ndim == 4 else x.float()
 
 
-def _count_classes(name: str, y: Tensor, classes: int | None, class_names: Sequence[str] | None) -> int:
+def _check_shape(where: str, x: Tensor, modality: Modality | None) -> None:
+    axes = {"vector": 2, "window": 3, "image": 4}
+    # A square (N, 28, 28) is more often an image without its channel axis than a window.
+    unclear = x.ndim == 3 and modality is None and (x.shape[1] == x.shape[2] or x.dtype == torch.uint8)
+    if x.ndim not in axes.values() or unclear or axes.get(modality or "", x.ndim) != x.ndim:
+        raise DataError(
+            f"{where}: x is {describe(x)}; give (samples, features), (samples, channels, height, width), "
+            "x[:, None] for images without a channel axis, or (samples, channels, time) with modality='window'"
+        )
+    # Refuse only the clear case: the last axis can only be colour, and the first two cannot.
+    if x.ndim == 4 and x.shape[-1] in (1, 3, 4) and min(x.shape[1:3]) > 4:
+        raise DataError(
+            f"{where}: x is {describe(x)}, channels last; give channels first: x.transpose(0, 3, 1, 2)"
+        )
+
+
+def _normalisation(about: Settings, x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation per channel: those given, or those of the training part."""
+    mean, std = tuple(about.mean or ()), tuple(about.std or ())
+    if not mean and not std and not about.normalize:
+        return (), ()
+    if x.ndim not in (3, 4) or about.vocabulary is not None:
+        raise DataError(
+            f"{about.name}: mean, std and normalize belong to the channels of images and windows: normalise other "
+            "samples beforehand"
+        )
+    if about.normalize and not mean:
+        values = x.float().transpose(0, 1).flatten(1) / (255 if x.dtype == torch.uint8 else 1)
+        return tuple(values.mean(1).tolist()), tuple(values.std(1).clamp_min(1e-6).tolist())
+    if not len(mean) == len(std) == x.shape[1] or min(std) <= 0:
+        raise DataError(
+            f"{about.name}: give one mean and one positive std for each of the {x.shape[1]} channels"
+        )
+    return mean, std
+
+
+# --- labels ---------------------------------------------------------------------------------------------
+
+
+def numbered_texts(
+    parts: Sequence[tuple[str, Any]], class_names: Sequence[str] | None
+) -> tuple[Sequence[str] | None, list[tuple[str, Any]]]:
+    """Labels that are texts as class numbers, in the order of `class_names` or sorted; others as they are."""
+    arrays = [(where, y if isinstance(y, Tensor) else np.array(y)) for where, y in parts]
+    texts = [not isinstance(y, Tensor) and y.ndim == 1 and y.dtype.kind in "UO" for _, y in arrays]
+    if not all(texts) or not all(isinstance(one, str) for _, y in arrays for one in y.tolist()):
+        return class_names, list(parts)
+    names = class_names or sorted({one for _, y in arrays for one in y.tolist()})
+    place = {str(name): number for number, name in enumerate(names)}
+    stray = next(((where, one) for where, y in arrays for one in y.tolist() if one not in place), None)
+    if stray is not None:
+        raise DataError(f"{stray[0]}: the label {stray[1]!r} is none of the class names {', '.join(place)}")
+    return names, [
+        (where, np.array([place[one] for one in y.tolist()], dtype=np.int64)) for where, y in arrays
+    ]
+
+
+def _classes(where: str, y: Any, about: Settings) -> Tensor:
+    labels = to_tensor(where, y)
+    if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
+        other = {1: "regression", 2: "multi-label", 3: "segmentation"}.get(labels.ndim)
+        hint = f"; for another task say task={other!r}" if other and about.task is None else ""
+        raise DataError(f"{where}: y must be one integer class per sample, not {describe(labels)}{hint}")
+    return labels.long()
+
+
+def _label_table(where: str, y: Any, about: Settings) -> Tensor:
+    labels = to_tensor(where, y)
+    if labels.ndim != 2 or not bool(((labels == 0) | (labels == 1)).all()):
+        raise DataError(
+            f"{where}: multi-label y must be (samples, labels) of 0 and 1, not {describe(labels)}"
+        )
+    return labels.to(torch.uint8)
+
+
+def _masks(where: str, y: Any, about: Settings) -> Tensor:
+    labels = to_tensor(where, y)
+    if labels.ndim != 3 or labels.is_floating_point():
+        raise DataError(
+            f"{where}: segmentation y must be a whole number per pixel, (samples, height, width), not "
+            f"{describe(labels)}"
+        )
+    return labels.long()
+
+
+def _targets(where: str, y: Any, about: Settings) -> Tensor:
+    targets = to_tensor(where, y)
+    if targets.ndim not in (1, 2) or targets.dtype == torch.bool or targets.is_complex():
+        raise DataError(
+            f"{where}: regression y must be numbers (samples,) or (samples, outputs), not {describe(targets)}"
+        )
+    if not bool(torch.isfinite(targets.double()).all()):
+        raise DataError(f"{where}: y holds NaN or infinite values: clean them first")
+    return targets.float()
+
+
+_READ: dict[str, Callable[[str, Any, Settings], Tensor]] = {
+    "classification": _classes,
+    "multi-label": _label_table,
+    "segmentation": _masks,
+    "regression": _targets,
+}
+
+
+def _outputs(about: Settings, kind: TaskName, y: Tensor, x: Tensor, names: Sequence[str] | None) -> int:
+    """The number of classes, labels or outputs."""
+    if kind == "segmentation" and (x.ndim != 4 or y.shape[1:] != x.shape[2:]):
+        raise DataError(
+            f"{about.name}: segmentation needs images and a label per pixel, not x {describe(x)} and y "
+            f"{describe(y)}"
+        )
+    if kind in ("classification", "segmentation"):
+        return count_classes(about.name, y, about.classes, names)
+    outputs = 1 if y.ndim == 1 else int(y.shape[1])
+    for given in (about.classes, len(names) if names else None):
+        if given not in (None, outputs):
+            raise DataError(
+                f"{about.name}: y has {outputs} columns, but {given} are named: give one for each"
+            )
+    return outputs
+
+
+def count_classes(name: str, y: Tensor, classes: int | None, class_names: Sequence[str] | None) -> int:
+    """The number of classes; a class without a sample must be asked for."""
     low, high = int(y.min()), int(y.max())
     count = classes or (len(class_names) if class_names else high + 1)
     if low < 0 or high >= count:
         raise DataError(f"{name}: labels reach from {low} to {high}, outside 0 to {count - 1}")
     if class_names and len(class_names) != count:
         raise DataError(f"{name}: {len(class_names)} class names for {count} classes: give one for each")
+    if classes is None and not class_names:
+        _check_gaps(name, y, low, count)
     return count
 
 
-def _check_normalisation(name: str, x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-    if not mean and not std:
-        return
-    if x.ndim != 4:
-        raise DataError(f"{name}: mean and std belong to image channels: normalise other samples beforehand")
-    if not len(mean) == len(std) == x.shape[1] or min(std) <= 0:
-        raise DataError(f"{name}: give one mean and one positive std for each of the {x.shape[1]} channels")
-
-
-def from_datasets(
-    source: Any,
-    *,
-    image: str | None = None,
-    text: str | None = None,
-    label: str | None = None,
-    vocabulary: int | None = None,
-    length: int = 64,
-    tokenizer: str | None = None,
-    name: str = "datasets",
-) -> Dataset:
-    """A data set from a Hugging Face `datasets.Dataset`, or `DatasetDict` with `train` and perhaps `test`.
-
-    Any object works that has `column_names` and yields one mapping per row. `image` names a column of Pillow
-    images or channels-first arrays, `text` one of texts; by default the usual column names are tried.
-    `tokenizer` is a folder or hub repository; without it the `vocabulary` most frequent words are numbered.
-    """
-    train, test = _parts_of(source, name)
-    columns = list(train.column_names)
-    label = _choose(name, "label", label, LABEL_COLUMNS, columns)
-    class_names = _names_of(train, label)
-    if text is None and (image is not None or any(column in columns for column in IMAGE_COLUMNS)):
-        read = partial(_read_images, name, _choose(name, "image", image, IMAGE_COLUMNS, columns), label)
-        held_back = None if test is None else read(test)
-        return from_arrays(*read(train), test=held_back, class_names=class_names, name=name)
-    text = _choose(name, "text", text, TEXT_COLUMNS, columns)
-    rows = [row for part in (train, test) if part is not None for row in part]
-    y = torch.tensor([_class_of(name, label, row) for row in rows])
-    class_names = class_names or tuple(map(str, range(_count_classes(name, y, None, None))))
-    _count_classes(name, y, None, class_names)
-    texts = tuple(str(row[text]) for row in rows)
-    return text_dataset(name, texts, y, len(train), class_names, vocabulary, length, tokenizer)
-
-
-def _parts_of(source: Any, name: str) -> tuple[Any, Any | None]:
-    if not isinstance(source, Mapping):
-        return source, None
-    if "train" not in source:
+def _check_gaps(name: str, y: Tensor, low: int, count: int) -> None:
+    if low > 0:
+        raise DataError(f"{name}: labels start at {low}; subtract {low} or give classes={count}")
+    empty = torch.nonzero(torch.bincount(y.flatten(), minlength=count) == 0).flatten().tolist()
+    if empty:
         raise DataError(
-            f"{name}: there is no split 'train', only {', '.join(map(str, source))}: pass one split"
+            f"{name}: no sample has class {empty[0]} of {count}; number the classes without gaps or give "
+            f"classes={count}"
         )
-    return source["train"], next((source[split] for split in TEST_SPLITS if split in source), None)
 
 
-def _choose(name: str, what: str, given: str | None, usual: Sequence[str], columns: Sequence[str]) -> str:
-    for column in usual if given is None else (given,):
-        if column in columns:
-            return column
-    raise DataError(f"{name}: which column is the {what}? It has {', '.join(columns)}: pass {what}=")
+def _strata(
+    name: str, kind: TaskName, y: Tensor, given: Array | None
+) -> tuple[Tensor | None, tuple[str, ...]]:
+    """The class by which a split deals each row, and the names; of a regression, fifths of its first output."""
+    if given is not None:
+        strata = to_tensor(name, given)
+        if strata.shape != (len(y),) or strata.is_floating_point() or int(strata.min()) < 0:
+            raise DataError(f"{name}: strata must be one class number per row, not {describe(strata)}")
+        return strata.long(), ()
+    return fifths(y if y.ndim == 1 else y[:, 0]) if kind == "regression" else (None, ())
 
 
-def _names_of(part: Any, label: str) -> tuple[str, ...] | None:
-    feature = (getattr(part, "features", None) or {}).get(label)
-    stored = getattr(feature, "names", None)
-    return tuple(stored) if stored else None
-
-
-def _class_of(name: str, label: str, row: Mapping[str, Any]) -> int:
-    value = row[label]
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise DataError(
-            f"{name}: the label {value!r} in column {label!r} is not a class number: number the classes"
-        )
-    return int(value)
-
-
-def _read_images(
-    name: str, image: str, label: str, part: Iterable[Mapping[str, Any]]
-) -> tuple[np.ndarray, np.ndarray]:
-    values, labels = [], []
-    for row in part:
-        values.append(row[image])
-        labels.append(_class_of(name, label, row))
-    grey = all(getattr(value, "mode", None) in ("1", "L") for value in values)
-    pixels = [_pixels(value, grey) for value in values]
-    if len({array.shape for array in pixels}) != 1:
-        raise DataError(f"{name}: the images in {image!r} are not all of one size: resize them first")
-    return np.stack(pixels), np.array(labels)
-
-
-def _pixels(value: Any, grey: bool) -> np.ndarray:
-    if not hasattr(value, "convert"):
-        return np.asarray(value)
-    array = np.asarray(value.convert("L" if grey else "RGB"))
-    return array[None] if grey else array.transpose(2, 0, 1)
+def fifths(y: Tensor) -> tuple[Tensor, tuple[str, ...]]:
+    """Ranges with about equally many values, and their names; fewer where values repeat."""
+    inner = np.unique(np.quantile(y.double().numpy(), np.arange(1, FIFTHS) / FIFTHS))
+    inner = inner[inner > float(y.min())]
+    texts = [f"{edge:.3g}" for edge in inner]
+    names = [f"below {texts[0]}", *(f"from {text}" for text in texts)] if texts else ["all"]
+    return torch.from_numpy(np.searchsorted(inner, y.double().numpy(), side="right")), tuple(names)

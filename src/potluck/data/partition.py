@@ -34,6 +34,7 @@ _NEEDS = {
 _FEW = 10
 
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Rows = tuple[np.ndarray, np.ndarray, np.ndarray]  # of one client: for training, validation and test
 
 
 class PartitionConfig(BaseModel):
@@ -185,6 +186,19 @@ def match(labels: np.ndarray, counts: np.ndarray, generator: np.random.Generator
     start = generator.uniform(1e-6, 1 - 1e-6, size=len(sizes))
     bounds = np.minimum(np.floor(bounds + start), sizes).astype(np.int64)
     return deal(labels, np.diff(bounds, axis=0, prepend=0), generator)
+
+
+def cut_client(rows: np.ndarray, validation: float, test: float) -> Rows:
+    """Training, validation and test rows of one client; the test part is rounded up, as scikit-learn does.
+
+    A client that is too small keeps all its rows for training.
+    """
+    tested = int(np.ceil(len(rows) * test - 1e-9))
+    held = int(len(rows) * validation + 1e-9)
+    tested = tested if tested + held < len(rows) else 0
+    held = held if tested + held < len(rows) else 0
+    cut = np.split(rows, [tested, tested + held])
+    return np.sort(cut[2]), np.sort(cut[1]), np.sort(cut[0])
 
 
 def _cut(shares: np.ndarray, sizes: np.ndarray | int) -> np.ndarray:

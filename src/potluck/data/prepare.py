@@ -243,7 +243,7 @@ class Preparation:
     """Turns stored samples into a model's input.
 
     Images become float32, uint8 ones scaled to 0..1, normalised per channel and, when a generator is given,
-    augmented. Vectors and token ids are not changed.
+    augmented. Windows (channels, time) are normalised per channel. Vectors and token ids are not changed.
     """
 
     mean: tuple[float, ...] = ()
@@ -257,7 +257,7 @@ class Preparation:
     def prepare(self, raw: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """A prepared batch, augmented if a generator (on the batch's device) is given."""
         if raw.ndim != 4:
-            return raw
+            return self._normalise(raw) if raw.ndim == 3 else raw
         x = raw.float() / 255 if raw.dtype == torch.uint8 else raw.float()
         if generator is None:
             return self._normalise(x)
@@ -272,7 +272,8 @@ class Preparation:
         if not self.mean:
             return x
         if x.device not in self._constants:
-            mean, std = (torch.tensor(v, device=x.device).view(1, -1, 1, 1) for v in (self.mean, self.std))
+            shape = (1, -1) + (1,) * (x.ndim - 2)
+            mean, std = (torch.tensor(v, device=x.device).view(shape) for v in (self.mean, self.std))
             self._constants[x.device] = mean, std
         mean, std = self._constants[x.device]
         return (x - mean) / std

@@ -14,6 +14,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
@@ -46,6 +47,11 @@ def register(name: str) -> Callable[[LoaderType], LoaderType]:
 def names() -> tuple[str, ...]:
     """The names of all registered data sets."""
     return tuple(sorted(_LOADERS))
+
+
+def origin(name: str) -> str:
+    """The Python module that registered a data set."""
+    return str(_LOADERS[name].__module__) if name in _LOADERS else ""
 
 
 def load(name: str, dir: Path | str | None = None, *, labels_only: bool = False, **options: Any) -> Dataset:
@@ -124,21 +130,30 @@ def _in_words(kind: Any) -> str:
 
 
 def fewer(data: Dataset, samples: int) -> Dataset:
-    """A subset of `samples` training rows and at most as many test rows, the same for all seeds."""
+    """A subset of `samples` training rows and at most as many validation and test rows, the same for all seeds."""
     if samples > data.train_rows:
         raise DataError(f"data set {data.name!r} has {data.train_rows} training samples, not {samples}")
-    draw, tests = Rng(0).child("fewer", data.name).numpy(), len(data) - data.train_rows
-    chosen = [
-        np.sort(draw.choice(data.train_rows, samples, replace=False)),
-        data.train_rows + np.sort(draw.choice(tests, min(samples, tests), replace=False)),
-    ]
-    rows = torch.from_numpy(np.concatenate(chosen))
+    draw, starts = Rng(0).child("fewer", data.name).numpy(), (0, data.train_rows, data.test_start, len(data))
+    sizes = [min(samples, end - start) for start, end in pairwise(starts)]
+    chosen = [np.arange(0)] * 3
+    for part in (0, 2, 1):  # the validation part is drawn last, as most data sets have none
+        there = starts[part + 1] - starts[part]
+        chosen[part] = starts[part] + np.sort(draw.choice(there, sizes[part], replace=False))
+    return chosen_rows(data, np.concatenate(chosen), *sizes[:2])
+
+
+def chosen_rows(data: Dataset, chosen: np.ndarray, train_rows: int, validation_rows: int) -> Dataset:
+    """The data set with these rows alone, those for training first, then those for validation."""
+    rows = torch.from_numpy(chosen)
+    owners = data.owners
     return replace(
         data,
         x=data.x[rows],
         y=data.y[rows],
-        train_rows=samples,
+        train_rows=train_rows,
+        validation_rows=validation_rows,
         strata=None if data.strata is None else data.strata[rows],
         images=None if data.images is None else data.images[rows],
         texts=None if data.texts is None else tuple(data.texts[row] for row in rows.tolist()),
+        owners=None if owners is None else replace(owners, rows=owners.rows[rows]),
     )

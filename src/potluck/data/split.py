@@ -6,17 +6,30 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from torch import Tensor
 
 from potluck.core.dataset import Dataset
 from potluck.core.rng import Rng
-from potluck.data.partition import PartitionConfig, ShareTable, deal, match, partition, redraw
+from potluck.data.natural import NaturalConfig, natural_held_out, natural_rows
+from potluck.data.partition import (
+    PartitionConfig,
+    Rows,
+    ShareTable,
+    cut_client,
+    deal,
+    match,
+    partition,
+    redraw,
+)
+from potluck.data.scaling import Scaling
+from potluck.data.shift import FeatureShiftConfig, Shift, check_shift
 from potluck.errors import DataError
 
 PARTS: tuple[Literal["train"], Literal["validation"], Literal["test"]] = ("train", "validation", "test")
@@ -30,9 +43,17 @@ class ClientSplit:
     train: np.ndarray
     validation: np.ndarray
     test: np.ndarray
+    _: KW_ONLY
+    shift: Shift | None = None  # what its samples go through; none: they stay as they are
+    scaling: Scaling | None = None  # how it standardises them before that; follows from data and rows
+
+    def sees(self, x: Tensor) -> Tensor:
+        """Stored samples as this client sees them."""
+        x = x if self.scaling is None else self.scaling(x)
+        return x if self.shift is None else self.shift(x)
 
     @property
-    def parts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def parts(self) -> Rows:
         """Training, validation and test rows."""
         return self.train, self.validation, self.test
 
@@ -43,7 +64,7 @@ class Split:
 
     clients: tuple[ClientSplit, ...]
     held_out: tuple[str, ...]  # ids of clients that never train
-    hash: str  # sha256 over ids, rows and held-out ids, the same on every platform
+    hash: str  # sha256 over ids, rows, shifts and held-out ids, the same on every platform
 
     @classmethod
     def of(cls, clients: Iterable[ClientSplit], held_out: Iterable[str] = ()) -> Split:
@@ -139,22 +160,35 @@ def _hash(clients: Sequence[ClientSplit], held_out: Sequence[str]) -> str:
         digest.update(json.dumps([client.id, *(len(rows) for rows in client.parts)]).encode())
         for rows in client.parts:
             digest.update(rows.astype("<i8").tobytes())
+        if client.shift is not None:
+            digest.update(json.dumps(client.shift.to_json()).encode())
     digest.update(json.dumps(list(held_out)).encode())
     return digest.hexdigest()
 
 
 def _client_json(client: ClientSplit) -> dict[str, Any]:
-    return {"id": client.id} | {name: rows.tolist() for name, rows in zip(PARTS, client.parts, strict=True)}
+    rows = {name: rows.tolist() for name, rows in zip(PARTS, client.parts, strict=True)}
+    extras = {"shift": client.shift, "scaling": client.scaling}
+    return {"id": client.id} | rows | {key: value.to_json() for key, value in extras.items() if value}
 
 
-def make_split(dataset: Dataset, config: PartitionConfig, rng: Rng) -> Split:
+AnyConfig = PartitionConfig | FeatureShiftConfig | NaturalConfig
+
+
+def make_split(dataset: Dataset, config: AnyConfig, rng: Rng) -> Split:
     """Divide a data set among clients; the result depends only on labels, configuration and seed."""
+    if isinstance(config, NaturalConfig):
+        return _natural(dataset, config, rng)
+    if isinstance(config, FeatureShiftConfig):
+        whole, shifts = make_split(dataset, config.ordinary, rng), config.deal(dataset, rng.child("shift"))
+        clients = [replace(one, shift=shift) for one, shift in zip(whole.clients, shifts, strict=True)]
+        return Split.of(clients, whole.held_out)
     labels, classes = dataset.labels.numpy(), dataset.label_count
-    train_rows = _partitioned_rows(dataset, config)
+    official = _official_parts(dataset, config)
     if config.variant == "fedmrl":
-        parts = _by_share_table(labels, train_rows, classes, config, rng)
-    elif train_rows < len(labels):
-        parts = _separate(labels, train_rows, classes, config, rng)
+        parts = _by_share_table(labels, official, classes, config, rng)
+    elif official.train_rows < len(labels):
+        parts = _separate(labels, official, classes, config, rng)
     else:
         parts = _merged(labels, classes, config, rng)
     clients = [ClientSplit(str(client), *rows) for client, rows in enumerate(parts)]
@@ -162,42 +196,70 @@ def make_split(dataset: Dataset, config: PartitionConfig, rng: Rng) -> Split:
     return Split.of(clients, (str(client) for client in sorted(chosen.tolist())))
 
 
-Parts = list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+def _natural(dataset: Dataset, config: NaturalConfig, rng: Rng) -> Split:
+    parts = natural_rows(dataset, config, rng)
+    held_out = natural_held_out(config, parts, rng.child("held_out"))
+    return Split.of((ClientSplit(name, *rows) for name, rows in parts.items()), held_out)
 
 
-def _partitioned_rows(dataset: Dataset, config: PartitionConfig) -> int:
-    """The rows [0, n) that are partitioned; the official test rows follow unless they are merged in."""
-    has_test = dataset.train_rows < len(dataset)
-    if config.source == "separate" and not has_test:
+Parts = list[Rows]
+
+
+@dataclass(frozen=True)
+class _Official:
+    """The rows [0, train_rows) that are partitioned, and the official parts that follow them, unless merged in."""
+
+    train_rows: int
+    validation: np.ndarray
+    test: np.ndarray
+
+    def cut(self, rows: np.ndarray, config: PartitionConfig) -> Rows:
+        """Cut from a client's rows the parts that have no official rows."""
+        validation = 0.0 if len(self.validation) else config.validation
+        return cut_client(rows, validation, 0.0 if len(self.test) else config.test)
+
+
+def _official_parts(dataset: Dataset, config: PartitionConfig) -> _Official:
+    rows = np.arange(len(dataset))
+    if config.source == "separate" and dataset.test_start == len(dataset):
         raise DataError(f"data set {dataset.name!r} has no official test part: use source merged")
-    merged = config.source == "merged" or (config.source == "auto" and config.variant == "fedre")
-    return len(dataset) if merged or not has_test else dataset.train_rows
+    if config.source == "merged" or (config.source == "auto" and config.variant == "fedre"):
+        return _Official(len(rows), rows[:0], rows[:0])
+    start, end = dataset.train_rows, dataset.test_start
+    return _Official(start, rows[start:end], rows[end:])
 
 
 def _merged(labels: np.ndarray, classes: int, config: PartitionConfig, rng: Rng) -> Parts:
     owner = partition(labels, classes, config, rng.child("partition").numpy())
     rows = _rows_by_client(owner, config.clients, rng.child("parts").numpy())
-    return [_cut_client(mine, config.validation, config.test) for mine in rows]
+    return [cut_client(mine, config.validation, config.test) for mine in rows]
 
 
-def _separate(labels: np.ndarray, train_rows: int, classes: int, config: PartitionConfig, rng: Rng) -> Parts:
-    seen, unseen = labels[:train_rows], labels[train_rows:]
+def _separate(
+    labels: np.ndarray, official: _Official, classes: int, config: PartitionConfig, rng: Rng
+) -> Parts:
+    seen = labels[: official.train_rows]
     owner = partition(seen, classes, config, rng.child("partition").numpy())
     counts = _count(owner, seen, config.clients, classes)
-    test_owner = match(unseen, counts, rng.child("test").numpy())
-    test = _rows_by_client(test_owner, config.clients, rng.child("test", "order").numpy())
+
+    def dealt(name: str, rows: np.ndarray) -> list[np.ndarray]:
+        owner = match(labels[rows], counts, rng.child(name).numpy())
+        return [rows[mine] for mine in _rows_by_client(owner, config.clients)]
+
+    validation, test = dealt("validation", official.validation), dealt("test", official.test)
     rows = _rows_by_client(owner, config.clients, rng.child("parts").numpy())
-    parts = [_cut_client(mine, config.validation, 0.0) for mine in rows]
+    parts = [official.cut(mine, config) for mine in rows]
     return [
-        (train, held, np.sort(mine) + train_rows) for (train, held, _), mine in zip(parts, test, strict=True)
+        (own[0], held if len(official.validation) else own[1], tested if len(official.test) else own[2])
+        for own, held, tested in zip(parts, validation, test, strict=True)
     ]
 
 
 def _by_share_table(
-    labels: np.ndarray, train_rows: int, classes: int, config: PartitionConfig, rng: Rng
+    labels: np.ndarray, official: _Official, classes: int, config: PartitionConfig, rng: Rng
 ) -> Parts:
     """FedMRL's split: rows are cut into train, validation and test first; one table of shares divides each."""
-    pools = _pools(len(labels), train_rows, config, rng.child("parts").numpy())
+    pools = _pools(official, config, rng.child("parts").numpy())
     sizes = np.bincount(labels[pools[0]], minlength=classes)
     generator = rng.child("partition").numpy()
     tables: list[ShareTable] = []
@@ -216,14 +278,13 @@ def _by_share_table(
     return list(zip(*divided, strict=True))
 
 
-def _pools(
-    rows: int, train_rows: int, config: PartitionConfig, generator: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    order = generator.permutation(train_rows)
-    if train_rows < rows:
-        train, validation, _ = _cut_client(order, config.validation, 0.0)
-        return train, validation, np.arange(train_rows, rows)
-    return _cut_client(order, config.validation, config.test)
+def _pools(official: _Official, config: PartitionConfig, generator: np.random.Generator) -> Rows:
+    train, validation, test = official.cut(generator.permutation(official.train_rows), config)
+    return (
+        train,
+        official.validation if len(official.validation) else validation,
+        official.test if len(official.test) else test,
+    )
 
 
 def _rows_by_client(
@@ -234,21 +295,6 @@ def _rows_by_client(
     order = order[np.argsort(owner[order], kind="stable")]
     bounds = np.searchsorted(owner[order], np.arange(clients + 1))
     return [order[low:high] for low, high in pairwise(bounds)]
-
-
-def _cut_client(
-    rows: np.ndarray, validation: float, test: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Training, validation and test rows of one client; the test part is rounded up, as scikit-learn does.
-
-    A client that is too small keeps all its rows for training.
-    """
-    tested = int(np.ceil(len(rows) * test - 1e-9))
-    held = int(len(rows) * validation + 1e-9)
-    tested = tested if tested + held < len(rows) else 0
-    held = held if tested + held < len(rows) else 0
-    cut = np.split(rows, [tested, tested + held])
-    return np.sort(cut[2]), np.sort(cut[1]), np.sort(cut[0])
 
 
 def join_splits(splits: Sequence[Split], renumber: Sequence[bool]) -> Split:
@@ -276,7 +322,8 @@ def from_index_file(path: Path | str, dataset: Dataset) -> Split:
     """A user's own split, from JSON.
 
     Either {"clients": [{"id": "a", "train": [0, 1], "test": [2]}, …], "held_out": ["a"]}
-    or {"a": {"train": [0, 1], "test": [2]}, …}; `validation`, `test` and `held_out` may be left out.
+    or {"a": {"train": [0, 1], "test": [2]}, …}; `validation`, `test` and `held_out` may be left out, and
+    a client may have a `shift`, for example {"kind": "rotation", "value": 90}.
     Every row belongs to one part of one client at most.
     """
     path = Path(path)
@@ -289,6 +336,8 @@ def from_index_file(path: Path | str, dataset: Dataset) -> Split:
         raise DataError(f"{path} names no client: give at least one with training rows")
     for client in split.clients:
         _check_client(path, client, len(dataset), "hash" in content or client.id in split.held_out)
+        if client.shift is not None:
+            check_shift(dataset, client.shift.kind)
     _check_overlap(path, split)
     return split
 
@@ -323,13 +372,30 @@ def _check_overlap(path: Path, split: Split) -> None:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_no_key_twice)
     except OSError as error:
         raise DataError(
             f"the split {path} cannot be read ({error.strerror or error}): check the path"
         ) from error
+    except _TwiceError as error:
+        raise DataError(
+            f"the split {path} has the key {error.args[0]!r} twice in one object: give each client its own id"
+        ) from error
     except ValueError as error:
         raise DataError(f"the split {path} is not JSON ({error}): write it anew") from error
+
+
+class _TwiceError(ValueError):
+    """A key that stands twice in a JSON object; Python's reader would keep the last value without a word."""
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _TwiceError(key)
+        found[key] = value
+    return found
 
 
 def _from_json(content: Any, path: Path) -> Split:
@@ -354,12 +420,18 @@ def _named_entries(content: Mapping[str, Any]) -> list[Any]:
 
 
 def _client_from_json(entry: Mapping[str, Any], path: Path) -> ClientSplit:
-    unknown = set(entry) - {"id", "counts", *PARTS}
+    unknown = set(entry) - {"id", "counts", "shift", "scaling", *PARTS}
     if "id" not in entry or unknown:
         what = f"an unknown entry {sorted(unknown)[0]!r}" if unknown else "no id"
-        raise DataError(f"{path}: a client has {what}; the entries are id, train, validation, test")
+        raise DataError(f"{path}: a client has {what}; the entries are id, train, validation, test, shift")
     id = str(entry["id"])
-    return ClientSplit(id, *(_rows_from_json(entry.get(part, []), path, id, part) for part in PARTS))
+    rows = (_rows_from_json(entry.get(part, []), path, id, part) for part in PARTS)
+    try:
+        shift = Shift.from_json(entry["shift"]) if "shift" in entry else None
+        scaling = Scaling.from_json(entry["scaling"]) if "scaling" in entry else None
+    except ValueError as error:
+        raise DataError(f"{path}: client {id!r}: {error}") from error
+    return ClientSplit(id, *rows, shift=shift, scaling=scaling)
 
 
 def _rows_from_json(values: Any, path: Path, client: str, part: str) -> np.ndarray:

@@ -54,6 +54,7 @@ class Agreement(Settings):
     steps: dict[str, Crossing]
     card: tuple[str, ...] = ALWAYS_TOLD  # what the site tells about itself at enrolment
     bytes_per_round: int = Field(ge=0)  # at most, over all attempts at a round
+    metrics: tuple[str, ...] = ()  # what may be measured and told beside the metrics of its task
 
     @field_validator("options")
     @classmethod
@@ -65,7 +66,14 @@ class Agreement(Settings):
         return options
 
     @classmethod
-    def of(cls, method: Method, client: Client, sent: Sequence[Message] = (), attempts: int = 1) -> Self:
+    def of(
+        cls,
+        method: Method,
+        client: Client,
+        sent: Sequence[Message] = (),
+        attempts: int = 1,
+        metrics: Sequence[str] = (),
+    ) -> Self:
         """The agreement that allows exactly what this method, with its options, does with this client.
 
         `sent` are the messages of a rehearsed round, as a method may ask for a step more than once. The bytes of a
@@ -79,6 +87,7 @@ class Agreement(Settings):
             steps=steps,
             card=(*ALWAYS_TOLD, *method.told()),
             bytes_per_round=attempts * max(most, sum(message.nbytes for message in sent if message)),
+            metrics=tuple(metrics),
         )
 
     @classmethod
@@ -122,6 +131,7 @@ class Agreement(Settings):
         told = next((field for field in offer.card if field not in self.card), None)
         if told is not None:
             raise PinError(f"the card would tell {told!r}, this site agreed to: {', '.join(self.card)}")
+        self.let_measure(offer.metrics)
         for step, crossing in offer.steps.items():
             self._known([step])
             _compare(self.steps[step].down, crossing.down, f"step {step} would receive")
@@ -135,6 +145,13 @@ class Agreement(Settings):
         """Refuse a request for a step, or with a tensor, that was not agreed to."""
         self._known(steps)
         _compare(self.steps[steps[0]].down, specs_of(message), f"step {'+'.join(steps)} receives")
+
+    def let_measure(self, metrics: Sequence[str]) -> None:
+        """Refuse a metric that was not agreed to."""
+        unknown = next((name for name in metrics if name not in self.metrics), None)
+        if unknown is not None:
+            known = ", ".join(self.metrics) or "those of its task"
+            raise PinError(f"the metric {unknown!r} would be measured, this site agreed to: {known}")
 
     def let_out(self, steps: Sequence[str], round_: int, message: Message, spent: int = 0) -> int:
         """Refuse a reply beyond the agreement; else return the bytes that have left in this round so far.

@@ -154,7 +154,7 @@ class FlowerEngine(Engine):
             counts, task = self.enrolled[order.client].samples, self.enrolled[order.client].card.task
             splits = [split for split in ("validation", "test") if counts[split]]
             names = [f"{mode}/{split}" for mode in order.modes for split in splits]
-            wanted = {f"{name}/{what}" for name in names for what in task.rules.told}
+            wanted = {f"{name}/{what}" for name in names for what in (*task.rules.told, *order.metrics)}
             if set(reply.report.metrics) != wanted or reply.up:
                 return Failure(
                     order.client, f"client {order.client}: it did not answer with the metrics asked for"

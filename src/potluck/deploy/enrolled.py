@@ -10,7 +10,8 @@ import torch
 
 from potluck.core.card import ClientId
 from potluck.core.dataset import Dataset
-from potluck.core.method import Method
+from potluck.core.method import Method, check_tasks
+from potluck.core.own_metrics import own_metrics
 from potluck.core.population import ClientFacts
 from potluck.core.public import check_same_samples
 from potluck.core.task import Task
@@ -41,6 +42,7 @@ def enrolled_federation(experiment: Experiment, enrolments: Mapping[ClientId, En
     any_task = takes_any_task(type(method))
     if not any_task:
         _check_common_task(enrolled, sites.classes)
+    check_tasks(method, {client: enrolment.card.task for client, enrolment in enrolled.items()})
     groups = [GroupData(_no_samples(one.card.task), 1) for one in enrolled.values()]
     groups = groups if any_task else [replace(groups[0], clients=len(enrolled))]
     models = PrivateModels(pool, sites.sites, seeds, experiment.models.init == "per_client")
@@ -58,6 +60,11 @@ def enrolled_federation(experiment: Experiment, enrolments: Mapping[ClientId, En
         publics=public_views(experiment.public_samples(method), [*map(_readable, groups)], seeds),
         device=experiment.engine.torch_device(),
         precision=experiment.engine.precision,
+        metrics=own_metrics(
+            experiment.metrics,
+            {client: one.card.task for client, one in enrolled.items()},
+            experiment.folder,
+        ),
     )
     public = federation.population.public()
     if public is not None:
@@ -101,7 +108,7 @@ def _placeholders(enrolled: Mapping[ClientId, Enrolment]) -> Split:
     for client, enrolment in enrolled.items():
         ends = np.cumsum([start, *(enrolment.samples[part] for part in PARTS)])
         rows = {part: np.arange(ends[number], ends[number + 1]) for number, part in enumerate(PARTS)}
-        clients.append(ClientSplit(client, **rows))
+        clients.append(ClientSplit(client, *rows.values()))
         start = int(ends[-1])
     return Split.of(clients)
 

@@ -58,4 +58,5 @@ def propose(federation: Federation, client: ClientId, attempts: int = 1) -> tupl
     """The agreement that allows just what a rehearsed round sends, and its exchanges: for `join --check`."""
     exchanges = rehearse(federation, client)
     sent = [exchange.up for exchange in exchanges]
-    return Agreement.of(federation.method, federation.clients.build_client(client), sent, attempts), exchanges
+    live, metrics = federation.clients.build_client(client), tuple(federation.clients.metrics)
+    return Agreement.of(federation.method, live, sent, attempts, metrics), exchanges

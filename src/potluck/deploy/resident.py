@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,6 +11,7 @@ from potluck.core.card import ClientId
 from potluck.core.client import Client
 from potluck.core.message import Message
 from potluck.core.method import Method, MethodConfig
+from potluck.core.own_metrics import OwnMetrics
 from potluck.core.packed import State
 from potluck.deploy.agreement import Agreement
 from potluck.deploy.durable_record import DurableRecord
@@ -31,6 +32,9 @@ class Agreed(Protocol):
     def admit(self, method: Method, client: Client) -> None:
         """Refuse what a method would do with this client."""
 
+    def let_measure(self, metrics: Sequence[str]) -> None:
+        """Refuse a metric."""
+
     def let_in(self, steps: tuple[str, ...], message: Message) -> None:
         """Refuse a request."""
 
@@ -50,9 +54,14 @@ class GuardedPerformer(Performer):
     """
 
     def __init__(
-        self, method: Method, record: DurableRecord, agreement: Agreed | None, fresh: bool = True
+        self,
+        method: Method,
+        record: DurableRecord,
+        agreement: Agreed | None,
+        fresh: bool = True,
+        metrics: OwnMetrics | None = None,
     ) -> None:
-        super().__init__(method)
+        super().__init__(method, metrics)
         self.record, self.agreement, self.fresh = record, agreement, fresh
 
     def perform(self, client: Client, request: Request, first: bool) -> Answer:
@@ -78,7 +87,11 @@ class GuardedPerformer(Performer):
         return answer
 
     def examine(self, client: Client, examination: Examination) -> Answer:
-        """Measure the client, if the downlink is agreed to and finite."""
+        """Measure the client, if the metrics and the downlink are agreed to and it is finite."""
+        if examination.predictions:
+            raise StepFailed("predictions are asked for; those of a site stay there")
+        if self.agreement is not None:
+            self.agreement.let_measure(examination.metrics)
         self._let_in(("evaluate",), examination.down or Message())
         return super().examine(client, examination)
 
@@ -134,10 +147,11 @@ class Resident:
         fresh: bool = True,
     ) -> None:
         self.federation, self.client, self.record = federation, client, DurableRecord(folder)
-        self.live = federation.clients.build_client(client)
+        self.live, metrics = federation.clients.build_client(client), federation.clients.metrics
         if agreement is not None:
             agreement.admit(federation.method, self.live)
-        self.performer = GuardedPerformer(federation.method, self.record, agreement, fresh)
+            agreement.let_measure(tuple(metrics))
+        self.performer = GuardedPerformer(federation.method, self.record, agreement, fresh, metrics)
         self._runner = TransactionRunner(federation.clients, self.performer)
         self._seat, self._records = SoleSeat(self.live, self.live.snapshot()), SoleRecord(self.record)
 

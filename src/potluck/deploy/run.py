@@ -12,8 +12,10 @@ from potluck.deploy.engine import Courier, FlowerEngine
 from potluck.deploy.enrolled import _sites, enrolled_federation
 from potluck.deploy.keyring import KeyRegister
 from potluck.deploy.site import welcome
-from potluck.engine.evaluate import check_modes
+from potluck.engine.evaluate import check_evaluation
 from potluck.errors import ConfigError, RunError
+from potluck.experiment.differences import first_difference
+from potluck.experiment.export import to_values
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.files import read_json, write_json
@@ -60,7 +62,7 @@ def federated_run(
     going.rounds.name, going.rounds.incarnation = run, incarnation
     engine.largest = going.rounds.largest_reply
     if not fresh:
-        going.checkpoints.restore()
+        going.restore()
     return going
 
 
@@ -91,7 +93,7 @@ def play(
             courier, _sites(experiment).sites, experiment.engine, fields, told, watcher.notice, register
         )
         federation = enrolled_federation(experiment, engine.gather())
-        check_modes(experiment.evaluate, federation.method)
+        check_evaluation(experiment.evaluate, federation)
         if federation.method.open_option(federation.population) is not None:
             raise ConfigError(
                 "an option left open (auto) is chosen by trial runs; choose it before a federation"
@@ -108,7 +110,14 @@ def prepared(experiment: Experiment) -> Experiment:
         raise ConfigError(
             "evaluate.on: the clients of a federation have only test data of their own; use own"
         )
+    refuse_predictions(experiment)
     return experiment.variant(checkpoint={"every": 0})
+
+
+def refuse_predictions(experiment: Experiment) -> None:
+    """Predictions tell of single samples; a federation's clients send none."""
+    if experiment.evaluate.predictions != "none":
+        raise ConfigError("evaluate.predictions: those of a federation stay with its clients; leave it out")
 
 
 def open_folder(path: Path) -> RunFolder:
@@ -117,10 +126,12 @@ def open_folder(path: Path) -> RunFolder:
 
 
 def _check_same(folder: RunFolder, experiment: Experiment) -> None:
-    check_version(folder.path, read_json(folder / "environment.json"))
-    if (folder / "config.yaml").read_text() != experiment.to_yaml():
+    about = folder.about()
+    check_version(folder.path, about)
+    key = first_difference(about.get("settings"), to_values(experiment))
+    if key is not None:
         raise RunError(
-            f"{folder.path} was begun with other settings; go on with those, or choose another --out"
+            f"{folder.path} was begun with other settings ({key}); go on with those, or choose another --out"
         )
     if not (folder / FILE).exists():
         raise RunError(f"{folder.path} is no run of a federation; choose another --out")

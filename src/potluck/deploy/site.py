@@ -12,7 +12,7 @@ import sys
 import tempfile
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 
 from potluck.core.card import ClientId
 from potluck.core.dataset import Dataset
+from potluck.core.own_metrics import LIBRARIES, PLAIN, MetricSettings, measured_anyway, own_metrics
 from potluck.core.population import ClientFacts
 from potluck.core.rng import Rng, new_secret
 from potluck.data import DataConfig, Split
@@ -78,11 +79,37 @@ def welcome(experiment: Experiment, run: str) -> dict[str, Any]:
     engine = {"threads": experiment.engine.threads, "precision": experiment.engine.precision}
     partition = experiment.partition.model_dump(mode="json")
     values |= {"data": {"augment": augment}, "engine": engine, "partition": partition}
+    if experiment.metrics:
+        values["metrics"] = [told_metric(metric) for metric in experiment.metrics]
     if find_method(experiment.method.name).needs_public_data and experiment.public is not None:
         assert isinstance(experiment.public.data, DataConfig)
         name = Path(experiment.public.data.name).name
         values["public"] = {"data": {"name": name}, "samples": experiment.public.samples}
     return {"potluck": __version__, "run": run, "experiment": values}
+
+
+def told_metric(metric: MetricSettings) -> str:
+    """What a site hears of a metric: its name. A function of the server's is known by its own name alone."""
+    if not metric.library:
+        return metric.key
+    if metric.options or metric.called or metric.takes:
+        raise ConfigError(
+            f"metrics: sites know {metric.name} by its name alone; for one with options let every site bring a "
+            "function (potluck join --metric)"
+        )
+    return str(metric.name)
+
+
+def site_metric(name: str, own: Mapping[str, Callable[..., Any]]) -> MetricSettings:
+    """A metric that the server names: a function that the site brings, or one of the libraries that it knows."""
+    if name in own:
+        return MetricSettings(name=own[name], called=name)
+    if name.partition(":")[0] not in LIBRARIES and (":" in name or name not in {*PLAIN, *measured_anyway()}):
+        raise ConfigError(
+            f"the server asks for the metric {name!r}, which this site does not bring; "
+            f"join with --metric FILE.py:{name.rpartition(':')[2]}, or ask the server to leave it out"
+        )
+    return MetricSettings(name=name)
 
 
 def site_facts(
@@ -167,6 +194,7 @@ class Orders(ABC):
 class Site(Orders):
     """Everything a client brings: `model` and `load` are its own, `home` is where its records are kept.
 
+    `metrics` are its own functions of scores and labels, by the names under which a server may ask for them.
     `simulated` takes the secret from the experiment's seed, as a simulation does: the numbers are the same then,
     and the server could draw them too.
     """
@@ -178,6 +206,7 @@ class Site(Orders):
     agreement: Agreed | None = None
     device: str = "cpu"
     simulated: bool = False
+    metrics: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
     run: str = dataclasses.field(default="", init=False)
     resident: Resident | None = dataclasses.field(default=None, init=False)
 
@@ -236,6 +265,7 @@ class Site(Orders):
             )
         if self.agreement is not None:
             self.agreement.admit_options(str(method.get("name")), method)
+        wanted = [site_metric(str(name), self.metrics) for name in values.get("metrics", ())]
         told = (*SENT, "data", "engine", "partition", *(("public",) if "public" in values else ()))
         experiment = Experiment.make(**{key: values[key] for key in told})
         assert isinstance(experiment.partition, Sites)
@@ -273,6 +303,7 @@ class Site(Orders):
             secret=lambda client: secret,
             device=self.device,
             precision=experiment.engine.precision,
+            metrics=own_metrics(wanted, {self.client: data.task}, self.home),
         )
         check_public(federation.population)
         return federation.prepared()
@@ -283,8 +314,16 @@ def model_entry(name: str) -> Entry:
     return load_function(name) if ":" in name else name
 
 
-def rehearsal_federation(experiment: Experiment, client: ClientId, model: str, data: str) -> Federation:
+def metric_functions(names: Sequence[str]) -> dict[str, Callable[..., Any]]:
+    """The functions `file.py:function` that a site brings, by their names."""
+    return {name.rpartition(":")[2]: load_function(name) for name in names}
+
+
+def rehearsal_federation(
+    experiment: Experiment, client: ClientId, model: str, data: str, metrics: Sequence[str] = ()
+) -> Federation:
     """The federation of a site that only rehearses; its secret is thrown away afterwards."""
     with tempfile.TemporaryDirectory(prefix="potluck-") as home:
-        site = Site(client, model_entry(model), load_function(data), Path(home))
+        brought = metric_functions(metrics)
+        site = Site(client, model_entry(model), load_function(data), Path(home), metrics=brought)
         return site.federation(welcome(experiment, REHEARSAL)["experiment"], REHEARSAL)

@@ -11,6 +11,7 @@ from potluck.core.card import ClientId
 from potluck.core.dataset import Dataset
 from potluck.data import Split, from_arrays
 from potluck.data.split import PARTS, ClientSplit
+from potluck.data.views import with_scaling
 from potluck.errors import ConfigError, DataError
 from potluck.experiment.settings import ExperimentSettings
 
@@ -41,13 +42,13 @@ def site_data(value: Any, client: ClientId, classes: int | None) -> tuple[Datase
     data = from_arrays(x, y, classes=classes, name=f"client {client}", **about)
     ends = np.cumsum([0, *(len(parts[key][1]) if key in parts else 0 for key in PARTS)])
     rows = {key: np.arange(ends[number], ends[number + 1]) for number, key in enumerate(PARTS)}
-    return data, Split.of([ClientSplit(client, **rows)])
+    return data, Split.of([ClientSplit(client, *rows.values())])
 
 
 def _whole(data: Dataset, client: ClientId) -> tuple[Dataset, Split]:
-    """A data set with its own test part; all other rows are training rows."""
-    rows, nothing = np.arange(len(data.y)), np.arange(0)
-    return data, Split.of([ClientSplit(client, rows[: data.train_rows], nothing, rows[data.train_rows :])])
+    """A data set with its own validation and test parts; all other rows are training rows."""
+    parts = np.split(np.arange(len(data.y)), [data.train_rows, data.test_start])
+    return data, with_scaling(Split.of([ClientSplit(client, *parts)]), data)
 
 
 def site_public(value: Any, experiment: ExperimentSettings, client: ClientId) -> Dataset:

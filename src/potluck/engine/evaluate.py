@@ -6,29 +6,45 @@ Every value is logged per client, round, moment and mode; means, spreads and "be
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from potluck.core.card import ClientId
 from potluck.core.client import Client, SplitName
 from potluck.core.message import Message
 from potluck.core.method import Method
+from potluck.core.metrics import MetricFacts, common_facts, metric_facts
+from potluck.core.own_metrics import OwnMetric, told_by
 from potluck.core.settings import Settings
 from potluck.core.task import Batch, Task
 from potluck.engine.ledger import Ledger
 from potluck.engine.protocol import Answer, Examination, Failure
 from potluck.engine.rounds import Rounds
 from potluck.errors import ConfigError, nearest
+from potluck.federation.federation import Federation
 from potluck.training.collect import collect
 
 Moment = Literal["before", "after_training", "after_aggregation"]
 Line = dict[str, Any]  # one line of a log
+RAW = (
+    "raw scores",
+    "raw labels",
+)  # what is gathered for metrics beside those of the task, and for predictions
+SPLITS = ("test", "validation")
+PREDICTED = (
+    "classification",
+    "text-classification",
+    "multi-label",
+    "regression",
+)  # tasks with predictions to keep
 
 
 class EvaluateSettings(Settings):
@@ -44,6 +60,14 @@ class EvaluateSettings(Settings):
     when: tuple[Moment, ...] = ("after_training", "after_aggregation")
     on: Literal["own", "global"] = "own"
     modes: Literal["first", "all"] | tuple[str, ...] = "first"  # ways to predict; "first": the reported one
+    judge: str | None = None  # the metric that clients are compared by; none: the first one of their task
+    predictions: Literal["none", "last", "all"] = "none"  # of which evaluated rounds they are kept
+
+    @field_validator("predictions", mode="before")
+    @classmethod
+    def _yes_or_no(cls, value: Any) -> Any:
+        """`true`: those of the last evaluated round."""
+        return {True: "last", False: "none"}.get(value, value) if isinstance(value, bool) else value
 
 
 def check_modes(settings: EvaluateSettings, method: Method) -> None:
@@ -61,35 +85,109 @@ def chosen_modes(settings: EvaluateSettings, known: tuple[str, ...]) -> tuple[st
     return named[settings.modes] if isinstance(settings.modes, str) else settings.modes
 
 
+def check_evaluation(settings: EvaluateSettings, federation: Federation) -> None:
+    """Refuse modes, a judge or predictions that the method or the clients' tasks do not have."""
+    check_modes(settings, federation.method)
+    population, own = federation.population, federation.clients.metrics
+    tasks = {client: population.task_of(client) for client in population.first_clients}
+    known = dict.fromkeys([*own, *(name for task in tasks.values() for name in told_by(task.rules.told))])
+    if settings.judge is not None and settings.judge not in known:
+        raise ConfigError(
+            f"evaluate.judge: no client is measured by {settings.judge!r}; name it under metrics, or "
+            f"choose from what is measured: {nearest(settings.judge, known)}"
+        )
+    for client, task in tasks.items() if settings.predictions != "none" else ():
+        if task.kind not in PREDICTED:
+            raise ConfigError(
+                f"evaluate.predictions: none are kept for {task.kind}, the task of client {client}"
+            )
+
+
+def judged_by(settings: EvaluateSettings, federation: Federation) -> MetricFacts:
+    """Direction and range of what the clients of an experiment will be compared by."""
+    population, own = federation.population, federation.clients.metrics
+    found = []
+    for client in population.first_clients:
+        task = population.task_of(client)
+        told = (*told_by(task.rules.told), *(name for name, metric in own.items() if metric.fits(task)))
+        name = settings.judge if settings.judge in told else told[0]
+        found.append(own[name].facts if name in own else metric_facts(name))
+    return common_facts(found)
+
+
 # --- the client's half ----------------------------------------------------------------------------------
 
 
-def measure(method: Method, client: Client, modes: tuple[str, ...], on: str) -> dict[str, Tensor]:
-    """The numbers of the client's task per mode and split, on the device: `mode/split/correct`."""
+def measure(
+    method: Method,
+    client: Client,
+    modes: tuple[str, ...],
+    on: str,
+    own: Sequence[OwnMetric] = (),
+    predictions: bool = False,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The numbers of the client's task per mode and split, on the device: `mode/split/correct`.
+
+    Metrics beside those of the task are computed on the host, from the scores of the whole split; only then are
+    scores gathered at all. Second, where predictions are asked for, scores and labels: `mode/split/scores`.
+    """
     numbers: dict[str, Tensor] = {}
+    seen: dict[str, Tensor] = {}
+    whole = bool(own) or predictions
     splits: tuple[SplitName, ...] = ("validation", "test")
     for split in splits:
         rows = "global" if on == "global" and split == "test" else split
-        parts = collect(client, partial(_measure_batch, method, client, modes), rows)  # type: ignore[arg-type]
-        for mode, found in zip(modes, _put_together(client.task, parts, len(modes)), strict=False):
+        parts = collect(client, partial(_measure_batch, method, client, modes, whole), rows)  # type: ignore[arg-type]
+        for mode, found in zip(modes, _put_together(client.task, parts, len(modes), whole), strict=False):
+            place = f"{mode}/{split}"
+            scores, labels = (found.pop(name) for name in RAW) if whole else (None, None)
             concluded = client.task.rules.conclude(found)
-            numbers |= {f"{mode}/{split}/{name}": value.double() for name, value in concluded.items()}
-    return numbers
+            numbers |= {f"{place}/{name}": value.double() for name, value in concluded.items()}
+            if own and scores is not None and labels is not None:
+                numbers |= _own_numbers(own, scores, labels, client, place)
+            if predictions and scores is not None and labels is not None:
+                seen |= {f"{place}/scores": scores, f"{place}/labels": labels}
+    return numbers, seen
 
 
-def _measure_batch(method: Method, client: Client, modes: tuple[str, ...], batch: Batch) -> Any:
-    """What a batch contributes in all modes: its sums as one tensor, then tensors that have a row per sample."""
-    found = [client.task.measure(method.predict(client, batch, mode).float(), batch.y) for mode in modes]
-    added, whole = client.task.rules.sums(client.task.classes), client.task.rules.whole
+def _own_numbers(
+    own: Sequence[OwnMetric], scores: Tensor, labels: Tensor, client: Client, place: str
+) -> dict[str, Tensor]:
+    """The values of metrics beside those of the task. Here the host waits for the device."""
+    here = scores.cpu(), labels.cpu()
+    values = {f"{place}/{metric.facts.name}": metric.value(*here, client.task) for metric in own}
+    return {
+        name: torch.tensor(value, dtype=torch.float64, device=client.device) for name, value in values.items()
+    }
+
+
+def _measure_batch(method: Method, client: Client, modes: tuple[str, ...], whole: bool, batch: Batch) -> Any:
+    """What a batch contributes in all modes: its sums as one tensor, then tensors that have a row per sample.
+
+    With `whole` these include the scores and labels themselves.
+    """
+    scores = [method.predict(client, batch, mode).float() for mode in modes]
+    found = [client.task.measure(one, batch.y) for one in scores]
+    if whole:
+        found = [
+            one | dict(zip(RAW, (given, batch.y), strict=True))
+            for one, given in zip(found, scores, strict=True)
+        ]
+    added, rows = client.task.rules.sums(client.task.classes), _rows(client.task, whole)
     sums = torch.cat([one[name].double().reshape(-1) for one in found for name in added])
-    return (sums, *(one[name] for one in found for name in whole)) if whole else sums
+    return (sums, *(one[name] for one in found for name in rows)) if rows else sums
 
 
-def _put_together(task: Task, parts: Sequence[Any], modes: int) -> list[dict[str, Tensor]]:
+def _rows(task: Task, whole: bool) -> tuple[str, ...]:
+    """What a batch gives one row per sample of."""
+    return (*task.rules.whole, *RAW) if whole else task.rules.whole
+
+
+def _put_together(task: Task, parts: Sequence[Any], modes: int, raw: bool = False) -> list[dict[str, Tensor]]:
     """What all batches contributed, one mapping per mode; an empty list without batches."""
     if not parts:
         return []
-    added, whole = task.rules.sums(task.classes), task.rules.whole
+    added, whole = task.rules.sums(task.classes), _rows(task, raw)
     columns = list(zip(*parts, strict=True)) if whole else [parts]
     sums = columns[0][0] if len(parts) == 1 else torch.stack(list(columns[0])).sum(0)
     pieces = iter(sums.split([math.prod(shape) for shape in added.values()] * modes))
@@ -105,6 +203,19 @@ def _put_together(task: Task, parts: Sequence[Any], modes: int) -> list[dict[str
 
 
 @dataclass(frozen=True)
+class Predictions:
+    """What a client predicted in one mode, sample by sample of a split; `rows` number those of its data set."""
+
+    client: ClientId
+    mode: str
+    split: str
+    task: Task
+    rows: np.ndarray
+    labels: np.ndarray
+    scores: np.ndarray
+
+
+@dataclass(frozen=True)
 class Examined:
     """What clients measured at one moment of a round.
 
@@ -114,6 +225,7 @@ class Examined:
     round: int
     when: Moment
     lines: tuple[Line, ...]
+    predictions: tuple[Predictions, ...] = ()  # where the settings keep them
 
     def parts(self, split: str = "test", mode: str | None = None) -> dict[ClientId, Line]:
         """The measures of each client that has rows of a split, in the reported mode or another one."""
@@ -136,13 +248,14 @@ class Examiner:
         self.rounds, self.federation = rounds, rounds.federation
         self.settings, self.last, self.notice = settings, last, notice
         self.modes = chosen_modes(settings, rounds.federation.method.modes)
+        self.metrics = rounds.federation.clients.metrics
+        self._undefined: set[str] = set()  # metrics of which it was said
 
     def examine(
         self, when: Moment, cohort: Sequence[ClientId], round_: int, attempt: int, ledger: Ledger
     ) -> list[Examined]:
         """Measure clients at one moment of a round; an empty list where the settings do not ask for it."""
-        due = round_ % self.settings.every == 0 or round_ == self.last
-        if not due or when not in self.settings.when:
+        if not self.is_due(round_) or when not in self.settings.when:
             return []
         everyone = self.settings.who == "all" and when != "after_training"
         ids = self.federation.population.ids if everyone else cohort
@@ -151,7 +264,12 @@ class Examiner:
         for failure in (outcome for outcome in outcomes if isinstance(outcome, Failure)):
             self.notice(f"round {round_}: {failure.reason} (not evaluated)")
         answers = [outcome for outcome in outcomes if isinstance(outcome, Answer)]
-        return [Examined(round_, when, self.lines(when, round_, answers))]
+        lines = self.lines(when, round_, answers)
+        return [Examined(round_, when, lines, tuple(self._predictions(answers)))]
+
+    def is_due(self, round_: int) -> bool:
+        """Whether a round is evaluated at all."""
+        return round_ % self.settings.every == 0 or round_ == self.last
 
     def _examination(
         self, when: Moment, client: ClientId, round_: int, attempt: int, ledger: Ledger
@@ -162,7 +280,10 @@ class Examiner:
             down = Message(self.federation.method.downlink(self.rounds.server, client))
             ledger.add(client, "evaluate", "down", "evaluate", down)
         stamp = self.rounds.stamp(client, round_, attempt)
-        return Examination(client, down, stamp, self.modes, self.settings.on)
+        task = self.federation.population.task_of(client)
+        own = tuple(name for name, metric in self.metrics.items() if metric.fits(task))
+        kept = self.settings.predictions != "none"
+        return Examination(client, down, stamp, self.modes, self.settings.on, own, kept)
 
     def lines(self, when: Moment, round_: int, answers: Sequence[Answer]) -> tuple[Line, ...]:
         """The log lines of all answers."""
@@ -174,11 +295,41 @@ class Examiner:
             closing = {"held_out": True} if client in held_out else {}
             lines += [
                 {"round": round_, "client": client, "when": when, "mode": mode}
-                | _splits(mode, numbers, sizes)
+                | _splits(mode, numbers, sizes, self.settings.judge, self.metrics)
                 | closing
                 for mode in self.modes
             ]
+        self._tell_undefined(lines)
         return tuple(lines)
+
+    def _tell_undefined(self, lines: Sequence[Line]) -> None:
+        """Say once of every metric that it is undefined for some clients."""
+        for name in self.metrics.keys() - self._undefined:
+            whom = [
+                line["client"]
+                for line in lines
+                if any(name in line.get(split, ()) and line[split][name] is None for split in SPLITS)
+            ]
+            if whom:
+                self._undefined.add(name)
+                which = ", ".join(dict.fromkeys(whom))
+                self.notice(f"the metric {name} is undefined for some clients and null in the log: {which}")
+
+    def _predictions(self, answers: Sequence[Answer]) -> Iterator[Predictions]:
+        """What clients predicted, as far as it was asked for; the reported mode first."""
+        for answer, mode, split in product(answers, self.modes, SPLITS):
+            names = [f"{mode}/{split}/{what}" for what in ("labels", "scores")]
+            if names[0] in answer.up:
+                labels, scores = (answer.up[name].cpu().numpy() for name in names)
+                task = self.federation.population.task_of(answer.client)
+                rows = self._row_numbers(answer.client, split)
+                yield Predictions(answer.client, mode, split, task, rows, labels, scores)
+
+    def _row_numbers(self, client: ClientId, split: str) -> np.ndarray:
+        if split == "test" and self.settings.on == "global":
+            return self.federation.clients.shared_test(client)
+        rows: np.ndarray = getattr(self.federation.split[client], split)
+        return rows
 
     def _sizes(self, client: ClientId) -> dict[str, int]:
         """How many samples a client's measures are taken over, per split."""
@@ -195,30 +346,49 @@ def read_together(numbers: Sequence[Mapping[str, Tensor]]) -> list[dict[str, flo
     return [{name: next(read) for name in one} for one in numbers]
 
 
-def _splits(mode: str, numbers: Mapping[str, float], sizes: Mapping[str, int]) -> Line:
+def _splits(
+    mode: str,
+    numbers: Mapping[str, float],
+    sizes: Mapping[str, int],
+    judge: str | None,
+    further: Collection[str],
+) -> Line:
     """The splits of one log line; one without samples is left out."""
     line: Line = {}
     for split, size in sizes.items():
         if size:
             prefix = f"{mode}/{split}/"
             own = {name.removeprefix(prefix): numbers[name] for name in numbers if name.startswith(prefix)}
-            line[split] = _measures(own, size)
+            line[split] = _measures(own, size, judge, further)
     return line
 
 
-def _measures(numbers: Mapping[str, float], size: int) -> Line:
-    """One split in the log. A task without an accuracy has a `score`, and `metric` names what that is."""
-    closing = {"loss": _finite(numbers["loss"] / size), "samples": size}
+def _measures(
+    numbers: Mapping[str, float], size: int, judge: str | None = None, further: Collection[str] = ()
+) -> Line:
+    """One split in the log. A client that is not judged by accuracy has a `score`; `metric` names what that is."""
+    digits = _finite if metric_facts(next(iter(numbers))).is_share else _significant
+    own = {
+        name: (_significant if name in further else digits)(value)
+        for name, value in numbers.items()
+        if name not in ("correct", "loss")
+    }
     if "correct" in numbers:
-        return {"accuracy": round(numbers["correct"] / size, 6), **closing}
-    own = {name: _finite(value) for name, value in numbers.items() if name != "loss"}
-    metric = next(iter(own))
-    return {"score": own[metric], "metric": metric, **own, **closing}
+        own = {"accuracy": round(numbers["correct"] / size, 6), **own}
+    found = {**own, "loss": digits(numbers["loss"] / size)}
+    metric = judge if judge in found else next(iter(found))
+    told = {} if metric == "accuracy" else {"score": found[metric], "metric": metric}
+    return {**told, **found, "samples": size}
 
 
 def _finite(value: float) -> float | None:
-    """Six digits; None for infinity and NaN, which JSON does not have."""
+    """Six digits after the point; None for infinity and NaN, which JSON does not have."""
     return round(value, 6) if math.isfinite(value) else None
+
+
+def _significant(value: float) -> float | None:
+    """Eight digits wherever the point is: the errors of a regression have the unit of its numbers."""
+    return float(f"{value:.8g}") if math.isfinite(value) else None
 
 
 def score_of(part: Mapping[str, Any]) -> float | None:

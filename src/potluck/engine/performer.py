@@ -11,16 +11,18 @@ from potluck.core.client import Client
 from potluck.core.contract import Contract, Gate, Shapes, largest_size, shapes_of
 from potluck.core.message import Message
 from potluck.core.method import Method
+from potluck.core.own_metrics import OwnMetric, OwnMetrics
 from potluck.core.state import Moments
 from potluck.engine.evaluate import measure
 from potluck.engine.protocol import Answer, Examination, Request
+from potluck.errors import StepFailed
 
 
 class Performer:
     """Does the steps of a method on a live client, and enforces the wire contract on the client's side."""
 
-    def __init__(self, method: Method) -> None:
-        self.method = method
+    def __init__(self, method: Method, metrics: OwnMetrics | None = None) -> None:
+        self.method, self.metrics = method, dict(metrics or {})
         self.gate = Gate()
 
     def perform(self, client: Client, request: Request, first: bool) -> Answer:
@@ -48,12 +50,20 @@ class Performer:
         """Receive the downlink and measure; the caller discards the client's state afterwards."""
         if examination.down is not None:
             self._check(client, examination.down, "evaluate", "down")
+        own = [self._metric(name) for name in examination.metrics]
         client.step = f"evaluate {'+'.join(examination.modes)} {examination.on}"
         with client.rng.child("examine").as_default(client.device):
             if examination.down is not None:
                 self.method.receive(client, examination.down)
-            client.report.metrics = measure(self.method, client, examination.modes, examination.on)
-        return Answer(client.id, Message(), client.report)
+            client.report.metrics, seen = measure(
+                self.method, client, examination.modes, examination.on, own, examination.predictions
+            )
+        return Answer(client.id, Message(seen), client.report)
+
+    def _metric(self, name: str) -> OwnMetric:
+        if name not in self.metrics:
+            raise StepFailed(f"it is asked for the metric {name!r}, which it does not have")
+        return self.metrics[name]
 
     def _check(self, client: Client, message: Message, step: str, direction: str) -> None:
         who = (f"client {client.id}", f"step {step}", direction)

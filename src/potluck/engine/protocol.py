@@ -51,6 +51,8 @@ class Examination:
     stamp: Stamp
     modes: tuple[str, ...]
     on: str = "own"
+    metrics: tuple[str, ...] = ()  # beside those of the task; see `core.own_metrics`
+    predictions: bool = False  # whether scores and labels come back, sample by sample
 
 
 @dataclass(frozen=True)

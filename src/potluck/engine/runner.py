@@ -26,7 +26,7 @@ class TransactionRunner:
 
     def __init__(self, clients: ClientBuilder, performer: Performer | None = None) -> None:
         self.clients = clients
-        self.performer = performer if performer is not None else Performer(clients.method)
+        self.performer = performer if performer is not None else Performer(clients.method, clients.metrics)
 
     def serve(self, request: Request | Examination, records: Records, seats: Seats) -> Done:
         """Answer a request; one that was done before gives the stored answer and no new state."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from pydantic import ByteSize, Field, field_validator
@@ -59,6 +59,11 @@ class EngineSettings(Settings):
         """The bytes that stored client states may take in device and host memory together, None for `auto`."""
         return None if self.memory == "auto" else int(self.memory)
 
+    def on_cpu(self) -> Self:
+        """The same on the CPU, which has no tf32."""
+        precision = "float32" if self.precision == "tf32" else self.precision
+        return self.model_copy(update={"device": "cpu", "precision": precision})
+
     def torch_device(self) -> torch.device:
         """The server's device: the first one."""
         return self.torch_devices()[0]
@@ -76,6 +81,13 @@ class EngineSettings(Settings):
         return found
 
     def _check_precision(self, device: torch.device) -> None:
+        if (
+            device.type == "cpu" and self.precision == "tf32" and self.device != "auto"
+        ):  # advice tells the others
+            raise ConfigError(
+                "engine.precision: tf32 is for GPUs, on a CPU it changes nothing; use float32, or name a GPU in "
+                "engine.device"
+            )
         if device.type == "cuda" and self.precision != "float32":
             major, minor = torch.cuda.get_device_capability(device)
             if major < 8:

@@ -39,7 +39,8 @@ def request_note(request: Request | Examination) -> dict[str, Any]:
     if isinstance(request, Request):
         return about | {"order": "steps", "steps": request.steps, "purpose": request.purpose}
     asked = {"modes": request.modes, "on": request.on, "bare": request.down is None}
-    return about | {"order": "examine"} | asked
+    further = {"metrics": request.metrics, "predictions": request.predictions}
+    return about | {"order": "examine"} | asked | further
 
 
 def read_request(note: Mapping[str, Any], down: Message) -> Request | Examination:
@@ -49,8 +50,9 @@ def read_request(note: Mapping[str, Any], down: Message) -> Request | Examinatio
         return Request(client, tuple(map(str, note["steps"])), down, stamp, note["purpose"])
     if note["order"] != "examine":
         raise ValueError(f"there is no order {note['order']!r}")
-    modes = tuple(map(str, note["modes"]))
-    return Examination(client, None if note["bare"] else down, stamp, modes, str(note["on"]))
+    modes, metrics = (tuple(map(str, note[name])) for name in ("modes", "metrics"))
+    received = None if note["bare"] else down
+    return Examination(client, received, stamp, modes, str(note["on"]), metrics, bool(note["predictions"]))
 
 
 def reply_note(outcome: Outcome) -> dict[str, Any]:

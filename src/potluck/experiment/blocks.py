@@ -9,13 +9,15 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from pydantic import Field, field_serializer, field_validator
+from pydantic import BaseModel, Field, field_serializer, field_validator
 
 from potluck.core.dataset import Dataset
 from potluck.core.settings import ClientOverrides, ClientTraining, Settings
-from potluck.data import DataConfig, PartitionConfig, Split
+from potluck.data import AnyConfig, DataConfig, FeatureShiftConfig, NaturalConfig, PartitionConfig, Split
+from potluck.data.partition import Kind
+from potluck.errors import ConfigError, nearest
 from potluck.experiment.plain import is_plain, plain
 
 # --- clients, their data and models ---------------------------------------------------------------------
@@ -31,7 +33,9 @@ class Sites(Settings):
     """No split, as every client brings its own data to a federation: `partition: {sites: [north, south]}`."""
 
     sites: tuple[str, ...] = Field(min_length=1)  # client ids, as they join with them
-    classes: int | None = Field(default=None, ge=2)  # of the shared task; none: each site has its own
+    classes: int | None = Field(
+        default=None, ge=1
+    )  # or outputs, of the shared task; none: each site has its own
 
     @field_validator("sites", mode="before")
     @classmethod
@@ -43,7 +47,19 @@ class Sites(Settings):
 
 
 AnyData = DataConfig | Dataset
-AnyPartition = PartitionConfig | IndexFile | Sites | Split
+AnyPartition = AnyConfig | IndexFile | Sites | Split
+
+
+def partition_kind(values: Mapping[str, Any]) -> type[BaseModel]:
+    """The block that a `partition` is, by its keys and its kind."""
+    by_key: dict[str, type[BaseModel]] = {"file": IndexFile, "sites": Sites}
+    by_kind: dict[Any, type[BaseModel]] = {"feature_shift": FeatureShiftConfig, "natural": NaturalConfig}
+    kind = values.get("kind")
+    known = [*get_args(Kind), *by_kind]
+    if isinstance(kind, str) and kind not in known:
+        raise ConfigError(f"partition.kind: there is no split {kind!r}; {nearest(kind, known)}")
+    found = next((by_key[key] for key in by_key if key in values), None)
+    return found or by_kind.get(kind, PartitionConfig)
 
 
 class ModelSettings(Settings):
@@ -130,6 +146,10 @@ class CheckpointSettings(Settings):
             return math.inf
         found = re.fullmatch(r"\s*([\d.]+)\s*([smh])\s*", value) if isinstance(value, str) else None
         return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]] if found else value
+
+    @field_serializer("every", when_used="json")
+    def _as_written(self, every: float) -> float | str:
+        return "never" if math.isinf(every) else every
 
 
 class SeedSettings(Settings):

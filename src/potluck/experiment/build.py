@@ -9,9 +9,20 @@ import numpy as np
 
 from potluck.core.dataset import Data, Dataset
 from potluck.core.method import Method
+from potluck.core.own_metrics import own_metrics
 from potluck.core.rng import Rng
-from potluck.data import DataConfig, PartitionConfig, Split, from_index_file, join_splits, make_split
+from potluck.data import (
+    DataConfig,
+    FeatureShiftConfig,
+    NaturalConfig,
+    PartitionConfig,
+    Split,
+    from_index_file,
+    join_splits,
+    make_split,
+)
 from potluck.data.public import choose_ids
+from potluck.data.views import with_scaling
 from potluck.engine.settings import ask_for_queues
 from potluck.errors import ConfigError
 from potluck.experiment.blocks import AnyData, ClientGroup, IndexFile, Sites
@@ -21,6 +32,8 @@ from potluck.federation.groups import GroupData
 from potluck.methods.registry import find_method
 from potluck.models import ModelPool
 
+NUMBERED = (PartitionConfig, FeatureShiftConfig)  # splits that number their clients
+
 # --- data and split -------------------------------------------------------------------------------------
 
 
@@ -28,22 +41,33 @@ def load_data(experiment: ExperimentSettings, labels_only: bool = False) -> Data
     """The data set, or one for each group of a federation; groups that name the same one share it."""
     if isinstance(experiment.partition, Sites):
         raise ConfigError("the data of this experiment are at its sites: run it with potluck serve")
-    found: list[tuple[AnyData, Dataset]] = []
+    found: list[tuple[ClientGroup, Dataset]] = []
     for group in experiment.groups:
-        known = next((data for config, data in found if _same_data(config, group.data)), None)
-        loaded = _load(experiment, group.data, labels_only) if known is None else known
-        found.append((group.data, loaded))
+        known = next((data for other, data in found if _same_data(other, group)), None)
+        loaded = known or _load(experiment, group.data, labels_only, _column(group))
+        found.append((group, loaded))
     data = tuple(loaded for _, loaded in found)
     return data if experiment.federation else data[0]
 
 
-def _load(experiment: ExperimentSettings, data: AnyData, labels_only: bool = False) -> Dataset:
-    return data if isinstance(data, Dataset) else data.load(experiment.folder, labels_only=labels_only)
+def _load(
+    experiment: ExperimentSettings, data: AnyData, labels_only: bool = False, by: str | None = None
+) -> Dataset:
+    if isinstance(data, Dataset):
+        return data
+    return data.load(experiment.folder, labels_only=labels_only, by=by)
 
 
-def _same_data(one: AnyData, other: AnyData) -> bool:
+def _column(group: ClientGroup) -> str | None:
+    """The column that a natural split goes by."""
+    return group.partition.by if isinstance(group.partition, NaturalConfig) else None
+
+
+def _same_data(one: ClientGroup, other: ClientGroup) -> bool:
     """Whether two groups have the same data, prepared the same way."""
-    return one is other or (isinstance(one, DataConfig) and one == other)
+    if one.data is other.data and isinstance(one.data, Dataset):
+        return True
+    return isinstance(one.data, DataConfig) and one.data == other.data and _column(one) == _column(other)
 
 
 def split_data(experiment: ExperimentSettings, data: Data) -> Split:
@@ -55,17 +79,19 @@ def split_data(experiment: ExperimentSettings, data: Data) -> Split:
         _split_group(experiment, group, part, tree.child("group", place))
         for place, (group, part) in enumerate(zip(experiment.groups, data, strict=True))
     ]
-    return join_splits(splits, [isinstance(group.partition, PartitionConfig) for group in experiment.groups])
+    return join_splits(splits, [isinstance(group.partition, NUMBERED) for group in experiment.groups])
 
 
 def _split_group(experiment: ExperimentSettings, group: ClientGroup, data: Dataset, rng: Rng) -> Split:
-    if isinstance(group.partition, Split):
-        return group.partition
-    if isinstance(group.partition, IndexFile):
-        return from_index_file(experiment.folder / group.partition.file, data)
     if isinstance(group.partition, Sites):
         raise ConfigError("the sites of this experiment split nothing: each brings its own data")
-    return make_split(data, group.partition, rng)
+    if isinstance(group.partition, Split):
+        split = group.partition
+    elif isinstance(group.partition, IndexFile):
+        split = from_index_file(experiment.folder / group.partition.file, data)
+    else:
+        split = make_split(data, group.partition, rng)
+    return with_scaling(split, data)
 
 
 def public_samples(
@@ -122,6 +148,8 @@ def build_federation(
     pool = _assigned_pool(experiment, split, groups)
     method = find_method(experiment.method.name)(experiment.method, pool)
     ask_for_queues()
+    parts = split.by_group([(group.data, group.clients) for group in groups])
+    firsts = {own.ids[0]: one.task for one, own in parts}
     return simulated(
         method,
         groups,
@@ -135,6 +163,7 @@ def build_federation(
         participation=experiment.training.participation,
         device=experiment.engine.torch_device(),
         precision=experiment.engine.precision,
+        metrics=own_metrics(experiment.metrics, firsts, experiment.folder),
     )
 
 
@@ -143,7 +172,7 @@ def group_data(experiment: ExperimentSettings, data: Data, split: Split) -> tupl
     parts = (data,) if isinstance(data, Dataset) else data
     found: list[tuple[ClientGroup, GroupData]] = []
     for group, part in zip(experiment.groups, parts, strict=True):
-        known = next((other for its, other in found if _same_data(its.data, group.data)), None)
+        known = next((other for its, other in found if _same_data(its, group)), None)
         config = group.data if isinstance(group.data, DataConfig) else DataConfig(name=part.name)
         own = GroupData(
             part,
@@ -156,6 +185,6 @@ def group_data(experiment: ExperimentSettings, data: Data, split: Split) -> tupl
 
 
 def _group_size(experiment: ExperimentSettings, group: ClientGroup, data: Dataset) -> int:
-    if isinstance(group.partition, PartitionConfig):
+    if isinstance(group.partition, NUMBERED):
         return group.partition.clients
     return len(_split_group(experiment, group, data, Rng(0)))

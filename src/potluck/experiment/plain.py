@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in a `repr`: another one in every process
 
 
 def is_plain(value: Any) -> bool:
@@ -27,4 +30,4 @@ def plain(value: Any) -> Any:
         return [plain(inner) for inner in value]
     if isinstance(value, nn.Module):
         return f"<{type(value).__name__}>"
-    return f"<{getattr(value, '__name__', repr(value))}>"
+    return f"<{getattr(value, '__name__', _ADDRESS.sub('', repr(value)))}>"

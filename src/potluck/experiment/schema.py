@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from potluck.core.dataset import Data, Dataset
 from potluck.core.method import Method
 from potluck.data import Split
+from potluck.errors import ConfigError
 from potluck.experiment import build, export
 from potluck.experiment.overrides import Override, apply_override, read_yaml
 from potluck.experiment.settings import ExperimentSettings
+from potluck.experiment.validation import validated
 from potluck.federation.federation import Federation
 from potluck.models import ModelPool
 from potluck.plugins import load_plugin
@@ -29,15 +31,20 @@ class Experiment(ExperimentSettings):
     """
 
     @classmethod
+    def make(cls, **values: Any) -> Self:
+        """An experiment from Python values; a wrong one raises a `ConfigError` of one sentence."""
+        _load_plugins(values, Path())
+        return super().make(**values)
+
+    @classmethod
     def load(cls, path: Path | str, overrides: Sequence[Override] = ()) -> Self:
         """Read a YAML file and apply overrides, which reach any leaf; its variants and sweep are left out."""
         path = Path(path)
         values = {key: value for key, value in read_yaml(path).items() if key not in SEVERAL}
         for override in overrides:
             apply_override(values, override)
-        for plugin in values.get("plugins") or ():
-            load_plugin(str(plugin), path.resolve().parent)
-        experiment = cls.make(**({"name": path.stem} | values))
+        _load_plugins(values, path.resolve().parent)
+        experiment = validated(cls, {"name": path.stem} | values)
         experiment._folder = path.resolve().parent
         return experiment
 
@@ -64,3 +71,20 @@ class Experiment(ExperimentSettings):
     def build(self, data: Data | None = None, split: Split | None = None) -> Federation:
         """The federation that the experiment is about, checked by its method."""
         return build.build_federation(self, data, split)
+
+
+def load_plugins(path: Path | str, overrides: Sequence[Override] = ()) -> None:
+    """Load what an experiment file names under `plugins`, so that a command can name its methods."""
+    values = read_yaml(Path(path))
+    for override in overrides:
+        if isinstance(override, str) and override.partition("=")[0].partition(".")[0] == "plugins":
+            apply_override(values, override)
+    _load_plugins(values, Path(path).resolve().parent)
+
+
+def _load_plugins(values: Mapping[str, Any], folder: Path) -> None:
+    plugins = values.get("plugins") or ()
+    if not isinstance(plugins, list | tuple):
+        raise ConfigError(f"plugins: give a list of files or modules, such as [mine.py] (given: {plugins!r})")
+    for plugin in plugins:
+        load_plugin(str(plugin), folder)

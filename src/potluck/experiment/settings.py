@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
+from pydantic import Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
 
 from potluck.core.dataset import Dataset
 from potluck.core.method import MethodConfig
+from potluck.core.own_metrics import MetricSettings
 from potluck.core.rng import Seeds
 from potluck.core.settings import Settings
-from potluck.data import DataConfig, PartitionConfig
+from potluck.data import DataConfig, NaturalConfig
 from potluck.engine.evaluate import EvaluateSettings
 from potluck.engine.settings import EngineSettings
 from potluck.experiment.blocks import (
@@ -20,14 +21,14 @@ from potluck.experiment.blocks import (
     AnyPartition,
     CheckpointSettings,
     ClientGroup,
-    IndexFile,
     ModelSettings,
     PublicSettings,
     SeedSettings,
-    Sites,
     TrainingSettings,
+    partition_kind,
 )
 from potluck.experiment.plain import is_plain
+from potluck.experiment.track import TrackSettings
 from potluck.experiment.validation import validated
 from potluck.methods.registry import find_method
 
@@ -44,10 +45,12 @@ class ExperimentSettings(Settings):
     method: SerializeAsAny[MethodConfig]
     training: TrainingSettings = TrainingSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
+    metrics: tuple[MetricSettings, ...] = ()  # beside those of the task
     engine: EngineSettings = EngineSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     seed: int = Field(default=0, ge=0)
     seeds: SeedSettings = SeedSettings()
+    track: TrackSettings = TrackSettings()  # trackers that are told how the run goes
     plugins: tuple[str, ...] = ()  # files or modules that register methods, data sets or models
 
     _folder: Path = PrivateAttr(default_factory=Path)
@@ -64,6 +67,9 @@ class ExperimentSettings(Settings):
         if not isinstance(values, dict):
             return values
         values = _with_blocks(values)
+        if isinstance(values.get("metrics"), str) or callable(values.get("metrics")):
+            values["metrics"] = [values["metrics"]]
+        values = values if values.get("federation") else _with_natural_split(values)
         models = values.get("models")
         if isinstance(values.get("federation"), list | tuple):
             values["federation"] = [_group(place, one) for place, one in enumerate(values["federation"])]
@@ -108,7 +114,7 @@ class ExperimentSettings(Settings):
     def variant(self, **changes: Any) -> Self:
         """The same experiment with other top-level values."""
         values = {name: getattr(self, name) for name in self.model_fields_set} | changes
-        experiment = type(self).make(**values)
+        experiment = validated(type(self), values)
         experiment._folder = self._folder
         return experiment
 
@@ -124,6 +130,7 @@ class ExperimentSettings(Settings):
     def portable(self) -> bool:
         """Whether a YAML file can express it all: no data, split, model or callable given as a Python object."""
         own = self.public is not None and isinstance(self.public.data, Dataset)
+        own = own or any(not isinstance(metric.name, str) for metric in self.metrics)
         return not own and is_plain(self.method.model_dump()) and all(one.portable for one in self.groups)
 
     def all_seeds(self) -> Seeds:
@@ -138,12 +145,19 @@ def _with_blocks(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     if isinstance(values.get("data"), str):
         values["data"] = {"name": values["data"]}
     if isinstance(values.get("partition"), dict):
-        kinds: dict[str, type[BaseModel]] = {"file": IndexFile, "sites": Sites}
-        kind = next((kinds[key] for key in kinds if key in values["partition"]), PartitionConfig)
+        kind = partition_kind(values["partition"])
         values["partition"] = validated(kind, values["partition"], f"{where}partition")
     if isinstance(values.get("data"), dict):
         values["data"] = validated(DataConfig, values["data"], f"{where}data")
     return values
+
+
+def _with_natural_split(values: dict[str, Any]) -> dict[str, Any]:
+    """Data that come client by client need no partition."""
+    data = values.get("data")
+    clients = data.owners is not None if isinstance(data, Dataset) else getattr(data, "by_client", False)
+    natural = clients and values.get("partition") is None
+    return values | {"partition": NaturalConfig()} if natural else values
 
 
 def _group(place: int, values: Any) -> Any:
@@ -151,4 +165,4 @@ def _group(place: int, values: Any) -> Any:
     if not isinstance(values, Mapping):
         return values
     where = f"federation.{place}"
-    return validated(ClientGroup, _with_blocks(values, f"{where}."), where)
+    return validated(ClientGroup, _with_natural_split(_with_blocks(values, f"{where}.")), where)

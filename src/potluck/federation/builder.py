@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from potluck.core.card import ClientId
 from potluck.core.client import Client
 from potluck.core.method import Method
 from potluck.core.model import Model
+from potluck.core.own_metrics import OwnMetrics
 from potluck.core.population import Population
 from potluck.core.public import Public
 from potluck.core.rng import Rng, Seeds
@@ -21,7 +22,8 @@ from potluck.core.settings import ClientOverrides, ClientTraining
 from potluck.core.state import BufferPolicy, Precision
 from potluck.core.streams import Source
 from potluck.core.task import Task
-from potluck.data import Split
+from potluck.data import ClientSplit, Split
+from potluck.data.views import client_samples
 from potluck.errors import ConfigError
 from potluck.federation.groups import GroupData, shared_test
 from potluck.federation.private_models import PrivateModels, fingerprint
@@ -47,15 +49,19 @@ class ClientBuilder:
         secret: Callable[[ClientId], Rng] | None = None,
         device: torch.device | str = "cpu",
         precision: Precision = "float32",
+        metrics: OwnMetrics | None = None,
     ) -> None:
         """`secret` gives a client's own randomness; by default it is derived from the seed."""
         self.method, self.population, self.models, self.split = method, population, models, split
         self.groups, self.precision = tuple(groups), precision
+        self.metrics = dict(metrics or {})
         self.training, self.overrides = training, dict(overrides or {})
         self._seeds, self._make_publics, self._secret = seeds, publics, secret or seeds.secret
         self._kinds: dict[ClientId, str] = {}
         self._flexible: dict[str, bool] = {}
         self._shared_tests: dict[int, np.ndarray] = {}
+        own = (self._clients_of(place) for place in range(len(self.groups)))
+        self._samples = [client_samples(group.data, mine) for group, mine in zip(groups, own, strict=True)]
         self._place_data(torch.device(device))
         for client in {*self.overrides} - {*population.ids} if self.overrides else ():
             raise ConfigError(f"training.per_client names client {client!r}, which does not exist")
@@ -135,10 +141,12 @@ class ClientBuilder:
         """The rows of the test set that the clients of a group share."""
         group = self.population[client].group
         if group not in self._shared_tests:
-            start = sum(part.clients for part in self.groups[:group])
-            own = self.split.clients[start : start + self.groups[group].clients]
-            self._shared_tests[group] = shared_test(self.groups[group].data, own)
+            self._shared_tests[group] = shared_test(self.groups[group].data, self._clients_of(group))
         return self._shared_tests[group]
+
+    def _clients_of(self, group: int) -> Sequence[ClientSplit]:
+        start = sum(part.clients for part in self.groups[:group])
+        return self.split.clients[start : start + self.groups[group].clients]
 
     def fingerprints(self) -> dict[str, str]:
         """A hash of the weights each architecture starts from; modules of one's own may bring any."""
@@ -153,16 +161,18 @@ class ClientBuilder:
     def _place_data(self, device: torch.device) -> None:
         """Bring the data to a device, prepared where nothing about that is random; equal groups share it."""
         self.device = device
-        placed: dict[tuple[int, int], Source] = {}
-        for group in self.groups:
-            key = id(group.data), id(group.prepare)
-            placed[key] = placed.get(key) or self._placed(group)
-        self.sources = [placed[id(group.data), id(group.prepare)] for group in self.groups]
+        placed: dict[tuple[int, int, int], Source] = {}
+        self.sources = []
+        for group, samples in zip(self.groups, self._samples, strict=True):
+            key = id(group.data), id(group.prepare), id(samples)
+            placed[key] = placed.get(key) or self._placed(group, samples)
+            self.sources.append(placed[key])
         self._publics = self._make_publics(device)
 
-    def _placed(self, group: GroupData) -> Source:
+    def _placed(self, group: GroupData, samples: Tensor | None) -> Source:
         data, device = group.data, self.device
-        source = Source(data.x.to(device), data.y.to(device), group.prepare)
+        x = data.x if samples is None else samples
+        source = Source(x.to(device), data.y.to(device), group.prepare)
         settled = device.type == "cuda" and data.x.dim() == 4 and not group.augmented
         if not settled or data.x.numel() * 4 >= torch.cuda.mem_get_info(device)[0] / 8:
             return source  # as floating numbers the samples would take much of the device's memory

@@ -9,6 +9,7 @@ from potluck.core.card import ClientId
 from potluck.core.card_fields import find_field
 from potluck.core.contract import Contract, Field, Shapes, declared_scalars, shapes_of
 from potluck.core.method import Method
+from potluck.core.task import Task
 from potluck.federation.federation import Federation
 
 REPORT = {
@@ -53,8 +54,10 @@ def explain(federation: Federation, client: ClientId | None = None) -> dict[str,
         "citation": method.citation,
         "client": {"id": client, "model": federation.population.label(client)},
         "steps": steps,
-        "card": [{"name": name, "meaning": meaning} for name, meaning in _card(method).items()],
-        "report": [{"name": name, "meaning": meaning} for name, meaning in REPORT.items()],
+        "card": [{"name": name, "meaning": meaning} for name, meaning in _card(method, live.task).items()],
+        "report": [
+            {"name": name, "meaning": meaning} for name, meaning in told_in_reports(federation).items()
+        ],
         "stays": list(method.stays),
         "server_needs": method.server_needs,
         "open": None if option is None else {"option": option.name, "candidates": list(option.candidates)},
@@ -63,12 +66,21 @@ def explain(federation: Federation, client: ClientId | None = None) -> dict[str,
     }
 
 
+def told_in_reports(federation: Federation) -> dict[str, str]:
+    """What comes with every reply; metrics that the experiment asks for are named."""
+    own = ", ".join(federation.clients.metrics)
+    return REPORT | ({"metrics": f"{REPORT['metrics']}; also {own}"} if own else {})
+
+
 def _repeated(times: tuple[int, int] | None) -> dict[str, Any]:
     return {} if times is None else {"times": dict(zip(("up", "down"), times, strict=True))}
 
 
-def _card(method: Method) -> dict[str, str]:
-    return ALWAYS_TOLD | {name: find_field(name).meaning for name in method.told()}
+def _card(method: Method, task: Task) -> dict[str, str]:
+    told = ALWAYS_TOLD | {name: find_field(name).meaning for name in method.told()}
+    if task.kind == "regression":
+        told["task"] = "kind of task, number of outputs, shape of a sample"
+    return told
 
 
 def _entry(name: str, field: Field, symbols: Mapping[str, int], shapes: Any) -> dict[str, Any]:

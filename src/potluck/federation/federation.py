@@ -5,6 +5,7 @@ Everything follows from the experiment and its seeds; no method has a say in dat
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,16 +14,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from potluck.core.card import ClientId
 from potluck.core.dataset import Data, Dataset
 from potluck.core.method import Method, check_tasks
+from potluck.core.own_metrics import OwnMetrics
 from potluck.core.population import ClientFacts, Population
 from potluck.core.public import Public, check_same_samples
 from potluck.core.rng import Rng, Seeds
 from potluck.core.server import Server
 from potluck.core.settings import ClientOverrides, ClientTraining
 from potluck.core.state import BufferPolicy, Precision
+from potluck.core.task import Task
 from potluck.data import Split
 from potluck.data.public import public_for
 from potluck.errors import ConfigError
@@ -107,6 +111,7 @@ def assemble(
     secret: Callable[[ClientId], Rng] | None = None,
     device: torch.device | str = "cpu",
     precision: Precision = "float32",
+    metrics: OwnMetrics | None = None,
 ) -> Federation:
     """Put a federation together: `ids` and `facts` say who takes part, `split` has the rows that are here."""
     starts = np.cumsum([0, *(group.clients for group in groups)])
@@ -135,6 +140,7 @@ def assemble(
         secret=secret,
         device=device,
         precision=precision,
+        metrics=metrics,
     )
     return Federation(method, population, clients, split, seeds)
 
@@ -152,7 +158,7 @@ def simulated(
 ) -> Federation:
     """A federation whose clients are all here: their facts come from their data and the models they are dealt.
 
-    `settings` are those of `assemble`: training, overrides, participation, device, precision.
+    `settings` are those of `assemble`: training, overrides, participation, device, precision, metrics.
     """
     models = PrivateModels(pool, split.ids, seeds, independent_init)
     facts, publics = FactsFromData(groups, split, models), public_views(public, groups, seeds)
@@ -162,7 +168,43 @@ def simulated(
     population = federation.population
     check_tasks(method, {client: population.task_of(client) for client in population.first_clients})
     check_public(population)
-    return federation.prepared()
+    check_trained(federation.prepared())
+    return federation
+
+
+def _readable_data(task: Task) -> str:
+    """Which public data a client could read."""
+    if len(task.input) == 3 or task.vocabulary:
+        return "choose a data set with pairs, such as cifar10-captions"
+    return f"choose one whose samples are numbers of shape {'×'.join(map(str, task.input))}"
+
+
+def check_trained(federation: Federation) -> None:
+    """Refuse a client none of whose parameters can be trained: all are frozen, and the method adds none."""
+    clients, population, method = federation.clients, federation.population, federation.method
+    for client in _one_of_each(federation):
+        task = population.task_of(client)
+        key = population.architecture(client)
+        if not clients.models.pool.is_frozen(key, task, who=f"client {client}"):
+            continue
+        with federation.seeds.tree("init").child("check").as_default():
+            model = population.build_model(client)
+            state = method.client_state(task, model, **method.client_options(client))
+        modules = [part for part in state.values() if isinstance(part, nn.Module)]
+        if not any(value.requires_grad for module in modules for value in module.parameters()):
+            raise ConfigError(
+                f"client {client} ({population.label(client)}): every parameter of its model is frozen, so "
+                f"{method.name} has nothing to train; let some require a gradient (requires_grad_(True))"
+            )
+
+
+def _one_of_each(federation: Federation) -> list[ClientId]:
+    """A client of each architecture in each group."""
+    found, ids = list[ClientId](), iter(federation.population.ids)
+    for group in federation.clients.groups:
+        members = reversed(list(itertools.islice(ids, group.clients)))
+        found += {federation.clients.models.architecture(client): client for client in members}.values()
+    return found
 
 
 class FactsFromData:
@@ -216,7 +258,7 @@ def check_public(population: Population) -> None:
         if view is not None and not bool(view.mask.any()):
             raise ConfigError(
                 f"{population.method_name}: client {client} can read nothing of the public data {view.name!r}, "
-                "which is not in its modality; choose a data set with pairs, such as cifar10-captions"
+                f"which is not in its modality; {_readable_data(population.task_of(client))}"
             )
     own = population.public()
     if own is not None:

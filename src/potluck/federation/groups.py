@@ -24,10 +24,11 @@ class GroupData:
 
 def shared_test(data: Dataset, clients: Sequence[ClientSplit]) -> np.ndarray:
     """The rows of the test set that clients share: the official one, or else their own test parts together."""
-    official = np.arange(data.train_rows, len(data.y))
+    official = np.arange(data.test_start, len(data.y))
     used = np.zeros(len(data.y), dtype=bool)
     for client in clients if len(data) else ():
         used[client.train] = True
+    own = np.sort(np.concatenate([client.test for client in clients])) if len(data) else official
     if not len(data) or (len(official) and not used[official].any()):
-        return official
-    return np.sort(np.concatenate([client.test for client in clients]))
+        return official if data.owners is None else np.union1d(official, own)
+    return own

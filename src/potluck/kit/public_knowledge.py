@@ -75,9 +75,10 @@ def available_samples(population: Population) -> dict[ClientId, np.ndarray]:
 
 
 def modality(task: Task) -> str:
-    """What a client with this task sees of a public sample: an image, a text, a pair of both, or a vector."""
+    """What a client with this task sees of a public sample: an image, text, pair of both, window or vector."""
     kinds = {"text-classification": "text", "retrieval": "pair"}
-    return kinds.get(task.kind, "image" if len(task.input) == 3 else "vector")
+    axes = {1: "vector", 2: "window"}
+    return kinds.get(task.kind, axes.get(len(task.input), "image"))
 
 
 def drawn_rows(public: Public, round_: int, samples: int) -> np.ndarray:

@@ -68,7 +68,7 @@ def require_representation(population: Population) -> None:
         if all(name.startswith("head.") for name in trained):
             raise ConfigError(
                 f"{population.method_name}: {named(population, client)} has no representation to train, nothing "
-                "before its head has parameters; give it a model with layers of its own"
+                "before its head has parameters that are trained; give it a model with layers of its own"
             )
 
 

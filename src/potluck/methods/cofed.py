@@ -33,12 +33,12 @@ from potluck.core.card import Card
 from potluck.core.client import Client
 from potluck.core.contract import numbers
 from potluck.core.message import Content, Message
-from potluck.core.method import Clients, MethodConfig, client_step, require_single_label
+from potluck.core.method import Clients, MethodConfig, client_step
 from potluck.core.population import Population
 from potluck.core.replies import Replies
 from potluck.core.server import Server
 from potluck.core.streams import Stream, shuffled_batches
-from potluck.core.task import Batch
+from potluck.core.task import Batch, Task
 from potluck.kit.public_knowledge import (
     OnPublicData,
     foreign_features,
@@ -95,10 +95,13 @@ class CoFED(OnPublicData):
         self.labels = {client: [self.numbers[name] for name in own] for client, own in names.items()}
 
     def check(self, population: Population) -> None:
-        """A batch must fit, and every task must have one class per sample."""
+        """A batch must fit."""
         require_public_samples(population, "batch", self.config.batch)
-        for client in population.first_clients:
-            require_single_label(self.name, client, population.task_of(client))
+
+    @classmethod
+    def takes(cls, task: Task) -> bool:
+        """Votes are for classes: one per sample."""
+        return task.single_label
 
     def symbols(self, card: Card) -> dict[str, int]:
         """G: the number of classes of all clients together."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch.nn.functional as F
 from pydantic import Field
@@ -17,7 +17,7 @@ from torch import Tensor
 from potluck.core.card import ClientId
 from potluck.core.client import Client
 from potluck.core.message import Content, Message
-from potluck.core.method import Clients, client_step
+from potluck.core.method import Clients, Tasks, client_step
 from potluck.core.server import Server
 from potluck.core.state import BufferPolicy
 from potluck.core.streams import Stream
@@ -46,12 +46,12 @@ class FedIN(ExchangesFeatures, FedAvg):
     follows G_local; noise is measured in deviations of the whole batch; batch norm uses but does not remember the
     statistics of foreign features; the batch sent is a random one, in evaluation mode, with the noise of a noisy
     pass (s_out of the noisy s_in), repeated, noise and all, where samples are fewer; the server draws whose batch a
-    client gets, never its own.
+    client gets, never its own; in tasks other than one class per sample CE is the task's own loss.
     """
 
     name = "fedin"
     citation = "Chan et al., arXiv 2304.00759"
-    tasks = "classes"
+    tasks: ClassVar[Tasks] = "features"
     models = "with stem, body and head; features of one shape, or of any with project"
     card_fields = ("names", "width", "stem")
     noise_per: Literal["batch", "channel"] = "batch"  # what has one standard deviation

@@ -12,7 +12,8 @@ then on its own data (25 epochs, stopped early). Public data has no labels here,
 output holds both; here it is the task's C. The released code (TensorFlow) digests in batches of 256 for one epoch
 (128 in the imbalanced CIFAR runs) and revisits for 4 epochs in batches of 5, over 20 rounds; here revisiting
 follows `training`, and digesting uses its optimiser. INFERRED: samples a client lacks do not count; logits are
-read in evaluation mode.
+read in evaluation mode; where a task has labels or numbers instead of classes, its scores are the logits, as
+neither the mean nor the distance has a softmax.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class FedMD(OnPublicData):
 
     name = "fedmd"
     citation = "Li & Wang, arXiv 1910.03581"
+    tasks = "features"
     models = "any"
     stays = ("data", "labels", "model", "representations")
 

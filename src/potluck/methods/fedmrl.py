@@ -40,11 +40,12 @@ class FedMRL(SharedSmall):
     Deviations: as read (it was not run here), the released code averages copies that share memory, so that the
     mean is the last client's θ, and carries momentum from client to client. Here the mean is the paper's, and every
     client starts a round with a fresh optimiser. The paper does not state which d1 its headline tables use; 100 is
-    the smallest it tries.
+    the smallest it tries. In tasks other than one class per sample CE is the task's own loss (INFERRED).
     """
 
     name = "fedmrl"
     citation = "Yi et al., NeurIPS 2024"
+    tasks = "features"
     stays: tuple[str, ...] = ("data", "labels", "model", "projector", "representations")
     modes: tuple[str, ...] = ("mix-large", "mix-small", "single-large", "single-small")
     sends = "the small model's parameters after local training"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from potluck.core.trial import agree, attempt, blame, duplicate, kind, sample_ba
 from potluck.errors import ModelError
 from potluck.models.adapted import Adapted, find_layer
 from potluck.models.check import check_complete, check_contract, check_width, head_input_width
+from potluck.models.outputs import chosen_positions, scores_of
 
 
 def adapt(
@@ -56,7 +58,7 @@ def _adapted(
     check: bool,
 ) -> Model:
     if task is not None and classes not in (None, task.classes):
-        raise ModelError(f"classes={classes} was asked for, the task has {task.classes} classes")
+        raise ModelError(f"classes={classes} was asked for, the task has {task.counted}")
     check_width(rep_dim)
     if isinstance(net, Model):
         check_complete(net)
@@ -94,14 +96,19 @@ def _producer(net: nn.Module, linears: list[str], task: Task) -> str:
 
     for name in linears:
         watch(name)
-    scores = attempt(trial, trial, sample_batch(task, trial))
-    found = [name for name in linears if name in outputs and agree(outputs[name], scores)]
+    scores = attempt(trial, partial(scores_of, trial), sample_batch(task, trial))
+    found = [name for name in linears if name in outputs and _gives(outputs[name], scores)]
     if not found:
         raise ModelError(
             f"no linear layer of {kind(net)} gives its output; name the last layer with head=, "
             "and let nothing (a softmax, for example) follow it"
         )
     return found[-1]
+
+
+def _gives(output: Tensor, scores: Tensor) -> bool:
+    """Whether a layer's output is the net's, or holds it at one token of each sample."""
+    return agree(output, scores) or chosen_positions(output, scores) is not None
 
 
 def _width(net: nn.Module, path: str, task: Task | None, check: bool) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from potluck.core.model import Model
 from potluck.core.trial import kind
 from potluck.errors import ModelError, nearest
+from potluck.models.outputs import scores_of
 from potluck.models.parts import make_adapter
 
 
@@ -50,7 +51,7 @@ class Adapted(Model):
 
     def features(self, x: Tensor) -> Tensor:
         """The former input of the head, flattened and brought to `rep_dim`."""
-        return self._resized(self.trunk(x))
+        return self._resized(scores_of(self.trunk, x))
 
     def _resized(self, inner: Tensor) -> Tensor:
         features: Tensor = self.resize(inner.flatten(1))

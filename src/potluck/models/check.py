@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -10,6 +13,7 @@ from potluck.core.task import Task
 from potluck.core.trial import agree, attempt, blame, kind, sample_batch, trial_copy
 from potluck.errors import ModelError
 from potluck.models.adapted import Adapted, find_layer, replace_layer
+from potluck.models.outputs import at_positions, chosen_positions, scores_of
 
 
 def check_model(model: Model, task: Task, who: str = "model") -> None:
@@ -42,14 +46,13 @@ class _StandIn:
         self.answer = torch.empty(0)
         layer.register_forward_hook(self._speak)
 
-    def _speak(self, _layer: nn.Module, inputs: tuple[Tensor, ...], _output: object) -> Tensor:
-        """Scores that any activation, scaling or average would change."""
+    def _speak(self, _layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        """Scores that any activation, scaling or average would change; of every token if the layer gives those."""
         features = inputs[0]
         self.seen.append(features)
-        line = torch.linspace(
-            -5, 7, len(features) * self.classes, dtype=features.dtype, device=features.device
-        )
-        self.answer = line.view(len(features), self.classes)
+        shape = (len(features), *(output.shape[1:-1] if output.ndim == 3 else ()), self.classes)
+        line = torch.linspace(-5, 7, math.prod(shape), dtype=features.dtype, device=features.device)
+        self.answer = line.view(shape)
         return self.answer.clone()
 
 
@@ -61,7 +64,7 @@ def head_input_width(net: nn.Module, path: str, name: str, task: Task) -> int:
     """
     trial = trial_copy(net)
     x = sample_batch(task, trial)
-    attempt(trial, trial, x)
+    attempt(trial, partial(scores_of, trial), x)
     stand_in = _StandIn(find_layer(trial, path), task.classes)
     scores = _result(trial, x)
     if len(stand_in.seen) != 1:
@@ -69,18 +72,27 @@ def head_input_width(net: nn.Module, path: str, name: str, task: Task) -> int:
             f"layer {path!r} ran {len(stand_in.seen)} times in one pass of {name}, expected once"
         )
     features = _result(replace_layer(trial, path, nn.Identity()), x)
-    if not (agree(scores, stand_in.answer) and agree(features, stand_in.seen[0])):
+    seen = _seen_at(stand_in, scores)
+    if seen is None or not agree(features, seen):
         raise ModelError(
             f"{name} changes the scores after layer {path!r} (a softmax, for example); "
             "its output must be that layer's output"
         )
-    return int(stand_in.seen[0].flatten(1).shape[1])
+    return int(seen.flatten(1).shape[1])
+
+
+def _seen_at(stand_in: _StandIn, scores: Tensor) -> Tensor | None:
+    """The head's input that belongs to the scores: all of it, or one token of each sample; None if they differ."""
+    if agree(scores, stand_in.answer):
+        return stand_in.seen[0]
+    positions = chosen_positions(stand_in.answer, scores)
+    return None if positions is None else at_positions(stand_in.seen[0], positions)
 
 
 def _result(trial: nn.Module, x: Tensor) -> Tensor:
     """The output of a pass; empty if layers after the head fail on what now replaces its output."""
     try:
-        return attempt(trial, trial, x)
+        return attempt(trial, partial(scores_of, trial), x)
     except ModelError:
         return x.new_empty(0)
 
@@ -120,6 +132,9 @@ def _expect_scores(scores: Tensor, samples: int, task: Task) -> None:
     if scores.ndim != len(wanted) or len(scores) != samples:
         raise ModelError(f"the head gave {tuple(scores.shape)}, expected {wanted}")
     if scores.shape[1] != task.classes:
-        raise ModelError(f"the head gives {scores.shape[1]} scores, the task has {task.classes} classes")
+        raise ModelError(
+            f"the head gives {scores.shape[1]} scores, the task has {task.counted}; change the model's last layer, "
+            f"or give the model as {{model: …, classes: {task.classes}}} for a new one"
+        )
     if tuple(scores.shape) != wanted:
         raise ModelError(f"the scores are {tuple(scores.shape)}, expected {wanted}")

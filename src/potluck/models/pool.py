@@ -24,10 +24,11 @@ Entries = Entry | Sequence[Entry] | Mapping[str, Entry] | Mapping[int, Entry]
 
 @dataclass(frozen=True)
 class Outline:
-    """What is known about a model without running it: names and shapes of its state, number of parameters."""
+    """What is known about a model without running it: names and shapes of its state, numbers of parameters."""
 
     signature: Mapping[str, tuple[int, ...]]
     parameters: int
+    trained: int  # of them those that require a gradient
     batch_norm: bool
 
 
@@ -142,6 +143,10 @@ class ModelPool:
         """The number of parameters."""
         return self._outline(key, task, rep_dim).parameters
 
+    def is_frozen(self, key: str, task: Task, *, who: str) -> bool:
+        """Whether the model has no parameter that requires a gradient."""
+        return not self._outline(key, task, None, who).trained
+
     def has_batch_norm(self, key: str, task: Task) -> bool:
         """Whether the model has batch norm."""
         return self._outline(key, task, None).batch_norm
@@ -168,24 +173,24 @@ class ModelPool:
         width = self._width(entry, rep_dim)
         return build(entry, task, width, who=who, check=check, default_adapter=self.adapter)
 
-    def _outline(self, key: str, task: Task, rep_dim: int | None) -> Outline:
+    def _outline(self, key: str, task: Task, rep_dim: int | None, who: str = "the model pool") -> Outline:
         if key not in self._entries:
             raise ModelError(f"unknown key {key!r} of the model pool; {nearest(key, self.keys)}")
         place = (key, task, rep_dim)
         if place not in self._outlines:
             with torch.random.fork_rng(devices=[]):
-                self._outlines[place] = self._measure(key, task, rep_dim)
+                self._outlines[place] = self._measure(key, task, rep_dim, who)
         return self._outlines[place]
 
-    def _measure(self, key: str, task: Task, rep_dim: int | None) -> Outline:
+    def _measure(self, key: str, task: Task, rep_dim: int | None, who: str) -> Outline:
         """Registered models are built on the meta device; others for real, as a callable may keep its module."""
         if isinstance(unpack(self._entries[key])[0], str):
             try:
                 with torch.device("meta"):
-                    return _outline(self._build(key, task, rep_dim, "the model pool", check=False))
+                    return _outline(self._build(key, task, rep_dim, who, check=False))
             except (ModelError, RuntimeError):
                 pass  # a builder that reads values needs real memory; a broken one raises its error below
-        return _outline(self._build(key, task, rep_dim, "the model pool", check=True))
+        return _outline(self._build(key, task, rep_dim, who, check=True))
 
 
 def _outline(model: nn.Module) -> Outline:
@@ -193,7 +198,8 @@ def _outline(model: nn.Module) -> Outline:
         name: tuple(value.shape) for name, value in model.state_dict().items() if isinstance(value, Tensor)
     }
     size = sum(parameter.numel() for parameter in model.parameters())
-    return Outline(state, size, any(isinstance(part, _BatchNorm) for part in model.modules()))
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return Outline(state, size, trained, any(isinstance(part, _BatchNorm) for part in model.modules()))
 
 
 def _listed(entries: Entries) -> tuple[dict[str, int] | None, list[Entry]]:

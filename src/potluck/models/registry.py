@@ -12,7 +12,9 @@ from torch import nn
 from potluck.core.task import Task
 from potluck.errors import ModelError, nearest
 
-InputKind = Literal["image", "vector", "tokens", "pixels", "pair"]  # pixels: images with a class per pixel
+InputKind = Literal[
+    "image", "vector", "window", "tokens", "pixels", "pair"
+]  # pixels: images with a class per pixel; window: channels × time
 Builder = Callable[..., nn.Module]
 _Builder = TypeVar("_Builder", bound=Builder)
 
@@ -47,6 +49,7 @@ class Registered:
         words = {
             "image": f"images{size}",
             "vector": "vectors",
+            "window": "windows of channels × time",
             "tokens": "token ids",
             "pixels": f"images{size} to segment",
             "pair": "images with captions",
@@ -83,7 +86,7 @@ def input_kind(task: Task) -> InputKind | None:
     }
     if task.kind in by_task:
         return by_task[task.kind]
-    kinds: dict[int, InputKind] = {1: "vector", 3: "image"}
+    kinds: dict[int, InputKind] = {1: "vector", 2: "window", 3: "image"}
     return kinds.get(len(task.input))
 
 
@@ -120,6 +123,11 @@ def lookup(name: str) -> Registered:
         raise ModelError(f"{name!r} is a pool, one model is needed here: {', '.join(POOLS[name])}")
     close = difflib.get_close_matches(name, _registry, n=1, cutoff=0.5)  # "cnn6" is not a misspelt "cnn"
     raise ModelError(f"unknown model {name!r}; {nearest(name, close or [*_registry, *POOLS])}")
+
+
+def origin(name: str) -> str:
+    """The Python module that registered a model."""
+    return str(_origin(_registry[name].builder)[0]) if name in _registry else ""
 
 
 def _origin(builder: Any) -> tuple[Any, Any]:

@@ -23,6 +23,8 @@ import pyarrow.compute as pc
 import pyarrow.json as arrow_json
 import yaml
 
+from potluck.core import metrics as facts_of
+from potluck.core.metrics import MetricFacts
 from potluck.errors import ConfigError, RunError, nearest
 from potluck.files import read_json
 from potluck.report.format import rounded
@@ -33,6 +35,7 @@ View = Literal["last", "best_by_validation", "best_by_test"]
 VIEWS: tuple[View, ...] = get_args(View)
 Key = tuple[str, str]  # moment, mode
 ACCURACY = "accuracy"
+ENVIRONMENT = "environment.json"
 MOMENTS = ("after_aggregation", "after_training", "before")  # the headline is the first one logged
 
 
@@ -46,6 +49,7 @@ class Scores:
     clients: tuple[str, ...]
     accuracy: Floats
     samples: Floats
+    facts: MetricFacts = facts_of.ACCURACY
 
     def mean(self) -> float | None:
         """The mean over clients, each counting once."""
@@ -62,7 +66,8 @@ class Scores:
 
     def worst_tenth(self) -> float | None:
         """The mean of the worst tenth of the clients, rounded up to whole clients."""
-        return _mean(np.sort(self.accuracy)[: math.ceil(len(self.accuracy) / 10)])
+        ranked = np.sort(self.accuracy) if self.facts.higher_is_better else -np.sort(-self.accuracy)
+        return _mean(ranked[: math.ceil(len(ranked) / 10)])
 
     def per_client(self) -> dict[str, float]:
         """The accuracy of each client."""
@@ -102,13 +107,14 @@ class Series:
     samples: Floats
     validation: Floats
     further: dict[str, Floats] = field(default_factory=dict)  # measures besides the one a client is judged by
+    facts: MetricFacts = facts_of.ACCURACY  # direction and range of what clients are judged by
 
     def at(self, row: int) -> Scores:
         """The test scores of the `row`-th evaluated round."""
         part = self._part(row)
         keep = np.isfinite(self.accuracy[part])
         clients = tuple(self.names[index] for index in self.client[part][keep])
-        return Scores(clients, self.accuracy[part][keep], np.nan_to_num(self.samples[part][keep]))
+        return Scores(clients, self.accuracy[part][keep], np.nan_to_num(self.samples[part][keep]), self.facts)
 
     def means(self, values: Floats) -> Floats:
         """The mean over clients of `accuracy` or `validation` in every round, NaN where there is none."""
@@ -123,7 +129,8 @@ class Series:
             evaluated = np.flatnonzero(np.isfinite(test))
             return int(evaluated[-1]) if len(evaluated) else None
         guide = test if view == "best_by_test" else self.means(self.validation)
-        return int(np.nanargmax(guide)) if np.isfinite(guide).any() else None
+        best = np.nanargmax if self.facts.higher_is_better else np.nanargmin
+        return int(best(guide)) if np.isfinite(guide).any() else None
 
     def scores(self, view: View) -> Scores:
         """The test scores in the round of a view; `NOBODY` where the view has no round."""
@@ -161,7 +168,10 @@ class Series:
         if not band:
             return Curve(label, rounds, mean)
         spread = np.array([values.std() for values in accuracies])
-        return Curve(label, rounds, mean, np.clip(mean - spread, 0, 1), np.clip(mean + spread, 0, 1))
+        low, high = self.facts.low, self.facts.high
+        return Curve(
+            label, rounds, mean, np.clip(mean - spread, low, high), np.clip(mean + spread, low, high)
+        )
 
     def _part(self, row: int) -> slice:
         return slice(int(self.starts[row]), int(self.starts[row + 1]))
@@ -174,6 +184,12 @@ class Metrics:
     series: dict[Key, Series]
     held_out: dict[Key, Series]
     names: dict[str, str] = field(default_factory=dict)  # client → its metric, where not all have accuracy
+    stored: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # facts of the run's own metrics
+
+    @property
+    def facts(self) -> MetricFacts:
+        """Direction and range of what clients are judged by."""
+        return judged_by(self.names, self.stored)
 
     def headline(self, when: str | None = None, mode: str | None = None) -> Key | None:
         """The series a run is judged by; None when nothing was logged.
@@ -321,14 +337,23 @@ def read_metrics(path: Path) -> Metrics:
     """Read `metrics.jsonl`, given as such or by its folder. Of a value logged twice the later one counts."""
     path = path if path.suffix == ".jsonl" else path / "metrics.jsonl"
     lines = _flat(read_table(path, METRICS))
+    stored = (read_mapping(path.with_name(ENVIRONMENT)) or {}).get("metrics") or {}
     names = tuple(sorted(lines["client"].unique().to_pylist(), key=natural))
     lines = lines.append_column("place", pc.index_in(lines["client"], pa.array(names, pa.string())))
     first = lines.group_by(_SERIES).aggregate([("line", "min")]).sort_by("line_min")
+    judges = _metrics_by_client(lines, names)
+    facts = judged_by(judges, stored)
     series: dict[bool, dict[Key, Series]] = {False: {}, True: {}}
     for held_out, when, mode in zip(*(first[name].to_pylist() for name in _SERIES), strict=True):
         own = (pc.field("held_out") == held_out) & (pc.field("when") == when) & (pc.field("mode") == mode)
-        series[held_out][when, mode] = _series(names, lines.filter(own))
-    return Metrics(series[False], series[True], _metrics_by_client(lines, names))
+        series[held_out][when, mode] = _series(names, lines.filter(own), facts)
+    return Metrics(series[False], series[True], judges, stored)
+
+
+def judged_by(names: Mapping[str, str], stored: Mapping[str, Mapping[str, Any]] | None = None) -> MetricFacts:
+    """The facts of what clients are judged by, given the metric of each (empty: accuracy)."""
+    each = dict.fromkeys(names.values()) or [ACCURACY]
+    return facts_of.common_facts([facts_of.metric_facts(name, stored) for name in each])
 
 
 def _flat(table: pa.Table) -> pa.Table:
@@ -359,8 +384,8 @@ def _score(parts: pa.Table, part: str) -> pa.ChunkedArray:
 
 def _further(parts: pa.Table) -> dict[str, pa.ChunkedArray]:
     """The columns of the other numbers in `test`, without the one that a client is judged by."""
-    known = {"loss", *(entry.name for entry in _PART)}
-    metric = parts["test.metric"].fill_null("")
+    known = {"loss", *(entry.name for entry in _PART)} - {ACCURACY}
+    metric = pc.coalesce(parts["test.metric"], ACCURACY)
     further = {}
     for entry in parts.schema:
         name = entry.name.removeprefix("test.")
@@ -374,7 +399,7 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
-def _series(names: tuple[str, ...], lines: pa.Table) -> Series:
+def _series(names: tuple[str, ...], lines: pa.Table, facts: MetricFacts) -> Series:
     values = lines.sort_by([(name, "ascending") for name in ("round", "place", "line")])
     value = np.stack([values["round"].to_numpy(), values["place"].to_numpy()])
     latest = np.append(np.diff(value).any(0), True)  # of several lines with one round and client the last
@@ -389,6 +414,7 @@ def _series(names: tuple[str, ...], lines: pa.Table) -> Series:
         samples=values["samples"].to_numpy(),
         validation=values["validation"].to_numpy(),
         further=_further_values(values),
+        facts=facts,
     )
 
 

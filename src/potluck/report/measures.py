@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from potluck.core.metrics import MetricFacts, metric_facts
+from potluck.core.metrics import metric_facts
 from potluck.report.format import NOTHING, hundredths, measured, metric_name, percent, points
 
 Stored = Mapping[str, Mapping[str, Any]]  # metric → its facts as a run folder keeps them
@@ -81,7 +81,7 @@ def signed(value: float | None) -> str:
 
 def measure_named(name: str, stored: Stored | None = None) -> Measure:
     """One metric; `stored` are the facts of metrics that this library does not know."""
-    facts = _facts(name, stored or {})
+    facts = metric_facts(name, stored)
     return Measure(metric_name(name), facts.is_share, facts.higher_is_better)
 
 
@@ -91,15 +91,3 @@ def measure_of(metrics: Mapping[str, str] | None, stored: Stored | None = None) 
     found = [measure_named(name, stored) for name in names]
     share, higher = all(one.is_share for one in found), any(one.higher_is_better for one in found)
     return Measure(measured(metrics), share, higher)
-
-
-def _facts(name: str, stored: Stored) -> MetricFacts:
-    entry = stored.get(name)
-    if entry is None:
-        return metric_facts(name)
-    low, high = (_end(entry.get(end), default) for end, default in (("low", -math.inf), ("high", math.inf)))
-    return MetricFacts(name, bool(entry.get("higher_is_better", True)), low, high)
-
-
-def _end(value: Any, default: float) -> float:
-    return float(value) if isinstance(value, int | float) else default

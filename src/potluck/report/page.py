@@ -17,6 +17,7 @@ import yaml
 from potluck.errors import RunError
 from potluck.files import write_whole
 from potluck.report import plots
+from potluck.report.again import again
 from potluck.report.format import (
     capital,
     count,
@@ -39,6 +40,7 @@ from potluck.report.sheets import (
     run_sheet,
 )
 
+_ELSEWHERE = ("models", "settings")  # what other parts of the page show of environment.json
 _Part = dict[str, Any] | None  # what the template of a section needs; None leaves the section out
 
 # --- a run ----------------------------------------------------------------------------------------------
@@ -82,6 +84,8 @@ def write_report(folder: Path) -> Path:
         "subtitle": _subtitle(run),
         "measure": capital(run.measure.name),
         "cards": _cards(run),
+        "stopped": run.summary.get("stopped"),
+        "advice": run.summary.get("advice") or [],
         "failures": _failures(run),
         "curves": _curves(run),
         "protocols": _protocols(run),
@@ -90,10 +94,9 @@ def write_report(folder: Path) -> Path:
         "further": run_further_sheet(run.summary),
         "split": split_part(run.split),
         "contract": _contract(run.contract),
-        "folder": f"{run.folder.resolve().parent.name}/{run.folder.name}",
+        "again": again(run.folder, run.config, run.environment),
         "settings": yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True),
-        # The models are in the table of clients.
-        "environment": {name: value for name, value in run.environment.items() if name != "models"},
+        "environment": {name: value for name, value in run.environment.items() if name not in _ELSEWHERE},
     }
     path = run.folder / "report.html"
     write_whole(path, render("run.html.j2", context))

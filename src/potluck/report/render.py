@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from potluck.report.format import NOTHING, text
 
 SortKey = str | float | None
+WIDTH = 110  # characters in a line where there is no terminal
 
 # --- sheets ---------------------------------------------------------------------------------------------
 
@@ -128,3 +130,11 @@ def _escaped(text: str) -> str:
     for special in ("\\", "|", "`", "*", "_", "<", ">", "]("):
         text = text.replace(special, f"\\{special}")
     return " ".join(text.split())
+
+
+def console_on(stderr: bool) -> Console:
+    """A console on standard error or output, wide enough for tables where there is no terminal."""
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
+    return console

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
 
+from potluck.core.metrics import metric_facts
 from potluck.report.format import rounded, whole
 from potluck.report.log import (
     LEDGER,
@@ -36,6 +37,8 @@ def summarise(source: Path | Metrics, when: str | None = None, mode: str | None 
     - `metrics`: what each client is measured by, where a task has a score of its own in place of accuracy; also
       for clients whose score is undefined.
     - `measured`: every moment and mode in its last evaluated round, where there are several.
+    - `metric`: what clients are judged by; `metric_facts`: the direction and range of that and of `further`. Both
+      only where there is more than accuracy.
     - `further`: what else the tasks measure, each as the mean over the clients that have it.
     """
     metrics = source if isinstance(source, Metrics) else read_metrics(source)
@@ -49,6 +52,8 @@ def summarise(source: Path | Metrics, when: str | None = None, mode: str | None 
         block["further"] = further
     if len(metrics.series) > 1:
         block["measured"] = [_brief(found, one) for found, one in metrics.series.items()]
+    if series and (metrics.names or "further" in block):
+        block |= {"metric": metrics.facts.name, "metric_facts": _facts(metrics, block.get("further", ()))}
     if key and key in metrics.held_out:
         held_out = metrics.held_out[key].scores("last")
         block["held_out"] = {"clients": len(held_out.clients), "last": rounded(held_out.mean())}
@@ -60,6 +65,13 @@ def _brief(key: Key, series: Series) -> dict[str, Any]:
     last = series.scores("last")
     numbers = {"last": last.mean(), "std_over_clients": last.spread(), "worst_tenth": last.worst_tenth()}
     return {"when": key[0], "mode": key[1], **{name: rounded(value) for name, value in numbers.items()}}
+
+
+def _facts(metrics: Metrics, further: Iterable[str]) -> dict[str, Any]:
+    """Direction and range of everything the clients are measured by."""
+    names = dict.fromkeys([*metrics.names.values(), *further])
+    each = [metrics.facts, *(metric_facts(name, metrics.stored) for name in names)]
+    return {one.name: one.to_json() for one in each}
 
 
 def _views(series: Series | None) -> dict[str, Any]:

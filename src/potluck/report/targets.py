@@ -11,27 +11,34 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from potluck.core.metrics import ACCURACY, MetricFacts
 from potluck.errors import ConfigError
 from potluck.report.comparison import over_seeds
 from potluck.report.format import whole
-from potluck.report.log import LEDGER, read_config, read_metrics, read_table
+from potluck.report.log import LEDGER, Floats, Series, read_config, read_metrics, read_table
 from potluck.report.scores import DIRECTIONS, UNITS
 
 
-def check_targets(targets: Sequence[float]) -> None:
-    """Refuse a target that no score can reach."""
+def check_targets(targets: Sequence[float], facts: MetricFacts = ACCURACY) -> None:
+    """Refuse a target that no score can reach, or that every score has reached."""
     for target in targets:
-        if not 0 < target <= 1:
-            raise ConfigError(
-                f"the target {target:g} is no score; give numbers above 0 and up to 1, such as 0.9"
-            )
+        worst = facts.low if facts.higher_is_better else facts.high
+        if not facts.low <= target <= facts.high or target == worst:
+            such = "above 0 and up to 1, such as 0.9" if facts == ACCURACY else _range(facts)
+            raise ConfigError(f"the target {target:g} is no score; give numbers {such}")
+
+
+def _range(facts: MetricFacts) -> str:
+    better = "higher" if facts.higher_is_better else "lower"
+    return f"from {facts.low:g} to {facts.high:g}, as those of {facts.name} are, where {better} is better"
 
 
 def with_targets(
     comparison: Mapping[str, Any], runs: Mapping[str, Sequence[Path]], targets: Sequence[float]
 ) -> dict[str, Any]:
     """Add to the result of `compare_runs` what each target cost each method; `runs` are the folders by method."""
-    check_targets(targets)
+    for folders in runs.values():
+        check_targets(targets, read_metrics(folders[0]).facts)
     methods = [entry | {"targets": costs(runs[entry["method"]], targets)} for entry in comparison["methods"]]
     return {**comparison, "targets": list(targets), "methods": methods}
 
@@ -58,10 +65,16 @@ def run_costs(folder: Path, targets: Sequence[float]) -> list[dict[str, Any] | N
         return [None for _ in targets]
     series = metrics.series[key]
     means = np.round(series.means(series.accuracy), 6)
-    firsts = [next(iter(series.rounds[means >= target].tolist()), None) for target in targets]
+    firsts = [_first(series, means, target) for target in targets]
     ledger = read_table(folder / "ledger.jsonl", LEDGER)
     unsent = int(key[0] == "before")  # that moment comes before the messages of its round
     return [None if first is None else {"round": first, **_sent(ledger, first - unsent)} for first in firsts]
+
+
+def _first(series: Series, means: Floats, target: float) -> int | None:
+    """The first evaluated round whose mean is as good as a target."""
+    reached = (series.facts.reached(mean, target) for mean in means.tolist())
+    return next((int(at) for at, yes in zip(series.rounds, reached, strict=True) if yes), None)
 
 
 def _sent(ledger: pa.Table, last: int) -> dict[str, dict[str, int]]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from potluck.core.card import ClientId
+from potluck.core.dataset import Dataset
 from potluck.core.population import Population
 from potluck.core.task import Task
 from potluck.core.trial import attempt, sample_batch, trial_copy
@@ -17,6 +18,7 @@ from potluck.federation.federation import Federation
 from potluck.models import ModelPool
 
 ENOUGH = 8  # values per channel for a usable mean and variance in batch norm
+LARGE = 10.0  # of numbers to predict: far from what a fresh model gives, and its squared error is a hundred
 
 
 def advice(federation: Federation) -> Iterator[str]:
@@ -36,6 +38,9 @@ def advice(federation: Federation) -> Iterator[str]:
             f"{_count(population, uniform)} training samples of one class alone (client {uniform[0]}: {label}), "
             f"and can learn to name it whatever they see{federation.method.with_one_class}"
         )
+    if federation.precision == "tf32" and federation.device.type == "cpu":
+        yield "engine.precision: tf32 is for GPUs and changes nothing here: this run computes in float32"
+    yield from filter(None, (_about_labels(group.data) for group in federation.clients.groups))
     short = _too_small_for_batch_norm(federation)
     if short:
         smallest = min(short, key=lambda client: short[client])
@@ -53,6 +58,31 @@ def _count(population: Population, some: list[ClientId]) -> str:
 def _has_one_class(population: Population, client: ClientId) -> bool:
     task = population.task_of(client)
     return task.single_label and task.classes > 1 and len(population.classes_held(client)) == 1
+
+
+def _about_labels(data: Dataset) -> str | None:
+    """A class 0 that no sample has, or numbers of a scale that models do not start with."""
+    if not len(data):
+        return None
+    if data.task.kind == "regression":
+        return _about_numbers(data)
+    if data.task.single_label and int(data.y.min()) > 0:
+        return (
+            f"no sample of {data.name!r} has class 0, its labels reach from {int(data.y.min())} to "
+            f"{int(data.y.max())}, and models have an output for {data.task.counted}; number classes from 0"
+        )
+    return None
+
+
+def _about_numbers(data: Dataset) -> str | None:
+    y = data.y[: data.train_rows].double()
+    deviation, mean = float(y.std(0).max()), float(y.mean(0).abs().max())
+    if max(deviation, mean) <= LARGE:
+        return None
+    return (
+        f"the numbers to predict in {data.name!r} are large (mean {mean:.3g}, standard deviation {deviation:.3g}), "
+        "and the loss grows with their square; subtract the mean and divide by the deviation first"
+    )
 
 
 def _too_small_for_batch_norm(federation: Federation) -> dict[ClientId, int]:

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from potluck.core.dataset import Data
 from potluck.data import Split
-from potluck.engine.evaluate import check_modes
+from potluck.engine.evaluate import check_evaluation
 from potluck.engine.factory import player
 from potluck.engine.store.budget import check_memory
-from potluck.errors import RoundFailed, RunError
+from potluck.errors import RoundFailed
+from potluck.experiment.overrides import Override
 from potluck.experiment.schema import Experiment
 from potluck.federation.explain import explain
 from potluck.federation.federation import Federation
-from potluck.files import read_json, write_json, write_whole
+from potluck.files import write_json, write_whole
 from potluck.runs import pilots
-from potluck.runs.environment import check_version, environment
+from potluck.runs.environment import environment
 from potluck.runs.folder import RunFolder
 from potluck.runs.loop import Interrupted, Run
 from potluck.runs.observers import Observer, Observers
+from potluck.runs.observers.progress import progress_display
+from potluck.runs.observers.trackers import check_trackers
 from potluck.runs.result import RunResult
+from potluck.runs.resuming import Past
 
 
 def run(
@@ -33,13 +38,15 @@ def run(
     watcher: Observer | None = None,
     observers: Sequence[Observer] = (),
     given: tuple[Data, Split] | None = None,
+    progress: bool | None = None,
     **values: Any,
 ) -> RunResult:
     """Run an experiment: a ready one, or one made of the keyword values.
 
     `out` is the run folder, which must not exist; default `runs/<name>`, or the next free `runs/<name>-2`.
-    `observers` are told how the run goes (see `potluck.Observer`); `watcher` is one more, told first. `given` is
-    data and split that were made before, so that several runs can share them.
+    `progress` shows how far it is, unless False or `POTLUCK_PROGRESS=0`; advice is then a `PotluckAdvice` warning.
+    `observers` are told how the run goes (see `potluck.Observer`); `watcher` is one more, told first, in place of
+    the progress display. `given` is data and split that were made before, so that several runs can share them.
     """
     if experiment is not None and values:
         raise TypeError(
@@ -48,19 +55,27 @@ def run(
     experiment = experiment if experiment is not None else Experiment.make(**values)
     experiment = _ready(experiment)
     built = experiment.build(*(given or (None, None)))
-    check_modes(experiment.evaluate, built.method)
+    check_evaluation(experiment.evaluate, built)
     check_memory(experiment.engine.memory_bytes(), built.clients)
     wanted = Path(out) if out is not None else Path("runs") / experiment.name
+    check_trackers(experiment.track)
     folder = RunFolder.create(wanted, exact=out is not None)
-    told = _together(watcher, observers)
-    with folder.locked():
+    with folder.locked(), _told(watcher, observers, progress, built.method.name) as told:
         experiment, built = _tuned(experiment, built, folder, told)
         write_start(folder, experiment, built)
         return _play(experiment, folder, built, told, fresh=True)
 
 
-def _together(watcher: Observer | None, observers: Sequence[Observer]) -> Observer:
-    return Observers(*([] if watcher is None else [watcher]), *observers)
+@contextlib.contextmanager
+def _told(
+    watcher: Observer | None, observers: Sequence[Observer], progress: bool | None, label: str
+) -> Iterator[Observer]:
+    """All observers of a run as one: what shows it to the user, then the others."""
+    if watcher is not None:
+        yield Observers(watcher, *observers)
+        return
+    with progress_display(progress) as display:
+        yield Observers(display.watch(label), *observers)
 
 
 def _tuned(
@@ -74,7 +89,8 @@ def _tuned(
 
     def play(pilot: Experiment) -> Path:
         place = home / str(getattr(pilot.method, option.name))
-        return run(pilot, out=place, given=(federation.data, federation.split)).folder
+        quiet = Observer()
+        return run(pilot, out=place, given=(federation.data, federation.split), watcher=quiet).folder
 
     try:
         choice = pilots.tune(experiment, option, play, watcher.notice)
@@ -104,35 +120,33 @@ def write_start(folder: RunFolder, experiment: Experiment, federation: Federatio
 def resume(
     folder: Path | str,
     *,
+    rounds: int | None = None,
     watcher: Observer | None = None,
     observers: Sequence[Observer] = (),
     experiment: Experiment | None = None,
+    overrides: Sequence[Override] = (),
+    trust: bool = False,
+    progress: bool | None = None,
 ) -> RunResult:
     """Go on with a run after its last checkpoint, to the same end as if it had never stopped.
 
-    A run that was made from Python with one's own models or data needs the same `experiment` again. `watcher` and
-    `observers` as in `run`.
+    `rounds` extends it, also when it is finished: the logs are then those of a run that had as many rounds from the
+    start. A run that was made from Python with one's own models or data needs the same `experiment` again; any
+    other goes on with what its folder says, with `overrides` applied. What would change a number is refused by
+    name; where the work is done may change, and is written down. `trust` lets a folder of somebody else run the
+    code it names. `watcher`, `observers` and `progress` as in `run`.
     """
-    home = RunFolder(Path(folder))
-    if not home.path.is_dir():
-        raise RunError(f"there is no run folder {home.path}")
-    about = read_json(home / "environment.json")
-    check_version(home.path, about)
-    if experiment is None:
-        if not about["portable"]:
-            raise RunError(
-                f"{home.path} was run from Python with models or data of its own; "
-                "resume it there: potluck.resume(folder, experiment=…)"
-            )
-        experiment = Experiment.load(home / "config.yaml")
-    experiment = _ready(pilots.settled(experiment, home.path))
-    with home.locked():
-        federation = experiment.build(split=Split.load(home / "split.json"))
-        check_modes(experiment.evaluate, federation.method)
+    past = Past.read(RunFolder.begun(Path(folder)))
+    given = experiment if experiment is not None else past.experiment(overrides, rounds, trust)
+    experiment = _ready(past.going_on(given, rounds))
+    check_trackers(experiment.track)
+    with past.folder.locked(), _told(watcher, observers, progress, past.folder.path.name) as told:
+        federation = experiment.build(split=past.split())
+        check_evaluation(experiment.evaluate, federation)
         check_memory(experiment.engine.memory_bytes(), federation.clients)
-        if about["origins"] and about["origins"] != federation.clients.fingerprints():
-            raise RunError(f"the models given now start from other weights than those {home.path} began with")
-        return _play(experiment, home, federation, _together(watcher, observers), fresh=False)
+        past.check(experiment, federation)
+        past.record(experiment, federation)
+        return _play(experiment, past.folder, federation, told, fresh=False)
 
 
 def _ready(experiment: Experiment) -> Experiment:
@@ -152,5 +166,5 @@ def _play(
         return result
     going = Run(experiment, folder, federation, watcher)
     if not fresh:
-        going.checkpoints.restore()
+        going.restore()
     return going.play()

@@ -17,8 +17,9 @@ import yaml
 from potluck.core.dataset import Data
 from potluck.core.rng import Rng
 from potluck.data import Split
-from potluck.engine.evaluate import check_modes
+from potluck.engine.evaluate import check_evaluation, judged_by
 from potluck.errors import ConfigError, RunError
+from potluck.experiment.differences import first_difference
 from potluck.experiment.overrides import apply_override, read_yaml
 from potluck.experiment.plain import plain
 from potluck.experiment.schema import Experiment
@@ -113,7 +114,6 @@ def compare(
     Local. `variants` has what each label changes, for the page.
     """
     experiments = with_locals(experiments)
-    check_targets(targets)
     for label, experiment in experiments.items():
         check_rounds(rounds, experiment.training.rounds, experiment.evaluate.every, label)
     check_reference(against, experiments)
@@ -122,7 +122,7 @@ def compare(
     data = first.load_data()
     splits = {seed: first.variant(seed=seed).make_split(data) for seed in seeds}
     for experiment in experiments.values():
-        check(experiment.variant(seed=seeds[0]), data, splits[seeds[0]])
+        check(experiment.variant(seed=seeds[0]), data, splits[seeds[0]], targets)
     _make_folder(home.path, first)
     folders: dict[str, list[Path]] = {}
     with home.locked():
@@ -150,9 +150,11 @@ def compare(
     return Comparison(home.path, comparison)
 
 
-def check(experiment: Experiment, data: Data, split: Split) -> None:
-    """Refuse an experiment that cannot work, before another one has trained for hours."""
-    check_modes(experiment.evaluate, experiment.build(data, split).method)
+def check(experiment: Experiment, data: Data, split: Split, targets: Sequence[float] = ()) -> None:
+    """Refuse an experiment that cannot work, or a target, before another one has trained for hours."""
+    federation = experiment.build(data, split)
+    check_evaluation(experiment.evaluate, federation)
+    check_targets(targets, judged_by(experiment.evaluate, federation))
 
 
 def _make_folder(path: Path, experiment: Experiment) -> None:
@@ -206,7 +208,7 @@ class _Part:
         check_version(self.folder, about)
         experiment = settled(self.experiment, self.folder)
         there, wanted = read_config(self.folder), yaml.safe_load(experiment.to_yaml())
-        key = _first_difference(there, wanted)
+        key = first_difference(there, wanted)
         if key is not None:
             raise RunError(
                 f"{self.folder} was run with other settings ({key}); choose another folder with --out, "
@@ -232,15 +234,3 @@ class _Part:
             return False
         rounds: int = read_json(self.folder / "summary.json")["rounds"]
         return rounds == self.experiment.training.rounds
-
-
-def _first_difference(there: Any, wanted: Any, path: str = "") -> str | None:
-    """The first key under which two experiments differ, with both values."""
-    if isinstance(there, dict) and isinstance(wanted, dict):
-        for key in [*there, *(key for key in wanted if key not in there)]:
-            inner = f"{path}.{key}" if path else str(key)
-            found = _first_difference(there.get(key), wanted.get(key), inner)
-            if found is not None:
-                return found
-        return None
-    return None if there == wanted else f"{path}: {there} there, {wanted} here"

@@ -1,4 +1,4 @@
-"""What the numbers of a run depend on besides the experiment: versions, device, threads, precision."""
+"""What the numbers of a run depend on: settings, data and code by content, versions, device, threads, precision."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from typing import Any
 import torch
 
 from potluck.errors import RunError
+from potluck.experiment.export import to_values
+from potluck.experiment.origins import registered_here
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.runs.folder import FORMAT
+from potluck.runs.own_code import own_code
 from potluck.version import __version__
 
 
@@ -42,25 +45,39 @@ def precision(name: str) -> Iterator[None]:
 
 
 def environment(experiment: Experiment, federation: Federation) -> dict[str, Any]:
-    """What `environment.json` says about the machine and the versions of a run."""
-    device = federation.device
+    """What `environment.json` says: the settings, what they stand for by content, machine and versions."""
+    settings = to_values(experiment)
     origins = {} if experiment.portable else federation.clients.fingerprints()
     return {
         "format": FORMAT,
         "potluck": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "platform": f"{platform.system()} {platform.machine()}",
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        **machine(federation),
         "portable": experiment.portable,
+        "registered": registered_here(experiment.method.name, experiment.groups, experiment.plugins),
+        "settings": settings,
+        "code": own_code(settings),
+        "split": federation.split.hash,
         **data_facts(federation),
         "origins": origins,
+        "metrics": {name: own.facts.to_json() for name, own in federation.clients.metrics.items()},
         "modes": list(federation.method.modes),
+        "changes": [],  # what was changed while the run went on, and after which round
         "models": {
             client: federation.population.label(client) for client in federation.population.ids[:1000]
         },
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": " ".join(Path(word).name if number == 0 else word for number, word in enumerate(sys.argv)),
+    }
+
+
+def machine(federation: Federation) -> dict[str, str]:
+    """Versions and device, which may change the last digits."""
+    device = federation.device
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
     }
 
 

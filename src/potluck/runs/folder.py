@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from potluck.errors import RunError
+from potluck.files import read_json, write_whole
 
-FORMAT = 1  # version of the layout; a folder with another one is not resumed
+FORMAT = 2  # version of the layout; a folder with another one is not resumed
+START = ("environment.json", "split.json", "config.yaml")  # written before the first round, in this order
 LOGS = ("metrics.jsonl", "ledger.jsonl", "timing.jsonl", "observations.jsonl")
 
 
@@ -40,13 +42,44 @@ class RunFolder:
             except OSError as error:
                 raise RunError(f"cannot make the folder {path}: {error.strerror or error}") from error
 
+    @classmethod
+    def begun(cls, path: Path) -> RunFolder:
+        """The folder of a run that has begun; anything else is refused."""
+        if not path.is_dir():
+            raise RunError(f"there is no run folder {path}")
+        folder = cls(path)
+        missing = next((name for name in START if not (folder / name).is_file()), None)
+        if missing is not None:
+            raise RunError(
+                f"{path} cannot be resumed: it has no {missing}, so it is no run folder, or its run was stopped "
+                "before the first round; start the run anew"
+            )
+        inside = (*LOGS, ".lock", "checkpoints")  # written into, or cleared of what is not needed
+        link = next((name for name in inside if (folder / name).is_symlink()), None)
+        if link is not None:
+            raise RunError(
+                f"{path}: {link} is a link to another place, which is not written into; put it here instead"
+            )
+        return folder
+
+    def about(self) -> dict[str, Any]:
+        """What `environment.json` says."""
+        about = read_json(self / "environment.json")
+        if not isinstance(about, dict):
+            raise RunError(f"{self / 'environment.json'} was not written by potluck: it is no mapping")
+        return about
+
     def __truediv__(self, name: str) -> Path:
         return self.path / name
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the folder, so that no other process works in it at the same time."""
-        with (self / ".lock").open("w") as file:
+        try:
+            opened = (self / ".lock").open("w")
+        except OSError as error:
+            raise RunError(f"cannot write into {self.path}: {error.strerror or error}") from error
+        with opened as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -62,12 +95,40 @@ class RunFolder:
         except OSError as error:
             raise RunError(f"cannot write {self / name}: {error.strerror or error}") from error
 
+    def lines(self, name: str) -> Iterator[dict[str, Any]]:
+        """The lines of a log, none if it does not exist."""
+        if (self / name).exists():
+            with (self / name).open(encoding="utf-8") as file:
+                yield from map(json.loads, file)
+
     def offsets(self) -> dict[str, int]:
         """The length of every log in bytes, as a checkpoint notes it."""
         return {name: (self / name).stat().st_size if (self / name).exists() else 0 for name in LOGS}
 
-    def cut(self, offsets: Mapping[str, int]) -> None:
-        """Cut every log back to its length at a checkpoint; a log without one becomes empty."""
-        for name in LOGS:
-            if (self / name).exists():
-                os.truncate(self / name, offsets.get(name, 0))
+    def cut(self, offsets: Mapping[str, int], shorter: bool = False) -> None:
+        """Cut every log back to its length at a checkpoint; a log without one becomes empty.
+
+        A log that has lost lines is refused, unless it may be `shorter`: see `drop_evaluations`.
+        """
+        for name, size in self.offsets().items():
+            length = offsets.get(name, 0)
+            if size < length and not shorter:
+                raise RunError(f"{self / name} is shorter than at the last checkpoint: lines of it are lost")
+            if size > length:
+                os.truncate(self / name, length)
+
+    def drop_evaluations(self, round_: int) -> bool:
+        """Take the evaluation of a round out of the logs; whether there was one."""
+        dropped = False
+        for name in ("metrics.jsonl", "ledger.jsonl"):
+            lines = (self / name).read_bytes().splitlines(keepends=True) if (self / name).exists() else []
+            kept = [line for line in lines if not _is_evaluation(json.loads(line), round_)]
+            if len(kept) < len(lines):
+                write_whole(self / name, b"".join(kept))
+                dropped = True
+        return dropped
+
+
+def _is_evaluation(line: Mapping[str, Any], round_: int) -> bool:
+    """Whether a line of a log says what clients measured in a round, or what was sent to them for that."""
+    return bool(line["round"] == round_ and line.get("purpose", "evaluate") == "evaluate")

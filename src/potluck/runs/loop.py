@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from potluck.core.card import ClientId
+from potluck.core.metrics import metric_facts
 from potluck.core.server import Server
 from potluck.engine.cohort import Cohort
 from potluck.engine.evaluate import Examined, Examiner, Moment, read_together, score_of
@@ -22,6 +24,7 @@ from potluck.engine.store.state_files import StateFiles
 from potluck.errors import RoundFailed
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
+from potluck.report.again import to_go_on
 from potluck.report.format import measured
 from potluck.runs.environment import precision, threads
 from potluck.runs.folder import RunFolder
@@ -29,6 +32,7 @@ from potluck.runs.observers import Observer, Observers, RoundEnd, StopRun
 from potluck.runs.observers.advisor import Advisor
 from potluck.runs.observers.checkpoints import Checkpointer
 from potluck.runs.observers.logs import RoundLogs
+from potluck.runs.observers.trackers import make_trackers
 from potluck.runs.result import RunResult, conclude
 from potluck.runs.state import RunState
 from potluck.signals import held_back
@@ -37,8 +41,8 @@ from potluck.signals import held_back
 class Interrupted(KeyboardInterrupt):
     """A run was stopped by hand, after a checkpoint."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(f"stopped; go on with: potluck resume {folder}")
+    def __init__(self, folder: Path, onward: str) -> None:
+        super().__init__(f"stopped; go on with: {onward}")
         self.folder = folder
 
 
@@ -67,36 +71,50 @@ class Run:
         self.rounds = Rounds(federation, self.engine, name=experiment.name)
         self.state = RunState(self.rounds, self.store)
         self.examiner = Examiner(self.rounds, experiment.evaluate, self.last, told.notice)
-        self.logs = RoundLogs(folder)
+        self.logs = RoundLogs(folder, experiment.evaluate.predictions == "last")
         self.checkpoints = Checkpointer(
             folder, self.state, experiment.checkpoint.every, durable=engine is not None
         )
         # Advice looks at the clients' models and samples, which the server of other engines may not know.
-        advisors = [Advisor(federation, told.advise)] if engine is None else []
-        self.observers = Observers(told, *advisors, self.checkpoints)
-        self._headline: tuple[float | None, str] = (None, "accuracy")
+        self.advisors = [Advisor(federation, told.advise)] if engine is None else []
+        # First, so that no other observer that ends the run keeps a round from them.
+        self.trackers = make_trackers(experiment, folder, told)
+        self.observers = Observers(*self.trackers, told, *self.advisors, self.checkpoints)
+        self.stopped: str | None = None  # why the run ended before its last round
+        self._headline = _Headline()
+
+    def restore(self) -> None:
+        """Go back to the last checkpoint, or to the start if there is none."""
+        self.checkpoints.restore(self.examiner.is_due)
 
     def play(self) -> RunResult:
         """Play the remaining rounds and write summary and report; Ctrl-C keeps all whole rounds."""
         try:
             self._play_rounds()
             result = conclude(
-                self.folder, self.experiment, self.federation, self.state, reported=self.examiner.modes[0]
+                self.folder,
+                self.experiment,
+                self.federation,
+                self.state,
+                reported=self.examiner.modes[0],
+                advice=[sentence for advisor in self.advisors for sentence in advisor.sentences],
+                stopped=self.stopped,
             )
+            self.observers.end(self.folder.path)
+            return result
         except KeyboardInterrupt as error:
-            raise Interrupted(self.folder.path) from error
-        self.observers.end(self.folder.path)
-        return result
+            raise Interrupted(self.folder.path, self._onward) from error
+        finally:
+            for tracker in self.trackers:
+                tracker.close()
 
     def _play_rounds(self) -> None:
         try:
             method = self.federation.method.name
             self.observers.begin(self.experiment.name, method, self.last, self.state.round)
-            with (
-                threads(self.experiment.engine.threads),
-                precision(self.federation.precision),
-                contextlib.suppress(StopRun),
-            ):
+            with threads(self.experiment.engine.threads), precision(self.federation.precision), self._stops():
+                for found in past_examinations(self.folder):
+                    self.observers.recall(found)
                 while self.state.round < self.last:
                     self._tell(self._play_round(self.state.round + 1))
             self.checkpoints.save()
@@ -109,6 +127,15 @@ class Run:
             self.engine.close()
             self.checkpoints.close()
             self.store.close()
+
+    @contextlib.contextmanager
+    def _stops(self) -> Iterator[None]:
+        """Let an observer end the rounds; its reason is kept if it ends them early."""
+        try:
+            yield
+        except StopRun as stop:
+            if self.state.round < self.last:
+                self.stopped = str(stop) or "an observer asked for it"
 
     def _play_round(self, round_: int) -> RoundEnd:
         """Play one round and log it; if anything fails before it is logged, nothing of it stays."""
@@ -128,6 +155,11 @@ class Run:
             self.observers.examined(found)
         self.observers.round(end)
 
+    @property
+    def _onward(self) -> str:
+        """How to go on with the run."""
+        return to_go_on(self.folder.path, self.experiment.portable)
+
     def _cohort(self, round_: int) -> tuple[ClientId, ...]:
         return self.federation.population.cohort(round_)
 
@@ -142,7 +174,7 @@ class Run:
                 if attempt == attempts:
                     raise RoundFailed(
                         f"{error} (tried {attempts} times; the run is kept up to round {round_ - 1}: "
-                        f"potluck resume {self.folder.path})"
+                        f"{self._onward})"
                     ) from error
                 self.observers.notice(f"{error}; trying again")
         raise AssertionError("unreachable: attempts is at least 1")
@@ -184,23 +216,33 @@ class Run:
         tests = played.examined[-1].parts() if played.examined else {}
         scores = [score for test in tests.values() if (score := score_of(test)) is not None]
         if scores:
-            measure = measured({client: test.get("metric", "accuracy") for client, test in tests.items()})
-            self._headline = sum(scores) / len(scores), measure
+            metrics = {client: test.get("metric", "accuracy") for client, test in tests.items()}
+            shares = all(metric_facts(metric).is_share for metric in metrics.values())
+            self._headline = _Headline(sum(scores) / len(scores), measured(metrics), shares)
         losses = [test["loss"] for test in tests.values() if test["loss"] is not None]
-        accuracy, measure = self._headline
         return RoundEnd(
             round_,
             self.last,
-            accuracy,
+            self._headline.accuracy,
             sum(losses) / len(losses) if losses else None,
             seconds,
-            measure,
+            self._headline.measure,
+            self._headline.is_share,
             examined=played.examined,
             ledger=played.ledger.lines,
             observations=observations(self.rounds.server),
             timing=played.seconds | {"seconds": seconds},
             failures=played.failures,
         )
+
+
+@dataclass(frozen=True)
+class _Headline:
+    """The mean score over clients when they were last measured."""
+
+    accuracy: float | None = None
+    measure: str = "accuracy"
+    is_share: bool = True
 
 
 @dataclass(frozen=True)
@@ -211,6 +253,14 @@ class _Attempt:
     examined: list[Examined]
     failures: dict[ClientId, str]
     seconds: dict[str, float]
+
+
+def past_examinations(folder: RunFolder) -> Iterator[Examined]:
+    """The evaluations that are in the log of a run, in order."""
+    for (round_, when), lines in groupby(
+        folder.lines("metrics.jsonl"), lambda line: (line["round"], line["when"])
+    ):
+        yield Examined(round_, when, tuple(lines))
 
 
 def observations(server: Server) -> list[dict[str, Any]]:

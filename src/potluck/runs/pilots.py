@@ -29,29 +29,33 @@ def tune(
 
     `play` runs a pilot and gives its folder; `tell` hears how each one did.
     """
-    curve = []
+    curve, better_high = [], True
     for value in option.candidates:
-        point = {"value": value} | _scored(play(_pilot(experiment, option, value)))
+        folder = play(_pilot(experiment, option, value))
+        point, better_high = {"value": value} | _scored(folder), read_metrics(folder).facts.higher_is_better
         curve.append(point)
         tell(
             f"{option.name} = {value}: validation accuracy {point['validation']:.1%} after "
             f"{option.how.rounds} rounds, {point['bytes']} bytes per client and round"
         )
-    chosen = choose(curve, option.how.tolerance)
+    chosen = choose(curve, option.how.tolerance, better_high)
     tell(f"{option.name} = {chosen} is chosen")
     about = {"option": option.name, "chosen": chosen, "rounds": option.how.rounds}
     return about | {"tolerance": option.how.tolerance, "curve": curve}
 
 
-def choose(curve: Sequence[dict[str, Any]], tolerance: float) -> int:
-    """The smallest value whose validation accuracy is within the tolerance of the best.
+def choose(curve: Sequence[dict[str, Any]], tolerance: float, higher_is_better: bool = True) -> int:
+    """The smallest value whose validation accuracy, or other score, is within the tolerance of the best.
 
     >>> curve = [{"value": 1, "validation": 0.5}, {"value": 2, "validation": 0.79}, {"value": 4, "validation": 0.8}]
     >>> choose(curve, 0.01), choose(curve, 0.0)
     (2, 4)
+    >>> choose(curve, 0.0, higher_is_better=False)
+    1
     """
-    floor = max(point["validation"] for point in curve) - tolerance - 1e-9  # allow for rounding
-    return int(min(point["value"] for point in curve if point["validation"] >= floor))
+    sign = 1 if higher_is_better else -1
+    floor = max(sign * point["validation"] for point in curve) - tolerance - 1e-9  # allow for rounding
+    return int(min(point["value"] for point in curve if sign * point["validation"] >= floor))
 
 
 def settled(experiment: Experiment, folder: Path) -> Experiment:
@@ -72,9 +76,11 @@ def _pilot(experiment: Experiment, option: OpenOption, value: int) -> Experiment
     rounds, modes = option.how.rounds, experiment.evaluate.modes
     first = "first" if isinstance(modes, str) else modes[:1]
     return with_option(experiment, option.name, value).variant(
+        track={},
         training=experiment.training.model_copy(update={"rounds": rounds}),
         evaluate=experiment.evaluate.model_copy(
             update={"every": rounds, "who": "all", "when": ("after_aggregation",), "modes": first}
+            | {"predictions": "none"}
         ),
     )
 

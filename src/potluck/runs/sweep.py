@@ -184,7 +184,9 @@ def check_sweep(settings: Mapping[str, Mapping[str, Experiment]]) -> None:
         split = first.make_split(data)
         for experiment in experiments.values():
             check(
-                experiment.variant(engine=experiment.engine.model_copy(update={"device": "cpu"})), data, split
+                experiment.variant(engine=experiment.engine.on_cpu()),
+                data,
+                split,
             )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
@@ -18,6 +20,7 @@ from potluck.core.method import Method
 from potluck.core.packed import State
 from potluck.core.rng import Rng
 from potluck.core.streams import Stream
+from potluck.core.task import Task
 from potluck.data import ClientSplit, Split, from_arrays
 from potluck.engine.cohort import Cohort
 from potluck.engine.protocol import Engine
@@ -49,12 +52,17 @@ class Bench:
         self.options = _options(method)
         self.models = models
         self.make_engine = make_engine
-        self.settings: dict[str, Any] = {
-            "training": {"epochs": 2, "batch_size": 4, "optimizer": {"lr": 0.05, "momentum": 0.9}},
-            "engine": {"device": "cpu"},
-        } | settings
+        self.settings: dict[str, Any] = {"training": _training(0.05), "engine": {"device": "cpu"}} | settings
         self.data, self.public = _tiny_data("check"), _tiny_data("public")
         self.split = _tiny_split(self.data)
+
+    def with_numbers(self, outputs: int) -> Bench:
+        """The same clients with numbers to predict instead of a class: regression, whose loss is steeper."""
+        other = copy.copy(self)
+        if self.settings["training"] == _training(0.05):
+            other.settings = self.settings | {"training": _training(0.001)}
+        other.data = _as_numbers(self.data, outputs)
+        return other
 
     def build(self, method: Mapping[str, Any] | None = None) -> Federation:
         """A fresh federation, with nothing in it from another one."""
@@ -129,6 +137,10 @@ class Played:
         return other
 
 
+def _training(lr: float) -> dict[str, Any]:
+    return {"epochs": 2, "batch_size": 4, "optimizer": {"lr": lr, "momentum": 0.9}}
+
+
 def _options(method: AnyMethod) -> dict[str, Any]:
     if isinstance(method, str):
         options: dict[str, Any] = {"name": method}
@@ -147,6 +159,13 @@ def _tiny_data(name: str) -> Dataset:
     )
     x = draw.normal(size=(len(y), 1, 8, 8)).astype(np.float32) + y[:, None, None, None]
     return from_arrays(x.astype(np.float32), y, classes=CLASSES, name=name)
+
+
+def _as_numbers(data: Dataset, outputs: int) -> Dataset:
+    y = data.x.flatten(1)[:, :outputs] - data.y[:, None]
+    names = tuple(f"number {place}" for place in range(outputs))
+    task = Task("regression", outputs, data.task.input)
+    return dataclasses.replace(data, task=task, y=y[:, 0] if outputs == 1 else y, class_names=names)
 
 
 def _tiny_split(data: Dataset) -> Split:

@@ -18,9 +18,11 @@ from potluck.core.message import Message
 from potluck.core.method import Method
 from potluck.core.packed import State
 from potluck.core.rng import Rng
+from potluck.core.task import Task
 from potluck.engine.protocol import Answer, Examination
 from potluck.engine.serial import SerialEngine
-from potluck.testing.bench import DEFAULT_MODELS, AnyMethod, Bench, Played, listening
+from potluck.errors import ModelError, first_line
+from potluck.testing.bench import CLASSES, DEFAULT_MODELS, AnyMethod, Bench, Played, listening
 from potluck.testing.double_precision import double_precision
 from potluck.testing.faulty_engines import Losing, Repeating, Reversed, Spy, Taped
 from potluck.testing.leaks import contains, secrets_of
@@ -48,6 +50,26 @@ def clients_of_every_kind_work(bench: Bench) -> None:
         )[0]
         _require(isinstance(outcome, Answer), f"evaluation failed: {outcome}")
     _same(before, played.states(), "evaluation changed a state")
+
+
+def tasks_it_claims_work(bench: Bench) -> None:
+    """A method that takes more than classes learns numbers, too: none of its losses needs a class."""
+    if not bench.build().method.takes(Task("regression", 1, bench.data.task.input)):
+        return
+    try:
+        clients_of_every_kind_work(_to_predict_numbers(bench))
+    except Exception as error:  # whatever a loss that expects classes raises
+        sentence = f"it claims to take regression and fails there ({first_line(error)})"
+        raise AssertionError(f"{sentence}: use client.task.loss, or set tasks = 'classes'") from error
+
+
+def _to_predict_numbers(bench: Bench) -> Bench:
+    """One number, which no loss takes for classes; for modules with fixed outputs as many as there were classes."""
+    try:
+        bench.with_numbers(1).build()
+    except ModelError:
+        return bench.with_numbers(CLASSES)
+    return bench.with_numbers(1)
 
 
 def state_survives(bench: Bench) -> None:
@@ -191,6 +213,7 @@ def require_same_from_tape(eager: Played, taped: Played) -> None:
 CHECKS: tuple[Check, ...] = (
     check_only_refuses,
     clients_of_every_kind_work,
+    tasks_it_claims_work,
     state_survives,
     unsampled_clients_stay,
     only_declared_crosses,

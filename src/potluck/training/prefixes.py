@@ -37,8 +37,11 @@ def trained_parameters(holder: Holder, train: Sequence[str] | None) -> dict[str,
         for name, part in holder.parts.items()
         for key, value in part.trainable().items()
     }
-    if train is None:
+    if train is None and everything:
         return everything
+    if not everything:
+        raise ConfigError("nothing to train: no parameter requires a gradient; set requires_grad on some")
+    train = train or ()
     chosen = {name: value for name, value in everything.items() if closest_prefix(name, train) is not None}
     if not chosen:
         raise ConfigError(f"nothing to train under {', '.join(train)}; there is {', '.join(holder.parts)}")

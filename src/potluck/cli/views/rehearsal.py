@@ -60,9 +60,14 @@ def _notes(entry: Mapping[str, Any]) -> tuple[str, ...]:
     number = "one message" if len(messages) == 1 else f"{len(messages)} messages"
     return (
         f"In all {count(scalars)} scalars, {size(up)} in {number}; {size(down)} come to the site.",
-        f"Once, at enrolment: {_enrolment(entry['enrolment'])}. With every reply: {', '.join(REPORT)}.",
+        f"Once, at enrolment: {_enrolment(entry['enrolment'])}. With every reply: {', '.join(REPORT)}"
+        f"{_own(agreement['metrics'])}.",
         f"{agreement['method']} with {_options(agreement['options'])}.",
     )
+
+
+def _own(metrics: Sequence[str]) -> str:
+    return f" (beside those of its task: {', '.join(metrics)})" if metrics else ""
 
 
 def _enrolment(told: Mapping[str, Any]) -> str:

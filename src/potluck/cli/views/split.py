@@ -1,4 +1,4 @@
-"""Which client has which classes."""
+"""Which client has which classes, or which range of what it predicts, and its feature shift."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def split_entry(data: Dataset, split: Split) -> dict[str, Any]:
             "test": len(client.test),
             "counts": row.tolist(),
         }
+        | ({"shift": client.shift.to_json()} if client.shift else {})
         for client, row in zip(split.clients, counts, strict=True)
     ]
     classes = list(data.label_names) or [str(number) for number in range(data.label_count)]
@@ -43,14 +44,22 @@ def split_view(entry: Mapping[str, Any]) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for name in ("client", "train", "validation", "test"):
         table.add_column(name, justify="left" if name == "client" else "right")
+    shifted = any("shift" in client for client in clients)
+    if shifted:
+        table.add_column("shift")
     for name in classes if few else ("classes", "most of"):
         table.add_column(Text(name), justify="right", overflow="fold")
     for client in clients[:MOST_ROWS]:
         id = f"{client['id']} (held out)" if client["id"] in entry["held_out"] else client["id"]
         parts = [count(client[part]) for part in ("train", "validation", "test")]
         held = _shaded(client["counts"]) if few else _largest(client["counts"], classes)
-        table.add_row(Text(id), *parts, *held)
+        shift = [Text(_shift(client.get("shift")))] if shifted else []
+        table.add_row(Text(id), *parts, *shift, *held)
     return Group(table, Text("\n".join(_notes(entry))))
+
+
+def _shift(shift: Mapping[str, Any] | None) -> str:
+    return f"{shift['kind']} {shift['value']:g}" if shift else "none"
 
 
 def _shaded(counts: Sequence[int]) -> list[Text]:

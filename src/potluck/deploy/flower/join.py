@@ -36,6 +36,7 @@ class Joining:
     simulated: bool = False
     only: str = ""  # `worker` or `node`: start this half alone, the other runs as another user
     socket: Path | None = None  # between worker and node; default: a temporary one
+    metrics: tuple[str, ...] = ()  # functions of this site's own
 
     def check(self) -> None:
         """Refuse options that cannot work, before a process starts."""
@@ -49,7 +50,9 @@ class Joining:
             self.security.check(self.server, ("ca",))
         if self.only != "node" and not (self.model and self.data):
             raise ConfigError("--model and --data are missing: what does this client bring?")
-        own = [Path(word.rpartition(":")[0]) for word in (self.model, self.data) if ".py:" in word]
+        own = [
+            Path(word.rpartition(":")[0]) for word in (self.model, self.data, *self.metrics) if ".py:" in word
+        ]
         require_files(*own, self.accept, self.security.ca, self.security.node_key)
 
     def worker_words(self, socket_path: Path) -> list[str]:
@@ -58,6 +61,7 @@ class Joining:
         words += ["--model", self.model, "--data", self.data, "--home", str(self.home)]
         words += ["--socket", str(socket_path), "--device", self.device]
         words += ["--accept", str(self.accept)] if self.accept is not None else []
+        words += [word for metric in self.metrics for word in ("--metric", metric)]
         words += ["--shared"] if self.only == "worker" else []
         return words + (["--simulated"] if self.simulated else [])
 

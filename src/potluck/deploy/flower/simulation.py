@@ -21,7 +21,7 @@ from potluck.deploy.engine import FlowerEngine
 from potluck.deploy.flower.processes import START, Process, environment, installed
 from potluck.deploy.flower.relay import Relay
 from potluck.deploy.resident import Resident
-from potluck.deploy.run import begin, federated_run
+from potluck.deploy.run import begin, federated_run, refuse_predictions
 from potluck.deploy.site import Orders
 from potluck.deploy.wire import Enrolment, Order
 from potluck.engine import frames
@@ -58,7 +58,8 @@ def ready(experiment: Experiment) -> Experiment:
         )
     if experiment.engine.device not in ("auto", "cpu"):
         raise ConfigError("engine.device: flower-simulation computes on the CPU; use cpu")
-    return experiment.variant(engine=experiment.engine.model_copy(update={"device": "cpu"}))
+    refuse_predictions(experiment)
+    return experiment.variant(engine=experiment.engine.on_cpu())
 
 
 # --- the server's side ----------------------------------------------------------------------------------

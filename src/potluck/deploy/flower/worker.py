@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from potluck.deploy.resident import load_agreement
-from potluck.deploy.site import Site, model_entry
+from potluck.deploy.site import Site, metric_functions, model_entry
 from potluck.engine import frames
 from potluck.errors import MessageError, PotluckError
 from potluck.plugins import load_function
@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("client", "model", "data", "home", "socket"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--accept")
+    parser.add_argument("--metric", action="append", default=[])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--simulated", action="store_true")
     parser.add_argument("--shared", action="store_true")  # the group of the socket's folder may connect
@@ -80,6 +81,7 @@ def main(words: Sequence[str] | None = None) -> int:
             load_agreement(Path(given.accept)) if given.accept else None,
             given.device,
             given.simulated,
+            metric_functions(given.metric),
         )
         threading.Thread(target=_end_with_the_parent, daemon=True).start()
         site.home.mkdir(parents=True, exist_ok=True, mode=0o700)

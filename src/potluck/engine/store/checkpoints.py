@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,9 +98,10 @@ class Checkpoints:
         try:
             notes = json.loads(manifest.read_text())
             round_, server, names = notes.pop("round"), notes.pop("server"), notes.pop("clients")
+            _refuse_paths([server, *names.values()])
             clients = {client: check(self.folder / name) for client, name in names.items()}
             state = dict(safetensors.torch.load_file(self.folder / server))
-        except (OSError, KeyError, ValueError, SafetensorError) as error:
+        except (OSError, KeyError, ValueError, TypeError, AttributeError, SafetensorError) as error:
             raise RunError(f"the checkpoint in {os.fspath(self.folder)} cannot be read: {error}") from error
         self._named = {server, *names.values()}
         self._clean()
@@ -111,3 +112,10 @@ class Checkpoints:
         for path in self.folder.glob("*") if self.folder.is_dir() else ():
             if path.name not in {self.MANIFEST, *self._named}:
                 path.unlink()
+
+
+def _refuse_paths(names: Iterable[str]) -> None:
+    """A manifest names files beside it: those of another folder must be neither read nor removed."""
+    for name in names:
+        if Path(name).name != name:
+            raise ValueError(f"it names {name}, which is not a file beside it")

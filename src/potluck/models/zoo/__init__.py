@@ -12,4 +12,5 @@ from potluck.models.zoo import (  # noqa: F401
     small,
     text,
     transformer,
+    window,
 )

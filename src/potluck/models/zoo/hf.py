@@ -29,10 +29,10 @@ from potluck.core.task import Task
 from potluck.data.word_pieces import Pieces
 from potluck.errors import ModelError
 from potluck.models.hugging_face import add_lora, check_options, make_network, network_settings, network_width
+from potluck.models.outputs import PADDING
 from potluck.models.parts import Backbone
 from potluck.models.registry import InputKind, input_kind, register
 from potluck.models.zoo.dense import MapsHead
-from potluck.models.zoo.text import PADDING
 
 RANK = 16  # FedMuscle
 MASKED = -1e9  # finite in bfloat16 too: a text of nothing but padding must not become NaN

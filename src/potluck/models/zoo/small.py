@@ -78,13 +78,13 @@ def _convolution(inputs: int, outputs: int, norm: bool) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), *norms, nn.ReLU())
 
 
-@register("mlp-small", takes=("image", "vector"))
+@register("mlp-small", takes=("image", "vector", "window"))
 def mlp_small(task: Task, rep_dim: int | None = None) -> MLP:
     """One hidden layer of 128 before the representation."""
     return MLP(task, 1, rep_dim or WIDTH)
 
 
-@register("mlp-large", takes=("image", "vector"))
+@register("mlp-large", takes=("image", "vector", "window"))
 def mlp_large(task: Task, rep_dim: int | None = None) -> MLP:
     """Three hidden layers of 128 before the representation."""
     return MLP(task, 3, rep_dim or WIDTH)

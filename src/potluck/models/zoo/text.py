@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from potluck.core.model import Model
 from potluck.core.task import Task
 from potluck.errors import ModelError
+from potluck.models.outputs import PADDING
 from potluck.models.registry import register
 
 EMBEDDING = 64
 WIDTH = 64
-PADDING = 0
 
 
 class TextModel(Model):

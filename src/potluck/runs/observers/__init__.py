@@ -1,5 +1,6 @@
 """Observers of a run: logs, checkpoints, advice, and whatever a user adds."""
 
 from potluck.runs.observers.base import Observer, Observers, RoundEnd, StopRun, Watcher
+from potluck.runs.observers.stopping import EarlyStopping, TimeLimit
 
-__all__ = ["Observer", "Observers", "RoundEnd", "StopRun", "Watcher"]
+__all__ = ["EarlyStopping", "Observer", "Observers", "RoundEnd", "StopRun", "TimeLimit", "Watcher"]

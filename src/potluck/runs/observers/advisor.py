@@ -10,13 +10,14 @@ from potluck.runs.observers.base import Observer
 
 
 class Advisor(Observer):
-    """Tells the other observers what the user should know about a run that is about to start."""
+    """Tells the other observers what the user should know about a run that is about to start, and keeps it."""
 
     def __init__(self, federation: Federation, tell: Callable[[str], None]) -> None:
         self.federation, self.tell = federation, tell
+        self.sentences: list[str] = []
 
     def begin(self, name: str, method: str, rounds: int, done: int) -> None:
-        """Give advice, unless the run only goes on."""
-        if done == 0:
-            for sentence in advice(self.federation):
-                self.tell(sentence)
+        """Gather advice, and give it unless the run only goes on."""
+        self.sentences = list(advice(self.federation))
+        for sentence in self.sentences if done == 0 else ():
+            self.tell(sentence)

@@ -21,6 +21,7 @@ class RoundEnd:
     loss: float | None  # None in a round without evaluation
     seconds: float
     measure: str = "accuracy"  # what `accuracy` is a mean of: another measure, or scores of several tasks
+    is_share: bool = True  # whether that is a fraction, to be shown in per cent
     examined: Sequence[Examined] = ()  # every evaluation of this round, with the values of each client
     ledger: Sequence[Mapping[str, Any]] = ()  # every message of this round, as in ledger.jsonl
     observations: Sequence[
@@ -36,14 +37,15 @@ class RoundEnd:
 
 
 class StopRun(Exception):
-    """Raise it in `Observer.round` to end a run early, with checkpoint, summary and report.
+    """Raise it in `Observer.round` to end a run early, with checkpoint, summary and report, which say the reason.
 
-    The round that was just played stays, and all observers are told of it. `potluck resume` would play the rest.
+    The round that was just played stays, and all observers are told of it. `potluck resume` plays the rest, unless
+    an observer raises it in `recall` too.
 
     >>> class StopWhenGood(Observer):
     ...     def round(self, end: RoundEnd) -> None:
     ...         if min(end.scores.values(), default=0) > 0.9:
-    ...             raise StopRun
+    ...             raise StopRun("all clients are good enough")
     """
 
 
@@ -78,6 +80,9 @@ class Observer:
     def begin(self, name: str, method: str, rounds: int, done: int) -> None:
         """A run starts, or goes on after `done` rounds."""
 
+    def recall(self, found: Examined) -> None:
+        """Clients were measured in a round before the run goes on; told after `begin`, for every such moment."""
+
     def examined(self, found: Examined) -> None:
         """Clients were measured at one moment of a round; told once the round is over, before `round`."""
 
@@ -109,6 +114,11 @@ class Observers(Observer):
         for one in self.observers:
             one.begin(name, method, rounds, done)
 
+    def recall(self, found: Examined) -> None:
+        """Tell all."""
+        for one in self.observers:
+            one.recall(found)
+
     def examined(self, found: Examined) -> None:
         """Tell all."""
         for one in self.observers:
@@ -121,7 +131,7 @@ class Observers(Observer):
             try:
                 one.round(end)
             except StopRun as error:
-                stop = error
+                stop = stop or error
         if stop is not None:
             raise stop
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 
 from potluck.engine.store.checkpoints import Checkpoints
 from potluck.runs.folder import RunFolder
@@ -30,9 +31,12 @@ class Checkpointer(Observer):
             self.save()
 
     def save(self) -> None:
-        """Save the run as it stands, with the lengths of its logs; nothing if checkpoints are turned off."""
-        if math.isinf(self.every):
-            return
+        """Save the run as it stands; nothing if checkpoints are turned off."""
+        if not math.isinf(self.every):
+            self._save()
+
+    def _save(self) -> None:
+        """Save the run, with the lengths of its logs."""
         self._saved_at = time.monotonic()
         with held_back():  # the store counts a state as saved once it is asked for: the files must follow
             server, clients, notes = self.state.saved()
@@ -41,12 +45,22 @@ class Checkpointer(Observer):
         if self.durable:
             self.files.wait()
 
-    def restore(self) -> None:
-        """Go back to the last checkpoint, or to the start if there is none; later lines of the logs are cut."""
+    def restore(self, is_due: Callable[[int], bool]) -> None:
+        """Go back to the last checkpoint, or to the start if there is none; later lines of the logs are cut.
+
+        `is_due` says which rounds are evaluated. The last round always is: if the run has become longer, that
+        evaluation is taken out of the logs.
+        """
         checkpoint = self.files.load()
-        if checkpoint is not None:
-            self.state.restore(checkpoint)
-        self.folder.cut({} if checkpoint is None else checkpoint.notes["logs"])
+        if checkpoint is None:
+            self.folder.cut({})
+            return
+        self.state.restore(checkpoint)
+        surplus = not is_due(checkpoint.round)
+        self.folder.cut(checkpoint.notes["logs"], shorter=surplus)
+        if surplus and self.folder.drop_evaluations(checkpoint.round):
+            self._save()  # the lengths of the logs are others now
+            self.files.wait()
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on disk."""

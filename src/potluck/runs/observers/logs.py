@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from potluck.runs.folder import RunFolder
 from potluck.runs.observers.base import Observer, RoundEnd
+from potluck.runs.predictions import write_predictions
 
 
 class RoundLogs(Observer):
-    """Adds a round to `metrics.jsonl`, `ledger.jsonl`, `timing.jsonl` and `observations.jsonl`."""
+    """Adds a round to `metrics.jsonl`, `ledger.jsonl`, `timing.jsonl` and `observations.jsonl`.
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
+    Predictions, where they are kept, are files of their own; `only_last` leaves those of the newest round alone.
+    """
+
+    def __init__(self, folder: RunFolder, only_last: bool = True) -> None:
+        self.folder, self.only_last = folder, only_last
 
     def round(self, end: RoundEnd) -> None:
         """Write all lines of a round; few methods observe anything, so that file may never come to be."""
+        write_predictions(self.folder.path, end.round, end.examined, self.only_last)
         self.folder.append("metrics.jsonl", [line for found in end.examined for line in found.lines])
         self.folder.append("ledger.jsonl", end.ledger)
         timing = {name: round(seconds, 6) for name, seconds in end.timing.items()}

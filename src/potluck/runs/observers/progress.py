@@ -1,8 +1,14 @@
-"""The progress of runs on standard error: bars on a terminal, a few plain lines anywhere else."""
+"""The progress of runs: bars on a terminal and in a notebook, a few plain lines on standard error anywhere else.
+
+`progress_display` is what `potluck.run(..., progress=...)` shows; `showing` draws on a console that is given.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import html
+import io
+import os
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -14,11 +20,16 @@ from rich.table import Column
 from rich.text import Text
 
 from potluck.report.format import percent
-from potluck.runs.observers import Observer, RoundEnd
+from potluck.report.render import console_on
+from potluck.runs.observers.base import Observer, RoundEnd
+from potluck.runs.observers.warner import Warner
 
+SWITCH = "POTLUCK_PROGRESS"  # environment variable: 0 turns the progress display of Python off
 LINES = 20  # plain lines per run, however many rounds it has
 NOTICES = 10  # notices shown per run; summary.json counts all failures
 BARS = 12  # with more runs than this a bar is removed when its run is done
+WIDTH = 100  # characters in a line of a notebook
+REDRAW = 0.2  # seconds between two drawings in a notebook
 
 
 class Pace:
@@ -66,6 +77,17 @@ class Display:
 
     def run_ended(self) -> None:
         """Count a run that is complete."""
+
+
+class QuietDisplay(Display):
+    """Shows no progress; advice becomes warnings of Python."""
+
+    def watch(self, label: str) -> Observer:
+        """An observer that warns."""
+        return Warner(self.advised)
+
+    def say(self, sentence: str) -> None:
+        """Print nothing."""
 
 
 class _Reporter(Observer):
@@ -127,7 +149,9 @@ class _Lines(_Reporter):
 
 
 def _accuracy(end: RoundEnd) -> str:
-    return "" if end.accuracy is None else f", {end.measure} {percent(end.accuracy)}"
+    if end.accuracy is None:
+        return ""
+    return f", {end.measure} {percent(end.accuracy) if end.is_share else format(end.accuracy, '.4g')}"
 
 
 class LiveDisplay(Display):
@@ -164,6 +188,44 @@ class LiveDisplay(Display):
             done = int(self.bars.tasks[0].completed)
             self.bars.update(self._all, count=f"{done}/{self.runs} runs")
 
+    def moved(self) -> None:
+        """A bar has changed; on a terminal it is drawn anew several times a second anyway."""
+
+
+class NotebookDisplay(LiveDisplay):
+    """For a notebook: the same bars and sentences in one output of the cell, which is drawn anew."""
+
+    def __init__(self, console: Console, runs: int) -> None:
+        from IPython.display import display  # only in a notebook, which has it
+
+        super().__init__(console, runs)
+        self._said: list[str] = []
+        self._drawn = time.monotonic()
+        self._output = display(self._picture(), raw=True, display_id=True)
+
+    def say(self, sentence: str) -> None:
+        """Show a sentence above the bars."""
+        self._said.append(sentence)
+        self.draw()
+
+    def moved(self) -> None:
+        """Draw anew, a few times a second at most."""
+        if time.monotonic() - self._drawn >= REDRAW:
+            self.draw()
+
+    def draw(self) -> None:
+        """Draw sentences and bars as they are now."""
+        self._drawn = time.monotonic()
+        self._output.update(self._picture(), raw=True)
+
+    def _picture(self) -> dict[str, str]:
+        """Sentences and bars for a notebook, and for a file that it is saved to as text."""
+        page = Console(file=io.StringIO(), width=WIDTH, force_jupyter=False, color_system=None)
+        page.print(self.bars.get_renderable())
+        assert isinstance(page.file, io.StringIO)
+        text = "\n".join([*self._said, page.file.getvalue().rstrip()])
+        return {"text/plain": text, "text/html": f'<pre style="line-height: 1.4">{html.escape(text)}</pre>'}
+
 
 class _Field(ProgressColumn):
     """A column that shows one named text of each bar."""
@@ -182,7 +244,7 @@ class _Bar(_Reporter):
 
     def __init__(self, display: LiveDisplay, label: str) -> None:
         super().__init__(display, label)
-        self.bars = display.bars
+        self.bars, self.moved = display.bars, display.moved
         self._keep = display.runs <= BARS
 
     def begin(self, name: str, method: str, rounds: int, done: int) -> None:
@@ -192,6 +254,7 @@ class _Bar(_Reporter):
         self._task = self.bars.add_task(
             self.label, total=rounds, completed=done, count=f"round {done}/{rounds}", time=""
         )
+        self.moved()
 
     def round(self, end: RoundEnd) -> None:
         """Move the bar."""
@@ -203,6 +266,7 @@ class _Bar(_Reporter):
             accuracy=_accuracy(end).removeprefix(", "),
             time=f"{clock(left)} left",
         )
+        self.moved()
 
     def end(self, folder: Path) -> None:
         """Show how long the run took, or remove the bar where there are too many."""
@@ -214,10 +278,35 @@ class _Bar(_Reporter):
 
 @contextlib.contextmanager
 def showing(console: Console, runs: int = 1) -> Iterator[Display]:
-    """Show the progress of some runs on a console: bars if it is a terminal, else lines."""
-    if not console.is_terminal:
+    """Show the progress of some runs on a console: bars on a terminal and in a notebook, else lines."""
+    if console.is_jupyter:
+        notebook = NotebookDisplay(console, runs)
+        try:
+            yield notebook
+        finally:
+            notebook.draw()
+    elif console.is_terminal:
+        display = LiveDisplay(console, runs)
+        with display.bars:
+            yield display
+    else:
         yield PlainDisplay(console)
-        return
-    display = LiveDisplay(console, runs)
-    with display.bars:
-        yield display
+
+
+@contextlib.contextmanager
+def progress_display(progress: bool | None = None, runs: int = 1) -> Iterator[Display]:
+    """The display of runs that are started from Python; without one, advice becomes warnings.
+
+    None means yes, unless the environment says `POTLUCK_PROGRESS=0`. Each run is told to `display.watch(label)`.
+    """
+    console = console_on(stderr=True)
+    if wanted(progress):
+        with showing(console, runs) as display:
+            yield display
+    else:
+        yield QuietDisplay(console)
+
+
+def wanted(progress: bool | None) -> bool:
+    """Whether progress is shown: as asked for, else as the environment says."""
+    return os.environ.get(SWITCH, "1") != "0" if progress is None else progress

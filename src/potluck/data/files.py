@@ -1,0 +1,124 @@
+"""CSV and Parquet files as a data set: one per client, or one with a column that names the clients."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potluck.core.dataset import Dataset
+from potluck.data.frames import Categories, Missing, Standardize, Table
+from potluck.data.from_user import TaskName
+from potluck.data.registry import register
+from potluck.data.user_datasets import pieces_of
+from potluck.errors import DataError, first_line
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Paths = str | Path | Sequence[str | Path] | Mapping[str, Any]
+
+
+def from_files(
+    paths: Paths,
+    *,
+    target: str | Sequence[str],
+    task: TaskName | None = None,
+    features: Sequence[str] | None = None,
+    categorical: Categories = "auto",
+    by: str | None = None,
+    missing: Missing = "refuse",
+    standardize: Standardize = "client",
+    class_names: Sequence[str] | None = None,
+    dir: Path | str | None = None,
+    name: str = "files",
+) -> Dataset:
+    """A data set from CSV or Parquet files.
+
+    `paths` names a file per client, `{"north": "north.csv", "south": {"train": "a.csv", "test": "b.csv"}}`; or
+    it is a pattern such as `hospitals/*.csv` or a list of files, whose names are then those of the clients; or one
+    file, with `by`, its column of clients. Paths are relative to `dir`. The other arguments are those of
+    `from_frame`.
+    """
+    asked = Table(target, task, features, categorical, by, missing, standardize, class_names, name)
+    found = pieces_of(_by_client(paths, Path(dir or "."), by), name)
+    return asked.read(
+        [(client, part, str(path), read_table(Path(dir or ".") / path)) for client, part, _, path in found]
+    )
+
+
+@register("files")
+def _files(
+    dir: Path | None,
+    *,
+    path: str | list[str] | dict[str, Any],
+    target: str | list[str],
+    task: TaskName | None = None,
+    features: list[str] | None = None,
+    categorical: str | list[str] | dict[str, list[Any]] = "auto",
+    by: str | None = None,
+    missing: Missing = "refuse",
+    standardize: Standardize = "client",
+    class_names: list[str] | None = None,
+) -> Dataset:
+    """CSV or Parquet files: `data: {name: files, path: "hospitals/*.csv", target: stay}`."""
+    if isinstance(categorical, str) and categorical != "auto":
+        categorical = [categorical]
+    return from_files(
+        path,
+        target=target,
+        task=task,
+        features=features,
+        categorical=categorical,
+        by=by,
+        missing=missing,
+        standardize=standardize,
+        class_names=class_names,
+        dir=dir,
+    )
+
+
+def _by_client(paths: Paths, dir: Path, by: str | None) -> Any:
+    """A path, or one per client."""
+    if isinstance(paths, Mapping):
+        return paths
+    found = _matching(paths, dir) if isinstance(paths, str | Path) else [Path(path) for path in paths]
+    if len(found) == 1 and (by is not None or not _is_pattern(paths)):
+        return found[0]
+    if by is not None:
+        raise DataError(f"{len(found)} files, one per client, and by {by!r}: give one file, or leave out by")
+    names = [path.stem for path in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"two files are called {twice!r}: name the clients, {{{twice}: path, …}}")
+    return dict(zip(names, found, strict=True))
+
+
+def _is_pattern(paths: Any) -> bool:
+    return not isinstance(paths, str | Path) or glob.has_magic(str(paths))
+
+
+def _matching(path: str | Path, dir: Path) -> list[Path]:
+    whole = (dir / Path(path).expanduser()).absolute()
+    below = str(whole.relative_to(whole.anchor))
+    found = sorted(Path(whole.anchor).glob(below)) if glob.has_magic(str(path)) else [whole]
+    if not found:
+        raise DataError(f"no file is called {whole}: check data.path")
+    return found
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """The table in a file."""
+    import pandas as pd
+
+    if path.suffix.lower() not in (".csv", ".parquet"):
+        raise DataError(
+            f"{path} is neither .csv nor .parquet: convert it, or read it with pandas and from_frame"
+        )
+    try:
+        return pd.read_csv(path) if path.suffix.lower() == ".csv" else pd.read_parquet(path)
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {path}: check the path") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read ({first_line(error)}): check the file") from error

@@ -1,0 +1,70 @@
+"""How to do a run again, go on with it or look at it: lines that work as they stand."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+Lines = list[tuple[str, str]]  # what to type, and what it does
+AFRESH = "the same experiment again, from the same seed"
+ONWARD = "go on after an interruption, same numbers"
+LONGER = "play more rounds, as if they had been asked for at the start"
+
+
+def again(folder: Path, config: Mapping[str, Any], environment: Mapping[str, Any]) -> Lines:
+    """Lines to type where the run was started: commands if a file says it all, else Python."""
+    partition, training = config.get("partition"), config.get("training")
+    if isinstance(partition, Mapping) and "sites" in partition:
+        return _of_sites(folder)
+    rounds = training.get("rounds") if isinstance(training, Mapping) else None
+    more = 2 * rounds if isinstance(rounds, int) else 20
+    if not environment.get("portable", True):
+        return _with_objects(folder, more)
+    registered = environment.get("registered")
+    return _in_program(folder, registered, more) if registered else _commands(folder, more)
+
+
+def to_go_on(folder: Path, portable: bool) -> str:
+    """What to type to go on with a run, whose experiment a file can say (`portable`) or only Python."""
+    if portable:
+        return f"potluck resume {shlex.quote(str(folder))}"
+    return f"potluck.resume({str(folder)!r}, experiment=experiment)"
+
+
+def _commands(folder: Path, more: int) -> Lines:
+    home, config = shlex.quote(str(folder)), shlex.quote(str(folder / "config.yaml"))
+    return [
+        (f"potluck run {config}", AFRESH),
+        (to_go_on(folder, portable=True), ONWARD),
+        (f"potluck resume {home} --rounds {more}", LONGER),
+        (f"potluck explain {config}", "what crosses the wire, before anything runs"),
+    ]
+
+
+def _of_sites(folder: Path) -> Lines:
+    home, config = shlex.quote(str(folder)), shlex.quote(str(folder / "config.yaml"))
+    return [(f"potluck serve {config} --out {home}", f"{ONWARD}; with the addresses and keys given then")]
+
+
+def _with_objects(folder: Path, more: int) -> Lines:
+    """The run was made of models, data or functions that are Python objects: they must be given again."""
+    home = str(folder)
+    return [
+        ("import potluck", "and make the same models and data: experiment = potluck.Experiment.make(…)"),
+        (f"potluck.run(experiment, out={home + '-again'!r})", AFRESH),
+        (to_go_on(folder, portable=False), ONWARD),
+        (f"potluck.resume({home!r}, experiment=experiment, rounds={more})", LONGER),
+    ]
+
+
+def _in_program(folder: Path, registered: list[str], more: int) -> Lines:
+    """The experiment is plain, but it has names that only the program knows which registered them."""
+    home, config = str(folder), str(folder / "config.yaml")
+    return [
+        ("import potluck", f"and the code that registers: {', '.join(registered)}"),
+        (f"potluck.run(potluck.Experiment.load({config!r}), out={home + '-again'!r})", AFRESH),
+        (f"potluck.resume({home!r})", ONWARD),
+        (f"potluck.resume({home!r}, rounds={more})", LONGER),
+    ]

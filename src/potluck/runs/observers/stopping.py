@@ -1,0 +1,143 @@
+"""Observers that end a run early: when it no longer gets better, and when time is up."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from typing import get_args
+
+from potluck.core.metrics import metric_facts
+from potluck.engine.evaluate import Examined, Moment
+from potluck.errors import ConfigError, RunError, nearest
+from potluck.runs.observers.base import Observer, RoundEnd, StopRun
+
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+")
+
+
+class EarlyStopping(Observer):
+    """Ends a run when the mean of a metric over clients was not better for `patience` evaluations in a row.
+
+    `metric` is a name in the log, by default what the clients are judged by; whether higher or lower is better
+    follows from it. Better means by more than `min_delta`. `mode` is a way to predict, by default the reported one.
+    A run that is resumed with the same rule ends where it would have ended without the interruption.
+    """
+
+    def __init__(
+        self,
+        patience: int = 10,
+        *,
+        metric: str | None = None,
+        min_delta: float = 0.0,
+        split: str = "validation",
+        moment: Moment = "after_aggregation",
+        mode: str | None = None,
+    ) -> None:
+        if patience < 1 or not min_delta >= 0:
+            raise ConfigError("EarlyStopping: patience must be at least 1, and min_delta at least 0")
+        _one_of("split", split, ("validation", "test"))
+        _one_of("moment", moment, get_args(Moment))
+        self.patience, self.metric, self.min_delta = patience, metric, min_delta
+        self.split, self.moment, self.mode = split, moment, mode
+        self._forget()
+
+    def _forget(self) -> None:
+        self.best: float | None = None
+        self.best_round = self.waited = 0
+
+    def begin(self, name: str, method: str, rounds: int, done: int) -> None:
+        """Forget other runs."""
+        self._forget()
+
+    def recall(self, found: Examined) -> None:
+        """Count an evaluation from before the run was interrupted."""
+        self.examined(found)
+        self._decide()
+
+    def examined(self, found: Examined) -> None:
+        """Compare an evaluation with the best one before."""
+        if found.when != self.moment:
+            return
+        value, name = self._mean(found)
+        change = math.inf if self.best is None else value - self.best
+        gain = change if self.best is None or metric_facts(name).higher_is_better else -change
+        if gain > self.min_delta:
+            self.best, self.best_round, self.waited = value, found.round, 0
+        else:
+            self.waited += 1
+
+    def round(self, end: RoundEnd) -> None:
+        """Stop if patience is over."""
+        moments = [found.when for found in end.examined]
+        if moments and self.moment not in moments:
+            raise RunError(f"EarlyStopping: add {self.moment} to evaluate.when, or watch {moments[-1]}")
+        self._decide()
+
+    def _decide(self) -> None:
+        if self.waited >= self.patience:
+            what = f"{self.split} {self.metric or 'score'}"
+            raise StopRun(
+                f"{what} was not better than in round {self.best_round} for {self.waited} evaluations"
+            )
+
+    def _mean(self, found: Examined) -> tuple[float, str]:
+        """The mean of the metric over clients, and its name."""
+        parts = found.parts(self.split, self.mode).values()
+        names = [self.metric or str(part.get("metric", "accuracy")) for part in parts]
+        values = [part.get(name) for part, name in zip(parts, names, strict=True)]
+        measured = [float(value) for value in values if value is not None]
+        if not measured:
+            raise RunError(self._missing(found))
+        return sum(measured) / len(measured), names[0]
+
+    def _missing(self, found: Examined) -> str:
+        parts = list(found.parts(self.split, self.mode).values())
+        modes = {str(line["mode"]) for line in found.lines}
+        if self.mode is not None and self.mode not in modes:
+            return f"EarlyStopping: {self.mode!r} is not evaluated; {nearest(self.mode, modes)}"
+        if not parts:
+            return f"EarlyStopping: no client has {self.split} samples; set partition.validation, or split='test'"
+        known = [name for name in parts[0] if name not in ("samples", "metric", "score")]
+        return f"EarlyStopping: no client measures {self.metric!r}; {nearest(str(self.metric), known)}"
+
+
+class TimeLimit(Observer):
+    """Ends a run before the round that would take it past a limit, if that takes as long as the one before.
+
+    The limit is a number of seconds or a text such as "90m", "2h" or "1h30m". It counts from the start of this run
+    or resume, and one round is always played. `potluck resume` plays on.
+    """
+
+    def __init__(self, limit: float | str) -> None:
+        self.limit, self.text = seconds_of(limit), str(limit)
+        self._started = time.monotonic()
+
+    def begin(self, name: str, method: str, rounds: int, done: int) -> None:
+        """Start the clock."""
+        self._started = time.monotonic()
+
+    def round(self, end: RoundEnd) -> None:
+        """Stop if another round would be too long."""
+        if time.monotonic() - self._started + end.seconds > self.limit:
+            raise StopRun(f"the time limit of {self.text} leaves no room for another round")
+
+
+def seconds_of(limit: float | str) -> float:
+    """A duration in seconds.
+
+    >>> seconds_of("1h30m"), seconds_of("2h"), seconds_of(45)
+    (5400.0, 7200.0, 45.0)
+    """
+    if isinstance(limit, str) and DURATION.fullmatch(limit):
+        return sum(float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", limit))
+    if isinstance(limit, str) or not limit > 0:
+        raise ConfigError(
+            f"TimeLimit: {limit!r} is no duration; give seconds, or a text such as '90m' or '1h30m'"
+        )
+    return float(limit)
+
+
+def _one_of(what: str, given: str, known: tuple[str, ...]) -> None:
+    if given not in known:
+        raise ConfigError(f"EarlyStopping: there is no {what} {given!r}; {nearest(given, known)}")

@@ -1,0 +1,90 @@
+"""The user's own code that an experiment names: known by its content, and run again only if that is safe.
+
+An experiment names code in two ways: a file or a module under `plugins`, and `module:function` as the value of an
+option. A run folder can come from anywhere, so nothing here imports what it finds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from potluck.errors import RunError
+
+FUNCTION = re.compile(r"([A-Za-z_][\w.]*|.+\.py):[A-Za-z_]\w*")
+
+
+def own_code(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The files and modules that settings name, each with a hash of its content; none is imported."""
+    found = {name: _file_of(name) for name in _names(settings)}
+    return {name: _hash(file) for name, file in found.items() if file is not None}
+
+
+def check_own_code(folder: Path, settings: Mapping[str, Any], known: Mapping[str, str]) -> None:
+    """Refuse code that has changed since the run in `folder` began, as it may compute other numbers."""
+    for name, content in own_code(settings).items():
+        if known.get(name) != content:
+            raise RunError(
+                f"{name} is not the code that {folder} was begun with, so the rest would not fit what is "
+                "there; restore that code, or start a new run"
+            )
+
+
+def check_trusted(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Refuse to run code that a run folder names but that may be somebody else's."""
+    files = {name: file for name in _names(settings) if (file := _file_of(name)) is not None}
+    others = folder.stat().st_uid != os.getuid()
+    for name, file in files.items():
+        relative = name.endswith(".py") and not Path(name).is_absolute()  # potluck writes whole paths
+        if others or relative or folder.resolve() in file.resolve().parents:
+            whose = "another user's run folder names" if others else "comes with the run folder"
+            told = f"{whose} the code {name}" if others else f"the code {name} {whose}"
+            raise RunError(
+                f"{folder}: {told}, and going on would run it; read it first, then say --trust "
+                "(trust=True in Python)"
+            )
+
+
+def _names(settings: Mapping[str, Any]) -> list[str]:
+    """Every file or module that settings name, once; a function in a plugin file stands for that file."""
+    plugins = [str(name) for name in settings.get("plugins") or ()]
+    files = {Path(name).stem for name in plugins if name.endswith(".py")}
+    found = [match[1] for text in _texts(settings) if (match := FUNCTION.fullmatch(text))]
+    return list(dict.fromkeys([*plugins, *(name for name in found if name not in files)]))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _file_of(name: str) -> Path | None:
+    """The file of a module, found without importing it or its package; None where there is none."""
+    if name.endswith(".py"):
+        return Path(name) if Path(name).is_file() else None
+    words = name.split(".")
+    spec, places = None, None
+    for depth in range(1, len(words) + 1):
+        spec = PathFinder.find_spec(".".join(words[:depth]), places)
+        if spec is None:
+            return None
+        places = spec.submodule_search_locations
+    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+
+
+def _hash(file: Path) -> str:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:
+        raise RunError(f"{file} cannot be read: {error.strerror or error}") from error

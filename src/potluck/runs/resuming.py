@@ -1,0 +1,194 @@
+"""Going on with a run: what may have changed since it began, what is refused, and what is written down.
+
+`environment.json` keeps the settings of a run, and its data, split and code by content. An experiment that is to
+go on is compared with that, key by key; `config.yaml` beside it is for people and for `potluck run`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from potluck.core.dataset import Dataset
+from potluck.data import Split
+from potluck.engine.store.checkpoints import Checkpoints
+from potluck.errors import RunError
+from potluck.experiment.blocks import IndexFile
+from potluck.experiment.differences import Difference, differences
+from potluck.experiment.export import to_values
+from potluck.experiment.origins import first_unknown
+from potluck.experiment.overrides import Override, read_yaml
+from potluck.experiment.schema import Experiment
+from potluck.federation.federation import Federation
+from potluck.files import read_json, write_json, write_whole
+from potluck.runs import pilots
+from potluck.runs.environment import check_version, data_facts, machine
+from potluck.runs.folder import RunFolder
+from potluck.runs.own_code import check_own_code, check_trusted
+
+ROUNDS = "training.rounds"
+# What decides where work is done, or what is written down about it, but no number.
+FREE = ("engine.device", "engine.workers", "engine.streams", "engine.memory", "checkpoint.every", "track")
+DATA_FOLDER = re.compile(r"(federation\.\d+\.|public\.)?data\.dir")  # data are known by their content
+
+
+@dataclass(frozen=True)
+class Past:
+    """A run that has begun: its folder, and what `environment.json` says of it."""
+
+    folder: RunFolder
+    about: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> Past:
+        """Read what a folder says of its run; one of another version, or one that says too little, is refused."""
+        about = folder.about()
+        check_version(folder.path, about)
+        for key in ("settings", "code", "split", "changes", "portable", "registered", "origins"):
+            if key not in about:
+                raise RunError(f"{folder / 'environment.json'} says nothing of {key!r}: it is not whole")
+        return cls(folder, about)
+
+    # --- the experiment that goes on ---
+
+    def experiment(
+        self, overrides: Sequence[Override] = (), rounds: int | None = None, trust: bool = False
+    ) -> Experiment:
+        """The experiment in `config.yaml`, which is compared before any code that it names is run."""
+        path, settings = self.folder.path, self.about["settings"]
+        if not self.about["portable"]:
+            raise RunError(
+                f"{path} was run from Python with models or data of its own; "
+                "resume it there: potluck.resume(folder, experiment=…)"
+            )
+        unknown = first_unknown(self.about["registered"])
+        if unknown is not None:
+            raise RunError(
+                f"{path} uses the {unknown}, which a Python program registered; resume it there: "
+                "potluck.resume(folder)"
+            )
+        edited = self._refused(read_yaml(self.folder / "config.yaml"), rounds)
+        if edited is not None:
+            raise RunError(
+                f"{path}/config.yaml was edited after the run began: {edited.key} was {edited.there}, now it is "
+                f"{edited.here}; {_advice(edited)}"
+            )
+        if not trust:
+            check_trusted(path, settings)
+        check_own_code(path, settings, self.about["code"])
+        return Experiment.load(self.folder / "config.yaml", overrides)
+
+    def going_on(self, experiment: Experiment, rounds: int | None) -> Experiment:
+        """The experiment with what pilot runs chose and the rounds asked for; refused if it is another one."""
+        experiment = pilots.settled(experiment, self.folder.path)
+        if rounds is not None:
+            self._check_rounds(rounds)
+            training = experiment.training.model_dump() | {"rounds": rounds}
+            experiment = experiment.variant(training=training)
+        other = self._refused(to_values(experiment), rounds)
+        if other is not None:
+            raise RunError(
+                f"{self.folder.path} was begun with another {other.key}: {other.there} there, {other.here} now; "
+                f"{_advice(other)}"
+            )
+        check_own_code(self.folder.path, to_values(experiment), self.about["code"])
+        return experiment
+
+    def _refused(self, settings: dict[str, Any], rounds: int | None) -> Difference | None:
+        """The first difference that may not be; the number of rounds may, where it is asked for."""
+        found = differences(self.about["settings"], settings)
+        asked = () if rounds is None else (ROUNDS,)
+        return next((one for one in found if not _is_free(one) and not one.is_below(*asked)), None)
+
+    def _check_rounds(self, rounds: int) -> None:
+        """Any number beyond what is played will do: until its last round no run knows how long it is."""
+        timing = self.folder / "timing.jsonl"
+        played = len(timing.read_bytes().splitlines()) if timing.exists() else 0
+        if rounds <= played and rounds != self.about["settings"]["training"]["rounds"]:
+            raise RunError(
+                f"{self.folder.path} has played {played} rounds already; ask for more than that, not {rounds}"
+            )
+
+    # --- what it stands for ---
+
+    def split(self) -> Split:
+        """Who has which rows, as written when the run began."""
+        split = Split.load(self.folder / "split.json")
+        if split.hash != self.about["split"]:
+            raise RunError(f"{self.folder / 'split.json'} is not the split this run began with; restore it")
+        return split
+
+    def check(self, experiment: Experiment, federation: Federation) -> None:
+        """Refuse other data, another split or models that start from other weights."""
+        path, now = self.folder.path, data_facts(federation)
+        for name, there, here in _contents(self.about, now, federation):
+            if there != here:
+                raise RunError(
+                    f"the data {name!r} are not those {path} was begun with: the name is the same, samples or "
+                    "labels are not; give the same data, or start a new run"
+                )
+        given = _given_split(experiment, federation)
+        if given is not None and given.hash != self.about["split"]:
+            raise RunError(
+                f"partition: the split given now is not the one {path} was begun with; give the same, or start a "
+                "new run"
+            )
+        if self.about["origins"] and self.about["origins"] != federation.clients.fingerprints():
+            raise RunError(f"the models given now start from other weights than those {path} began with")
+
+    def record(self, experiment: Experiment, federation: Federation) -> None:
+        """Write down what is different from here on: in `environment.json`, then in `config.yaml`."""
+        settings, now = to_values(experiment), machine(federation)
+        found = [
+            *differences(self.about["settings"], settings),
+            *differences({key: self.about.get(key) for key in now}, now),
+        ]
+        if found:
+            round_ = self._saved_round()
+            changes = [
+                {"round": round_, "key": one.key, "before": one.there, "after": one.here} for one in found
+            ]
+            about = self.about | now | {"settings": settings, "changes": [*self.about["changes"], *changes]}
+            write_json(self.folder / "environment.json", about)
+        written = experiment.to_yaml().encode()
+        if (self.folder / "config.yaml").read_bytes() != written:
+            write_whole(self.folder / "config.yaml", written)
+
+    def _saved_round(self) -> int:
+        """The round after which the run goes on."""
+        manifest = self.folder / "checkpoints" / Checkpoints.MANIFEST
+        saved: int = read_json(manifest)["round"] if manifest.exists() else 0
+        return saved
+
+
+def _is_free(one: Difference) -> bool:
+    return one.is_below(*FREE) or DATA_FOLDER.fullmatch(one.key) is not None
+
+
+def _advice(one: Difference) -> str:
+    if one.key == ROUNDS:
+        return "to play more rounds, ask for them: --rounds 20 (in Python rounds=20)"
+    return "set it back, or start a new run"
+
+
+def _contents(
+    about: dict[str, Any], now: dict[str, Any], federation: Federation
+) -> Iterator[tuple[str, str | None, str | None]]:
+    """Every data set by name, with the hash of its content then and now."""
+    data = federation.data if not isinstance(federation.data, Dataset) else (federation.data,)
+    for one, there, here in zip(data, about.get("data", ()), now.get("data", ()), strict=False):
+        yield one.name, there, here
+    public = federation.population.public()
+    if public is not None:
+        yield public.name, about.get("public"), now["public"]
+
+
+def _given_split(experiment: Experiment, federation: Federation) -> Split | None:
+    """The split that the experiment brings along, as an object or a file; None if it is made from the seed."""
+    given = [group.partition for group in experiment.groups]
+    files = [experiment.folder / one.file for one in given if isinstance(one, IndexFile)]
+    own = any(isinstance(one, Split) for one in given) or bool(files)
+    there = all(file.exists() for file in files)  # the folder has a copy, so that the file may be gone
+    return experiment.make_split(federation.data) if own and there else None

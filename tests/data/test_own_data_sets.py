@@ -1,0 +1,209 @@
+"""A user's own arrays and data sets, of torch and Hugging Face, of one or of every client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import IterableDataset, Subset, TensorDataset
+
+import potluck
+from potluck.data import from_arrays, from_datasets
+from potluck.errors import DataError
+
+X, Y = torch.arange(96.0).view(12, 8), torch.arange(12) % 3
+
+
+class Pictures(TorchDataset[Any]):
+    """As torchvision's data sets: Pillow images, numbers, names."""
+
+    classes = ("cat", "dog", "eel")
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, number: int) -> tuple[Any, int]:
+        return Image.fromarray(np.full((4, 4), number, np.uint8)), number % 3
+
+
+class Endless(IterableDataset[Any]):
+    """A data set without row numbers."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield X[0], 0
+
+
+def test_a_tensor_data_set_is_read() -> None:
+    data = from_datasets(TensorDataset(X, Y))
+    assert torch.equal(data.x, X)
+    assert torch.equal(data.y, Y)
+    assert (data.task.kind, data.task.classes, data.train_rows) == ("classification", 3, 12)
+
+
+def test_a_subset_is_read_item_by_item() -> None:
+    data = from_datasets(Subset(TensorDataset(X, Y), [4, 2, 6]))
+    assert torch.equal(data.x, X[[4, 2, 6]])
+    assert data.y.tolist() == [1, 2, 0]
+
+
+def test_pictures_keep_their_class_names() -> None:
+    data = from_datasets(Subset(Pictures(), range(3)))
+    assert data.task.input == (1, 4, 4)
+    assert data.class_names == ("cat", "dog", "eel")
+    assert data.x[2].unique().tolist() == [2]
+    assert data.x.dtype == torch.uint8
+
+
+def test_clients_bring_their_parts() -> None:
+    data = from_datasets(
+        {
+            "north": TensorDataset(X[:4], Y[:4]),
+            "south": {
+                "train": (X[4:8], Y[4:8]),
+                "validation": (X[8:9], Y[8:9]),
+                "test": Subset(TensorDataset(X, Y), [10, 11]),
+            },
+        }
+    )
+    assert (data.train_rows, data.validation_rows, len(data)) == (8, 1, 11)
+    assert data.owners is not None
+    assert data.owners.names == ("north", "south")
+    assert data.owners.rows.tolist() == [0] * 4 + [1] * 7
+    assert torch.equal(data.x, X[[0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 11]])
+
+
+def test_the_parts_of_one_data_set_are_no_clients() -> None:
+    whole = TensorDataset(X, Y)
+    data = from_datasets({"train": whole, "val": whole, "test": Subset(whole, [0])})
+    assert data.owners is None
+    assert (data.train_rows, data.validation_rows, len(data)) == (12, 12, 25)
+
+
+def test_a_column_of_a_hugging_face_data_set_names_the_clients() -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = {"text": ["a b", "c d"] * 4, "label": [0, 1] * 4, "site": ["west", "east"] * 4}
+    data = from_datasets(datasets.Dataset.from_dict(rows), by="site")
+    assert data.owners is not None
+    assert data.owners.names == ("east", "west")
+    assert data.owners.by == "site"
+    assert data.owners.rows.tolist() == [1, 0] * 4
+    parts = datasets.DatasetDict(
+        {name: datasets.Dataset.from_dict(rows) for name in ("train", "test", "more")}
+    )
+    assert (from_datasets(parts).train_rows, len(from_datasets(parts))) == (8, 16)
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "sentence"),
+    [
+        (Endless(), {}, "Endless objects cannot be read by row number"),
+        (iter([]), {}, "cannot be read by row number"),
+        (TensorDataset(X), {}, "give two, the samples and the labels"),
+        (TensorDataset(X, Y.float()), {}, "say task='regression'"),
+        (TensorDataset(X, Y + 1), {}, "labels start at 1; subtract 1 or give classes=4"),
+        ([X[0], X[1], X[2]], {}, "item 0 is no pair"),
+        ([(X[0], "cat"), (X[1], "dog"), (X[2], "cat")], {}, "'cat' in item 0 is not a class number"),
+        ({"train": (X, Y), "north": (X, Y)}, {}, "'north' stands beside the name of a part"),
+        ({"test": (X, Y)}, {}, "no split 'train'"),
+        ({"north": {"train": (X, Y), "extra": (X, Y)}}, {}, "client north: 'extra' is no part"),
+        ({"north": (X, Y), "south": (X[:, :3], Y)}, {}, "client south: the samples differ in shape"),
+        ({"north": (X, Y), "south": (X[:5], Y)}, {}, "client south: x is .* per label"),
+        ({}, {}, "there is no client in it"),
+        (TensorDataset(X, Y), {"by": "site"}, "leave out by"),
+        (from_arrays(X, Y), {}, "a data set of potluck already"),
+    ],
+)
+def test_what_cannot_be_read_is_named(source: Any, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence):
+        from_datasets(source, **options)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "task", "classes", "kind"),
+    [
+        (X, Y.double(), "regression", 1, torch.float32),
+        (X, torch.stack([Y, Y], 1), "regression", 2, torch.float32),
+        (X, torch.stack([Y > 0, Y > 1, Y < 1], 1).int(), "multi-label", 3, torch.uint8),
+        (torch.rand(2, 3, 4, 4), torch.arange(32).view(2, 4, 4) % 5, "segmentation", 5, torch.int64),
+    ],
+)
+def test_other_tasks_have_a_door(x: Any, y: Any, task: Any, classes: int, kind: torch.dtype) -> None:
+    data = from_arrays(x, y, task=task)
+    assert (data.task.kind, data.task.classes, data.y.dtype) == (task, classes, kind)
+    assert torch.equal(data.y.double(), y.double())
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "options", "sentence"),
+    [
+        (X, Y * 2, {}, "no sample has class 1 of 5; .* classes=5"),
+        (X, Y, {"task": "regresion"}, "no task 'regresion'; did you mean 'regression'"),
+        (X, torch.full((12,), torch.nan), {"task": "regression"}, "y holds NaN"),
+        (X, torch.stack([Y, Y], 1), {"task": "multi-label"}, "of 0 and 1"),
+        (X, torch.stack([Y, Y], 1), {}, "say task='multi-label'"),
+        (X, torch.zeros(12, 4, 4).int(), {"task": "segmentation"}, "needs images and a label per pixel"),
+        (X.view(12, 2, 4).expand(12, 2, 4)[:, :, :2], Y, {}, "modality='window'"),
+        (X, Y, {"clients": ["a"] * 11}, "one name per row"),
+        (X, Y, {"clients": ["a"] * 11 + [None]}, "row 11 names no client"),
+        (X, Y, {"clients": ["a"] * 12, "test": (X, Y)}, "test part names no clients"),
+        (X, Y, {"test": X}, "give test as"),
+        (X, Y, {"task": "regression", "strata": Y.float()}, "one class number per row"),
+    ],
+)
+def test_a_mistake_in_arrays_is_named(x: Any, y: Any, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence):
+        from_arrays(x, y, **options)
+
+
+def test_a_class_without_samples_may_be_asked_for() -> None:
+    assert from_arrays(X, Y + 1, classes=4).task.classes == 4
+    assert from_arrays(X, Y + 1, class_names=["none", "a", "b", "c"]).task.classes == 4
+
+
+def test_labels_that_are_texts_are_numbered_in_order() -> None:
+    data = from_arrays(X, ["eel", "cat", "dog"] * 4, test=(X[:1], ["dog"]))
+    assert data.class_names == ("cat", "dog", "eel")
+    assert data.y.tolist() == [2, 0, 1] * 4 + [1]
+    with pytest.raises(DataError, match="'fox' is none of the class names"):
+        from_arrays(X, ["fox"] * 12, class_names=["cat", "dog"])
+
+
+def test_windows_are_normalised_per_channel() -> None:
+    values = np.random.default_rng(0).normal(size=(40, 3, 16))
+    x = torch.from_numpy(values).float() * torch.tensor([1.0, 5, 9])[:, None] + 2
+    data = from_arrays(x, torch.arange(40) % 2, normalize=True)
+    assert data.task.input == (3, 16)
+    assert len(data.mean) == 3
+    seen = potluck.data.DataConfig(name="arrays").preparation(data).prepare(data.x)
+    torch.testing.assert_close(seen.mean((0, 2)), torch.zeros(3), atol=1e-4, rtol=0)
+    torch.testing.assert_close(seen.std((0, 2)), torch.ones(3), atol=1e-3, rtol=0)
+
+
+def test_the_content_counts_clients_and_parts() -> None:
+    plain = from_arrays(X, Y)
+    owned = [from_arrays(X, Y, clients=[*"ab" * 6]), from_arrays(X, Y, clients=[*"ba" * 6])]
+    parts = [from_arrays(X[:8], Y[:8], **{part: (X[8:], Y[8:])}) for part in ("validation", "test")]
+    assert len({data.fingerprint for data in (plain, *owned, *parts)}) == 5
+
+
+def test_a_run_needs_nothing_but_the_clients_data(tmp_path: Any) -> None:
+    generator = np.random.default_rng(0)
+    whole = {
+        name: TensorDataset(torch.from_numpy(generator.normal(size=(24, 6))), torch.arange(24) % 2)
+        for name in ("north", "south", "west")
+    }
+    result = potluck.run(
+        data=from_datasets(whole),
+        models=["mlp-small"],
+        method="fedavg",
+        training={"rounds": 1},
+        out=tmp_path / "run",
+    )
+    assert (tmp_path / "run" / "split.json").read_text().count('"id"') == 3
+    assert "north" in (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert result is not None

@@ -1,0 +1,223 @@
+"""Tables: pandas frames, and CSV and Parquet files, of one or of every client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+import potluck
+from potluck import Experiment, from_files, from_frame
+from potluck.data.views import client_samples
+from potluck.errors import DataError, PotluckError
+
+
+def patients(rows: int = 12, older: float = 0.0, **columns: Any) -> pd.DataFrame:
+    draw = np.random.default_rng(rows)
+    frame = pd.DataFrame(
+        {
+            "age": draw.normal(50 + older, 10, rows),
+            "sex": np.resize(["m", "f"], rows),
+            "smoker": np.resize([True, False, False], rows),
+            "stay": draw.normal(5, 2, rows),
+        }
+    )
+    return frame.assign(**columns)
+
+
+def test_texts_become_categories_and_numbers_stay() -> None:
+    frame = patients()
+    data = from_frame(frame, target="stay")
+    assert (data.task.kind, data.task.classes, data.task.input) == ("regression", 1, (4,))
+    np.testing.assert_array_equal(data.y.numpy(), frame["stay"].to_numpy(np.float32))
+    np.testing.assert_array_equal(data.x[:, 0].numpy(), frame["age"].to_numpy(np.float32))
+    assert data.x[:3, 1:].tolist() == [[0, 1, 1], [1, 0, 0], [0, 1, 0]]
+    assert data.standardize == (0,)
+
+
+def test_one_vocabulary_over_all_clients() -> None:
+    frames = {"north": patients(sex="m"), "south": patients(sex="f")}
+    data = from_frame(frames, target="stay", features=["sex"])
+    assert data.x[[0, 12]].tolist() == [[0, 1], [1, 0]]
+    declared = from_frame(frames, target="stay", features=["sex"], categorical={"sex": ["f", "x", "m"]})
+    assert declared.x[[0, 12]].tolist() == [[0, 0, 1], [1, 0, 0]]
+
+
+def test_a_column_names_the_clients_and_is_not_learned_from() -> None:
+    data = from_frame(patients(site=[*"bca" * 4]), target="stay", by="site")
+    assert data.owners is not None
+    assert data.owners.names == ("a", "b", "c")
+    assert data.task.input == (4,)
+
+
+def test_classes_keep_their_names() -> None:
+    data = from_frame(patients(), target="sex")
+    assert (data.task.kind, data.class_names) == ("classification", ("f", "m"))
+    numbered = from_frame(patients(grade=[1, 2, 10] * 4), target="grade", task="classification")
+    assert numbered.class_names == ("1", "2", "10")
+    assert numbered.y[:3].tolist() == [0, 1, 2]
+    both = from_frame(patients(ill=[0, 1] * 6, old=[0, 0, 1] * 4), target=["ill", "old"], task="multi-label")
+    assert both.class_names == ("ill", "old")
+    assert both.y[:3].tolist() == [[0, 0], [1, 0], [0, 1]]
+
+
+def test_each_client_standardises_by_its_own_training_rows() -> None:
+    data = from_frame({"a": patients(40), "b": patients(40, older=30)}, target="sex")
+    experiment = Experiment.make(data=data, models="mlp-small", method="local")
+    split = experiment.make_split(data)
+    seen = client_samples(data, split.clients)
+    assert seen is not None
+    for client in split.clients:
+        own = seen[client.train][:, list(data.standardize)]
+        torch.testing.assert_close(own.mean(0), torch.zeros(2), atol=1e-5, rtol=0)
+        torch.testing.assert_close(own.std(0, correction=0), torch.ones(2), atol=1e-5, rtol=0)
+        raw, mine = data.x[client.train].double(), client.test
+        expected = (data.x[mine, 0].double() - raw[:, 0].mean()) / raw[:, 0].std(correction=0)
+        torch.testing.assert_close(seen[mine, 0].double(), expected, atol=1e-4, rtol=1e-4)
+    assert torch.equal(seen[:, 1], data.x[:, 1])  # a truth value
+    bare = from_frame({"a": patients(40)}, target="sex", standardize="none")
+    assert (
+        client_samples(
+            bare, Experiment.make(data=bare, models="mlp-small", method="local").make_split(bare).clients
+        )
+        is None
+    )
+
+
+def test_missing_values_are_filled_with_the_client_s_mean() -> None:
+    frames = {"a": patients(), "b": patients(older=30)}
+    frames["b"].loc[3, "age"] = np.nan
+    frames["b"].loc[4, "sex"] = None
+    data = from_frame(frames, target="stay", missing="mean")
+    assert float(data.x[15, 0]) == pytest.approx(frames["b"]["age"].mean(), rel=1e-6)
+    assert data.x[16, 1:3].tolist() == [0, 0]
+    whole = pd.concat([frame.assign(site=name) for name, frame in frames.items()])
+    assert torch.equal(from_frame(whole, target="stay", by="site", missing="mean").x, data.x)
+
+
+@pytest.mark.parametrize(
+    ("frames", "options", "sentence"),
+    [
+        (patients(), {"target": "stays"}, "no column 'stays'; did you mean 'stay'"),
+        (
+            patients(stay=3),
+            {"target": "stay"},
+            "whole numbers: say task='regression' or task='classification'",
+        ),
+        (patients(age=[np.nan] + [1.0] * 11), {"target": "stay"}, "column 'age' lacks 1 of 12 values"),
+        (patients(age=np.nan), {"target": "stay", "missing": "mean"}, "'age' has no value at all"),
+        (patients(stay=np.nan), {"target": "stay"}, "the target 'stay' lacks 12"),
+        (patients(day=pd.Timestamp("2026-01-01")), {"target": "stay"}, "column 'day' holds dates"),
+        (patients(day="2026-01-01"), {"target": "stay"}, "column 'day' holds dates"),
+        (patients(name=[*"abcdefghijkl"]), {"target": "stay", "categorical": ["sex"]}, "'name' holds texts"),
+        (patients(120, name=[f"p{i}" for i in range(120)]), {"target": "stay"}, "120 different texts"),
+        (
+            patients(),
+            {"target": "stay", "categorical": {"sex": ["f"]}},
+            "has 'm', which is none of its categories",
+        ),
+        (patients(), {"target": "stay", "missing": "median"}, "missing is 'median'; choose refuse or mean"),
+        (patients(), {"target": "stay", "features": ["stay"]}, "take it out of features"),
+        (patients()[["stay"]], {"target": "stay"}, "no column to learn from"),
+        (
+            {"a": patients(), "b": patients(more=1)},
+            {"target": "stay"},
+            "client b: the column 'more' is not in",
+        ),
+        ({"a": patients(more=1), "b": patients()}, {"target": "stay"}, "client b: there is no column 'more'"),
+        (
+            {"a": patients(), "b": patients(age="?")},
+            {"target": "stay"},
+            "client b: column 'age' holds the text '\\?'",
+        ),
+        ({"a": patients()}, {"target": "stay", "by": "sex"}, "given one by one: leave out by"),
+        ([1, 2], {"target": "stay"}, "not a pandas frame"),
+        (patients()[:0], {"target": "stay"}, "no row in it"),
+    ],
+)
+def test_a_mistake_in_a_table_is_named(frames: Any, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence):
+        from_frame(frames, **options)
+
+
+def write(folder: Path) -> None:
+    folder.mkdir()
+    for number, name in enumerate(("north", "south", "west")):
+        patients(24 + number, older=10 * number).to_csv(folder / f"{name}.csv", index=False)
+
+
+def test_files_are_clients(tmp_path: Path) -> None:
+    write(tmp_path / "hospitals")
+    data = from_files("hospitals/*.csv", target="sex", dir=tmp_path)
+    assert data.owners is not None
+    assert data.owners.names == ("north", "south", "west")
+    patients().to_parquet(tmp_path / "test.parquet")
+    named = from_files(
+        {"a": "hospitals/north.csv", "b": {"train": "hospitals/west.csv", "test": "test.parquet"}},
+        target="sex",
+        dir=tmp_path,
+    )
+    assert (named.train_rows, len(named)) == (24 + 26, 24 + 26 + 12)
+
+
+def test_a_mistake_names_the_file_and_the_column(tmp_path: Path) -> None:
+    write(tmp_path / "hospitals")
+    patients(more=1).to_csv(tmp_path / "hospitals" / "zoo.csv", index=False)
+    with pytest.raises(DataError, match=r"zoo\.csv: the column 'more' is not in .*north\.csv"):
+        from_files("hospitals/*.csv", target="stay", dir=tmp_path)
+    (tmp_path / "notes.txt").write_text("nothing")
+    for path, sentence in (
+        ("x*.csv", "no file is called"),
+        ("x.csv", "no file"),
+        ("notes.txt", "neither .csv"),
+    ):
+        with pytest.raises(DataError, match=sentence):
+            from_files(path, target="stay", dir=tmp_path)
+
+
+def experiment_file(folder: Path, **blocks: Any) -> Path:
+    content = {"models": ["mlp-small"], "method": "local", "training": {"rounds": 1}} | blocks
+    (folder / "trial.yaml").write_text(yaml.safe_dump(content))
+    return folder / "trial.yaml"
+
+
+def test_an_experiment_file_names_the_files(tmp_path: Path) -> None:
+    write(tmp_path / "hospitals")
+    path = experiment_file(tmp_path, data={"name": "files", "path": "hospitals/*.csv", "target": "sex"})
+    experiment = Experiment.load(path)
+    split = experiment.make_split(experiment.load_data())
+    assert split.ids == ("north", "south", "west")
+    (tmp_path / "elsewhere").mkdir()
+    again = tmp_path / "elsewhere" / "config.yaml"
+    again.write_text(experiment.to_yaml())
+    copy = Experiment.load(again)
+    assert copy.make_split(copy.load_data()) == split
+    result = potluck.run(experiment, out=tmp_path / "run")
+    assert result is not None
+    assert '"scaling"' in (tmp_path / "run" / "split.json").read_text()
+
+
+def test_an_experiment_file_names_the_column_in_data_or_in_the_partition(tmp_path: Path) -> None:
+    patients(30, site=[*"abc" * 10]).to_csv(tmp_path / "all.csv", index=False)
+    files, hashes = {"name": "files", "path": "all.csv", "target": "sex"}, set()
+    for data, partition in (
+        (files, {"kind": "natural", "by": "site"}),
+        (files | {"by": "site"}, {"kind": "natural"}),
+        (files | {"by": "site"}, None),
+    ):
+        experiment = Experiment.load(experiment_file(tmp_path, data=data, partition=partition))
+        hashes.add(experiment.make_split(experiment.load_data()).hash)
+    assert len(hashes) == 1
+    for data, sentence in (
+        (files, "does not say which client"),
+        ({"name": "files", "path": "all.csv"}, "the files need the key 'target'"),
+        ({"name": "digits", "target": "sex"}, "'digits' has no option 'target'"),
+    ):
+        experiment = Experiment.load(experiment_file(tmp_path, data=data, partition={"kind": "natural"}))
+        with pytest.raises(PotluckError, match=sentence):
+            experiment.make_split(experiment.load_data())

@@ -1,0 +1,149 @@
+"""At a site only what it agreed to is measured, by the libraries it knows and by its own functions."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+import sites
+
+from potluck.deploy import wire
+from potluck.deploy.agreement import Agreement
+from potluck.deploy.rehearsal import propose
+from potluck.deploy.run import open_folder, play, prepared
+from potluck.deploy.site import REHEARSAL, Site, welcome
+from potluck.engine.protocol import Examination, Failure, Stamp
+from potluck.errors import ConfigError
+from potluck.federation.explain import explain
+from potluck.runs.api import run
+
+RUN = "b2"
+
+
+def share(scores, labels):
+    """A metric that a site brings."""
+    return float((scores.argmax(1) == labels).mean())
+
+
+def make_site(client, home, **options):
+    return Site(client, sites.builder(client), sites.loader(client), home / client, simulated=True, **options)
+
+
+def ask(site, order):
+    return wire.unpack_reply(site.answer(wire.pack_order(order)))
+
+
+def enrol(site, *metrics):
+    told = welcome(sites.federated("local"), RUN)
+    told["experiment"]["metrics"] = list(metrics)
+    return ask(site, wire.Hello(told))
+
+
+def examine(site, *metrics, predictions=False):
+    stamp = Stamp(RUN, 1, 1, 0, 0)
+    return ask(site, Examination("0", None, stamp, ("model",), "own", metrics, predictions))
+
+
+class Courier:
+    """Carries bytes to sites of this process."""
+
+    def __init__(self, home, **options):
+        self.sites = {number: make_site(client, home, **options) for number, client in enumerate(sites.IDS)}
+
+    def nodes(self):
+        return list(self.sites)
+
+    def keys(self):
+        return {}
+
+    def exchange(self, letters, timeout, most):
+        return [self.sites[node].answer(data) for node, data in letters]
+
+
+def test_a_federation_measures_what_a_simulation_measures(tmp_path):
+    (tmp_path / "server.py").write_text(
+        "def share(scores, labels): return (scores.argmax(1) == labels).mean()"
+    )
+    asked = {"metrics": ["macro_f1", "auroc", f"{tmp_path}/server.py:share"]}
+    courier = Courier(tmp_path, metrics={"share": share})
+    play(prepared(sites.federated("local", **asked)), courier, open_folder(tmp_path / "run"))
+    run(sites.simulated("local", **asked), out=tmp_path / "serial")
+    found = sites.log(tmp_path / "run")
+    assert found == sites.log(tmp_path / "serial")
+    assert all(line["test"]["share"] == pytest.approx(line["test"]["accuracy"], abs=1e-6) for line in found)
+
+
+def test_a_site_does_not_join_for_a_metric_outside_its_agreement(tmp_path):
+    site = make_site("0", tmp_path)
+    federation = site.federation(welcome(sites.federated("local"), RUN)["experiment"], REHEARSAL)
+    agreement, _ = propose(federation, "0")
+    assert agreement.metrics == ()
+    site = make_site("0", tmp_path, agreement=agreement)
+    refusal = enrol(site, "macro_f1")
+    assert isinstance(refusal, Failure)
+    assert refusal.reason == (
+        "client 0: the metric 'macro_f1' would be measured, this site agreed to: those of its task"
+    )
+
+
+def test_a_rehearsal_proposes_the_metrics_it_was_asked_for(tmp_path):
+    told = welcome(sites.federated("local", metrics=["macro_f1", "sklearn:hamming_loss"]), RUN)
+    federation = make_site("0", tmp_path).federation(told["experiment"], REHEARSAL)
+    agreement, _ = propose(federation, "0")
+    assert agreement.metrics == ("macro_f1", "hamming_loss")
+    [said] = [one["meaning"] for one in explain(federation, "0")["report"] if one["name"] == "metrics"]
+    assert said.endswith("also macro_f1, hamming_loss")
+
+
+def test_a_metric_that_was_not_in_the_welcome_is_not_measured_later(tmp_path):
+    agreement = Agreement(method="local", steps={"train": {}, "evaluate": {}}, bytes_per_round=0,
+                          card=("samples", "task"), metrics=("macro_f1",))  # fmt: skip
+    site = make_site("0", tmp_path, agreement=agreement)
+    enrol(site, "macro_f1")
+    assert "model/test/macro_f1" in examine(site, "macro_f1").report.metrics
+    assert "this site agreed to: macro_f1" in examine(site, "auroc").reason
+    site.agreement = site.resident.performer.agreement = None
+    assert "it is asked for the metric 'auroc', which it does not have" in examine(site, "auroc").reason
+
+
+def test_predictions_stay_at_a_site(tmp_path):
+    site = make_site("0", tmp_path)
+    enrol(site)
+    assert "predictions are asked for; those of a site stay there" in examine(site, predictions=True).reason
+    with pytest.raises(ConfigError, match="stay with its clients"):
+        prepared(sites.federated("local", evaluate={"predictions": True}))
+
+
+@pytest.mark.parametrize("name", ["evil_module:run", "/tmp/evil.py:run", "mine"])
+def test_a_site_imports_nothing_that_a_server_names(tmp_path, name):
+    site = make_site("0", tmp_path)
+    refusal = enrol(site, name)
+    assert f"the server asks for the metric {name!r}, which this site does not bring" in refusal.reason
+    assert "evil_module" not in sys.modules
+    assert site.resident is None
+
+
+def test_sites_hear_the_name_of_a_metric_and_nothing_of_its_home(tmp_path):
+    (tmp_path / "server.py").write_text("def share(scores, labels): return 0.5")
+    own = {"name": f"{tmp_path}/server.py:share", "called": "ours"}
+    told = welcome(sites.federated("local", metrics=["macro_f1", own]), RUN)
+    assert told["experiment"]["metrics"] == ["macro_f1", "ours"]
+    with pytest.raises(ConfigError, match="sites know sklearn:fbeta_score by its name alone"):
+        welcome(
+            sites.federated("local", metrics=[{"name": "sklearn:fbeta_score", "options": {"beta": 2}}]), RUN
+        )
+
+
+def test_a_reply_without_the_metrics_asked_for_is_not_taken(tmp_path):
+    courier = Courier(tmp_path)
+    honest = courier.sites[1].answer
+
+    def silent(data):
+        order = wire.unpack_order(data)
+        if isinstance(order, Examination):
+            data = wire.pack_order(replace(order, metrics=()))
+        return honest(data)
+
+    courier.sites[1].answer = silent
+    asked = sites.federated("local", rounds=1, metrics=["macro_f1"])
+    play(prepared(asked), courier, open_folder(tmp_path / "run"))
+    assert {line["client"] for line in sites.log(tmp_path / "run")} == {"0", "2"}

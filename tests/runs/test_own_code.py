@@ -1,0 +1,133 @@
+"""Code that a run folder names: the same as when the run began, and never somebody else's without asking."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import potluck
+import potluck.core.method
+from potluck.errors import RunError
+from potluck.experiment.schema import Experiment
+from potluck.report.page import write_report
+from potluck.runs.api import resume, run
+from potluck.runs.own_code import check_trusted, own_code
+
+VALUES: dict[str, Any] = {
+    "data": {"name": "digits", "samples": 200},
+    "partition": {"kind": "iid", "clients": 2},
+    "models": ["mlp-small"],
+    "method": "local",
+    "training": {"rounds": 1},
+    "engine": {"device": "cpu"},
+}
+PLUGIN = """
+from pathlib import Path
+from potluck.methods import Local
+
+class Mine(Local):
+    name = "{name}"
+
+with (Path(__file__).parent / "executed").open("a") as file:
+    file.write("x")
+"""
+
+
+@pytest.fixture(autouse=True)
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(potluck.core.method, "_registry", dict(potluck.core.method._registry))
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(PLUGIN.format(name=tmp_path.name))
+    return tmp_path / "mine.py"
+
+
+def begun(plugin: Path) -> Path:
+    """A finished run with a method of one's own."""
+    values = VALUES | {"method": plugin.parent.name, "plugins": [str(plugin)]}
+    return run(Experiment.make(**values), out=plugin.parent / "run").folder
+
+
+def handed_over(folder: Path, code: Path) -> None:
+    """What somebody would send who wants their code run: a folder that agrees with itself."""
+    values = yaml.safe_load((folder / "config.yaml").read_text()) | {"plugins": [str(code)]}
+    about = json.loads((folder / "environment.json").read_text())
+    about |= {"settings": about["settings"] | {"plugins": [str(code)]}, "code": own_code(values)}
+    (folder / "config.yaml").write_text(yaml.safe_dump(values))
+    (folder / "environment.json").write_text(json.dumps(about))
+
+
+def test_the_same_code_goes_on_and_changed_code_does_not(plugin: Path) -> None:
+    folder = begun(plugin)
+    assert json.loads((folder / "environment.json").read_text())["code"].keys() == {str(plugin)}
+    resume(folder)
+    plugin.write_text(plugin.read_text() + "\n# another thought\n")
+    with pytest.raises(RunError, match=r"mine\.py is not the code that .* was begun with"):
+        resume(folder)
+    with pytest.raises(RunError, match=r"mine\.py is not the code"):
+        resume(folder, experiment=Experiment.load(folder / "config.yaml"))
+
+
+def test_code_in_the_folder_is_not_run_until_it_is_trusted(plugin: Path) -> None:
+    folder = begun(plugin)
+    evil = folder / "evil.py"
+    evil.write_text(PLUGIN.format(name=plugin.parent.name))
+    handed_over(folder, evil)
+    write_report(folder)
+    with pytest.raises(RunError, match=r"the code .*evil\.py comes with the run folder.*--trust"):
+        resume(folder)
+    assert not (folder / "executed").exists()
+    resume(folder, trust=True)
+    assert (folder / "executed").read_text() == "x"
+
+
+def test_a_path_that_potluck_would_not_write_is_not_followed(plugin: Path, monkeypatch: Any) -> None:
+    folder = begun(plugin)
+    (plugin.parent / "evil.py").write_text(PLUGIN.format(name=plugin.parent.name))
+    monkeypatch.chdir(folder)
+    handed_over(folder, Path("../evil.py"))
+    (plugin.parent / "executed").unlink()
+    with pytest.raises(RunError, match=r"the code \.\./evil\.py comes with the run folder"):
+        resume(folder)
+    assert not (plugin.parent / "executed").exists()
+
+
+def test_a_plugin_written_into_the_configuration_is_not_run(plugin: Path) -> None:
+    folder = run(Experiment.make(**VALUES), out=plugin.parent / "plain").folder
+    values = yaml.safe_load((folder / "config.yaml").read_text()) | {"plugins": [str(plugin)]}
+    (folder / "config.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises(RunError, match=r"config\.yaml was edited after the run began: plugins"):
+        resume(folder)
+    assert not (plugin.parent / "executed").exists()
+
+
+def test_code_that_another_user_names_is_not_run(plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = begun(plugin)
+    monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+    with pytest.raises(RunError, match=r"another user's run folder names the code .*mine\.py.*--trust"):
+        resume(folder)
+    resume(folder, trust=True)
+    check_trusted(folder, VALUES | {"plugins": []})
+
+
+def test_functions_and_modules_count_as_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rules_of_mine").mkdir()
+    (tmp_path / "rules_of_mine/__init__.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "rules_of_mine/halves.py").write_text("def half(report): return 0.5")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = {
+        "name": "tiny",
+        "method": {"name": "fedmrl", "weight_small": "rules_of_mine.halves:half"},
+        "engine": {"device": ["cuda:0"]},
+        "plugins": ["nowhere_to_be_found"],
+    }
+    assert own_code(settings).keys() == {"rules_of_mine.halves"}
+    with pytest.raises(RunError, match=r"rules_of_mine\.halves comes with the run folder"):
+        check_trusted(tmp_path, settings)
