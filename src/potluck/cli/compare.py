@@ -155,9 +155,8 @@ def compared(
     from potluck.runs.comparing import play
     from potluck.runs.observers.progress import showing
 
-    runs = len(seeds) * sum(map(len, plan.experiments.values()))
     try:
-        with showing(screen.err, runs) as display:
+        with showing(screen.err, len(seeds) * plan.size) as display:
             result = play(plan, seeds, folder, display.watch, display.skip, **views)
     except KeyboardInterrupt as error:
         raise Stopped(["potluck", *again]) from error

@@ -14,7 +14,7 @@ from potluck.report.log import View
 from potluck.runs.compare import Skip, Watch
 from potluck.runs.compare import compare as compare_experiments
 from potluck.runs.comparison import Comparison, Sweep
-from potluck.runs.observers import Observer
+from potluck.runs.observers.progress import progress_display
 from potluck.runs.references import check_reference
 from potluck.runs.sweep import Plan, check_sweep, plan_of, read_sweep
 
@@ -33,8 +33,7 @@ def compare(
     targets: Sequence[float] = (),
     rounds: Sequence[int] = (),
     view: View = "last",
-    watch: Watch = lambda label: Observer(),
-    skip: Skip = lambda sentence: None,
+    progress: bool | None = None,
     **values: Any,
 ) -> Comparison | Sweep:
     """Run methods or variants side by side, each paired with Local under the same settings of training.
@@ -43,11 +42,14 @@ def compare(
     `potluck.run`. `methods` are names, or blocks with a name and options. `variants` and `sweep` are written as in
     a file. `seeds` default to the experiment's own, `out` to `runs/<name>-compare`. The same call again takes
     finished runs from the folder and goes on with stopped ones. `overrides` (`training.rounds=5`) are for files.
+    `progress` shows how far it is, as in `potluck.run`.
     """
     plan = _planned(experiment, methods, variants, sweep, overrides, values)
     folder = Path(out) if out is not None else default_folder(plan)
     options = {"targets": targets, "rounds": rounds, "against": against, "view": view}
-    return play(plan, _seeds(seeds, plan), folder, watch, skip, **options)
+    played = _seeds(seeds, plan)
+    with progress_display(progress, len(played) * plan.size) as display:
+        return play(plan, played, folder, display.watch, display.skip, **options)
 
 
 def _planned(

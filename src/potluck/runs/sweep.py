@@ -58,6 +58,11 @@ class Plan:
         return next(one for experiments in self.experiments.values() for one in experiments.values())
 
     @property
+    def size(self) -> int:
+        """How many runs a seed has."""
+        return sum(map(len, self.experiments.values()))
+
+    @property
     def is_sweep(self) -> bool:
         """Whether there is a comparison for each of several settings."""
         return list(self.experiments) != [""]
