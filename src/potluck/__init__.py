@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from potluck.kit.shared_weights import SharedWeights
     from potluck.models import adapt, build
     from potluck.runs.api import resume, run
+    from potluck.runs.comparing import compare
+    from potluck.runs.comparison import Comparison, Sweep
     from potluck.runs.observers import EarlyStopping, Observer, StopRun, TimeLimit, Watcher
     from potluck.runs.result import RunResult
     from potluck.testing.contract import check_method
@@ -73,6 +75,8 @@ _HOMES = {
     "kit.shared_weights": ("SharedWeights",),
     "models": ("adapt", "build"),
     "runs.api": ("resume", "run"),
+    "runs.comparing": ("compare",),
+    "runs.comparison": ("Comparison", "Sweep"),
     "runs.observers": ("EarlyStopping", "Observer", "StopRun", "TimeLimit", "Watcher"),
     "runs.result": ("RunResult",),
     "testing.contract": ("check_method",),
@@ -89,6 +93,7 @@ __all__ = [
     "Client",
     "ClientId",
     "Clients",
+    "Comparison",
     "ConfigError",
     "Content",
     "Contract",
@@ -120,6 +125,7 @@ __all__ = [
     "Split",
     "StopRun",
     "Stream",
+    "Sweep",
     "Task",
     "TimeLimit",
     "Watcher",
@@ -130,6 +136,7 @@ __all__ = [
     "check_method",
     "client_step",
     "collect",
+    "compare",
     "fit",
     "from_arrays",
     "from_datasets",

@@ -19,8 +19,8 @@ from potluck.errors import ConfigError
 from potluck.experiment.overrides import read_yaml
 from potluck.experiment.schema import Experiment
 from potluck.models import ModelPool
-from potluck.runs.compare import BASELINE
 from potluck.runs.compare import check as check_experiment
+from potluck.runs.references import BASELINE, is_local
 from potluck.runs.sweep import check_sweep, read_sweep
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -137,9 +137,9 @@ def test_a_variant_that_cannot_begin_is_found(
 
 
 def ask_every_variant(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for experiments in read_sweep(file).values():
+    for experiments in read_sweep(file).experiments.values():
         assert len(experiments) > 1
-        assert BASELINE in experiments
+        assert any(map(is_local, experiments.values()))
         first, *others = experiments.values()
         data = data_of(first)
         split = first.make_split(data)
@@ -172,7 +172,7 @@ def test_every_federation_can_begin(file: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(registry, "_LOADERS", registry._LOADERS | loaders)
     copy = tmp_path / file.name
     copy.write_text(file.read_text(encoding="utf-8").replace("weights: data/weights, ", ""))
-    settings = read_sweep(copy)
+    settings = read_sweep(copy).experiments
     assert all(BASELINE in experiments and len(experiments) > 1 for experiments in settings.values())
     first = next(iter(settings.values()))
     check_sweep({"": {label: first[label] for label in (BASELINE, [*first][-1])}})

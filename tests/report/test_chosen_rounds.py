@@ -9,7 +9,7 @@ import yaml
 
 from potluck.core.rng import Rng
 from potluck.report import chosen_rounds as rounds
-from potluck.report import page, sheets
+from potluck.report import comparison_page, sheets
 from potluck.report.comparison import compare_runs
 
 
@@ -93,6 +93,8 @@ def test_without_rounds_there_is_no_table(runs):
 
 
 def test_the_page_shows_it(comparison, tmp_path):
-    text = page.write_comparison(tmp_path / "comparison.html", comparison).read_text(encoding="utf-8")
+    text = comparison_page.write_comparison(tmp_path / "comparison.html", comparison).read_text(
+        encoding="utf-8"
+    )
     assert "Round by round" in text
     assert "40.00 ± 14.14" in text

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from potluck.errors import RunError
-from potluck.report import page
+from potluck.report import comparison_page, page
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 EVIL = "<script>alert(1)</script>\"'&"
@@ -234,7 +234,7 @@ def test_a_comparison_shows_table_intervals_and_curves(tmp_path):
         "level": 0.9,
         "methods": methods,
     }
-    path = page.write_comparison(tmp_path / "comparison.html", comparison)
+    path = comparison_page.write_comparison(tmp_path / "comparison.html", comparison)
     text = " ".join(check(path).text)
     for part in (
         "2 methods",
@@ -265,7 +265,9 @@ def test_a_comparison_shows_clients_and_further_measures_of_mixed_tasks(tmp_path
         "further": {"t2i_r10": {"mean": 0.4321, "std_over_seeds": None}},
     }  # fmt: skip
     metrics = {"0": "accuracy", "1": "mean_recall"}
-    path = page.write_comparison(tmp_path / "comparison.html", {"metrics": metrics, "methods": [entry]})
+    path = comparison_page.write_comparison(
+        tmp_path / "comparison.html", {"metrics": metrics, "methods": [entry]}
+    )
     text = " ".join(check(path).text)
     for part in ("Δ %", "Client by client", "undefined", "Further measures", "R@10 text to image", "43.21"):
         assert part in text, part

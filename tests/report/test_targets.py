@@ -9,7 +9,7 @@ import yaml
 
 from potluck.core.rng import Rng
 from potluck.errors import ConfigError, RunError
-from potluck.report import page, sheets, targets
+from potluck.report import comparison_page, sheets, targets
 from potluck.report.comparison import compare_runs
 
 
@@ -117,7 +117,7 @@ def runs(tmp_path):
 
 @pytest.fixture
 def comparison(runs):
-    compared = compare_runs(runs, Rng(0), baseline="a", draws=20, by_client=True)
+    compared = compare_runs(runs, Rng(0), baseline="a", draws=20)
     return targets.with_targets(compared, runs, [0.6, 0.9, 0.95])
 
 
@@ -141,7 +141,8 @@ def test_costs_are_means_over_the_seeds_that_reached_the_target(comparison):
 def test_the_table_of_targets_says_what_was_not_reached(comparison):
     sheet = sheets.targets_sheet(comparison)
     assert sheet is not None
-    rows = {(row[0], row[1]): row[2:] for row in sheet.rows}
+    rows = {(row[0], row[1]): row[3:] for row in sheet.rows}
+    assert {row[2] for row in sheet.rows} == {"after aggregation, by default"}
     assert rows["60", "a"] == ("3 ± 1.4", "60 ± 28.3", "120 ± 56.6", "240 B ± 113 B", "480 B ± 226 B")
     assert rows["90", "a"] == ("6 (1 of 2 seeds)", "120", "240", "480 B", "960 B")
     assert rows["90", "Local"] == ("not reached", *4 * ["–"])
@@ -150,6 +151,7 @@ def test_the_table_of_targets_says_what_was_not_reached(comparison):
     first = sheet.entries[0]
     keys = {column.name: column.sort_key(first) for column in sheet.columns}
     assert keys == {
+        "measured": "after aggregation, by default",
         "target %": 0.6, "method": "a", "round": 3, "scalars up": 60, "scalars down": 120,
         "bytes up": 240, "bytes down": 480,
     }  # fmt: skip
@@ -167,7 +169,7 @@ def test_clients_are_set_against_the_reference(comparison):
     sheet = sheets.gains_sheet(comparison)
     assert sheet is not None
     assert sheet.title == "Clients against a"
-    expected = ("Local", "4", "1 (25 %)", "0 (0 %)", "3 (75 %)", "−40.00", "−15.00", "+10.00")
+    expected = ("Local", "default", "4", "1 (25 %)", "0 (0 %)", "3 (75 %)", "−40.00", "−15.00", "+10.00")
     assert sheet.rows == [expected]
     listed = sheets.differences_sheet(comparison)
     assert listed is not None
@@ -177,24 +179,23 @@ def test_clients_are_set_against_the_reference(comparison):
 def test_who_asks_for_nothing_gets_what_was_always_there(runs):
     plain = compare_runs(runs, Rng(0), draws=20)
     assert plain["baseline"] == "local"
-    assert not any({"targets", "by_client"} & entry.keys() for entry in plain["methods"])
-    for sheet in (sheets.targets_sheet, sheets.gains_sheet, sheets.differences_sheet):
-        assert sheet(plain) is None
+    assert not any({"targets", "rounds"} & entry.keys() for entry in plain["methods"])
+    assert sheets.targets_sheet(plain) is None
 
 
 def test_the_page_shows_both(comparison, runs, tmp_path):
-    shown = page.write_comparison(tmp_path / "with.html", comparison).read_text(encoding="utf-8")
+    shown = comparison_page.write_comparison(tmp_path / "with.html", comparison).read_text(encoding="utf-8")
     for part in ("What a target costs", "not reached", "6 (1 of 2 seeds)", "Clients against a", "−40.00"):
         assert part in shown, part
     plain = compare_runs(runs, Rng(0), draws=20)
-    without = page.write_comparison(tmp_path / "without.html", plain).read_text(encoding="utf-8")
+    without = comparison_page.write_comparison(tmp_path / "without.html", plain).read_text(encoding="utf-8")
     assert "What a target costs" not in without
-    assert "Clients against" not in without
+    assert "Clients against Local" in without
 
 
 def test_a_label_is_text_on_the_page(runs, tmp_path):
     evil = "<script>alert(1)</script>"
-    compared = compare_runs({evil: runs["a"], "b": runs["local"]}, Rng(0), evil, draws=9, by_client=True)
-    shown = page.write_comparison(tmp_path / "evil.html", compared).read_text(encoding="utf-8")
+    compared = compare_runs({evil: runs["a"], "b": runs["local"]}, Rng(0), evil, draws=9)
+    shown = comparison_page.write_comparison(tmp_path / "evil.html", compared).read_text(encoding="utf-8")
     assert evil not in shown
     assert "Clients against &lt;script&gt;" in shown

@@ -11,9 +11,10 @@ import yaml
 
 from helpers import StopAfter
 from potluck.errors import ConfigError, RunError
-from potluck.runs.compare import compare, experiments_by_method, with_baseline
+from potluck.runs.compare import compare, experiments_by_method
 from potluck.runs.loop import Interrupted
 from potluck.runs.observers import Observer
+from potluck.runs.sweep import read_sweep
 
 SMALL = """\
 name: small
@@ -37,11 +38,11 @@ def logs(folder: Path) -> dict[str, bytes]:
     return {f"{run.name}/{log}": (run / log).read_bytes() for run in folder.glob("*-seed*") for log in LOGS}
 
 
-def test_local_is_always_compared() -> None:
-    assert with_baseline(["fedavg", "fedmrl"]) == ["local", "fedavg", "fedmrl"]
-    assert with_baseline(["fedavg", "local", "fedavg"]) == ["fedavg", "local"]
+def test_local_is_always_compared(file: Path) -> None:
+    assert [*read_sweep(file, ["fedavg", "fedmrl"]).experiments[""]] == ["local", "fedavg", "fedmrl"]
+    assert [*read_sweep(file, ["fedavg", "local", "fedavg"]).experiments[""]] == ["fedavg", "local"]
     with pytest.raises(ConfigError, match="'fedavg'"):
-        with_baseline(["fedavgg"])
+        read_sweep(file, ["fedavgg"])
 
 
 def test_each_method_has_its_own_options(file: Path) -> None:

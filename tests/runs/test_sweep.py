@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from potluck.cli.app import app
 from potluck.errors import ConfigError
 from potluck.experiment.schema import Experiment
-from potluck.runs.sweep import check_sweep, read_sweep
+from potluck.runs.sweep import check_sweep, read_block, read_sweep
 
 BASE = """\
 name: several
@@ -50,13 +50,15 @@ def options(experiment: Experiment) -> Any:
 
 
 def test_variants_and_settings_are_spelled_out(file: Path) -> None:
-    made = read_sweep(file)
+    made = read_sweep(file).experiments
     assert list(made) == ["alpha=0.5", "alpha=1.0", "more"]
-    assert all(list(each) == ["local", "fedproto", "d1=8", "d1=16", "wide"] for each in made.values())
+    labels = ["local,lr=0.5", "local", "fedproto", "d1=8", "d1=16", "wide"]
+    assert all(list(each) == labels for each in made.values())
     half, more = made["alpha=0.5"], made["more"]
     assert {one.partition.alpha for one in half.values()} == {0.5}  # type: ignore[union-attr]
     assert {one.partition.clients for one in more.values()} == {4}  # type: ignore[union-attr]
-    assert [one.method.name for one in half.values()] == ["local", "fedproto", "fedmrl", "fedmrl", "fedmrl"]
+    names = [one.method.name for one in half.values()]
+    assert names == ["local", "local", "fedproto", "fedmrl", "fedmrl", "fedmrl"]
     assert [options(half[label]).d1 for label in ("d1=8", "d1=16", "wide")] == [8, 16, 32]
     assert half["wide"].training.optimizer.lr == 0.5
     assert half["d1=8"].training.optimizer.lr == more["d1=8"].training.optimizer.lr != 0.5
@@ -69,7 +71,8 @@ def test_run_plays_the_file_without_them(file: Path) -> None:
 
 
 def test_overrides_come_first_and_those_of_a_method_reach_its_variants(file: Path) -> None:
-    made = read_sweep(file, overrides=["training.rounds=7", "fedproto.weight=3", "partition.alpha=9"])
+    overrides = ["training.rounds=7", "fedproto.weight=3", "partition.alpha=9"]
+    made = read_sweep(file, overrides=overrides).experiments
     assert {one.training.rounds for each in made.values() for one in each.values()} == {7}
     assert made["alpha=0.5"]["fedproto"].partition.alpha == 0.5  # type: ignore[union-attr]
     assert made["more"]["fedproto"].partition.alpha == 9  # type: ignore[union-attr]
@@ -79,7 +82,7 @@ def test_overrides_come_first_and_those_of_a_method_reach_its_variants(file: Pat
 
 
 def test_methods_take_the_place_of_variants(file: Path) -> None:
-    made = read_sweep(file, ["local", "fedmrl"])
+    made = read_sweep(file, ["local", "fedmrl"]).experiments
     assert list(made) == ["alpha=0.5", "alpha=1.0", "more"]
     assert options(made["more"]["fedmrl"]).d1 == 16
     assert list(made["more"]) == ["local", "fedmrl"]
@@ -98,6 +101,13 @@ def test_methods_take_the_place_of_variants(file: Path) -> None:
         ("variants: {fedproto: fedproto}", r"variants\.fedproto: give a label with a block"),
         ("sweep: {a: {partition.alfa: 1}}", r"unknown key 'partition\.alfa'.*'alpha'"),
         ("variants: {a: {method.d2: 1}}", r"unknown key 'method\.d2'"),
+        ("variants: {grid: {method.d1: 8}}", r"variants\.grid\.method\.d1: give a list of values"),
+        ("variants: {grid: {method.d1: []}}", r"variants\.grid\.method\.d1: give a list of values"),
+        ("sweep: {grid: [1, 2]}", r"sweep\.grid: must be a block of keys with lists"),
+        ("variants: {grid: {method.d1: [8, 8]}}", "two entries 'd1=8'"),
+        ("variants: {grid: {partition.alpha: [1, 2]}}", r"changes partition\.alpha"),
+        ("variants: {grid: {models: [a/b]}}", "'models=a/b' cannot name a folder"),
+        ("grid: {method.d1: [8]}", "unknown key 'grid'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tmp_path: Path, blocks: str, sentence: str) -> None:
@@ -108,7 +118,23 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, blocks: str, sentence: s
 def test_a_variant_that_cannot_work_is_found_in_the_last_setting(tmp_path: Path) -> None:
     path = write(tmp_path / "late.yaml", "sweep: {first: {seed: 1}, last: {models.rep_dim: 8}}")
     with pytest.raises(ConfigError, match="d1 is 16, but client 0"):
-        check_sweep(read_sweep(path))
+        check_sweep(read_sweep(path).experiments)
+
+
+def test_a_grid_is_a_product_beside_other_variants(tmp_path: Path) -> None:
+    blocks = "variants: {fedproto: {method: fedproto}, grid: {method.d1: [8, 16], training.epochs: [1, 2]}}"
+    made = read_sweep(write(tmp_path / "grid.yaml", blocks))
+    labels = ["d1=8,epochs=1", "d1=8,epochs=2", "d1=16,epochs=1", "d1=16,epochs=2"]
+    assert list(made.variants) == ["fedproto", *labels]
+    assert list(made.experiments[""]) == ["local,epochs=2", "local", "fedproto", *labels]
+    assert made.variants["d1=16,epochs=2"] == {"method.d1": 16, "training.epochs": 2}
+    last = made.experiments[""]["d1=16,epochs=2"]
+    assert (options(last).d1, last.training.epochs) == (16, 2)
+
+
+def test_keys_of_a_grid_with_one_last_word_have_longer_names() -> None:
+    block = {"grid": {"method.tune.rounds": [1], "training.rounds": [2]}}
+    assert list(read_block(block, "variants")) == ["tune.rounds=1,training.rounds=2"]
 
 
 def test_a_sweep_is_a_comparison_per_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

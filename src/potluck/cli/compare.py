@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from potluck.cli.exits import Stopped
-from potluck.cli.options import RUNS, AsJson, Debug, ExperimentFile, Overrides, words
+from potluck.cli.options import AsJson, Debug, ExperimentFile, Overrides, words
 from potluck.cli.screen import MOST_ROWS, Screen
 from potluck.errors import ConfigError
+from potluck.files import write_whole
 
 if TYPE_CHECKING:
-    from potluck.experiment import Experiment
-    from potluck.runs.compare import ComparisonResult
+    from potluck.runs.comparison import Comparison, Sweep
+    from potluck.runs.sweep import Plan
 
 
 def compare(
@@ -57,6 +58,21 @@ def compare(
         Path | None,
         typer.Option(metavar="FOLDER", help="Where to write. Default: runs/<name>-compare."),
     ] = None,
+    csv: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write a table with a row per method, seed, client, moment and mode."
+        ),
+    ] = None,
+    latex: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the main table for a paper (booktabs).")
+    ] = None,
+    pdf: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Draw scores over rounds, of a sweep a heat map, as a vector figure."
+        ),
+    ] = None,
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -65,38 +81,51 @@ def compare(
     A file may name variants to compare instead, and a sweep over settings. The same command again skips the runs
     that are finished and goes on with those that were stopped.
     """
-    from potluck.runs.compare import with_baseline
-    from potluck.runs.sweep import check_sweep, read_sweep
+    from potluck.runs.comparing import check_views, default_folder
+    from potluck.runs.sweep import read_sweep
 
-    listed, targets, at = words(methods), _scores(target), _numbers("--rounds", rounds, "10,50,100")
-    settings = read_sweep(experiment, with_baseline(listed) if listed else (), overrides or ())
-    _check(settings, at, against)
-    first = next(one for experiments in settings.values() for one in experiments.values())
-    played = _numbers("--seeds", seeds, "0,1,2") or [first.seed]
-    folder, screen = out or RUNS / f"{first.name}-compare", Screen(json)
-    if len(settings) > 1:
-        check_sweep(settings)
-    results = {
-        setting: compared(screen, experiments, played, folder / setting, sys.argv[1:], targets, at, against)
-        for setting, experiments in settings.items()
-    }
+    files = {"csv": csv, "latex": latex, "pdf": pdf}
+    for option, file in files.items():
+        _check_file(option, file)
+    targets, at = _scores(target), _numbers("--rounds", rounds, "10,50,100")
+    plan = read_sweep(experiment, words(methods), overrides or ())
+    check_views(plan, at, against)
+    played = _numbers("--seeds", seeds, "0,1,2") or [plan.first.seed]
+    views = {"targets": targets, "rounds": at, "against": against}
+    screen = Screen(json)
+    result = compared(screen, plan, played, out or default_folder(plan), sys.argv[1:], **views)
     if json:
-        shown = {name: result.comparison | {"folder": str(result.folder)} for name, result in results.items()}
-        screen.data(shown.get("", shown))
+        screen.data(_content(result))
+    for option, file in files.items():
+        if file is not None:
+            write_whole(file, _exported(option, result))
+            screen.err.print(f"written: {file}", soft_wrap=True)
 
 
-def _check(
-    settings: Mapping[str, Mapping[str, Experiment]], rounds: Sequence[int], against: str | None
-) -> None:
-    """Refuse views of a comparison that some setting cannot give, before anything runs."""
-    from potluck.report.chosen_rounds import check_rounds
-    from potluck.runs.compare import check_reference
+def _check_file(option: str, file: Path | None) -> None:
+    """Refuse a file that could not be written when all is done."""
+    if file is not None and not file.parent.is_dir():
+        raise ConfigError(f"--{option} {file}: there is no folder {file.parent}; make it first")
+    if file is not None and file.is_dir():
+        raise ConfigError(f"--{option} {file} is a folder; name a file in it")
 
-    for setting, experiments in settings.items():
-        check_reference(against, experiments)
-        for label, one in experiments.items():
-            who = f"{setting}, {label}" if setting else label
-            check_rounds(rounds, one.training.rounds, one.evaluate.every, who)
+
+def _exported(option: str, result: Comparison | Sweep) -> bytes:
+    """What `--csv`, `--latex` and `--pdf` write."""
+    from potluck.report.plots import to_pdf
+
+    if option == "csv":
+        return str(result.frame().to_csv(index=False)).encode()
+    return result.latex().encode() if option == "latex" else to_pdf(result.plot())
+
+
+def _content(result: Comparison | Sweep) -> dict[str, Any]:
+    """The JSON of a comparison, or that of every setting of a sweep."""
+    from potluck.runs.comparison import Comparison
+
+    if isinstance(result, Comparison):
+        return result.comparison | {"folder": str(result.folder)}
+    return {setting: _content(one) for setting, one in result.comparisons.items()}
 
 
 def _numbers(option: str, text: str, such: str) -> list[int]:
@@ -120,31 +149,15 @@ def _scores(text: str) -> list[float]:
 
 
 def compared(
-    screen: Screen,
-    experiments: dict[str, Experiment],
-    seeds: Sequence[int],
-    folder: Path,
-    again: Sequence[str],
-    targets: Sequence[float] = (),
-    rounds: Sequence[int] = (),
-    against: str | None = None,
-) -> ComparisonResult:
+    screen: Screen, plan: Plan, seeds: Sequence[int], folder: Path, again: Sequence[str], **views: Any
+) -> Comparison | Sweep:
     """Compare under a progress display, then print the tables; `again` are the words that continue it."""
-    from potluck.runs.compare import compare as compare_methods
+    from potluck.runs.comparing import play
     from potluck.runs.observers.progress import showing
 
     try:
-        with showing(screen.err, len(seeds) * len(experiments)) as display:
-            result = compare_methods(
-                experiments,
-                seeds,
-                folder,
-                display.watch,
-                display.skip,
-                targets=targets,
-                rounds=rounds,
-                against=against,
-            )
+        with showing(screen.err, len(seeds) * plan.size) as display:
+            result = play(plan, seeds, folder, display.watch, display.skip, **views)
     except KeyboardInterrupt as error:
         raise Stopped(["potluck", *again]) from error
     if not screen.json:
@@ -152,7 +165,20 @@ def compared(
     return result
 
 
-def _show(screen: Screen, result: ComparisonResult) -> None:
+def _show(screen: Screen, result: Comparison | Sweep) -> None:
+    from potluck.runs.comparison import Sweep
+
+    if isinstance(result, Sweep):
+        for setting, one in result.comparisons.items():
+            screen.show(f"{setting}:")
+            _show_comparison(screen, one)
+        screen.sheet(result.sheet.first(MOST_ROWS, "sweep.html"))
+        screen.show(f"\noverview: {result.folder / 'sweep.html'}")
+    else:
+        _show_comparison(screen, result)
+
+
+def _show_comparison(screen: Screen, result: Comparison) -> None:
     from potluck.cli.views.results import comparison_sheets
 
     main, *further = comparison_sheets(result.comparison)

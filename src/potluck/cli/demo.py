@@ -26,19 +26,19 @@ def demo(
     debug: Debug = False,
 ) -> None:
     """Train clients with unlike models on the embedded data, in half a minute."""
-    from potluck.runs.compare import experiments_by_method
+    from potluck.runs.comparison import Comparison
+    from potluck.runs.sweep import read_sweep
 
     screen = Screen(json)
-    experiments = experiments_by_method(DEMO, DEMO_METHODS)
+    plan = read_sweep(DEMO, DEMO_METHODS)
     folder = out or _free(RUNS / "demo")
     screen.err.print(
         "Clients with four different models learn to read digits, each from a few samples of its own: alone,\n"
         "and with each other. `potluck explain fedmrl` says what crosses between them.",
         style="dim",
     )
-    seeds, again = [experiments["local"].seed], ["demo", "--out", str(folder)]
-    result = compared(screen, experiments, seeds, folder, again)
-    if json:
+    result = compared(screen, plan, [plan.first.seed], folder, ["demo", "--out", str(folder)])
+    if json and isinstance(result, Comparison):
         screen.data(result.comparison | {"folder": str(result.folder)})
 
 

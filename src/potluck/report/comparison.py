@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 
 from potluck.core.rng import Rng
 from potluck.errors import ConfigError, RunError, nearest
 from potluck.report.format import rounded, whole
 from potluck.report.log import (
     ACCURACY,
+    LEDGER,
     NOBODY,
     VIEWS,
     Curve,
@@ -30,7 +32,10 @@ from potluck.report.log import (
     read_config,
     read_mapping,
     read_metrics,
+    read_table,
 )
+from potluck.report.measures import ACCURACY as ACCURACY_MEASURE
+from potluck.report.measures import Measure, measure_of
 from potluck.report.scores import DIRECTIONS, UNITS, messages_block, seconds_per_round
 
 BySeed = Mapping[str, Mapping[str, float]]  # seed → client → accuracy
@@ -111,7 +116,7 @@ def paired_difference(
     return Difference(mean, rounded(low), rounded(high), pairs=sum(map(len, rows)))
 
 
-def client_gains(method: BySeed, baseline: BySeed) -> dict[str, Any]:
+def client_gains(method: BySeed, baseline: BySeed, measure: Measure = ACCURACY_MEASURE) -> dict[str, Any]:
     """The difference of every client in every seed, and how many are better, equal or worse."""
     seeds = sorted(method.keys() & baseline.keys(), key=natural)
     differences = {
@@ -119,7 +124,8 @@ def client_gains(method: BySeed, baseline: BySeed) -> dict[str, Any]:
         for seed in seeds
     }
     values = [value for clients in differences.values() for value in clients.values() if value is not None]
-    signs = {"better": sum(value > 0 for value in values), "worse": sum(value < 0 for value in values)}
+    better = sum(map(measure.is_gain, values))
+    signs = {"better": better, "worse": sum(value != 0 for value in values) - better}
     return {**signs, "equal": len(values) - sum(signs.values()), "differences": differences}
 
 
@@ -149,14 +155,24 @@ class _Result:
     seed: str
     split: str | None
     key: Key | None
-    scores: Scores
-    curve: Curve | None
+    scores: dict[Key, Scores]  # of every moment and mode, in the round of the view
+    curves: dict[Key, Curve]
+    sent: dict[int, float]  # evaluated round → bytes of training by then, all clients together
     messages: dict[str, Any]
     seconds: float | None
     about: dict[str, Any]
     names: dict[str, str]  # client → what it is measured by, where tasks or data sets differ
     data_sets: dict[str, str]
     further: dict[str, dict[str, Any]]
+    environment: dict[str, Any]
+
+    @property
+    def headline(self) -> Scores:
+        """The scores that the run is judged by."""
+        return self.scores.get(self.key, NOBODY) if self.key else NOBODY
+
+
+Groups = Mapping[str, Mapping[str, _Result]]  # label → seed → run
 
 
 def compare_runs(
@@ -167,13 +183,14 @@ def compare_runs(
     when: str | None = None,
     draws: int = 2000,
     level: float = 0.95,
-    by_client: bool = False,
+    references: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Compare finished runs; each method is paired with `baseline` by seed and client.
 
-    `runs` are folders, or folders by label where one method appears under several settings. Runs of one seed
-    must share their split. A method's interval does not depend on which others are compared. `by_client` adds the
-    difference of every client. The result is plain data, the content of `comparison.json`.
+    `runs` are folders, or folders by label where one method appears under several settings; `references` names
+    for each label another one to pair it with than `baseline`. Runs of one seed must share their split. A
+    method's interval does not depend on which others are compared. The result is plain data, the content of
+    `comparison.json`.
     """
     if view not in VIEWS:
         raise ConfigError(f"there is no view {view!r}; {nearest(view, VIEWS)}")
@@ -181,39 +198,123 @@ def compare_runs(
     results = [_read_result(folder, label, view, when) for label, folders in labelled for folder in folders]
     if not results:
         raise RunError("there is nothing to compare: give the folders of at least two runs")
-    groups = _group(results)
-    values = {method: _values(group) for method, group in groups.items()}
-    reference = values.get(baseline, {})
+    groups, measures = _group(results), _measures(results)
     seeds = sorted({run.seed for run in results}, key=natural)
     settings = {"view": view, "level": level, "draws": draws, "baseline": baseline, "seeds": seeds}
-    measures = _measures(results)
+    pairing = _Pairing(groups, rng, draws, level, measure_of(measures.get("metrics"), _facts(results)))
     methods = []
-    for method, own in values.items():
-        entry = _method_entry(method, list(groups[method].values()))
-        if method != baseline:
-            stream = rng.child("bootstrap", method).numpy()
-            against = paired_difference(own, reference, stream, draws, level)
-            entry["difference"] = against.to_json() if against else None
-            entry |= {"by_client": client_gains(own, reference)} if by_client else {}
+    for method, group in groups.items():
+        against = (references or {}).get(method, baseline if references is None else None)
+        against = against if against in groups and against != method else None
+        entry = _method_entry(method, list(group.values())) | pairing.entries(method, against)
         if measures:
-            entry |= {"gain": rounded(relative_gain(own, reference)), "per_client": _per_client(own)}
+            entry |= {"gain": pairing.relative(method, against), "per_client": _per_client(_values(group))}
         methods.append(entry)
     return results[0].about | settings | measures | {"methods": methods}
 
 
-def _values(group: Mapping[str, _Result]) -> BySeed:
-    return {seed: run.scores.per_client() for seed, run in group.items()}
+@dataclass(frozen=True)
+class _Pairing:
+    """Sets runs against those of their reference."""
+
+    groups: Groups
+    rng: Rng
+    draws: int
+    level: float
+    measure: Measure
+
+    def entries(self, method: str, against: str | None) -> dict[str, Any]:
+        """The difference to the reference, client by client too, and every moment and mode that was measured."""
+        own, key = self.groups[method], _key(self.groups[method])
+        keys = dict.fromkeys(key for run in own.values() for key in run.scores)
+        ordered = sorted(keys, key=lambda one: (one != key, key is not None and one[0] != key[0]))
+        other = self.groups[against] if against is not None else {}
+        found: dict[str, Any] = {"against": against, "difference": self._difference(method, key, other)}
+        if other:
+            found["by_client"] = client_gains(_values(own), _values(other), self.measure)
+        measured = [
+            _spread_of(own, one) | {"difference": self._difference(method, one, other)} for one in ordered
+        ]
+        return found | {"measured": measured}
+
+    def _difference(
+        self, method: str, key: Key | None, other: Mapping[str, _Result]
+    ) -> dict[str, Any] | None:
+        own = self.groups[method]
+        if key is None or not other:
+            return None
+        at_headline = key == _key(own)
+        stream = self.rng.child("bootstrap", method, *(() if at_headline else key)).numpy()
+        reference = _values(other) if at_headline else _values(other, _same_moment(other, key))
+        found = paired_difference(_values(own, key), reference, stream, self.draws, self.level)
+        return found.to_json() if found else None
+
+    def relative(self, method: str, against: str | None) -> float | None:
+        """Δ % to the reference; of the reference itself it is 0."""
+        if not self.measure.is_share or not self.measure.higher_is_better:
+            return None
+        own = _values(self.groups[method])
+        return rounded(relative_gain(own, _values(self.groups[against]) if against is not None else own))
+
+
+def _key(group: Mapping[str, _Result]) -> Key | None:
+    return next(iter(group.values())).key
+
+
+def _same_moment(group: Mapping[str, _Result], key: Key) -> Key | None:
+    """The series of a reference at the same moment, in its reported mode; its headline where it has none."""
+    headline = _key(group)
+    known = {found for run in group.values() for found in run.scores}
+    wanted = (key[0], headline[1]) if headline else None
+    return wanted if wanted in known else headline
+
+
+def _values(group: Mapping[str, _Result], key: Key | None = None) -> BySeed:
+    """The scores of every client by seed, at the headline or at another moment and mode."""
+    return {
+        seed: (run.headline if key is None else run.scores.get(key, NOBODY)).per_client()
+        for seed, run in group.items()
+    }
+
+
+def _spread_of(group: Mapping[str, _Result], key: Key) -> dict[str, Any]:
+    """One moment and mode of a method: mean, spread over clients and worst tenth, over the seeds.
+
+    Another mode at the moment of the headline has a curve, too.
+    """
+    runs, headline = list(group.values()), _key(group)
+    scores = [run.scores[key] for run in runs if key in run.scores]
+    drawn = headline is not None and key != headline and key[0] == headline[0]
+    curve = {"curve": _curve_over_seeds(runs, key)} if drawn else {}
+    return {"when": key[0], "mode": key[1], **_over_clients(scores), **curve}
+
+
+def _over_clients(scores: Sequence[Scores]) -> dict[str, Any]:
+    known = [one for one in scores if len(one.clients)]
+    return {
+        "accuracy": over_seeds([one.mean() or 0.0 for one in known]),
+        "std_over_clients": over_seeds([one.spread() or 0.0 for one in known]),
+        "worst_tenth": over_seeds([one.worst_tenth() or 0.0 for one in known]),
+    }
+
+
+def _facts(results: Sequence[_Result]) -> dict[str, Any]:
+    """The facts of further metrics that the runs have noted, by metric."""
+    noted = [run.environment.get("metrics") for run in results]
+    return {name: facts for one in noted if isinstance(one, Mapping) for name, facts in one.items()}
 
 
 def _measures(results: Sequence[_Result]) -> dict[str, Any]:
     """What each client is measured by and on which data; empty where all have one data set and its accuracy."""
     names = {client: name for run in results for client, name in run.names.items()}
+    facts = _facts(results)
+    stored = {"metric_facts": facts} if facts else {}
     if not names:
-        return {}
+        return stored
     metrics = {client: names[client] for client in sorted(names, key=natural)}
     known = results[0].data_sets
     data_sets = {client: known[client] for client in metrics if client in known}
-    return {"metrics": metrics, **({"data_sets": data_sets} if data_sets else {})}
+    return stored | {"metrics": metrics, **({"data_sets": data_sets} if data_sets else {})}
 
 
 def _per_client(values: BySeed) -> dict[str, float | None]:
@@ -233,21 +334,34 @@ def _read_result(folder: Path, label: str | None, view: View, when: str | None) 
     series = metrics.series.get(key) if key else None
     split = read_mapping(folder / "split.json") or {}
     method = method_name(config)
+    curves = {found: one.curve(label or method) for found, one in metrics.series.items()}
     return _Result(
         folder=folder,
         method=label or method,
         seed=json.dumps(config.get("seed"), sort_keys=True),
         split=split.get("hash"),
         key=key,
-        scores=series.scores(view) if series else NOBODY,
-        curve=series.curve(label or method) if series else None,
+        scores={found: one.scores(view) for found, one in metrics.series.items()},
+        curves=curves,
+        sent=_sent(folder / "ledger.jsonl", sorted({n for c in curves.values() for n in c.rounds.tolist()})),
         messages=messages_block(folder / "ledger.jsonl"),
         seconds=seconds_per_round(folder / "timing.jsonl"),
         about={name: config.get(name) for name in ("data", "partition")} | _federation(config),
         names=_names(config, metrics, series.evaluated(view) if series else ()),
         data_sets=_data_sets(split),
         further=series.further_means(view) if series else {},
+        environment=read_mapping(folder / "environment.json") or {},
     )
+
+
+def _sent(path: Path, rounds: Sequence[int]) -> dict[int, float]:
+    """The bytes that all clients sent and received for training up to each of the rounds."""
+    ledger = read_table(path, LEDGER)
+    train = ledger.filter(pc.field("purpose") == "train")
+    number, size = train["round"].to_numpy(), train["bytes"].to_numpy()
+    order = np.argsort(number, kind="stable")
+    total = np.append(0, np.cumsum(size[order]))[np.searchsorted(number[order], rounds, side="right")]
+    return dict(zip(rounds, total.tolist(), strict=True))
 
 
 def _names(config: Mapping[str, Any], metrics: Metrics, clients: Sequence[str]) -> dict[str, str]:
@@ -291,8 +405,7 @@ def _group(results: Sequence[_Result]) -> dict[str, dict[str, _Result]]:
 
 
 def _method_entry(method: str, runs: Sequence[_Result]) -> dict[str, Any]:
-    """What `comparison.json` says of one method, before it is set against the baseline."""
-    means = [mean for run in runs if (mean := run.scores.mean()) is not None]
+    """What `comparison.json` says of one method, before it is set against its reference."""
     seconds = [run.seconds for run in runs if run.seconds is not None]
     key, further = runs[0].key, _further_over_seeds(runs)
     return {
@@ -300,14 +413,21 @@ def _method_entry(method: str, runs: Sequence[_Result]) -> dict[str, Any]:
         "when": key[0] if key else None,
         "mode": key[1] if key else None,
         "seeds": len(runs),
-        "clients": max(len(run.scores.clients) for run in runs),
-        "accuracy": over_seeds(means),
-        "difference": None,
+        "clients": max(len(run.headline.clients) for run in runs),
+        **_over_clients([run.headline for run in runs]),
         "messages": _mean_messages(runs),
         "seconds_per_round": rounded(float(np.mean(seconds))) if seconds else None,
-        "curve": _curve_over_seeds(runs),
+        "curve": _curve_over_seeds(runs, key),
+        "runs": {run.seed: run.folder.name for run in runs},
+        "not_measured": _other_modes(runs[0]),
         **({"further": further} if further else {}),
     }
+
+
+def _other_modes(run: _Result) -> list[str]:
+    """The ways to predict that the method has and the run did not measure."""
+    measured = {mode for _, mode in run.scores}
+    return [mode for mode in run.environment.get("modes") or () if mode not in measured]
 
 
 def _further_over_seeds(runs: Sequence[_Result]) -> dict[str, dict[str, float | None]]:
@@ -326,13 +446,15 @@ def _mean_messages(runs: Sequence[_Result]) -> dict[str, Any]:
     }
 
 
-def _curve_over_seeds(runs: Sequence[_Result]) -> dict[str, list[Any]] | None:
+def _curve_over_seeds(runs: Sequence[_Result], key: Key | None) -> dict[str, list[Any]] | None:
     """The mean over seeds in every round that all seeds evaluated, with the lowest and the highest seed."""
-    curves = [dict(zip(c.rounds.tolist(), c.mean.tolist(), strict=True)) for run in runs if (c := run.curve)]
+    found = [(run, run.curves[key]) for run in runs if key is not None and key in run.curves]
+    curves = [dict(zip(c.rounds.tolist(), c.mean.tolist(), strict=True)) for _, c in found]
     if not curves:
         return None
     rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
     values = [[curve[number] for curve in curves] for number in rounds]
     mean = [rounded(float(np.mean(row))) for row in values]
+    sent = [whole(float(np.mean([run.sent[number] for run, _ in found]))) for number in rounds]
     ends = {"low": [rounded(min(row)) for row in values], "high": [rounded(max(row)) for row in values]}
-    return {"rounds": rounds, "mean": mean} | ends
+    return {"rounds": rounds, "mean": mean, "bytes": sent} | ends

@@ -95,12 +95,12 @@ def with_spread(value: Mapping[str, Any], show: Callable[[float | None], str]) -
     return show(value["mean"]) if spread is None else f"{show(value['mean'])} ± {show(spread)}"
 
 
-def with_interval(difference: Mapping[str, Any]) -> str:
-    """A difference and its interval in percentage points: +0.24 [−0.31, +0.85] tie."""
+def with_interval(difference: Mapping[str, Any], show: Callable[[float | None], str] = points) -> str:
+    """A difference and its interval, by default in percentage points: +0.24 [−0.31, +0.85] tie."""
     if difference.get("low") is None:
-        return points(difference.get("mean"))
-    interval = f"[{points(difference['low'])}, {points(difference['high'])}]"
-    return f"{points(difference['mean'])} {interval}{' tie' if difference['tie'] else ''}"
+        return show(difference.get("mean"))
+    interval = f"[{show(difference['low'])}, {show(difference['high'])}]"
+    return f"{show(difference['mean'])} {interval}{' tie' if difference['tie'] else ''}"
 
 
 def duration(seconds: float | None) -> str:
@@ -127,8 +127,10 @@ def measured(metrics: Mapping[str, str] | None) -> str:
 
 
 def method_label(name: str) -> str:
-    """A method as tables show it."""
-    return METHOD_NAMES.get(name, name)
+    """A method as tables show it: `Local` for `local`, `Local, lr=0.1` for `local,lr=0.1`."""
+    first, comma, rest = name.partition(",")
+    shown = METHOD_NAMES.get(first)
+    return name if shown is None else f"{shown}, {rest}" if comma else shown
 
 
 def metric_name(name: str) -> str:

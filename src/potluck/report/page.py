@@ -1,4 +1,4 @@
-"""`report.html` and `comparison.html`: a run, or several methods side by side, as one self-contained page.
+"""`report.html`: a run as one self-contained page.
 
 The page loads nothing (its own policy forbids it), follows the reader's light or dark theme, and escapes
 every name it shows. It holds no date: the same run gives the same page. This module gathers what a page shows;
@@ -7,101 +7,41 @@ the HTML is in `templates`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import numpy as np
 import yaml
-from markupsafe import Markup
-from matplotlib.figure import Figure
 
 from potluck.errors import RunError
 from potluck.files import write_whole
 from potluck.report import plots
 from potluck.report.again import again
 from potluck.report.format import (
-    VIEW_NAMES,
     capital,
     count,
     duration,
-    measured,
     moment,
     percent,
     size,
 )
-from potluck.report.log import Curve, Key, Metrics, method_name, read_config, read_mapping, read_metrics
+from potluck.report.html import in_words, render
+from potluck.report.log import Key, Metrics, method_name, read_config, read_mapping, read_metrics
+from potluck.report.measures import Measure
 from potluck.report.render import Column, Sheet, words
 from potluck.report.scores import messages_block, seconds_per_round, summarise
 from potluck.report.sheets import (
     client_rows,
-    clients_sheet,
-    comparison_sheet,
     data_name,
-    differences_sheet,
-    further_sheet,
-    gains_sheet,
-    rounds_sheet,
+    how,
+    measure_in,
     run_further_sheet,
     run_sheet,
-    targets_sheet,
 )
 
 _ELSEWHERE = ("models", "settings")  # what other parts of the page show of environment.json
 _Part = dict[str, Any] | None  # what the template of a section needs; None leaves the section out
-
-# --- templates ------------------------------------------------------------------------------------------
-
-# The colours of a picture become variables of the page, so that it follows the reader's theme.
-_VARIABLES = {
-    plots.INK: "var(--ink)",
-    plots.FAINT: "var(--faint)",
-    plots.RULE: "var(--rule)",
-    plots.PAPER: "var(--paper)",
-    **{color: f"var(--c{place})" for place, color in enumerate(plots.PALETTE)},
-}
-
-
-def _render(template: str, context: Mapping[str, Any]) -> bytes:
-    return _templates().get_template(template).render(context).encode()
-
-
-@cache
-def _templates() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("potluck.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {"svg": _svg, "words": _in_words}
-    return environment
-
-
-def _svg(picture: Figure) -> Markup:
-    """A picture in the colours of the page."""
-    svg = re.sub(
-        r"(fill|stroke): (#[0-9a-f]{6})",
-        lambda match: f"{match[1]}: {_VARIABLES.get(match[2], match[2])}",
-        plots.to_svg(picture),
-    )
-    return Markup(svg)  # matplotlib has escaped the names in it
-
-
-def _in_words(value: Any) -> str:
-    """Any value of a JSON file as one line of text."""
-    if value is None:
-        return ""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {_in_words(entry)}" for name, entry in value.items())
-    return " × ".join(map(_in_words, value)) if isinstance(value, (list, tuple)) else str(value)
-
 
 # --- a run ----------------------------------------------------------------------------------------------
 
@@ -121,9 +61,10 @@ class _Run:
     key: Key | None
 
     @property
-    def measure(self) -> str:
+    def measure(self) -> Measure:
         """What the clients are measured by."""
-        return measured((self.summary.get("accuracy") or {}).get("metrics"))
+        stored = self.environment.get("metrics")
+        return measure_in((self.summary.get("accuracy") or {}) | {"metric_facts": stored})
 
     @property
     def title(self) -> str:
@@ -141,7 +82,7 @@ def write_report(folder: Path) -> Path:
     context = {
         "title": run.title,
         "subtitle": _subtitle(run),
-        "measure": capital(run.measure),
+        "measure": capital(run.measure.name),
         "cards": _cards(run),
         "stopped": run.summary.get("stopped"),
         "advice": run.summary.get("advice") or [],
@@ -151,14 +92,14 @@ def write_report(folder: Path) -> Path:
         "tuning": _tuning(run.tuning),
         "clients": _clients(run),
         "further": run_further_sheet(run.summary),
-        "split": _split(run),
+        "split": split_part(run.split),
         "contract": _contract(run.contract),
         "again": again(run.folder, run.config, run.environment),
         "settings": yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True),
         "environment": {name: value for name, value in run.environment.items() if name not in _ELSEWHERE},
     }
     path = run.folder / "report.html"
-    write_whole(path, _render("run.html.j2", context))
+    write_whole(path, render("run.html.j2", context))
     return path
 
 
@@ -216,12 +157,13 @@ def _cards(run: _Run) -> list[tuple[str, str, str]]:
     accuracy, messages = run.summary.get("accuracy") or {}, run.summary.get("messages") or {}
     cards = []
     if accuracy.get("last") is not None:
-        label = run.measure if run.measure.startswith("mean") else f"mean {run.measure}"
-        spread, tenth = percent(accuracy.get("std_over_clients")), percent(accuracy.get("worst_tenth"))
-        cards.append((label, percent(accuracy["last"]), f"± {spread} over clients; worst tenth {tenth}"))
+        name, show = run.measure.name, run.measure.full
+        label = f"{name if name.startswith('mean') else f'mean {name}'}, {how(accuracy)}"
+        spread, tenth = show(accuracy.get("std_over_clients")), show(accuracy.get("worst_tenth"))
+        cards.append((label, show(accuracy["last"]), f"± {spread} over clients; worst tenth {tenth}"))
     if held_out := accuracy.get("held_out"):
         never = f"{count(held_out['clients'])} that never trained"
-        cards.append(("held-out clients", percent(held_out["last"]), never))
+        cards.append(("held-out clients", run.measure.full(held_out["last"]), never))
     for direction, way in (("up", "leaves a client"), ("down", "comes to a client")):
         if part := messages.get(direction):
             cards.append((f"{way}, per round", size(part["bytes"]), f"{count(part['scalars'])} scalars"))
@@ -235,8 +177,8 @@ def _failures(run: _Run) -> list[str]:
     """The clients that failed, as client → number of times, or whatever else the summary says of failures."""
     failures = run.summary.get("failures") or []
     if isinstance(failures, Mapping):
-        failures = [f"client {client}: {_in_words(value)} times" for client, value in failures.items()]
-    return [_in_words(line) for line in (failures if isinstance(failures, list) else [failures])]
+        failures = [f"client {client}: {in_words(value)} times" for client, value in failures.items()]
+    return [in_words(line) for line in (failures if isinstance(failures, list) else [failures])]
 
 
 def _curves(run: _Run) -> _Part:
@@ -244,24 +186,21 @@ def _curves(run: _Run) -> _Part:
     if run.key is None or run.key not in run.metrics.series:
         return None
     keys = [run.key, *(key for key in run.metrics.series if key != run.key)]
-    curves = [run.metrics.series[key].curve(_name(key, keys), band=key == run.key) for key in keys]
+    curves = [run.metrics.series[key].curve(_name(key), band=key == run.key) for key in keys]
     if held_out := run.metrics.held_out.get(run.key):
         curves.append(held_out.curve("held-out clients"))
     evaluate = run.config.get("evaluate")
     common = isinstance(evaluate, Mapping) and evaluate.get("on") == "global"
     data = "the common test data" if common else "each client's own test data"
-    band = f", {_name(run.key, keys)}" if len(keys) > 1 else ""
-    mean = f"Mean over clients of the {run.measure} on {data}."
+    band = f", {_name(run.key)}" if len(keys) > 1 else ""
+    mean = f"Mean over clients of the {run.measure.name} on {data}."
     lead = f"{mean} The band is one standard deviation over clients{band}."
-    return {"picture": plots.accuracy_over_rounds(curves), "lead": lead}
+    return {"picture": plots.accuracy_over_rounds(curves, measure=run.measure), "lead": lead}
 
 
-def _name(key: Key, keys: Sequence[Key]) -> str:
-    """A moment and a mode in words, without the one that all series share."""
-    when, mode = moment(key[0]), key[1]
-    if len({other for _, other in keys}) == 1:
-        return when
-    return mode if len({other for other, _ in keys}) == 1 else f"{mode}, {when}"
+def _name(key: Key) -> str:
+    """A moment and a mode in words: `after training, by model`."""
+    return how({"when": key[0], "mode": key[1]})
 
 
 def _protocols(run: _Run) -> _Part:
@@ -270,7 +209,7 @@ def _protocols(run: _Run) -> _Part:
         return None
 
     def score(name: str, field: str) -> Column:
-        return Column(name, lambda block: block[field], percent)
+        return Column(name, lambda block: block[field], run.measure.full)
 
     columns = (
         words("evaluated", lambda block: block["when"], moment),
@@ -317,8 +256,8 @@ def _clients(run: _Run) -> _Part:
     values = accuracy.get("per_client") or {}
     some = f": {len(values):,} of {len(rows):,} clients." if len(values) < len(rows) else "."
     return {
-        "lead": f"In the last evaluated round{some}" if values else "",
-        "picture": plots.client_bars(values) if values else None,
+        "lead": f"In the last evaluated round, {how(accuracy)}{some}" if values else "",
+        "picture": plots.client_bars(values, run.measure) if values else None,
         "sheet": run_sheet(run.summary, rows),
         "bars": bool(values),
     }
@@ -333,21 +272,21 @@ def _models(run: _Run) -> dict[str, str]:
     return {str(client): str(m.get("name") if isinstance(m, Mapping) else m) for client, m in named}
 
 
-def _split(run: _Run) -> _Part:
+def split_part(split: Mapping[str, Any]) -> _Part:
     """A picture of who has which class, one per data set where groups have their own."""
-    clients = [part for part in run.split.get("clients") or () if part.get("counts")]
+    clients = [part for part in split.get("clients") or () if part.get("counts")]
     if not clients:
         return None
     pictures = []
-    for group in run.split.get("groups") or [dict(run.split) | {"clients": len(clients)}]:
+    for group in split.get("groups") or [dict(split) | {"clients": len(clients)}]:
         own, clients = clients[: group["clients"]], clients[group["clients"] :]
         picture = plots.split_picture(
             [part["counts"] for part in own],
             [str(part["id"]) for part in own],
             [str(name) for name in group.get("class_names") or ()] or None,
         )
-        pictures.append((group["data"] if "groups" in run.split else None, picture))
-    return {"hash": run.split.get("hash"), "pictures": pictures}
+        pictures.append((group["data"] if "groups" in split else None, picture))
+    return {"hash": split.get("hash"), "pictures": pictures}
 
 
 # --- the wire -------------------------------------------------------------------------------------------
@@ -376,7 +315,7 @@ def _crossing(contract: Mapping[str, Any], direction: str) -> dict[str, Any]:
     tensors = [
         {
             "name": str(tensor.get("name")),
-            "shape": _in_words(tensor.get("shape")),
+            "shape": in_words(tensor.get("shape")),
             "detail": _tensor_detail(tensor, step if len(steps) > 1 else {}, direction),
         }
         for step in steps
@@ -389,51 +328,10 @@ def _crossing(contract: Mapping[str, Any], direction: str) -> dict[str, Any]:
 def _tensor_detail(tensor: Mapping[str, Any], step: Mapping[str, Any], direction: str) -> str:
     scalars, times = tensor.get("scalars"), step.get("times")
     parts = [
-        _in_words(tensor.get("meaning")),
-        f"{count(scalars)} scalars" if isinstance(scalars, (int, float)) else _in_words(scalars),
+        in_words(tensor.get("meaning")),
+        f"{count(scalars)} scalars" if isinstance(scalars, (int, float)) else in_words(scalars),
         "optional" if tensor.get("optional") else "",
         f"step {step['name']}" if step.get("name") else "",
         f"{count(times[direction])} times a round" if times else "",
     ]
     return " · ".join(part for part in parts if part)
-
-
-# --- several methods ------------------------------------------------------------------------------------
-
-
-def write_comparison(path: Path, comparison: Mapping[str, Any]) -> Path:
-    """Write the page that shows several methods side by side, from the result of `compare_runs`."""
-    path = Path(path)
-    methods = comparison_sheet(comparison)
-    makers = (clients_sheet, further_sheet, rounds_sheet, targets_sheet)
-    others = [sheet for make in makers if (sheet := make(comparison))]
-    seeds = comparison.get("seeds") or ()
-    view = VIEW_NAMES.get(comparison.get("view", "last"), "")
-    different = any(entry.get("difference") for entry in comparison["methods"])
-    context = {
-        "title": methods.title,
-        "subtitle": f"seeds {', '.join(map(str, seeds))} · {view}",
-        "measure": capital(measured(comparison.get("metrics"))),
-        "several_seeds": len(seeds) > 1,
-        "sheets": [("Methods", methods), *((sheet.title, sheet) for sheet in others)],
-        "gains": gains_sheet(comparison),
-        "differences": differences_sheet(comparison),
-        "intervals": plots.interval_picture(comparison) if different else None,
-        "curves": _method_curves(comparison),
-    }
-    write_whole(path, _render("comparison.html.j2", context))
-    return path
-
-
-def _method_curves(comparison: Mapping[str, Any]) -> Figure | None:
-    curves = [_curve(entry) for entry in comparison["methods"] if entry.get("curve")]
-    baseline = str(comparison.get("baseline", "local"))
-    return plots.accuracy_over_rounds(curves, reference=baseline) if curves else None
-
-
-def _curve(entry: Mapping[str, Any]) -> Curve:
-    curve = entry["curve"]
-    low, high = (np.array(curve[end], float) if curve.get(end) else None for end in ("low", "high"))
-    return Curve(
-        entry["method"], np.array(curve["rounds"], np.int64), np.array(curve["mean"], float), low, high
-    )

@@ -18,14 +18,16 @@ import matplotlib
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from potluck.report.format import method_label, points, size
+from potluck.report.format import method_label, size
 from potluck.report.log import Curve
-from potluck.report.sheets import ranked
+from potluck.report.measures import ACCURACY, Measure, number
+from potluck.report.sheets import measure_in, references_of, row_label, rows_of
 
 INK = "#24292f"
 FAINT = "#6e7781"
@@ -42,7 +44,7 @@ FONT = "DejaVu Sans"  # comes with matplotlib, so layouts are the same everywher
 
 
 @contextlib.contextmanager
-def _own_style() -> Iterator[None]:
+def own_style() -> Iterator[None]:
     """Use our settings instead of the user's matplotlibrc, and restore the user's afterwards."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
@@ -59,7 +61,7 @@ def _own_style() -> Iterator[None]:
 # --- files ----------------------------------------------------------------------------------------------
 
 
-@_own_style()
+@own_style()
 def to_png(figure: Figure, dpi: int = 160) -> bytes:
     """The picture on white, as PNG."""
     buffer = io.BytesIO()
@@ -68,7 +70,7 @@ def to_png(figure: Figure, dpi: int = 160) -> bytes:
     return buffer.getvalue()
 
 
-@_own_style()
+@own_style()
 def to_svg(figure: Figure) -> str:
     """The picture as an `<svg>` element: real text, no background, no date, nothing from outside."""
     buffer = io.StringIO()
@@ -82,11 +84,22 @@ def to_svg(figure: Figure) -> str:
     return re.sub(r'<g id="[a-zA-Z]+\w*_\d+"', "<g", svg)
 
 
+@own_style()
+def to_pdf(figure: Figure) -> bytes:
+    """The picture as PDF, for papers: vectors, real text, no date."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"pdf.fonttype": 42}):
+        figure.savefig(buffer, format="pdf", transparent=True, metadata={"CreationDate": None})
+    return buffer.getvalue()
+
+
 # --- accuracy over rounds -------------------------------------------------------------------------------
 
 
-@_own_style()
-def accuracy_over_rounds(curves: Sequence[Curve], reference: str | None = None) -> Figure:
+@own_style()
+def accuracy_over_rounds(
+    curves: Sequence[Curve], reference: str | None = None, measure: Measure = ACCURACY
+) -> Figure:
     """Lines of accuracy over rounds with their bands, labelled at their ends.
 
     The curve called `reference` is dashed. If there are more lines than colours, the best are coloured and the
@@ -97,16 +110,16 @@ def accuracy_over_rounds(curves: Sequence[Curve], reference: str | None = None) 
     others = len(shown) - len(styles)
     note = f"Grey: {others} more." if others else ""
     longest = max((len(shorten(label, 34)) for label in styles), default=0)
-    figure, axes = _figure(WIDTH, 3.7, right=0.75 + 0.078 * longest, below=0.7 if note else 0.5)
+    figure, axes = framed(WIDTH, 3.7, right=0.75 + 0.078 * longest, below=0.7 if note else 0.5)
     for curve in shown:
-        _draw_curve(axes, curve, styles.get(curve.label), "--" if curve.label == reference else "-")
-    _percent_axis(axes, shown)
+        _draw_curve(axes, curve, styles.get(curve.label), "--" if curve.label == reference else "-", measure)
+    _score_axis(axes, shown, measure)
     axes.set_xlabel("round", color=FAINT)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9, steps=[1, 2, 5, 10], min_n_ticks=1))
     if shown:
         axes.set_xlim(*_round_limits(shown))
-    _label_ends(axes, [curve for curve in shown if curve.label in styles], styles)
-    _note(figure, note)
+    _label_ends(axes, [curve for curve in shown if curve.label in styles], styles, measure)
+    note_below(figure, note)
     return figure
 
 
@@ -124,37 +137,50 @@ def _colors(curves: Sequence[Curve], reference: str | None) -> dict[str, str]:
     return colors | {curve.label: INK for curve in curves if curve.label == reference}
 
 
-def _draw_curve(axes: Axes, curve: Curve, color: str | None, line: str) -> None:
-    mean = 100 * curve.mean
+def _draw_curve(axes: Axes, curve: Curve, color: str | None, line: str, measure: Measure) -> None:
+    mean = measure.scale * curve.mean
     if color is None:
         axes.plot(curve.rounds, mean, color=FAINT, linewidth=0.8, alpha=0.45, zorder=2)
         return
     if curve.low is not None and curve.high is not None:
-        low, high = 100 * curve.low, 100 * curve.high
+        low, high = measure.scale * curve.low, measure.scale * curve.high
         axes.fill_between(curve.rounds, low, high, color=color, alpha=0.13, linewidth=0, zorder=1)
     marker = "o" if len(curve.rounds) <= 12 else ""
     (drawn,) = axes.plot(curve.rounds, mean, line, color=color, marker=marker, clip_on=False, zorder=3)
     drawn.set(linewidth=2 if line == "-" else 1.5, markersize=4.5)
 
 
-def _percent_axis(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Percent from a little below the lowest value to a little above the highest, never outside 0 to 100."""
+def _score_axis(axes: Axes, curves: Sequence[Curve], measure: Measure) -> None:
+    """From a little below the lowest value to a little above the highest; a share never outside 0 to 100 %."""
     ends = [end for c in curves for end in (c.mean, c.low, c.high) if end is not None]
-    low, high = (100 * float(f(np.concatenate(ends))) if ends else v for f, v in ((np.min, 0), (np.max, 100)))
-    margin = max(2.0, 0.06 * (high - low))
-    axes.set_ylim(max(0.0, low - margin), min(100.4, high + margin))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
+    low, high = (float(f(np.concatenate(ends))) if ends else v for f, v in ((np.min, 0.0), (np.max, 1.0)))
+    low, high = measure.scale * low, measure.scale * high
+    margin = max(2.0 if measure.is_share else 1e-3, 0.06 * (high - low))
+    bounds = (0.0, 100.4) if measure.is_share else (-np.inf, np.inf)
+    axes.set_ylim(max(bounds[0], low - margin), min(bounds[1], high + margin))
+    score_ticks(axes.yaxis, measure)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 2.5, 5, 10]))
     axes.grid(axis="y", color=RULE, linewidth=0.8)
 
 
-def _label_ends(axes: Axes, curves: Sequence[Curve], styles: Mapping[str, str]) -> None:
+def score_ticks(axis: Axis, measure: Measure) -> None:
+    """Label an axis in percent, or in plain numbers."""
+    unit = " %" if measure.is_share else ""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}{unit}".replace("-", "−")))
+
+
+def _label_ends(axes: Axes, curves: Sequence[Curve], styles: Mapping[str, str], measure: Measure) -> None:
     """Put names beside the ends of the lines, moved apart where they would touch."""
-    ends = sorted((100 * float(curve.mean[-1]), curve.label) for curve in curves)
+    ends = sorted((measure.scale * float(curve.mean[-1]), curve.label) for curve in curves)
     low, high = axes.get_ylim()
     heights = spread_apart([end for end, _ in ends], (high - low) * 0.062, low, high)
     for (end, label), height in zip(ends, heights, strict=True):
-        _label_right(axes, height, f"{end:.1f}  {shorten(label, 34)}", styles[label])
+        label_right(axes, height, f"{_short(end, measure)}  {shorten(label, 34)}", styles[label])
+
+
+def _short(value: float, measure: Measure) -> str:
+    """A value beside a line: 91.2, or 0.412."""
+    return f"{value:.1f}" if measure.is_share else number(value)
 
 
 def spread_apart(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
@@ -197,7 +223,7 @@ class _Layout:
         return self.left / width, bottom / total, self.cell * self.columns / width, height / total
 
 
-@_own_style()
+@own_style()
 def split_picture(
     counts: Sequence[Sequence[int]], clients: Sequence[str], class_names: Sequence[str] | None = None
 ) -> Figure:
@@ -214,13 +240,13 @@ def split_picture(
     bubbles = figure.add_axes(layout.box(layout.below, layout.cell * layout.rows))
     bars = figure.add_axes(layout.box(layout.below + layout.cell * layout.rows + layout.gap, layout.bars))
     for axes in (bubbles, bars):
-        _clean(axes)
+        clean_axes(axes)
         axes.set_xlim(-0.5, table.shape[0] - 0.5)
     _draw_split(bubbles, table, layout.cell)
     _split_ticks(bubbles, list(clients)[: table.shape[0]], names, layout.cell)
     _draw_sizes(bars, everything[: table.shape[0]].sum(1))
     _size_key(figure, layout, int(table.max(initial=0)))
-    _note(figure, _left_out(everything.shape, table.shape))
+    note_below(figure, _left_out(everything.shape, table.shape))
     return figure
 
 
@@ -319,17 +345,18 @@ def _left_out(all_of: tuple[int, ...], shown: tuple[int, ...]) -> str:
 # --- clients and methods --------------------------------------------------------------------------------
 
 
-@_own_style()
-def client_bars(accuracy: Mapping[str, float | None]) -> Figure:
-    """The accuracy of each client, best first, and their mean as a line."""
-    known = [(100 * value, client) for client, value in accuracy.items() if value is not None]
-    known.sort(key=lambda pair: -pair[0])
+@own_style()
+def client_bars(accuracy: Mapping[str, float | None], measure: Measure = ACCURACY) -> Figure:
+    """The score of each client, best first, and their mean as a line."""
+    known = [(measure.scale * value, client) for client, value in accuracy.items() if value is not None]
+    known.sort(key=lambda pair: measure.rank(pair[0]))
     width = min(WIDTH - 1.6, 0.5 * max(len(known), 3))
-    figure, axes = _figure(width + 1.6, 2.5, right=1.0, left=0.6)
+    figure, axes = framed(width + 1.6, 2.5, right=1.0, left=0.6)
     _draw_bars(axes, [value for value, _ in known])
     axes.set_xlim(-0.6, max(len(known), 3) - 0.4)
-    axes.set_ylim(0, 100.4)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
+    if measure.is_share:
+        axes.set_ylim(0, 100.4)
+    score_ticks(axes.yaxis, measure)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.grid(axis="y", color=RULE, linewidth=0.8)
     room = width / max(len(known), 3)
@@ -338,7 +365,7 @@ def client_bars(accuracy: Mapping[str, float | None]) -> Figure:
     axes.set_xticks(ticks, [shorten(known[tick][1], 40) for tick in ticks])
     axes.set_xlabel("clients, best to worst", color=FAINT)
     if known:
-        _mean_line(axes, float(np.mean([value for value, _ in known])))
+        _mean_line(axes, float(np.mean([value for value, _ in known])), measure)
     return figure
 
 
@@ -351,26 +378,27 @@ def _draw_bars(axes: Axes, heights: Sequence[float]) -> None:
         axes.stairs(heights, edges, fill=True, color=PALETTE[0], linewidth=0, zorder=2)
 
 
-def _mean_line(axes: Axes, mean: float) -> None:
+def _mean_line(axes: Axes, mean: float, measure: Measure) -> None:
     axes.axhline(mean, color=INK, linewidth=1.2, zorder=3)
-    _label_right(axes, mean, f"mean {mean:.1f}", INK)
+    label_right(axes, mean, f"mean {_short(mean, measure)}", INK)
 
 
-@_own_style()
+@own_style()
 def interval_picture(comparison: Mapping[str, Any]) -> Figure:
     """Each method's paired difference to the baseline with its interval; ties are hollow and grey."""
-    entries = [entry for entry in ranked(comparison["methods"]) if entry.get("difference")]
-    entries.sort(key=lambda entry: -entry["difference"]["mean"])
-    figure, axes = _figure(WIDTH, 1.05 + 0.3 * len(entries), left=1.9, right=1.4)
+    measure = measure_in(comparison)
+    entries = [row for row in rows_of(comparison) if row.get("difference")]
+    entries.sort(key=lambda entry: measure.rank(entry["difference"]["mean"]))
+    figure, axes = framed(WIDTH, 1.05 + 0.3 * len(entries), left=2.1, right=1.4)
     axes.axvline(0, color=INK, linewidth=1.2, zorder=1)
     for row, entry in enumerate(entries):
-        _draw_interval(axes, row, entry["difference"])
+        _draw_interval(axes, row, entry["difference"], measure)
     axes.set_ylim(len(entries) - 0.4, -0.6)
-    names = [method_label(entry["method"]) for entry in entries]
-    axes.set_yticks(range(len(entries)), [shorten(name, 22) for name in names])
+    axes.set_yticks(range(len(entries)), [shorten(row_label(row), 26) for row in entries])
     axes.tick_params(axis="y", labelcolor=INK, labelsize=9)
-    baseline = str(comparison.get("baseline", "local"))
-    axes.set_xlabel(f"points against {method_label(baseline)}", color=FAINT)
+    names = references_of(entries) or [str(comparison.get("baseline", "local"))]
+    reference = method_label(names[0]) if len(names) == 1 else "its Local"
+    axes.set_xlabel(f"{'points' if measure.is_share else measure.name} against {reference}", color=FAINT)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8))
     axes.xaxis.set_major_formatter(
         FuncFormatter(lambda value, _: f"{value:+g}".replace("-", "−") if value else "0")
@@ -379,26 +407,27 @@ def interval_picture(comparison: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _draw_interval(axes: Axes, row: int, against: Mapping[str, Any]) -> None:
-    color = FAINT if against["tie"] in (True, None) else PALETTE[0] if against["mean"] > 0 else PALETTE[1]
+def _draw_interval(axes: Axes, row: int, against: Mapping[str, Any], measure: Measure) -> None:
+    clear = PALETTE[0] if measure.is_gain(against["mean"]) else PALETTE[1]
+    color = FAINT if against["tie"] in (True, None) else clear
     if against["low"] is not None:
-        ends = [100 * against["low"], 100 * against["high"]]
+        ends = [measure.scale * against["low"], measure.scale * against["high"]]
         axes.plot(ends, [row, row], color=color, linewidth=2, solid_capstyle="round", zorder=2)
     face = PAPER if against["tie"] else color
-    middle = 100 * against["mean"]
+    middle = measure.scale * against["mean"]
     axes.plot(
         [middle], [row], "o", color=color, markerfacecolor=face, markersize=6.5, markeredgewidth=1.6, zorder=3
     )
-    _label_right(axes, row, points(against["mean"]) + ("  tie" if against["tie"] else ""), color)
+    label_right(axes, row, measure.difference(against["mean"]) + ("  tie" if against["tie"] else ""), color)
 
 
 # --- accuracy against bytes -----------------------------------------------------------------------------
 
 
-@_own_style()
+@own_style()
 def accuracy_against_bytes(curve: Sequence[Mapping[str, Any]], option: str, chosen: int) -> Figure:
     """The validation accuracy of each candidate value against the bytes it sends; the chosen one is filled."""
-    figure, axes = _figure(WIDTH, 3.0, right=0.9)
+    figure, axes = framed(WIDTH, 3.0, right=0.9)
     sent = [point["bytes"] for point in curve]
     reached = [100 * point["validation"] for point in curve]
     axes.plot(sent, reached, color=PALETTE[0], linewidth=1.5, zorder=2)
@@ -423,7 +452,7 @@ def accuracy_against_bytes(curve: Sequence[Mapping[str, Any]], option: str, chos
 # --- shared ---------------------------------------------------------------------------------------------
 
 
-def _figure(
+def framed(
     width: float, height: float, left: float = 0.62, right: float = 1.9, below: float = 0.5
 ) -> tuple[Figure, Axes]:
     """A figure with one pair of axes and margins in inches; labels stand in the right one."""
@@ -431,11 +460,12 @@ def _figure(
     above = 0.15
     box = (left / width, below / height, 1 - (left + right) / width, 1 - (below + above) / height)
     axes = figure.add_axes(box)
-    _clean(axes)
+    clean_axes(axes)
     return figure, axes
 
 
-def _clean(axes: Axes) -> None:
+def clean_axes(axes: Axes) -> None:
+    """No frame and no tick marks."""
     for side in ("top", "right", "left", "bottom"):
         axes.spines[side].set_visible(False)
     axes.tick_params(length=0, colors=FAINT, labelsize=9)
@@ -443,7 +473,7 @@ def _clean(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def _label_right(axes: Axes, height: float, text: str, color: str) -> None:
+def label_right(axes: Axes, height: float, text: str, color: str) -> None:
     """Write into the right margin, at a height given in data coordinates."""
     axes.annotate(
         text,
@@ -457,7 +487,8 @@ def _label_right(axes: Axes, height: float, text: str, color: str) -> None:
     )
 
 
-def _note(figure: Figure, text: str) -> None:
+def note_below(figure: Figure, text: str) -> None:
+    """A small line of text at the foot of a figure."""
     if text:
         figure.text(0.012, 0.03, text, color=FAINT, fontsize=8, va="bottom")
 

@@ -16,6 +16,7 @@ from potluck.report.log import (
     NOBODY,
     TIMING,
     VIEWS,
+    Key,
     Metrics,
     Series,
     read_metrics,
@@ -35,6 +36,7 @@ def summarise(source: Path | Metrics, when: str | None = None, mode: str | None 
     - `best_by_validation`: the test accuracy in the round with the best mean validation accuracy.
     - `metrics`: what each client is measured by, where a task has a score of its own in place of accuracy; also
       for clients whose score is undefined.
+    - `measured`: every moment and mode in its last evaluated round, where there are several.
     - `metric`: what clients are judged by; `metric_facts`: the direction and range of that and of `further`. Both
       only where there is more than accuracy.
     - `further`: what else the tasks measure, each as the mean over the clients that have it.
@@ -48,12 +50,21 @@ def summarise(source: Path | Metrics, when: str | None = None, mode: str | None 
         block["metrics"] = {client: metrics.names[client] for client in series.evaluated("last")}
     if series and (further := series.further_means("last")):
         block["further"] = further
+    if len(metrics.series) > 1:
+        block["measured"] = [_brief(found, one) for found, one in metrics.series.items()]
     if series and (metrics.names or "further" in block):
         block |= {"metric": metrics.facts.name, "metric_facts": _facts(metrics, block.get("further", ()))}
     if key and key in metrics.held_out:
         held_out = metrics.held_out[key].scores("last")
         block["held_out"] = {"clients": len(held_out.clients), "last": rounded(held_out.mean())}
     return block
+
+
+def _brief(key: Key, series: Series) -> dict[str, Any]:
+    """One moment and mode in a few numbers."""
+    last = series.scores("last")
+    numbers = {"last": last.mean(), "std_over_clients": last.spread(), "worst_tenth": last.worst_tenth()}
+    return {"when": key[0], "mode": key[1], **{name: rounded(value) for name, value in numbers.items()}}
 
 
 def _facts(metrics: Metrics, further: Iterable[str]) -> dict[str, Any]:

@@ -18,18 +18,16 @@ from potluck.report.format import (
     capital,
     count,
     duration,
-    hundredths,
-    measured,
     method_label,
     metric_name,
     moment,
-    percent,
     points,
     size,
     with_interval,
     with_spread,
 )
 from potluck.report.log import natural
+from potluck.report.measures import ACCURACY, Measure, measure_named, measure_of
 from potluck.report.render import Column, Sheet, itself, words
 
 Comparison = Mapping[str, Any]
@@ -41,6 +39,7 @@ _ABSENT: Mapping[str, float | None] = {"mean": None, "std_over_seeds": None}
 def run_sheet(summary: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> Sheet:
     """One run, client by client: `clients` have an id and, where known, model, train, test, accuracy."""
     metrics = (summary.get("accuracy") or {}).get("metrics") or {}
+    measure = measure_in(summary.get("accuracy") or {})
     by_metric = words("measured by", lambda client: metric_name(metrics.get(client["id"], NOTHING)))
     columns = (
         words("client", itemgetter("id")),
@@ -48,7 +47,7 @@ def run_sheet(summary: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) 
         Column("train samples", lambda client: client.get("train"), count),
         Column("test samples", lambda client: client.get("test"), count),
         *([by_metric] if len({*metrics.values()}) > 1 else []),
-        Column(measured(metrics), lambda client: client.get("accuracy"), percent),
+        Column(measure.name, lambda client: client.get("accuracy"), measure.full),
     )
     title = f"{summary.get('method', 'run')}, {count(summary.get('rounds'))} rounds"
     return Sheet(title, columns, clients, headline(summary)).without_empty_columns()
@@ -58,16 +57,23 @@ def headline(summary: Mapping[str, Any]) -> tuple[str, ...]:
     """The few lines that say how a run went."""
     accuracy, messages = summary.get("accuracy") or {}, summary.get("messages") or {}
     up, down = messages.get("up") or {}, messages.get("down") or {}
+    measure = measure_in(accuracy)
     coverage = accuracy.get("coverage") or len(accuracy.get("per_client") or {})
     lines = [
-        f"{measured(accuracy.get('metrics'))} {percent(accuracy.get('last'))} ± "
-        f"{percent(accuracy.get('std_over_clients'))} over {count(coverage)} clients in the last round "
-        f"({moment(accuracy.get('when'))}), worst tenth {percent(accuracy.get('worst_tenth'))}"
+        f"{measure.name} {_spread(accuracy, measure)} over {count(coverage)} clients in the last round "
+        f"({how(accuracy)}), worst tenth {measure.full(accuracy.get('worst_tenth'))}"
     ]
+    for other in other_views(accuracy):
+        lines.append(
+            f"{how(other)}: {_spread(other, measure)}, worst tenth {measure.full(other['worst_tenth'])}"
+        )
     if held_out := accuracy.get("held_out"):
-        lines.append(f"held-out clients: {percent(held_out['last'])} over {count(held_out['clients'])}")
+        lines.append(f"held-out clients: {measure.full(held_out['last'])} over {count(held_out['clients'])}")
     if further := accuracy.get("further"):
-        told = (f"{metric_name(name)} {percent(value['mean'])}" for name, value in further.items())
+        told = (
+            f"{metric_name(name)} {_further(name, accuracy)(value['mean'])}"
+            for name, value in further.items()
+        )
         lines.append(f"further measures: {', '.join(told)}")
     lines.append(
         f"per client and round: {count(up.get('scalars'))} scalars up ({size(up.get('bytes'))}), "
@@ -80,15 +86,42 @@ def headline(summary: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def how(block: Mapping[str, Any]) -> str:
+    """The moment and the mode of a score: `after aggregation, by prototype`."""
+    mode = block.get("mode")
+    return moment(block.get("when")) + (f", by {mode}" if mode else "")
+
+
+def other_views(accuracy: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What a run measured besides its headline: other moments, other modes."""
+    headline = accuracy.get("when"), accuracy.get("mode")
+    return [one for one in accuracy.get("measured") or () if (one["when"], one["mode"]) != headline]
+
+
+def _spread(block: Mapping[str, Any], measure: Measure) -> str:
+    return f"{measure.full(block.get('last'))} ± {measure.full(block.get('std_over_clients'))}"
+
+
+def measure_in(block: Mapping[str, Any]) -> Measure:
+    """What the scores of a summary or a comparison are."""
+    return measure_of(block.get("metrics"), block.get("metric_facts"))
+
+
+def _further(name: str, block: Mapping[str, Any]) -> Callable[[float | None], str]:
+    """How a further measure is shown, with its unit."""
+    return measure_named(name, block.get("metric_facts")).full
+
+
 def run_further_sheet(summary: Mapping[str, Any]) -> Sheet | None:
     """The further measures of one run, a row each; None where no task has any."""
-    further = (summary.get("accuracy") or {}).get("further")
+    accuracy = summary.get("accuracy") or {}
+    further = accuracy.get("further")
     if not further:
         return None
     columns = (
         words("measure", itemgetter(0), metric_name),
         Column("clients", lambda entry: entry[1]["clients"], count),
-        Column("mean", lambda entry: entry[1]["mean"], percent),
+        Column("mean", itself, lambda entry: _further(entry[0], accuracy)(entry[1]["mean"])),
     )
     return Sheet("Further measures", columns, list(further.items()), sortable=False)
 
@@ -116,40 +149,113 @@ def client_rows(
 
 
 def comparison_sheet(comparison: Comparison) -> Sheet:
-    """The methods, best first, each against the baseline."""
-    baseline = _baseline(comparison)
+    """The methods, best first, in every mode that was measured, each against its reference."""
+    measure = measure_in(comparison)
 
     def gain(entry: Mapping[str, Any]) -> str:
-        return (
-            NOTHING if entry["method"] == baseline or entry["gain"] is None else points(entry["gain"] / 100)
-        )
+        return NOTHING if _is_reference(entry, comparison) else points((entry.get("gain") or 0.0) / 100)
 
+    shows_gain = any(entry.get("gain") is not None for entry in comparison["methods"])
+    rows = rows_of(comparison)
     columns = (
         words("method", itemgetter("method"), method_label),
-        _over_seeds(f"{measured(comparison.get('metrics'))} %", itemgetter("accuracy"), hundredths),
-        Column(
-            f"against {method_label(baseline)}",
-            lambda entry: entry.get("difference") or {},
-            with_interval,
-            key=lambda difference: difference.get("mean"),
-            align="left",
-        ),
-        *([Column("Δ %", itself, gain, key=itemgetter("gain"))] if comparison.get("metrics") else []),
+        *([words("measured", lambda entry: entry.get("when"), moment)] if _several_moments(rows) else []),
+        *([words("mode", itemgetter("mode"))] if all(row.get("mode") for row in rows) else []),
+        _over_seeds(measure.head, itemgetter("accuracy"), measure.value),
+        *_against(comparison, rows),
+        *([Column("Δ %", itself, gain, key=itemgetter("gain"))] if shows_gain else []),
         Column("up", lambda entry: entry["messages"]["up"]["scalars"], count),
         Column("down", lambda entry: entry["messages"]["down"]["scalars"], count),
         Column("time", lambda entry: entry.get("seconds_per_round"), duration),
     )
-    return Sheet(_title(comparison), columns, ranked(comparison["methods"]), _notes(comparison))
+    return Sheet(_title(comparison), columns, rows, _notes(comparison))
 
 
-def ranked(methods: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Methods by accuracy, best first, those without a value last."""
+def measured_sheet(comparison: Comparison) -> Sheet | None:
+    """A row per method, moment and mode, with the spread over clients and the worst tenth."""
+    measure = measure_in(comparison)
+    rows = [
+        {"method": entry["method"], "against": entry.get("against"), **one}
+        for entry in ranked(comparison["methods"], measure)
+        for one in entry.get("measured") or ()
+    ]
+    if not rows:
+        return None
+    columns = (
+        words("method", itemgetter("method"), method_label),
+        words("measured", itemgetter("when"), moment),
+        words("mode", itemgetter("mode")),
+        _over_seeds(measure.head, itemgetter("accuracy"), measure.value),
+        *_against(comparison, rows),
+        _over_seeds("spread", itemgetter("std_over_clients"), measure.value),
+        _over_seeds("worst tenth", itemgetter("worst_tenth"), measure.value),
+    )
+    note = (
+        "Spread: the standard deviation over clients. Worst tenth: the mean of the worst tenth of the clients. "
+        "A reference is taken at the same moment."
+    )
+    return Sheet("Every moment and mode", columns, rows, (note,))
 
-    def rank(entry: Mapping[str, Any]) -> float:
-        mean = entry["accuracy"]["mean"]
-        return 1.0 if mean is None else -mean
 
-    return sorted(methods, key=rank)
+def rows_of(comparison: Comparison) -> list[Mapping[str, Any]]:
+    """The rows of the main table: the methods, best first, in every mode measured at the reported moment."""
+    methods = ranked(comparison["methods"], measure_in(comparison))
+    return [row for entry in methods for row in _in_all_modes(entry)]
+
+
+def in_given_order(comparison: Comparison) -> list[Mapping[str, Any]]:
+    """The same rows, with the methods in the order they were given."""
+    return [row for entry in comparison["methods"] for row in _in_all_modes(entry)]
+
+
+def row_label(row: Mapping[str, Any]) -> str:
+    """A method with the mode of its row, unless that is the plain model: `fedproto (prototype)`."""
+    name, mode = method_label(row["method"]), row.get("mode")
+    return name if mode in (None, "model") else f"{name} ({mode})"
+
+
+def _in_all_modes(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The row of a method, and one for each further mode that was measured at the same moment."""
+    others = [
+        one
+        for one in entry.get("measured") or ()
+        if one["when"] == entry.get("when") and one["mode"] != entry.get("mode")
+    ]
+    return [entry, *({**entry, "gain": None, **one} for one in others)]
+
+
+def _several_moments(rows: Sequence[Mapping[str, Any]]) -> bool:
+    return len({row.get("when") for row in rows} - {None}) > 1
+
+
+def references_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the differences in some rows are taken to, each once."""
+    return list(dict.fromkeys(str(row["against"]) for row in rows if row.get("against") is not None))
+
+
+def _against(comparison: Comparison, rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """The difference to the reference, and where there are several references, which one it is."""
+    names = references_of(rows) or [_baseline(comparison)]
+    difference = Column(
+        "difference" if len(names) > 1 else f"against {method_label(names[0])}",
+        lambda entry: entry.get("difference") or {},
+        partial(with_interval, show=measure_in(comparison).difference),
+        key=lambda difference: difference.get("mean"),
+        align="left",
+    )
+    which = words("against", lambda entry: entry.get("against"), lambda name: method_label(name or NOTHING))
+    return [which, difference] if len(names) > 1 else [difference]
+
+
+def _is_reference(entry: Mapping[str, Any], comparison: Comparison) -> bool:
+    """Whether a row has nothing to be compared with, or no gain was computed."""
+    alone = entry["method"] == _baseline(comparison) or ("against" in entry and entry["against"] is None)
+    return alone or entry.get("gain") is None
+
+
+def ranked(methods: Sequence[Mapping[str, Any]], measure: Measure = ACCURACY) -> list[Mapping[str, Any]]:
+    """Methods by their score, best first, those without a value last."""
+    return sorted(methods, key=lambda entry: measure.rank(entry["accuracy"]["mean"]))
 
 
 def data_name(config: Mapping[str, Any]) -> str | None:
@@ -189,31 +295,59 @@ def _title(comparison: Comparison) -> str:
 
 def _notes(comparison: Comparison) -> tuple[str, ...]:
     """How to read the comparison: what each column is, and what must not be read into it."""
-    seeds, view, metrics = (
+    seeds, view, measure = (
         comparison.get("seeds") or [],
         comparison.get("view", "last"),
-        comparison.get("metrics"),
+        measure_in(comparison),
     )
-    reference, several = method_label(_baseline(comparison)), _several_seeds(comparison)
+    several = _several_seeds(comparison)
     over = f"± the sample standard deviation over {len(seeds)} seeds" if several else "one seed"
-    resampled = "seeds, then clients within a seed" if several else "clients of the one seed"
-    level, draws = f"{100 * comparison.get('level', 0.95):g} %", count(comparison.get("draws"))
+    moments = {entry.get("when") for entry in comparison["methods"]} - {None}
+    at = f", {moment(next(iter(moments)))}" if len(moments) == 1 else ""
     notes = [
-        f"{capital(measured(metrics))}: mean over clients, {VIEW_NAMES.get(view, view)}, {over}.",
-        f"Against {reference}: paired difference in points with its {level} bootstrap interval, resampling "
-        f"{resampled} ({draws} draws); a tie is an interval that holds 0.",
+        f"{capital(measure.name)}: mean over clients, {VIEW_NAMES.get(view, view)}{at}, {over}."
+        + ("" if measure.higher_is_better else " Lower is better."),
+        "Mode: the way to predict." + _not_measured(comparison),
+        _about_differences(comparison, measure),
     ]
-    if metrics:
+    if any(entry.get("gain") is not None for entry in comparison["methods"]):
+        reference = method_label(_baseline(comparison))
         notes.append(
             f"Δ %: the mean over clients of 100·(value − {reference}'s)/{reference}'s, each by its own measure; "
             f"clients for which {reference}'s is 0 are left out; "
             "this definition is inferred, not published."
         )
     notes.append("Up and down: scalars per client and round, for training. Time: mean per round.")
-    if len({entry.get("when") for entry in comparison["methods"]} - {None}) > 1:
+    if len(moments) > 1:
         each = ", ".join(f"{entry['method']} {moment(entry.get('when'))}" for entry in comparison["methods"])
         notes.append(f"The methods were not evaluated at the same moment: {each}.")
     return tuple(notes)
+
+
+def _about_differences(comparison: Comparison, measure: Measure) -> str:
+    """What a difference is, and what it is taken to."""
+    several = _several_seeds(comparison)
+    resampled = "seeds, then clients within a seed" if several else "clients of the one seed"
+    level, draws = f"{100 * comparison.get('level', 0.95):g} %", count(comparison.get("draws"))
+    names = references_of(comparison["methods"]) or [_baseline(comparison)]
+    what = "Difference to Local under the same settings of training"
+    if len(names) == 1:
+        what = f"Against {method_label(names[0])}"
+    return (
+        f"{what}: paired difference{measure.in_points} with its {level} bootstrap interval, resampling "
+        f"{resampled} ({draws} draws); a tie is an interval that holds 0."
+    )
+
+
+def _not_measured(comparison: Comparison) -> str:
+    """The ways to predict that methods have besides those in the table."""
+    left_out = {
+        entry["method"]: entry["not_measured"] for entry in comparison["methods"] if entry.get("not_measured")
+    }
+    if not left_out:
+        return ""
+    each = "; ".join(f"{method_label(method)} by {', '.join(modes)}" for method, modes in left_out.items())
+    return f" Not measured: {each} (evaluate.modes=all measures them)."
 
 
 # --- what else a comparison shows -----------------------------------------------------------------------
@@ -225,10 +359,19 @@ def clients_sheet(comparison: Comparison) -> Sheet | None:
     if not metrics:
         return None
 
-    def of_method(entry: Mapping[str, Any]) -> Column:
-        return Column(method_label(entry["method"]), entry["per_client"].get, hundredths)
+    stored = comparison.get("metric_facts")
+    by_client = {client: measure_named(name, stored) for client, name in metrics.items()}
 
-    methods = ranked(comparison["methods"])
+    def of_method(entry: Mapping[str, Any]) -> Column:
+        values = entry["per_client"]
+        return Column(
+            method_label(entry["method"]),
+            itself,
+            lambda client: by_client[client].value(values.get(client)),
+            key=values.get,
+        )
+
+    methods = ranked(comparison["methods"], measure_in(comparison))
     columns = (
         words("client", itself),
         words("measured by", lambda client: metric_name(metrics[client])),
@@ -237,27 +380,46 @@ def clients_sheet(comparison: Comparison) -> Sheet | None:
     )
     absent = any(entry["per_client"].get(client) is None for client in metrics for entry in methods)
     note = "–: undefined for this client, or not evaluated; left out of the means and of Δ %."
-    return Sheet("Client by client, in percent", columns, list(metrics), (note,) if absent else ())
+    title = f"Client by client{measure_in(comparison).in_unit}"
+    notes = (*([note] if absent else []), *([_each(methods).strip()] if _each(methods) else []))
+    return Sheet(title, columns, list(metrics), notes)
+
+
+def _each(methods: Sequence[Mapping[str, Any]]) -> str:
+    """The moment and the mode of every column of a table that has a column per method."""
+    told = [f"{method_label(one['method'])} {how(one)}" for one in methods if one.get("mode")]
+    return f" Measured: {'; '.join(told)}." if told else ""
 
 
 def further_sheet(comparison: Comparison) -> Sheet | None:
     """A row per further measure and a column per method; None where no task has any."""
-    methods = ranked(comparison["methods"])
+    methods = ranked(comparison["methods"], measure_in(comparison))
     names = list(dict.fromkeys(name for entry in methods for name in entry.get("further") or ()))
     if not names:
         return None
+    by_name = {name: measure_named(name, comparison.get("metric_facts")) for name in names}
+    shares = all(measure.is_share for measure in by_name.values())
+    shown = {name: measure.value if shares else measure.full for name, measure in by_name.items()}
 
     def of_method(entry: Mapping[str, Any]) -> Column:
         further = entry.get("further") or {}
-        return _over_seeds(
-            method_label(entry["method"]), lambda name: further.get(name) or _ABSENT, hundredths
+        return Column(
+            method_label(entry["method"]),
+            itself,
+            lambda name: with_spread(further.get(name) or _ABSENT, shown[name]),
+            key=lambda name: (further.get(name) or _ABSENT)["mean"],
         )
 
     view = comparison.get("view", "last")
     spread = ", ± the sample standard deviation over seeds" if _several_seeds(comparison) else ""
-    note = f"Mean over the clients that have the measure, {VIEW_NAMES.get(view, view)}{spread}."
-    columns = (words("measure", metric_name), *map(of_method, methods))
-    return Sheet("Further measures, in percent", columns, names, (note,))
+    note = (
+        f"Mean over the clients that have the measure, {VIEW_NAMES.get(view, view)}{spread}.{_each(methods)}"
+    )
+    columns = (
+        words("measure", metric_name),
+        *map(of_method, methods),
+    )
+    return Sheet(f"Further measures{', in percent' if shares else ''}", columns, names, (note,))
 
 
 def targets_sheet(comparison: Comparison) -> Sheet | None:
@@ -269,19 +431,23 @@ def targets_sheet(comparison: Comparison) -> Sheet | None:
     def sent(unit: str, direction: str, show: Callable[[float | None], str]) -> Column:
         return _over_seeds(f"{unit} {direction}", lambda entry: entry[1][direction][unit], show)
 
+    measure = measure_in(comparison)
     columns = (
-        Column("target %", lambda entry: entry[1]["target"], lambda target: f"{100 * target:g}"),
-        words("method", itemgetter(0), method_label),
+        Column(
+            "target %" if measure.is_share else "target",
+            lambda entry: entry[1]["target"],
+            lambda target: f"{measure.scale * target:g}",
+        ),
+        words("method", lambda entry: entry[0]["method"], method_label),
+        words("measured", lambda entry: how(entry[0])),
         Column("round", itemgetter(1), _reached, key=lambda cost: cost["round"]["mean"]),
         *(sent("scalars", direction, count) for direction in ("up", "down")),
         *(sent("bytes", direction, size) for direction in ("up", "down")),
     )
-    methods = ranked(comparison["methods"])
-    entries = [
-        (entry["method"], entry["targets"][place]) for place in range(len(wanted)) for entry in methods
-    ]
+    methods = ranked(comparison["methods"], measure)
+    entries = [(entry, entry["targets"][place]) for place in range(len(wanted)) for entry in methods]
     notes = (
-        f"Round: the first evaluated one whose mean {measured(comparison.get('metrics'))} reached the target. "
+        f"Round: the first evaluated one whose mean {measure.name} reached the target. "
         "Scalars and bytes: sent for training until then, all clients and rounds together.",
         *(
             ["± the sample standard deviation over the seeds that reached it."]
@@ -308,9 +474,12 @@ def rounds_sheet(comparison: Comparison) -> Sheet | None:
     if not wanted:
         return None
 
+    measure = measure_in(comparison)
+
     def at_round(place: int, number: int) -> Column:
+        show = partial(_score, measure=measure)
         return Column(
-            f"round {number}", lambda entry: entry[1]["scores"][place], _score, key=itemgetter("mean")
+            f"round {number}", lambda entry: entry[1]["scores"][place], show, key=itemgetter("mean")
         )
 
     columns = (
@@ -319,41 +488,48 @@ def rounds_sheet(comparison: Comparison) -> Sheet | None:
         words("mode", lambda entry: entry[1]["mode"]),
         *(at_round(place, number) for place, number in enumerate(wanted)),
     )
-    entries = [(entry["method"], row) for entry in ranked(comparison["methods"]) for row in entry["rounds"]]
+    methods = ranked(comparison["methods"], measure)
+    entries = [(entry["method"], row) for entry in methods for row in entry["rounds"]]
     notes = (
-        f"Mean {measured(comparison.get('metrics'))} of the clients measured, in percent.",
+        f"Mean {measure.name} of the clients measured{measure.in_unit}.",
         *(["± the sample standard deviation over seeds."] if _several_seeds(comparison) else []),
     )
     return Sheet("Round by round", columns, entries, notes)
 
 
-def _score(score: Mapping[str, Any]) -> str:
+def _score(score: Mapping[str, Any], measure: Measure) -> str:
     """A mean at a chosen round, and how many seeds have it if not all."""
     known = sum(value is not None for value in score["runs"])
-    return with_spread(score, hundredths) + _some(known, len(score["runs"]))
+    return with_spread(score, measure.value) + _some(known, len(score["runs"]))
 
 
 def gains_sheet(comparison: Comparison) -> Sheet | None:
-    """How many clients gain and lose against the baseline; None where clients were not compared."""
+    """How many clients gain and lose against the reference; None where clients were not compared."""
+    measure = measure_in(comparison)
     entries = [
-        (entry["method"], entry["by_client"], _differences(entry["by_client"]))
-        for entry in ranked(comparison["methods"])
+        (entry, entry["by_client"], _differences(entry["by_client"]))
+        for entry in ranked(comparison["methods"], measure)
         if "by_client" in entry
     ]
     if not entries:
         return None
+    names = references_of([entry for entry, _, _ in entries]) or [_baseline(comparison)]
+    which = words("against", lambda entry: method_label(entry[0].get("against") or _baseline(comparison)))
     columns = (
-        words("method", itemgetter(0), method_label),
+        words("method", lambda entry: entry[0]["method"], method_label),
+        words("mode", lambda entry: entry[0].get("mode")),
+        *([which] if len(names) > 1 else []),
         Column("clients", lambda entry: len(entry[2]), count),
         *(_share(sign) for sign in ("better", "equal", "worse")),
-        Column("lowest", lambda entry: min(entry[2], default=None), points),
-        Column("median", lambda entry: median(entry[2]) if entry[2] else None, points),
-        Column("highest", lambda entry: max(entry[2], default=None), points),
+        Column("lowest", lambda entry: min(entry[2], default=None), measure.difference),
+        Column("median", lambda entry: median(entry[2]) if entry[2] else None, measure.difference),
+        Column("highest", lambda entry: max(entry[2], default=None), measure.difference),
     )
-    reference = method_label(_baseline(comparison))
+    reference = method_label(names[0]) if len(names) == 1 else "its Local"
+    higher = "higher" if measure.higher_is_better else "lower"
     note = (
-        f"Better: clients whose {measured(comparison.get('metrics'))} is higher than under {reference}, "
-        f"{VIEW_NAMES[comparison.get('view', 'last')]}. Lowest to highest: differences in points."
+        f"Better: clients whose {measure.name} is {higher} than under {reference}, "
+        f"{VIEW_NAMES[comparison.get('view', 'last')]}. Lowest to highest: differences{measure.in_points}."
         + (" A client counts once per seed." if _several_seeds(comparison) else "")
     )
     return Sheet(f"Clients against {reference}", columns, entries, (note,), sortable=False)
@@ -366,7 +542,7 @@ def _differences(by_client: Mapping[str, Any]) -> list[float]:
 def _share(sign: str) -> Column:
     """How many clients have a difference of this sign, and their share."""
 
-    def show(entry: tuple[str, Mapping[str, Any], Sequence[float]]) -> str:
+    def show(entry: tuple[Mapping[str, Any], Mapping[str, Any], Sequence[float]]) -> str:
         _, by_client, differences = entry
         return f"{by_client[sign]:,} ({100 * by_client[sign] / max(len(differences), 1):.0f} %)"
 
@@ -375,7 +551,8 @@ def _share(sign: str) -> Column:
 
 def differences_sheet(comparison: Comparison) -> Sheet | None:
     """A row per client and seed with its difference under every method; None where clients were not compared."""
-    methods = [entry for entry in ranked(comparison["methods"]) if "by_client" in entry]
+    measure = measure_in(comparison)
+    methods = [entry for entry in ranked(comparison["methods"], measure) if "by_client" in entry]
     found = [entry["by_client"]["differences"] for entry in methods]
     pairs = dict.fromkeys((seed, client) for seeds in found for seed in seeds for client in seeds[seed])
     if not pairs:
@@ -383,7 +560,34 @@ def differences_sheet(comparison: Comparison) -> Sheet | None:
 
     def of_method(entry: Mapping[str, Any]) -> Column:
         seeds = entry["by_client"]["differences"]
-        return Column(method_label(entry["method"]), lambda pair: seeds.get(pair[0], {}).get(pair[1]), points)
+        name = method_label(entry["method"])
+        return Column(name, lambda pair: seeds.get(pair[0], {}).get(pair[1]), measure.difference)
 
     columns = (words("seed", itemgetter(0)), words("client", itemgetter(1)), *map(of_method, methods))
-    return Sheet("All clients, in points", columns, list(pairs))
+    title = f"All clients{', in points' if measure.is_share else ''}"
+    return Sheet(title, columns, list(pairs), (_each(methods).strip(),) if _each(methods) else ())
+
+
+# --- sweeps ---------------------------------------------------------------------------------------------
+
+
+def sweep_sheet(settings: Mapping[str, Mapping[str, Any]], comparisons: Mapping[str, Comparison]) -> Sheet:
+    """A row per setting and method: score, difference to its reference, moment and mode."""
+    first = next(iter(comparisons.values()))
+    measure = measure_in(first)
+    rows = [
+        {**row, "setting": setting}
+        for setting, comparison in comparisons.items()
+        for row in rows_of(comparison)
+    ]
+    columns = (
+        words("setting", itemgetter("setting")),
+        words("method", itemgetter("method"), method_label),
+        words("measured", itemgetter("when"), moment),
+        words("mode", itemgetter("mode")),
+        _over_seeds(measure.head, itemgetter("accuracy"), measure.value),
+        *_against(first, rows),
+    )
+    keys = ", ".join(dict.fromkeys(key for changes in settings.values() for key in changes))
+    note = f"Settings of {keys}; each is a comparison of its own."
+    return Sheet(f"{len(comparisons)} settings", columns, rows, (note, _about_differences(first, measure)))

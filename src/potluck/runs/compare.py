@@ -7,7 +7,7 @@ same command again skips runs that are finished and resumes those that were stop
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,45 +18,33 @@ from potluck.core.dataset import Data
 from potluck.core.rng import Rng
 from potluck.data import Split
 from potluck.engine.evaluate import check_evaluation, judged_by
-from potluck.errors import ConfigError, RunError, nearest
+from potluck.errors import ConfigError, RunError
 from potluck.experiment.differences import first_difference
+from potluck.experiment.overrides import apply_override, read_yaml
+from potluck.experiment.plain import plain
 from potluck.experiment.schema import Experiment
 from potluck.files import read_json, write_json, write_whole
-from potluck.methods.registry import find_method, method_names
+from potluck.methods.registry import method_names
+from potluck.plugins import load_plugin
 from potluck.report.chosen_rounds import check_rounds, with_rounds
 from potluck.report.comparison import compare_runs
-from potluck.report.log import read_config
-from potluck.report.page import write_comparison
+from potluck.report.comparison_page import write_comparison
+from potluck.report.log import View, read_config
 from potluck.report.targets import check_targets, with_targets
 from potluck.runs.api import resume, run
-from potluck.runs.environment import check_version
+from potluck.runs.comparison import COMPARISON, MARK, Comparison
+from potluck.runs.comparison import open_comparison as open_comparison
+from potluck.runs.environment import check_version, data_facts
 from potluck.runs.folder import RunFolder
 from potluck.runs.observers import Observer
 from potluck.runs.pilots import PILOTS, settled
+from potluck.runs.references import BASELINE, check_reference, references, with_locals
 
-BASELINE = "local"
-MARK = "experiment.yaml"  # marks the folder of a comparison; a folder without it is never written into
 # What a run may leave behind that was stopped before its first round.
 START = ("split.json", "contract.json", "environment.json", "tuning.json", ".lock")
 
 Watch = Callable[[str], Observer]
 Skip = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class ComparisonResult:
-    """A finished comparison: its folder, and what `compare_runs` found."""
-
-    folder: Path
-    comparison: dict[str, Any]
-
-
-def with_baseline(methods: Sequence[str]) -> list[str]:
-    """The methods without repetitions, with Local put first if it was left out; unknown names are refused."""
-    for method in methods:
-        find_method(method)
-    named = list(dict.fromkeys(methods))
-    return named if BASELINE in named else [BASELINE, *named]
 
 
 def experiments_by_method(
@@ -67,6 +55,7 @@ def experiments_by_method(
     The method that the file names keeps its options, the others have their defaults. An override such as
     `fedmrl.d1=50` sets an option of one method, any other override applies to all.
     """
+    load_plugins(path, overrides)
     general, own = own_overrides(overrides)
     for method in own:
         if method not in methods:
@@ -80,6 +69,16 @@ def experiments_by_method(
         options = [f"method.{override.partition('.')[2]}" for override in own.get(method, ())]
         experiments[method] = Experiment.load(path, [*general, *chosen, *options])
     return experiments
+
+
+def load_plugins(path: Path | str, overrides: Sequence[str]) -> None:
+    """Load what a file names under `plugins`, so that the command line can name its methods."""
+    values: dict[str, Any] = {"plugins": read_yaml(Path(path)).get("plugins")}
+    for override in overrides:
+        if override.partition("=")[0].partition(".")[0] == "plugins":
+            apply_override(values, override)
+    for plugin in values["plugins"] or ():
+        load_plugin(str(plugin), Path(path).resolve().parent)
 
 
 def own_overrides(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
@@ -103,14 +102,18 @@ def compare(
     targets: Sequence[float] = (),
     rounds: Sequence[int] = (),
     against: str | None = None,
-) -> ComparisonResult:
+    view: View = "last",
+    variants: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Comparison:
     """Run every experiment with every seed into `folder`, or what is left to run, and compare with Local.
 
-    The keys of `experiments` are methods, or labels where one method appears with several settings. `watch` makes
-    the observer of a run from its label; `skip` is told of runs that were finished before. `targets` asks what it
-    costs to reach these scores, `rounds` for the scores after these rounds. `against` names what to compare with
-    instead of Local, then also client by client.
+    The keys of `experiments` are methods, or labels where one method appears with several settings. Each is paired
+    with Local under the same settings of training, which is added where it is missing. `watch` makes the observer
+    of a run from its label; `skip` is told of runs that were finished before. `targets` asks what it costs to reach
+    these scores, `rounds` for the scores after these rounds. `against` names what to compare with instead of
+    Local. `variants` has what each label changes, for the page.
     """
+    experiments = with_locals(experiments)
     for label, experiment in experiments.items():
         check_rounds(rounds, experiment.training.rounds, experiment.evaluate.every, label)
     check_reference(against, experiments)
@@ -129,22 +132,22 @@ def compare(
                 part = _Part(experiment.variant(seed=seed), home / f"{method}-seed{seed}", label)
                 part.finish(data, splits[seed], watch, skip)
                 folders.setdefault(method, []).append(part.folder)
-        rng, by_client = Rng(first.seed, ("compare",)), against is not None
-        comparison = compare_runs(folders, rng, baseline=against or BASELINE, by_client=by_client)
+        comparison = compare_runs(
+            folders,
+            Rng(first.seed, ("compare",)),
+            baseline=against or BASELINE,
+            references=dict.fromkeys(experiments, against) if against else references(experiments),
+            view=view,
+        )
         if targets:
             comparison = with_targets(comparison, folders, targets)
         if rounds:
             comparison = with_rounds(comparison, folders, rounds)
-        write_json(home / "comparison.json", comparison)
+        changes = {label: each for label, each in (variants or {}).items() if label in experiments}
+        comparison |= {"variants": plain(changes)} if changes else {}
+        write_json(home / COMPARISON, comparison)
         write_comparison(home / "comparison.html", comparison)
-    return ComparisonResult(home.path, comparison)
-
-
-def check_reference(against: str | None, labels: Iterable[str]) -> None:
-    """Refuse a reference that is not among the compared labels; None stands for Local."""
-    labels = list(labels)
-    if against is not None and against not in labels:
-        raise ConfigError(f"there is no {against!r} here to compare against; {nearest(against, labels)}")
+    return Comparison(home.path, comparison)
 
 
 def check(experiment: Experiment, data: Data, split: Split, targets: Sequence[float] = ()) -> None:
@@ -180,11 +183,12 @@ class _Part:
             self._clear()
             run(self.experiment, out=self.folder, watcher=watch(self.label), given=(data, split))
             return
-        self._check_same()
+        self._check_same(data, split)
         if self._finished():
             skip(f"{self.label}: finished before, taken from {self.folder}")
         else:
-            resume(self.folder, watcher=watch(self.label))
+            own = None if self.experiment.portable else settled(self.experiment, self.folder)
+            resume(self.folder, watcher=watch(self.label), experiment=own)
 
     def _clear(self) -> None:
         """Remove what is left of a run that was stopped before its first round."""
@@ -198,9 +202,10 @@ class _Part:
         except OSError as error:
             raise RunError(f"{self.folder} is no run folder; move it out of the way") from error
 
-    def _check_same(self) -> None:
-        """Refuse a run that was made with other settings."""
-        check_version(self.folder, read_json(self.folder / "environment.json"))
+    def _check_same(self, data: Data, split: Split) -> None:
+        """Refuse a run that was made with other settings, on other data or from other models."""
+        about = read_json(self.folder / "environment.json")
+        check_version(self.folder, about)
         experiment = settled(self.experiment, self.folder)
         there, wanted = read_config(self.folder), yaml.safe_load(experiment.to_yaml())
         key = first_difference(there, wanted)
@@ -209,6 +214,20 @@ class _Part:
                 f"{self.folder} was run with other settings ({key}); choose another folder with --out, "
                 "or remove that one"
             )
+        self._check_content(about, data, split)
+
+    def _check_content(self, about: Mapping[str, Any], data: Data, split: Split) -> None:
+        """Refuse other data under the same name, and other models of the same class."""
+        federation = self.experiment.build(data, split)
+        known = {key: about[key] for key in ("data", "public") if key in about}
+        origins = {} if self.experiment.portable else federation.clients.fingerprints()
+        pairs = {"data": (known, data_facts(federation)), "models": (about["origins"], origins)}
+        for what, (there, now) in pairs.items():
+            if there != now:
+                raise RunError(
+                    f"{self.folder} was run with other {what} than are given now; choose another folder "
+                    "with --out (in Python out=…), or remove that one"
+                )
 
     def _finished(self) -> bool:
         if not (self.folder / "report.html").exists() or not (self.folder / "summary.json").exists():

@@ -60,6 +60,7 @@ def environment(experiment: Experiment, federation: Federation) -> dict[str, Any
         **data_facts(federation),
         "origins": origins,
         "metrics": {name: own.facts.to_json() for name, own in federation.clients.metrics.items()},
+        "modes": list(federation.method.modes),
         "changes": [],  # what was changed while the run went on, and after which round
         "models": {
             client: federation.population.label(client) for client in federation.population.ids[:1000]

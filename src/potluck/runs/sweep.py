@@ -1,60 +1,184 @@
-"""Several experiments in one file: `variants` that are compared side by side, and a `sweep` over settings.
+"""Several experiments at once: `variants` that are compared side by side, and a `sweep` over settings.
 
     variants:                       # on one split, with the same private models
       fedproto: {method: fedproto}
       method.d1: [100, 200]         # the variants d1=100 and d1=200
+      grid:                         # a product: d1=8,lr=0.1 and so on, four variants
+        method.d1: [8, 16]
+        training.optimizer.lr: [0.1, 0.01]
     sweep:                          # each setting is a comparison of all variants
       partition.alpha: [0.1, 0.5]   # the settings alpha=0.1 and alpha=0.5
 
-An entry of a block is a label with the values it changes, by dotted keys, or one dotted key with a list of values.
-`potluck compare` runs them all; `potluck run` ignores both blocks.
+An entry of a block is a label with the values it changes, by dotted keys, one dotted key with a list of values, or
+`grid` with several such keys. `potluck compare` runs them all; `potluck run` ignores both blocks.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from potluck.errors import ConfigError
-from potluck.experiment.overrides import Override, read_yaml
-from potluck.experiment.schema import Experiment
-from potluck.runs.compare import BASELINE, check, own_overrides
+from pydantic import BaseModel
 
-LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")  # a label is the name of a folder
+from potluck.errors import ConfigError
+from potluck.experiment.overrides import Override, apply_override, read_yaml
+from potluck.experiment.schema import Experiment
+from potluck.methods.registry import find_method
+from potluck.runs.compare import check, load_plugins, own_overrides
+from potluck.runs.references import APART, BASELINE, alone, is_local, with_locals
+
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+,-]*")  # a label is the name of a folder
+LONGEST = 150  # characters of a label; the folder's name has the seed besides
+GRID = "grid"
 # Blocks that all runs of a comparison share. Public data is not among them: it changes neither the split nor the
 # models nor the private batches.
 COMMON = ("data", "partition", "models", "federation", "seed", "seeds")
 Changes = dict[str, Any]  # dotted key → value
+Load = Callable[[Sequence[Override]], Experiment]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is compared: experiments by setting and label, and what each setting and each label changes.
+
+    Without a sweep the only setting is "".
+    """
+
+    experiments: dict[str, dict[str, Experiment]]
+    settings: dict[str, Changes]
+    variants: dict[str, Changes]
+
+    @property
+    def first(self) -> Experiment:
+        """The first experiment, which gives the whole its name and its seed."""
+        return next(one for experiments in self.experiments.values() for one in experiments.values())
+
+    @property
+    def size(self) -> int:
+        """How many runs a seed has."""
+        return sum(map(len, self.experiments.values()))
+
+    @property
+    def is_sweep(self) -> bool:
+        """Whether there is a comparison for each of several settings."""
+        return list(self.experiments) != [""]
+
+
+# --- where plans come from ------------------------------------------------------------------------------
 
 
 def read_sweep(
-    path: Path | str, methods: Sequence[str] = (), overrides: Sequence[str] = ()
-) -> dict[str, dict[str, Experiment]]:
-    """The experiments of a file by setting and variant; without a sweep the only setting is "".
+    path: Path | str,
+    methods: Sequence[Any] = (),
+    overrides: Sequence[str] = (),
+    variants: Mapping[str, Any] | None = None,
+    sweep: Mapping[str, Any] | None = None,
+) -> Plan:
+    """What a file compares; `methods` replace its variants, and so do `variants` and `sweep` where they are given.
 
-    `methods` replace the variants of the file. Local is always among the variants. Overrides are applied before
-    settings and variants; one such as `fedmrl.d1=50` sets an option of all variants of a method.
+    Overrides are applied before settings and variants; one such as `fedmrl.d1=50` sets an option of all variants
+    of a method.
     """
     path = Path(path)
     file = read_yaml(path)
+    load_plugins(path, overrides)
     general, own = own_overrides(overrides)
-    variants = read_block(file.get("variants"), "variants")
-    if methods or not variants:
-        named = methods or [Experiment.load(path, general).method.name]
-        variants = {method: {"method": method} for method in named}
-    if BASELINE not in variants:
-        variants = {BASELINE: {"method": BASELINE}} | variants
-    for label, changes in variants.items():
+
+    def load(changes: Sequence[Override]) -> Experiment:
+        experiment = Experiment.load(path, [*general, *changes])
+        options = [f"method.{one.partition('.')[2]}" for one in own.get(experiment.method.name, ())]
+        return Experiment.load(path, [*general, *changes, *options]) if options else experiment
+
+    plan = _plan(
+        load,
+        methods,
+        file.get("variants") if variants is None else variants,
+        file.get("sweep") if sweep is None else sweep,
+    )
+    _refuse_unused(own, [one for experiments in plan.experiments.values() for one in experiments.values()])
+    return plan
+
+
+def plan_of(
+    experiment: Experiment,
+    methods: Sequence[Any] = (),
+    variants: Mapping[str, Any] | None = None,
+    sweep: Mapping[str, Any] | None = None,
+) -> Plan:
+    """What is compared of an experiment made in Python; its data and models may be objects."""
+    return _plan(lambda changes: changed(experiment, changes), methods, variants, sweep)
+
+
+def changed(experiment: Experiment, changes: Sequence[Override]) -> Experiment:
+    """The experiment with some values set by dotted keys, as overrides of a file set them."""
+    if not changes:
+        return experiment
+    values = _opened(experiment)
+    for change in changes:
+        apply_override(values, change)
+    return experiment.variant(**values)
+
+
+def _opened(value: Any) -> Any:
+    """Validated blocks as mappings of the values that were given; other objects as they are."""
+    if not isinstance(value, BaseModel):
+        return value
+    return {name: _opened(getattr(value, name)) for name in sorted(value.model_fields_set)}
+
+
+def _plan(load: Load, methods: Sequence[Any], variants: Any, sweep: Any) -> Plan:
+    labelled = read_block(variants, "variants")
+    if methods or not labelled:
+        labelled = _by_method(methods or [load([]).method.name])
+    for label, changes in labelled.items():
         _refuse_common(label, changes)
-    settings = read_block(file.get("sweep"), "sweep") or {"": {}}
-    loaded = {
-        setting: {label: _load(path, [*general, common, changes], own) for label, changes in variants.items()}
+    settings = read_block(sweep, "sweep") or {"": {}}
+    experiments = {
+        setting: _variants(lambda changes, common=common: load([common, *changes]), labelled)  # type: ignore[misc]
         for setting, common in settings.items()
     }
-    _refuse_unused(own, [one for experiments in loaded.values() for one in experiments.values()])
-    return loaded
+    return Plan(experiments, settings, labelled)
+
+
+def _by_method(methods: Sequence[Any]) -> dict[str, Changes]:
+    """A variant per method, given by its name or as a block with a name and options."""
+    found: dict[str, Changes] = {}
+    for method in {str(one): one for one in methods}.values():
+        name = method.get("name") if isinstance(method, Mapping) else method
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"methods: {method!r} names no method; give a name, or a block with name and options"
+            )
+        find_method(name)
+        _add(found, name, {"method": method}, "methods")
+    return found
+
+
+def _variants(load: Load, labelled: Mapping[str, Changes]) -> dict[str, Experiment]:
+    """The experiments of one setting: the variants, and the Locals that they are paired with.
+
+    A plain `local` is for the variants that leave training as it is. One that sets a learning rate, be it the same,
+    has a Local that names it.
+    """
+    made = {label: _measurable(load([changes])) for label, changes in labelled.items()}
+    plain = any(all(_block(key) in APART for key in changes) for changes in labelled.values())
+    if BASELINE not in made and plain:
+        made = {BASELINE: _measurable(load([{"method": BASELINE}]))} | made
+    return with_locals(made)
+
+
+def _block(key: str) -> str:
+    return key.partition(".")[0]
+
+
+def _measurable(experiment: Experiment) -> Experiment:
+    """Local in the one mode it has, whatever modes the other methods are asked for."""
+    named = is_local(experiment) and not isinstance(experiment.evaluate.modes, str)
+    return alone(experiment) if named else experiment
 
 
 def check_sweep(settings: Mapping[str, Mapping[str, Experiment]]) -> None:
@@ -71,29 +195,62 @@ def check_sweep(settings: Mapping[str, Mapping[str, Experiment]]) -> None:
             )
 
 
+# --- blocks ---------------------------------------------------------------------------------------------
+
+
 def read_block(block: Any, key: str) -> dict[str, Changes]:
     """The changes of each label; a key with a list of values becomes one label per value."""
     if not isinstance(block or {}, Mapping):
         raise ConfigError(f"{key}: must be a block of labels, or keys with lists of values")
     found: dict[str, Changes] = {}
     for name, value in (block or {}).items():
-        if isinstance(value, Mapping):
-            entries = [(str(name), {str(path): one for path, one in value.items()})]
-        elif isinstance(value, list):
-            entries = [(f"{str(name).rpartition('.')[2]}={one}", {str(name): one}) for one in value]
-        else:
-            raise ConfigError(
-                f"{key}.{name}: give a label with a block of values, or a key with a list of them"
-            )
-        for label, changes in entries:
+        for label, changes in _entries(str(name), value, key):
             _add(found, label, changes, key)
     return found
 
 
+def _entries(name: str, value: Any, key: str) -> list[tuple[str, Changes]]:
+    """The labels of one entry of a block, with what they change."""
+    if name == GRID:
+        return _grid(value, key)
+    if isinstance(value, Mapping):
+        return [(name, {str(path): one for path, one in value.items()})]
+    if isinstance(value, list | tuple):
+        return [(f"{name.rpartition('.')[2]}={one}", {name: one}) for one in value]
+    raise ConfigError(f"{key}.{name}: give a label with a block of values, or a key with a list of them")
+
+
+def _grid(block: Any, key: str) -> list[tuple[str, Changes]]:
+    """Every combination of the values of some keys."""
+    if not isinstance(block, Mapping) or not block:
+        raise ConfigError(f"{key}.grid: must be a block of keys with lists of values")
+    for name, values in block.items():
+        if not isinstance(values, list | tuple) or not values:
+            raise ConfigError(
+                f"{key}.grid.{name}: give a list of values; grid is a product of lists and no label "
+                "(a variant needs another one)"
+            )
+    names = _short_names([str(name) for name in block])
+    combined = [dict(zip(map(str, block), one, strict=True)) for one in itertools.product(*block.values())]
+    return [(",".join(f"{names[path]}={one}" for path, one in each.items()), each) for each in combined]
+
+
+def _short_names(keys: Sequence[str]) -> dict[str, str]:
+    """The last word of each dotted key, or as many words as it takes to tell the keys apart."""
+
+    def ends(words: int) -> dict[str, str]:
+        return {key: ".".join(key.split(".")[-words:]) for key in keys}
+
+    longest = max(key.count(".") + 1 for key in keys)
+    return next(
+        found for words in range(1, longest + 1) if len({*(found := ends(words)).values()}) == len(keys)
+    )
+
+
 def _add(found: dict[str, Changes], label: str, changes: Changes, key: str) -> None:
-    if not LABEL.fullmatch(label):
+    if not LABEL.fullmatch(label) or len(label) > LONGEST:
         raise ConfigError(
-            f"{key}: {label!r} cannot name a folder; write a label of letters, digits and . _ = + - "
+            f"{key}: {label!r} cannot name a folder; write a label of letters, digits and . _ = + , - "
             "with the values in a block after it"
         )
     if label in found:
@@ -103,17 +260,11 @@ def _add(found: dict[str, Changes], label: str, changes: Changes, key: str) -> N
 
 def _refuse_common(label: str, changes: Changes) -> None:
     for key in changes:
-        if key.partition(".")[0] in COMMON:
+        if _block(key) in COMMON:
             raise ConfigError(
                 f"variants.{label} changes {key}, which all variants share: put it under sweep, where each "
                 "setting is a comparison of its own"
             )
-
-
-def _load(path: Path, overrides: Sequence[Override], own: Mapping[str, Sequence[str]]) -> Experiment:
-    experiment = Experiment.load(path, overrides)
-    options = [f"method.{one.partition('.')[2]}" for one in own.get(experiment.method.name, ())]
-    return Experiment.load(path, [*overrides, *options]) if options else experiment
 
 
 def _refuse_unused(own: Mapping[str, Sequence[str]], experiments: Sequence[Experiment]) -> None:

@@ -25,6 +25,7 @@ def comparison_sheets(comparison: Mapping[str, Any]) -> Iterator[Sheet]:
     """The table of the methods, then the further tables that were asked for."""
     yield sheets.comparison_sheet(comparison)
     further = (
+        sheets.measured_sheet,
         sheets.clients_sheet,
         sheets.further_sheet,
         sheets.rounds_sheet,

@@ -1,0 +1,159 @@
+"""`comparison.html` and `sweep.html`: methods side by side, and comparisons side by side, as pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from matplotlib.figure import Figure
+
+from potluck.files import write_whole
+from potluck.report import plots
+from potluck.report.comparison_plots import bytes_picture, curves_picture, gains_picture, grids, heat_map
+from potluck.report.format import VIEW_NAMES, capital, method_label
+from potluck.report.html import in_words, render
+from potluck.report.log import read_mapping
+from potluck.report.page import split_part
+from potluck.report.render import Column, Sheet, words
+from potluck.report.sheets import (
+    clients_sheet,
+    comparison_sheet,
+    differences_sheet,
+    further_sheet,
+    gains_sheet,
+    in_given_order,
+    measure_in,
+    measured_sheet,
+    rounds_sheet,
+    row_label,
+    sweep_sheet,
+    targets_sheet,
+)
+
+SETTINGS = "experiment.yaml"
+
+
+def write_comparison(path: Path, comparison: Mapping[str, Any]) -> Path:
+    """Write the page that shows several methods side by side, from the result of `compare_runs`.
+
+    The split and the settings are read from the folder of the page, where there are any.
+    """
+    path = Path(path)
+    methods = comparison_sheet(comparison)
+    makers = (measured_sheet, clients_sheet, further_sheet, rounds_sheet, targets_sheet)
+    others = [sheet for make in makers if (sheet := make(comparison))]
+    seeds = comparison.get("seeds") or ()
+    different = any(entry.get("difference") for entry in comparison["methods"])
+    context = {
+        "title": methods.title,
+        "subtitle": f"seeds {', '.join(map(str, seeds))} · {_view(comparison)}",
+        "measure": capital(measure_in(comparison).name),
+        "several_seeds": len(seeds) > 1,
+        "sheets": [("Methods", methods), *((sheet.title, sheet) for sheet in others)],
+        "gains": gains_sheet(comparison),
+        "differences": differences_sheet(comparison),
+        "clients": gains_picture(comparison),
+        "intervals": plots.interval_picture(comparison) if different else None,
+        "heat": variants_heat_map(comparison),
+        "curves": curves_picture(comparison),
+        "bytes": bytes_picture(comparison),
+        "split": _split(path.parent, comparison),
+        "runs": _runs(comparison),
+        "variants": _variants(comparison),
+        "settings": _settings(path.parent),
+    }
+    write_whole(path, render("comparison.html.j2", context))
+    return path
+
+
+def _view(comparison: Mapping[str, Any]) -> str:
+    return VIEW_NAMES.get(comparison.get("view", "last"), "")
+
+
+def variants_heat_map(comparison: Mapping[str, Any]) -> Figure | None:
+    """The scores of variants over the two keys that they change; None where they are no such product."""
+    changes = {
+        label: {key: in_words(value) for key, value in each.items()}
+        for label, each in (comparison.get("variants") or {}).items()
+    }
+    keys = {tuple(each) for each in changes.values()}
+    if len(changes) < 4 or len(keys) != 1 or len(next(iter(keys))) != 2:
+        return None
+    found = {entry["method"]: entry["accuracy"]["mean"] for entry in comparison["methods"]}
+    measure = measure_in(comparison)
+    return heat_map(grids(changes, {measure.head: found}), measure)
+
+
+def _split(folder: Path, comparison: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The split of the first seed."""
+    runs = comparison["methods"][0].get("runs") or {}
+    seed, name = next(iter(runs.items()), (None, ""))
+    split = (read_mapping(folder / name / "split.json") if name else None) or {}
+    part = split_part(split)
+    return None if part is None else part | {"seed": seed}
+
+
+def _runs(comparison: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The reports of all runs by method, as seed and address."""
+    return [
+        (
+            method_label(entry["method"]),
+            [(seed, f"{quote(name)}/report.html") for seed, name in entry["runs"].items()],
+        )
+        for entry in comparison["methods"]
+        if entry.get("runs")
+    ]
+
+
+def _variants(comparison: Mapping[str, Any]) -> Sheet | None:
+    """What each variant changes."""
+    variants = comparison.get("variants") or {}
+    keys = list(dict.fromkeys(key for changes in variants.values() for key in changes))
+    if not keys:
+        return None
+
+    def column(key: str) -> Column:
+        return words(key, lambda entry: in_words(entry[1][key]) if key in entry[1] else None)
+
+    columns = (words("variant", lambda entry: entry[0]), *map(column, keys))
+    return Sheet("What each variant changes", columns, list(variants.items()), sortable=False)
+
+
+def _settings(folder: Path) -> str:
+    path = folder / SETTINGS
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+# --- sweeps ---------------------------------------------------------------------------------------------
+
+
+def write_sweep(path: Path, sweep: Mapping[str, Any], comparisons: Mapping[str, Mapping[str, Any]]) -> Path:
+    """Write the page of a sweep: a heat map over its settings, a table of all, and links to the comparisons."""
+    first = next(iter(comparisons.values()))
+    measure = measure_in(first)
+    context = {
+        "title": f"{len(comparisons)} settings of {sweep['name']}",
+        "subtitle": f"seeds {', '.join(map(str, first.get('seeds') or ()))} · {_view(first)}",
+        "measure": capital(measure.name),
+        "heat": sweep_heat_map(sweep, comparisons),
+        "sheet": sweep_sheet(sweep["settings"], comparisons),
+        "links": [(setting, f"{quote(setting)}/comparison.html") for setting in comparisons],
+        "settings": _settings(Path(path).parent / next(iter(comparisons))),
+    }
+    write_whole(Path(path), render("sweep.html.j2", context))
+    return Path(path)
+
+
+def sweep_heat_map(sweep: Mapping[str, Any], comparisons: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """The score of every method in every setting and mode."""
+    scores: dict[str, dict[str, float | None]] = {}
+    for setting, comparison in comparisons.items():
+        for row in in_given_order(comparison):
+            scores.setdefault(row_label(row), {})[setting] = row["accuracy"]["mean"]
+    changes = {
+        setting: {key: in_words(value) for key, value in sweep["settings"][setting].items()}
+        for setting in comparisons
+    }
+    return heat_map(grids(changes, scores), measure_in(next(iter(comparisons.values()))))

@@ -1,0 +1,114 @@
+"""Comparisons as pandas frames: every client of every run, and a row per method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from potluck.report.log import ACCURACY, Key, Metrics, Series, View, read_metrics
+
+Row = dict[str, Any]
+
+
+def comparison_frame(folder: Path, comparison: Mapping[str, Any]) -> pd.DataFrame:
+    """A row per method, seed, client, moment and mode, in the round that the comparison looks at.
+
+    Each has its measures (`accuracy`, or those of its task), the number of test samples, and `difference`: the
+    score minus that of the same client under the reference (`against`), at the same moment.
+    """
+    runs = {entry["method"]: entry for entry in comparison["methods"]}
+    read = {
+        (name, seed): read_metrics(folder / place)
+        for name, entry in runs.items()
+        for seed, place in entry["runs"].items()
+    }
+    view = comparison.get("view", "last")
+    references = {key: _by_client(metrics, view) for key, metrics in read.items()}
+    rows = [
+        {"method": name, "seed": _seed(seed), "against": runs[name].get("against"), **row}
+        | _difference(row, references.get((runs[name].get("against"), seed)))
+        for (name, seed), metrics in read.items()
+        for row in client_rows(metrics, view)
+    ]
+    frame = pd.DataFrame(rows).drop(columns="score")
+    first = ["method", "seed", "client", "moment", "mode", "round", "metric"]
+    last = ["difference", "against", "held_out", "samples"]
+    return frame[[*first, *(name for name in frame.columns if name not in {*first, *last}), *last]]
+
+
+def _seed(seed: str) -> Any:
+    return int(seed) if seed.isdecimal() else seed
+
+
+def client_rows(metrics: Metrics, view: View) -> Iterator[Row]:
+    """Every client at every moment and mode of a run, in the round of the view."""
+    for held_out, found in ((False, metrics.series), (True, metrics.held_out)):
+        for key, series in found.items():
+            row = series.row(view)
+            if row is not None:
+                yield from _rows(key, series, row, metrics.names, held_out)
+
+
+def _rows(key: Key, series: Series, row: int, names: Mapping[str, str], held_out: bool) -> Iterator[Row]:
+    start, end = int(series.starts[row]), int(series.starts[row + 1])
+    for place in range(start, end):
+        client = series.names[series.client[place]]
+        metric, score = names.get(client, ACCURACY), float(series.accuracy[place])
+        yield {
+            "client": client,
+            "moment": key[0],
+            "mode": key[1],
+            "round": int(series.rounds[row]),
+            "metric": metric,
+            "score": score,
+            metric: score,
+            **{name: float(values[place]) for name, values in series.further.items() if name != metric},
+            "held_out": held_out,
+            "samples": float(series.samples[place]),
+        }
+
+
+def _by_client(metrics: Metrics, view: View) -> dict[tuple[str, str], float]:
+    """Client and moment → score, in the reported mode."""
+    headline = metrics.headline()
+    rows = client_rows(metrics, view)
+    return {
+        (row["client"], row["moment"]): row["score"]
+        for row in rows
+        if headline and row["mode"] == headline[1]
+    }
+
+
+def _difference(row: Row, reference: Mapping[tuple[str, str], float] | None) -> Row:
+    other = (reference or {}).get((row["client"], row["moment"]))
+    return {"difference": None if other is None else row["score"] - other}
+
+
+def summary_frame(comparison: Mapping[str, Any]) -> pd.DataFrame:
+    """A row per method, moment and mode: means over clients and seeds, and the paired difference."""
+    rows = [
+        {
+            "method": entry["method"],
+            "moment": one["when"],
+            "mode": one["mode"],
+            "mean": one["accuracy"]["mean"],
+            "std_over_seeds": one["accuracy"]["std_over_seeds"],
+            "std_over_clients": one["std_over_clients"]["mean"],
+            "worst_tenth": one["worst_tenth"]["mean"],
+            "against": entry.get("against"),
+            **_interval(one.get("difference")),
+            **{f"{way}_bytes": entry["messages"][way]["bytes"] for way in ("up", "down")},
+            "seconds_per_round": entry.get("seconds_per_round"),
+        }
+        for entry in comparison["methods"]
+        for one in entry["measured"]
+    ]
+    return pd.DataFrame(rows)
+
+
+def _interval(difference: Mapping[str, Any] | None) -> Row:
+    known = difference or {}
+    return {"difference": known.get("mean")} | {name: known.get(name) for name in ("low", "high", "tie")}

@@ -1,0 +1,61 @@
+"""Pages out of templates: HTML that loads nothing, escapes every name and follows the reader's theme."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from potluck.report import plots
+
+# The colours of a picture become variables of the page, so that it follows the reader's theme.
+_VARIABLES = {
+    plots.INK: "var(--ink)",
+    plots.FAINT: "var(--faint)",
+    plots.RULE: "var(--rule)",
+    plots.PAPER: "var(--paper)",
+    **{color: f"var(--c{place})" for place, color in enumerate(plots.PALETTE)},
+}
+
+
+def render(template: str, context: Mapping[str, Any]) -> bytes:
+    """A page, from one of the files in `templates`."""
+    return _templates().get_template(template).render(context).encode()
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("potluck.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"svg": svg, "words": in_words}
+    return environment
+
+
+def svg(picture: Figure) -> Markup:
+    """A picture in the colours of the page."""
+    svg = re.sub(
+        r"(fill|stroke): (#[0-9a-f]{6})",
+        lambda match: f"{match[1]}: {_VARIABLES.get(match[2], match[2])}",
+        plots.to_svg(picture),
+    )
+    return Markup(svg)  # matplotlib has escaped the names in it
+
+
+def in_words(value: Any) -> str:
+    """Any value of a JSON file as one line of text."""
+    if value is None:
+        return ""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {in_words(entry)}" for name, entry in value.items())
+    return " × ".join(map(in_words, value)) if isinstance(value, (list, tuple)) else str(value)

@@ -1,0 +1,93 @@
+"""How the values of a metric are shown: a share in percent, any other as a number; and which way is better."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from potluck.core.metrics import metric_facts
+from potluck.report.format import NOTHING, hundredths, measured, metric_name, percent, points
+
+Stored = Mapping[str, Mapping[str, Any]]  # metric → its facts as a run folder keeps them
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What clients are judged by, in words, and how its values look."""
+
+    name: str = "accuracy"
+    is_share: bool = True
+    higher_is_better: bool = True
+
+    @property
+    def head(self) -> str:
+        """The name as the head of a column: `accuracy %`, `R²`."""
+        return f"{self.name} %" if self.is_share else self.name
+
+    @property
+    def in_unit(self) -> str:
+        """For titles of tables: `, in percent`, or nothing."""
+        return ", in percent" if self.is_share else ""
+
+    @property
+    def in_points(self) -> str:
+        """For differences: ` in points`, or nothing."""
+        return " in points" if self.is_share else ""
+
+    @property
+    def scale(self) -> float:
+        """What a value is multiplied by in a picture."""
+        return 100.0 if self.is_share else 1.0
+
+    def value(self, value: float | None) -> str:
+        """A value under a head that has the unit: 91.23, or 0.4123."""
+        return hundredths(value) if self.is_share else number(value)
+
+    def full(self, value: float | None) -> str:
+        """A value with its unit: 91.23 %, or 0.4123."""
+        return percent(value) if self.is_share else number(value)
+
+    def difference(self, value: float | None) -> str:
+        """A signed difference: +1.24 points, or +0.0124."""
+        return points(value) if self.is_share else signed(value)
+
+    def rank(self, value: float | None) -> float:
+        """A sorting key that puts the best value first and None last."""
+        if value is None or not math.isfinite(value):
+            return math.inf
+        return -value if self.higher_is_better else value
+
+    def is_gain(self, difference: float) -> bool:
+        """Whether a difference is one for the better."""
+        return difference > 0 if self.higher_is_better else difference < 0
+
+
+ACCURACY = Measure()
+
+
+def number(value: float | None) -> str:
+    """A plain number with four digits, and a real minus sign."""
+    return NOTHING if value is None else f"{value:.4g}".replace("-", "−")
+
+
+def signed(value: float | None) -> str:
+    """A plain difference with its sign."""
+    if value is None:
+        return NOTHING
+    return "0" if value == 0 else f"{value:+.4g}".replace("-", "−")
+
+
+def measure_named(name: str, stored: Stored | None = None) -> Measure:
+    """One metric; `stored` are the facts of metrics that this library does not know."""
+    facts = metric_facts(name, stored)
+    return Measure(metric_name(name), facts.is_share, facts.higher_is_better)
+
+
+def measure_of(metrics: Mapping[str, str] | None, stored: Stored | None = None) -> Measure:
+    """What all clients are judged by: `metrics` by client; where they differ, a share if all are."""
+    names = sorted({*(metrics or {}).values()}) or ["accuracy"]
+    found = [measure_named(name, stored) for name in names]
+    share, higher = all(one.is_share for one in found), any(one.higher_is_better for one in found)
+    return Measure(measured(metrics), share, higher)

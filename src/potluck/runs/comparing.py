@@ -1,0 +1,111 @@
+"""`potluck.compare`: methods, variants and sweeps side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from potluck.errors import ConfigError
+from potluck.experiment.plain import plain
+from potluck.experiment.schema import Experiment
+from potluck.report.chosen_rounds import check_rounds
+from potluck.report.log import View
+from potluck.runs.compare import Skip, Watch
+from potluck.runs.compare import compare as compare_experiments
+from potluck.runs.comparison import Comparison, Sweep
+from potluck.runs.observers.progress import progress_display
+from potluck.runs.references import check_reference
+from potluck.runs.sweep import Plan, check_sweep, plan_of, read_sweep
+
+
+def compare(
+    experiment: Experiment | Path | str | None = None,
+    /,
+    *,
+    methods: Sequence[str | Mapping[str, Any]] = (),
+    seeds: Sequence[int] = (),
+    out: Path | str | None = None,
+    variants: Mapping[str, Any] | None = None,
+    sweep: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    against: str | None = None,
+    targets: Sequence[float] = (),
+    rounds: Sequence[int] = (),
+    view: View = "last",
+    progress: bool | None = None,
+    **values: Any,
+) -> Comparison | Sweep:
+    """Run methods or variants side by side, each paired with Local under the same settings of training.
+
+    `experiment` is a ready one, the path of a file, or left out: then the keyword values make one, as in
+    `potluck.run`. `methods` are names, or blocks with a name and options. `variants` and `sweep` are written as in
+    a file. `seeds` default to the experiment's own, `out` to `runs/<name>-compare`. The same call again takes
+    finished runs from the folder and goes on with stopped ones. `overrides` (`training.rounds=5`) are for files.
+    `progress` shows how far it is, as in `potluck.run`.
+    """
+    plan = _planned(experiment, methods, variants, sweep, overrides, values)
+    folder = Path(out) if out is not None else default_folder(plan)
+    options = {"targets": targets, "rounds": rounds, "against": against, "view": view}
+    played = _seeds(seeds, plan)
+    with progress_display(progress, len(played) * plan.size) as display:
+        return play(plan, played, folder, display.watch, display.skip, **options)
+
+
+def _planned(
+    experiment: Experiment | Path | str | None,
+    methods: Sequence[Any],
+    variants: Mapping[str, Any] | None,
+    sweep: Mapping[str, Any] | None,
+    overrides: Sequence[str],
+    values: Mapping[str, Any],
+) -> Plan:
+    if experiment is not None and values:
+        raise TypeError(f"compare() of a ready experiment takes no {next(iter(values))!r}")
+    if isinstance(methods, str):
+        raise ConfigError(f"methods: give a list, [{methods!r}]")
+    if isinstance(experiment, Path | str):
+        return read_sweep(experiment, methods, overrides, variants, sweep)
+    if overrides:
+        raise ConfigError("overrides are for experiment files; give an experiment made in Python its values")
+    if experiment is None:
+        experiment = Experiment.make(**({"method": methods[0] if methods else "local"} | dict(values)))
+    return plan_of(experiment, methods, variants, sweep)
+
+
+def _seeds(seeds: Sequence[int], plan: Plan) -> list[int]:
+    return list(dict.fromkeys(seeds)) or [plan.first.seed]
+
+
+def default_folder(plan: Plan) -> Path:
+    """Where a comparison goes unless another folder is named."""
+    return Path("runs") / f"{plan.first.name}-compare"
+
+
+def check_views(plan: Plan, rounds: Sequence[int], against: str | None) -> None:
+    """Refuse views of a comparison that some setting cannot give, before anything runs."""
+    for setting, experiments in plan.experiments.items():
+        check_reference(against, experiments)
+        for label, one in experiments.items():
+            who = f"{setting}, {label}" if setting else label
+            check_rounds(rounds, one.training.rounds, one.evaluate.every, who)
+
+
+def play(
+    plan: Plan, seeds: Sequence[int], folder: Path, watch: Watch, skip: Skip, **options: Any
+) -> Comparison | Sweep:
+    """Run what is left of a plan, and compare; `options` are the views that `compare` takes."""
+    check_views(plan, options.get("rounds") or (), options.get("against"))
+    if len(plan.experiments) > 1:
+        check_sweep(plan.experiments)
+    found = {
+        setting: compare_experiments(
+            experiments, seeds, folder / setting, watch, skip, variants=plan.variants, **options
+        )
+        for setting, experiments in plan.experiments.items()
+    }
+    if not plan.is_sweep:
+        return found[""]
+    whole = Sweep(folder, plan.first.name, plain(plan.settings), found)
+    whole.write()
+    return whole

@@ -1,0 +1,195 @@
+"""Finished comparisons and sweeps as objects: frames, LaTeX tables, figures."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from matplotlib.figure import Figure
+
+from potluck.errors import ConfigError, RunError, nearest
+from potluck.files import read_json, write_json
+from potluck.report import latex, plots
+from potluck.report.comparison_page import sweep_heat_map, variants_heat_map, write_sweep
+from potluck.report.comparison_plots import bytes_picture, curves_picture, gains_picture
+from potluck.report.render import Sheet, plain
+from potluck.report.sheets import comparison_sheet, measure_in, sweep_sheet
+from potluck.runs.folder import FORMAT
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COMPARISON, SWEEP = "comparison.json", "sweep.json"
+MARK = "experiment.yaml"  # marks the folder of a comparison; a folder without it is never written into
+Kind = Literal["rounds", "differences", "bytes", "clients", "grid"]
+PICTURES = {
+    "rounds": curves_picture,
+    "differences": lambda found: plots.interval_picture(found) if _has_differences(found) else None,
+    "bytes": bytes_picture,
+    "clients": gains_picture,
+    "grid": variants_heat_map,
+}
+ROWS = 20  # of a table in a notebook or at a prompt
+
+
+def _has_differences(comparison: Mapping[str, Any]) -> bool:
+    return any(entry.get("difference") for entry in comparison["methods"])
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Methods or variants side by side, each paired with Local under the same settings.
+
+    `comparison` is the content of `comparison.json`.
+    """
+
+    folder: Path
+    comparison: dict[str, Any]
+
+    def frame(self) -> pd.DataFrame:
+        """A row per method, seed, client, moment and mode, in the round that the comparison looks at."""
+        from potluck.report.frames import comparison_frame
+
+        return comparison_frame(self.folder, self.comparison)
+
+    def summary(self) -> pd.DataFrame:
+        """A row per method, moment and mode: means, spreads, and the paired difference with its interval."""
+        from potluck.report.frames import summary_frame
+
+        return summary_frame(self.comparison)
+
+    def latex(self) -> str:
+        """A table for a paper (booktabs): mean ± deviation, differences with intervals, the best in bold."""
+        return latex.comparison_table(self.comparison)
+
+    def plot(self, kind: Kind = "rounds") -> Figure:
+        """A matplotlib figure: scores over `rounds`, `differences` with intervals, scores against `bytes`,
+        the gains of all `clients`, or a heat map of variants that are a `grid`.
+        """
+        if kind not in PICTURES:
+            raise ConfigError(f"there is no picture {kind!r}; {nearest(kind, PICTURES)}")
+        figure = PICTURES[kind](self.comparison)
+        if figure is None:
+            raise RunError(f"{self.folder} has nothing to show as {kind!r}; choose another kind of picture")
+        return figure
+
+    @property
+    def sheet(self) -> Sheet:
+        """The main table."""
+        return comparison_sheet(self.comparison)
+
+    def __repr__(self) -> str:
+        return f"{plain(self.sheet.first(ROWS, 'comparison.html'))}\n{self.folder}"
+
+    def _repr_html_(self) -> str:
+        return _html(self.sheet, self.folder / "comparison.html")
+
+
+@dataclass(frozen=True, repr=False)
+class Sweep:
+    """A comparison for each of several settings, by label; `settings` says what each of them changes."""
+
+    folder: Path
+    name: str
+    settings: dict[str, dict[str, Any]]
+    comparisons: dict[str, Comparison]
+
+    def __getitem__(self, setting: str) -> Comparison:
+        if setting not in self.comparisons:
+            raise ConfigError(f"there is no setting {setting!r}; {nearest(setting, self.comparisons)}")
+        return self.comparisons[setting]
+
+    def frame(self) -> pd.DataFrame:
+        """The frames of all comparisons, with the setting and a column for each key in front."""
+        return self._together({name: one.frame() for name, one in self.comparisons.items()})
+
+    def summary(self) -> pd.DataFrame:
+        """The summaries of all comparisons, with the setting and a column for each key in front."""
+        return self._together({name: one.summary() for name, one in self.comparisons.items()})
+
+    def _together(self, frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+        import pandas as pd
+
+        keys = list(dict.fromkeys(key for changes in self.settings.values() for key in changes))
+        parts = []
+        for setting, frame in frames.items():
+            own = {"setting": setting} | {key: self.settings[setting].get(key) for key in keys}
+            front = pd.DataFrame({key: [value] * len(frame) for key, value in own.items()}, index=frame.index)
+            parts.append(pd.concat([front, frame], axis=1))
+        return pd.concat(parts, ignore_index=True)
+
+    def latex(self) -> str:
+        """A table for a paper (booktabs): a row per method, a column per setting, the best in bold."""
+        return latex.sweep_table(self._contents)
+
+    def plot(self) -> Figure:
+        """A heat map of the scores over the settings, as a matplotlib figure."""
+        return sweep_heat_map({"settings": self.settings}, self._contents)
+
+    @property
+    def _contents(self) -> dict[str, dict[str, Any]]:
+        return {name: one.comparison for name, one in self.comparisons.items()}
+
+    @property
+    def sheet(self) -> Sheet:
+        """A table with a row per setting, method and mode."""
+        return sweep_sheet(self.settings, self._contents)
+
+    def write(self) -> None:
+        """Write `sweep.json` and the overview `sweep.html`."""
+        about = {"format": FORMAT, "name": self.name, "settings": self.settings}
+        write_json(self.folder / SWEEP, about)
+        write_sweep(self.folder / "sweep.html", about, self._contents)
+
+    def __repr__(self) -> str:
+        return f"{plain(self.sheet.first(ROWS, 'sweep.html'))}\n{self.folder}"
+
+    def _repr_html_(self) -> str:
+        return _html(self.sheet, self.folder / "sweep.html")
+
+
+def open_comparison(folder: Path | str) -> Comparison | Sweep:
+    """A finished comparison or sweep from its folder; nothing runs, and no code that it names is loaded."""
+    folder = Path(folder)
+    if (folder / SWEEP).exists():
+        about = _mapping(folder / SWEEP, "settings")
+        parts = {name: _open(folder / name) for name in about["settings"]}
+        return Sweep(folder, str(about.get("name", folder.name)), about["settings"], parts)
+    return _open(folder)
+
+
+def _open(folder: Path) -> Comparison:
+    if not (folder / COMPARISON).exists():
+        raise RunError(
+            f"{folder} has no {COMPARISON}: it is no finished comparison; run potluck compare again"
+        )
+    comparison = _mapping(folder / COMPARISON, "methods")
+    try:
+        comparison_sheet(comparison).rows  # noqa: B018 - what cannot be shown is refused here
+        measure_in(comparison)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise RunError(
+            f"{folder / COMPARISON} is not as this version writes it; run potluck compare again"
+        ) from error
+    return Comparison(folder, comparison)
+
+
+def _mapping(path: Path, needed: str) -> dict[str, Any]:
+    value = read_json(path)
+    if not isinstance(value, dict) or not value.get(needed):
+        raise RunError(f"{path} has no {needed}: it is no file of a comparison; run potluck compare again")
+    return value
+
+
+def _html(sheet: Sheet, page: Path) -> str:
+    """A table for notebooks."""
+    short = sheet.first(ROWS, page.name)
+    head = "".join(f"<th>{html.escape(column.name)}</th>" for column in short.columns)
+    rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in short.rows)
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    notes = "".join(f"<p><small>{html.escape(note)}</small></p>" for note in short.notes)
+    title = f"<b>{html.escape(short.title)}</b>"
+    return f"{title}<table><tr>{head}</tr>{body}</table>{notes}<p><small>{html.escape(str(page))}</small></p>"

@@ -1,0 +1,277 @@
+"""Comparisons and sweeps from Python, and what they become: frames, LaTeX, figures, files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+from typer.testing import CliRunner
+
+import potluck
+import potluck.core.method
+import potluck.methods
+from helpers import StopAfter
+from potluck.cli.app import app
+from potluck.errors import ConfigError, RunError
+from potluck.report.plots import to_pdf
+from potluck.runs.compare import compare as compare_experiments
+from potluck.runs.compare import open_comparison
+from potluck.runs.loop import Interrupted
+
+PARTITION = {"kind": "iid", "clients": 2}
+TRAINING = {"rounds": 2, "batch_size": 32}
+
+
+def arrays(shift: float = 0.0) -> potluck.Dataset:
+    rng = np.random.default_rng(0)
+    y = np.arange(90) % 3
+    x = rng.normal(size=(90, 6)).astype(np.float32) + y[:, None] + shift
+    return potluck.from_arrays(x, y, name="mine")
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def own(shift: float = 0.0, **more: Any) -> potluck.Experiment:
+    values = {"data": arrays(shift), "partition": PARTITION, "models": small, "method": "fedproto"}
+    return potluck.Experiment.make(**(values | {"training": TRAINING} | more))
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> potluck.Comparison:
+    folder = tmp_path_factory.mktemp("objects") / "all"
+    experiment = own(evaluate={"modes": "all"})
+    result = potluck.compare(experiment, methods=["fedproto", "fedavg"], seeds=[0, 1], out=folder)
+    assert isinstance(result, potluck.Comparison)
+    return result
+
+
+# --- runs that are taken again --------------------------------------------------------------------------
+
+
+def test_other_data_of_the_same_name_are_refused(tmp_path: Path) -> None:
+    potluck.compare(own(), methods=["fedavg"], out=tmp_path / "all")
+    before = {path: path.read_bytes() for path in (tmp_path / "all").glob("*/metrics.jsonl")}
+    with pytest.raises(RunError, match=r"local-seed0 was run with other data"):
+        potluck.compare(own(shift=1.0), methods=["fedavg"], out=tmp_path / "all")
+    assert {path: path.read_bytes() for path in before} == before
+    potluck.compare(own(), methods=["fedavg"], out=tmp_path / "all")
+
+
+def test_other_models_of_the_same_class_are_refused(tmp_path: Path) -> None:
+    first, second = small(), small()
+    potluck.compare(own(models=first), methods=["local"], out=tmp_path / "all")
+    potluck.compare(own(models=first), methods=["local"], out=tmp_path / "all")
+    with pytest.raises(RunError, match=r"local-seed0 was run with other models"):
+        potluck.compare(own(models=second), methods=["local"], out=tmp_path / "all")
+
+
+def test_a_comparison_of_own_models_and_data_goes_on(tmp_path: Path) -> None:
+    made = {"local": own(method="local"), "fedavg": own(method="fedavg")}
+    whole = compare_experiments(made, [0], tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        compare_experiments(made, [0], tmp_path / "parts", lambda label: StopAfter(1))
+    parts = compare_experiments(made, [0], tmp_path / "parts")
+    assert whole.frame().equals(parts.frame())
+
+
+# --- objects --------------------------------------------------------------------------------------------
+
+
+def test_the_frame_has_every_client_moment_and_mode(found: potluck.Comparison) -> None:
+    frame = found.frame()
+    assert list(frame.columns)[:6] == ["method", "seed", "client", "moment", "mode", "round"]
+    assert len(frame) == 2 * 2 * 2 * (1 + 2 + 1)  # seeds, clients, moments; modes of Local, FedProto, FedAvg
+    assert set(frame[frame["method"] == "fedproto"]["mode"]) == {"prototype", "head"}
+    assert set(frame["round"]) == {2}
+    lines = (found.folder / "fedproto-seed1" / "metrics.jsonl").read_text().splitlines()
+    logged = [json.loads(line) for line in lines]
+    wanted = (2, "1", "after_training", "head")
+    (line,) = (one for one in logged if (one["round"], one["client"], one["when"], one["mode"]) == wanted)
+    row = frame.query("method == 'fedproto' and seed == 1 and client == '1' and moment == 'after_training'")
+    assert row[row["mode"] == "head"]["accuracy"].item() == line["test"]["accuracy"]
+
+
+def test_every_mode_has_a_row_wherever_methods_are_shown(found: potluck.Comparison) -> None:
+    rows = [row[:2] for row in found.sheet.rows]
+    assert {("fedproto", "prototype"), ("fedproto", "head"), ("Local", "model")} <= set(rows)
+    page = (found.folder / "comparison.html").read_text()
+    for text in (found.latex(), found._repr_html_(), repr(found), page):
+        assert "prototype" in text
+        assert "head" in text
+        assert "after aggregation" in text
+    assert {"fedproto (prototype)", "fedproto (head)"} <= set(_texts(found.plot()))
+    report = (found.folder / "fedproto-seed0" / "report.html").read_text()
+    assert "after aggregation, by prototype" in report
+    assert "after training, by head" in report
+    summary = json.loads((found.folder / "fedproto-seed0" / "summary.json").read_text())["accuracy"]
+    assert {(one["when"], one["mode"]) for one in summary["measured"]} == {
+        (when, mode) for when in ("after_training", "after_aggregation") for mode in ("prototype", "head")
+    }
+
+
+def _texts(figure: Any) -> list[str]:
+    return [text.get_text().partition("  ")[2] for text in figure.axes[0].texts]
+
+
+def test_a_mode_that_was_not_measured_is_named(tmp_path: Path) -> None:
+    shown = repr(potluck.compare(own(), out=tmp_path / "all"))
+    assert "Not measured: fedproto by head" in shown
+
+
+def test_the_page_links_to_runs_and_shows_split_bytes_and_clients(found: potluck.Comparison) -> None:
+    page = (found.folder / "comparison.html").read_text()
+    for part in (
+        'href="local-seed0/report.html"', "Who has which class", "Accuracy against bytes",
+        "Clients against Local", "worst tenth", "spread", "Settings",
+    ):  # fmt: skip
+        assert part in page, part
+    assert all((found.folder / name / "report.html").exists() for name in ("local-seed1", "fedavg-seed0"))
+
+
+def test_latex_is_a_booktabs_table_with_the_best_in_bold(found: potluck.Comparison) -> None:
+    text = found.latex()
+    assert text.count(r"\textbf{") >= 1
+    for part in (r"\toprule", r"\bottomrule", r"$\pm$", "last round", "after aggregation", "[", "seeds"):
+        assert part in text, part
+    best = max(entry["accuracy"]["mean"] for row in found.comparison["methods"] for entry in row["measured"]
+               if entry["when"] == "after_aggregation")  # fmt: skip
+    assert rf"\textbf{{{100 * best:.2f}" in text
+    assert text.count("{") == text.count("}")
+
+
+def test_pictures_of_all_kinds(found: potluck.Comparison) -> None:
+    for kind in ("rounds", "differences", "bytes", "clients"):
+        assert to_pdf(found.plot(kind)).startswith(b"%PDF")
+    assert to_pdf(found.plot()) == to_pdf(found.plot())
+    with pytest.raises(RunError, match="nothing to show as 'grid'"):
+        found.plot("grid")
+    with pytest.raises(ConfigError, match="did you mean 'rounds'"):
+        found.plot("round")  # type: ignore[arg-type]
+
+
+def test_a_folder_is_opened_without_running_anything(
+    found: potluck.Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(potluck.Experiment, "build", None)
+    again = open_comparison(found.folder)
+    assert isinstance(again, potluck.Comparison)
+    assert again.frame().equals(found.frame())
+    assert again.latex() == found.latex()
+    assert repr(again) == repr(found)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"methods": [{"method": "x"}]}'])
+def test_a_folder_that_is_no_comparison_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(RunError, match=r"no comparison\.json"):
+        open_comparison(tmp_path)
+    (tmp_path / "comparison.json").write_text(text)
+    with pytest.raises(RunError, match=r"comparison\.json"):
+        open_comparison(tmp_path)
+
+
+def test_wrong_arguments_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"methods: give a list"):
+        potluck.compare(own(), methods="fedavg")
+    with pytest.raises(ConfigError, match=r"methods: 3 names no method"):
+        potluck.compare(own(), methods=[3])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="overrides are for experiment files"):
+        potluck.compare(own(), overrides=["training.rounds=1"])
+    with pytest.raises(TypeError, match="takes no 'training'"):
+        potluck.compare(own(), training={})
+
+
+# --- grids and sweeps -----------------------------------------------------------------------------------
+
+
+def test_a_sweep_over_two_keys_is_a_frame_a_table_and_a_heat_map(tmp_path: Path) -> None:
+    grid = {"grid": {"training.optimizer.lr": [0.1, 0.01], "training.batch_size": [16, 32]}}
+    experiment = own(training={"rounds": 1})
+    swept = potluck.compare(experiment, methods=["fedavg"], sweep=grid, out=tmp_path / "all")
+    assert isinstance(swept, potluck.Sweep)
+    assert list(swept.comparisons) == [
+        f"lr={lr},batch_size={size}" for lr in (0.1, 0.01) for size in (16, 32)
+    ]
+    frame = swept.frame()
+    assert {"setting", "training.optimizer.lr", "training.batch_size", "method", "moment"} <= set(
+        frame.columns
+    )
+    assert len(frame) == 4 * 2 * 2 * 2  # settings, methods, clients, moments
+    assert set(swept.summary()["training.batch_size"]) == {16, 32}
+    assert swept.latex().count(r"\textbf{") >= 4
+    assert [axes.get_title(loc="left") for axes in swept.plot().axes] == ["Local", "fedavg"]
+    page = (tmp_path / "all" / "sweep.html").read_text()
+    assert 'href="lr%3D0.1%2Cbatch_size%3D16/comparison.html"' in page
+    again = open_comparison(tmp_path / "all")
+    assert isinstance(again, potluck.Sweep)
+    assert again.frame().equals(frame)
+    assert repr(again) == repr(swept)
+    with pytest.raises(ConfigError, match="no setting 'lr=1'"):
+        again["lr=1"]
+
+
+def test_variants_can_be_a_grid(tmp_path: Path) -> None:
+    grid = {"grid": {"method.weight": [1.0, 5.0], "training.optimizer.lr": [0.1, 0.01]}}
+    found = potluck.compare(own(training={"rounds": 1}), variants=grid, out=tmp_path / "all")
+    assert isinstance(found, potluck.Comparison)
+    labels = [entry["method"] for entry in found.comparison["methods"]]
+    assert labels[:3] == ["local,lr=0.1", "local,lr=0.01", "weight=1.0,lr=0.1"]
+    assert len(labels) == 6
+    assert len(found.plot("grid").axes) == 1
+
+
+# --- the command line -----------------------------------------------------------------------------------
+
+FILE = """\
+name: small
+data: {name: digits, samples: 120}
+partition: {kind: iid, clients: 2}
+models: mlp-small
+method: fedavg
+training: {rounds: 1, batch_size: 32}
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.yaml").write_text(FILE)
+    return tmp_path
+
+
+def test_csv_latex_and_pdf_are_written(place: Path) -> None:
+    files = ["--csv", "all.csv", "--latex", "all.tex", "--pdf", "all.pdf"]
+    result = CliRunner().invoke(app, ["compare", "small.yaml", "--methods", "fedavg", *files])
+    assert result.exit_code == 0, result.output
+    assert "Every moment and mode" in result.stdout
+    assert Path("all.csv").read_text().startswith("method,seed,client,moment,mode,round,metric,accuracy")
+    assert r"\begin{tabular}" in Path("all.tex").read_text()
+    assert Path("all.pdf").read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("option", ["csv", "latex", "pdf"])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_trains(place: Path, option: str) -> None:
+    for target, sentence in (("gone/all.x", "there is no folder gone"), (".", "is a folder")):
+        result = CliRunner().invoke(app, ["compare", "small.yaml", f"--{option}", target])
+        assert result.exit_code == 2
+        assert sentence in result.stderr
+    assert not Path("runs").exists()
+
+
+def test_methods_of_a_plug_in_can_be_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(potluck.core.method, "_registry", dict(potluck.core.method._registry))
+    Path("mine.py").write_text(
+        "from potluck.methods.fedavg import FedAvg\n\n\nclass Plugged(FedAvg):\n"
+        '    """FedAvg under another name."""\n\n    name = "plugged"\n'
+    )
+    Path("small.yaml").write_text(FILE + "plugins: [mine.py]\n")
+    command = ["compare", "small.yaml", "--methods", "plugged", "--json", "plugged.weights=uniform"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.stderr
+    assert [entry["method"] for entry in json.loads(done.stdout)["methods"]] == ["local", "plugged"]
+    assert "weights: uniform" in Path("runs/small-compare/plugged-seed0/config.yaml").read_text()

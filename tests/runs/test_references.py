@@ -1,0 +1,88 @@
+"""What each variant is paired with: Local under the same settings of training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import potluck
+from potluck.experiment.schema import Experiment
+from potluck.runs.references import alone, references, training_settings, with_locals
+from potluck.runs.sweep import changed, read_sweep
+
+FILE = """\
+name: rates
+data: {name: digits, samples: 120}
+partition: {kind: iid, clients: 2}
+models: mlp-small
+method: fedavg
+training: {rounds: 1, batch_size: 32}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "rates.yaml"
+    path.write_text(FILE)
+    return path
+
+
+def test_every_learning_rate_has_a_local_of_its_own(file: Path) -> None:
+    made = read_sweep(file, variants={"training.optimizer.lr": [0.5, 0.01]}).experiments[""]
+    assert list(made) == ["local,lr=0.5", "local,lr=0.01", "lr=0.5", "lr=0.01"]
+    assert references(made) == {"lr=0.5": "local,lr=0.5", "lr=0.01": "local,lr=0.01"}
+    for label, partner in references(made).items():
+        assert made[partner].method.name == "local"
+        assert made[partner].training == made[label].training
+
+
+def test_one_local_serves_all_variants_that_train_alike(file: Path) -> None:
+    blocks = {
+        "fedavg": {"method": "fedavg"},
+        "fedprox": {"method": "fedprox", "engine.workers": 1, "checkpoint.every": "1h"},
+        "fast": {"training.optimizer.lr": 0.5},
+        "alone": {"method": "local", "training.optimizer.lr": 0.5},
+    }
+    made = read_sweep(file, variants=blocks).experiments[""]
+    assert list(made) == ["local", *blocks]
+    assert references(made) == {"fedavg": "local", "fedprox": "local", "fast": "alone"}
+
+
+def test_two_changes_with_one_name_have_two_locals(file: Path) -> None:
+    base = Experiment.load(file)
+    made = {
+        "a": changed(base, [{"training.per_client": {"0": {"lr": 0.5}}}]),
+        "b": changed(base, [{"training.per_client": {"1": {"lr": 0.5}}}]),
+    }
+    found = with_locals(made)
+    assert len(found) == 4
+    assert len({json.dumps(training_settings(found[one])) for one in references(found).values()}) == 2
+    assert with_locals(found) == found
+
+
+def test_local_is_measured_in_its_own_mode(file: Path) -> None:
+    made = read_sweep(file, ["local", "fedproto"], ["evaluate.modes=[head]"]).experiments[""]
+    assert made["fedproto"].evaluate.modes == ("head",)
+    assert made["local"].evaluate.modes == alone(made["fedproto"]).evaluate.modes == "first"
+
+
+def test_differences_are_those_to_the_local_of_the_same_settings(file: Path, tmp_path: Path) -> None:
+    found = potluck.compare(file, variants={"training.optimizer.lr": [0.5, 0.01]}, out=tmp_path / "all")
+    assert isinstance(found, potluck.Comparison)
+    frame = found.frame()
+    last = frame[frame["moment"] == "after_aggregation"].set_index(["method", "client"])["accuracy"]
+    for entry in found.comparison["methods"]:
+        if entry["method"].startswith("local"):
+            assert entry["difference"] is entry["against"] is None
+            continue
+        assert entry["against"] == f"local,{entry['method']}"
+        mean = float((last[entry["method"]] - last[entry["against"]]).mean())
+        assert entry["difference"]["mean"] == pytest.approx(mean, abs=1e-6)
+    shown = repr(found)
+    assert "Local, lr=0.5" in shown
+    assert "Local under the same settings of training" in shown
+    own = frame[(frame["method"] == "lr=0.5") & (frame["moment"] == "after_training")]
+    told = found.summary().set_index(["method", "moment"])["difference"]
+    assert own["difference"].mean() == pytest.approx(told["lr=0.5", "after_training"], abs=1e-6)
