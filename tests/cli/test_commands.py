@@ -357,6 +357,10 @@ def test_models_that_do_not_fit_the_method(place: Path) -> None:
 def test_yaml_that_does_not_parse_names_the_line(place: Path) -> None:
     Path("broken.yaml").write_text("name: x\ndata: [1, 2\nmodels: a\n")
     assert "broken.yaml, line 3" in refused("run", "broken.yaml")
+    Path("twice.yaml").write_text("name: x\ntraining: {rounds: 1}\ntraining: {batch_size: 8}\n")
+    assert "twice.yaml, line 3, column 1: the key 'training' stands there twice" in refused(
+        "run", "twice.yaml"
+    )
     Path("list.yaml").write_text("- 1\n")
     assert "mapping" in refused("run", "list.yaml")
     assert "no experiment file gone.yaml" in refused("run", "gone.yaml")

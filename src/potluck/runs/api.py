@@ -50,7 +50,7 @@ def run(
     """
     if experiment is not None and values:
         raise TypeError(
-            f"run() of a ready experiment takes no {next(iter(values))!r}; see Experiment.load and Experiment.variant"
+            f"run() of a ready experiment takes no {next(iter(values))!r}; change it with Experiment.variant"
         )
     if isinstance(experiment, Path | str):
         experiment = Experiment.load(experiment)
