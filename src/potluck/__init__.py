@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from potluck.kit.class_means import ClassStats
     from potluck.models import adapt, build
     from potluck.runs.api import resume, run
+    from potluck.runs.client_result import ClientResult
     from potluck.runs.observers import Observer, StopRun, Watcher
+    from potluck.runs.opened import open
     from potluck.runs.result import RunResult
     from potluck.training.collect import collect
     from potluck.training.fit import fit
@@ -52,7 +54,9 @@ _HOMES = {
     "kit.class_means": ("ClassStats",),
     "models": ("adapt", "build"),
     "runs.api": ("resume", "run"),
+    "runs.client_result": ("ClientResult",),
     "runs.observers": ("Observer", "StopRun", "Watcher"),
+    "runs.opened": ("open",),
     "runs.result": ("RunResult",),
     "training.collect": ("collect",),
     "training.fit": ("fit",),
@@ -64,6 +68,7 @@ __all__ = [
     "Batch",
     "ClassStats",
     "Client",
+    "ClientResult",
     "Clients",
     "Dataset",
     "Experiment",
@@ -93,6 +98,7 @@ __all__ = [
     "from_datasets",
     "from_index_file",
     "numbers",
+    "open",
     "resume",
     "run",
     "state_of",

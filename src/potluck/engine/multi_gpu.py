@@ -40,6 +40,10 @@ class MultiGpuStore:
         """Store a state, or the file in which a checkpoint has it."""
         self.stores[self.home(client)].put(client, state)
 
+    def fetch(self, client: ClientId) -> State | None:
+        """A client's stored state; None if it still has its initial state."""
+        return self.stores[self.home(client)].fetch(client)
+
     def prefetch(self, clients: Iterable[ClientId]) -> None:
         """Start loading the states of clients that will be asked soon."""
         for store, own in self._shared_out(clients):

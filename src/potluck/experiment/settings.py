@@ -21,6 +21,7 @@ from potluck.experiment.blocks import (
     CheckpointSettings,
     ClientGroup,
     IndexFile,
+    KeepSettings,
     ModelSettings,
     PublicSettings,
     SeedSettings,
@@ -46,6 +47,7 @@ class ExperimentSettings(Settings):
     evaluate: EvaluateSettings = EvaluateSettings()
     engine: EngineSettings = EngineSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    keep: KeepSettings = KeepSettings()
     seed: int = Field(default=0, ge=0)
     seeds: SeedSettings = SeedSettings()
     plugins: tuple[str, ...] = ()  # files or modules that register methods, data sets or models
@@ -65,6 +67,8 @@ class ExperimentSettings(Settings):
             return values
         values = _with_blocks(values)
         models = values.get("models")
+        if isinstance(values.get("keep"), str):
+            values["keep"] = {"models": values["keep"]}
         if isinstance(values.get("federation"), list | tuple):
             values["federation"] = [_group(place, one) for place, one in enumerate(values["federation"])]
         elif models is not None and not isinstance(models, ModelSettings):

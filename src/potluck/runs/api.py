@@ -20,6 +20,7 @@ from potluck.files import read_json, write_json, write_whole
 from potluck.runs import pilots
 from potluck.runs.environment import check_version, environment
 from potluck.runs.folder import RunFolder
+from potluck.runs.kept_models import check_keep
 from potluck.runs.loop import Interrupted, Run
 from potluck.runs.observers import Observer, Observers
 from potluck.runs.result import RunResult
@@ -49,6 +50,7 @@ def run(
     experiment = _ready(experiment)
     built = experiment.build(*(given or (None, None)))
     check_modes(experiment.evaluate, built.method)
+    check_keep(experiment, built)
     check_memory(experiment.engine.memory_bytes(), built.clients)
     wanted = Path(out) if out is not None else Path("runs") / experiment.name
     folder = RunFolder.create(wanted, exact=out is not None)

@@ -25,6 +25,7 @@ from potluck.federation.federation import Federation
 from potluck.report.format import measured
 from potluck.runs.environment import precision, threads
 from potluck.runs.folder import RunFolder
+from potluck.runs.kept_models import KeptModels, MeasuredStates
 from potluck.runs.observers import Observer, Observers, RoundEnd, StopRun
 from potluck.runs.observers.advisor import Advisor
 from potluck.runs.observers.checkpoints import Checkpointer
@@ -73,7 +74,11 @@ class Run:
         )
         # Advice looks at the clients' models and samples, which the server of other engines may not know.
         advisors = [Advisor(federation, told.advise)] if engine is None else []
-        self.observers = Observers(told, *advisors, self.checkpoints)
+        # The clients of other engines keep their models themselves.
+        states = MeasuredStates(self.rounds, self.store, experiment.evaluate)
+        models = KeptModels(folder, experiment.keep, states, told.notice, self.checkpoints.saved_round)
+        self.keepers = [models] if engine is None else []
+        self.observers = Observers(told, *advisors, *self.keepers, self.checkpoints)
         self._headline: tuple[float | None, str] = (None, "accuracy")
 
     def play(self) -> RunResult:
@@ -100,6 +105,8 @@ class Run:
                 while self.state.round < self.last:
                     self._tell(self._play_round(self.state.round + 1))
             self.checkpoints.save()
+            for keeper in self.keepers:
+                keeper.finish(self.state.round)
         except KeyboardInterrupt:
             with held_back(forget=True):
                 self.checkpoints.save()

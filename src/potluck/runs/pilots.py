@@ -76,6 +76,7 @@ def _pilot(experiment: Experiment, option: OpenOption, value: int) -> Experiment
         evaluate=experiment.evaluate.model_copy(
             update={"every": rounds, "who": "all", "when": ("after_aggregation",), "modes": first}
         ),
+        keep="none",
     )
 
 

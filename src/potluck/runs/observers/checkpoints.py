@@ -6,6 +6,7 @@ import math
 import time
 
 from potluck.engine.store.checkpoints import Checkpoints
+from potluck.files import read_json
 from potluck.runs.folder import RunFolder
 from potluck.runs.observers.base import Observer, RoundEnd
 from potluck.runs.state import RunState
@@ -47,6 +48,11 @@ class Checkpointer(Observer):
         if checkpoint is not None:
             self.state.restore(checkpoint)
         self.folder.cut({} if checkpoint is None else checkpoint.notes["logs"])
+
+    def saved_round(self) -> int:
+        """The round of the newest checkpoint on disk, 0 if there is none."""
+        manifest = self.files.folder / self.files.MANIFEST
+        return int(read_json(manifest)["round"]) if manifest.exists() else 0
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on disk."""

@@ -1,0 +1,61 @@
+"""Trained models as programs that need no Python class: `torch.export` and ONNX."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from potluck.errors import ConfigError, ModelError, first_line
+from potluck.files import write_whole
+
+
+def exported(module: nn.Module, x: Tensor, who: str) -> ExportedProgram:
+    """The program of a module for batches of any size; `x` is an example with two samples or more."""
+    batch = torch.export.Dim("batch", min=1)
+    try:
+        with torch.no_grad(), _quietly():
+            return torch.export.export(module, (x,), dynamic_shapes=({0: batch},))
+    except Exception as error:  # a user's forward pass may raise anything
+        raise ModelError(f"{who} cannot be exported by torch.export: {first_line(error)}") from error
+
+
+def write_onnx(module: nn.Module, x: Tensor, path: Path, who: str) -> None:
+    """Write a module as an ONNX file with an input `x` and an output `scores`, for batches of any size."""
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"to_onnx needs {error.name}: pip install 'potluck[export]'") from error
+    program = exported(module, x, who)
+    try:
+        with _quietly(), tempfile.TemporaryDirectory() as folder:
+            made = torch.onnx.export(program, dynamo=True, input_names=["x"], output_names=["scores"])
+            assert made is not None
+            made.save(Path(folder) / "model.onnx", external_data=False)
+            content = (Path(folder) / "model.onnx").read_bytes()
+    except Exception as error:
+        raise ModelError(f"{who} cannot be written as ONNX: {first_line(error)}") from error
+    write_whole(path, content)
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep to one sentence: the exporters print and warn about their own affairs."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
