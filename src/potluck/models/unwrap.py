@@ -10,6 +10,14 @@ from potluck.core.trial import duplicate
 from potluck.models.adapted import Adapted, replace_layer
 
 
+def own_name(model: object, name: str) -> str:
+    """What the author of a model calls one of its tensors."""
+    if not isinstance(model, Adapted):
+        return name
+    part, _, rest = name.partition(".")
+    return {"trunk": rest, "head": f"{model.head_path}.{rest}"}.get(part, name)
+
+
 def own_module(model: nn.Module) -> nn.Module:
     """A copy of a model, with the names its author gave: the head of an adapted module is back in its place.
 

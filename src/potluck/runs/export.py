@@ -9,10 +9,12 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.overrides import TorchFunctionMode
 
 from potluck.errors import ConfigError, ModelError, first_line
 from potluck.files import write_whole
@@ -22,7 +24,7 @@ def exported(module: nn.Module, x: Tensor, who: str) -> ExportedProgram:
     """The program of a module for batches of any size; `x` is an example with two samples or more."""
     batch = torch.export.Dim("batch", min=1)
     try:
-        with torch.no_grad(), _quietly():
+        with torch.no_grad(), _quietly(), _PlainDistances():
             return torch.export.export(module, (x,), dynamic_shapes=({0: batch},))
     except Exception as error:  # a user's forward pass may raise anything
         raise ModelError(f"{who} cannot be exported by torch.export: {first_line(error)}") from error
@@ -45,6 +47,18 @@ def write_onnx(module: nn.Module, x: Tensor, path: Path, who: str) -> None:
     except Exception as error:
         raise ModelError(f"{who} cannot be written as ONNX: {first_line(error)}") from error
     write_whole(path, content)
+
+
+class _PlainDistances(TorchFunctionMode):
+    """`torch.cdist` chooses its way to compute by the size of the batch, which a program must leave open."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.cdist and (kwargs or {}).get("p", 2.0) == 2:
+            one, other = args
+            return (one.unsqueeze(-2) - other.unsqueeze(-3)).square().sum(-1).sqrt()
+        return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from potluck.errors import ConfigError, ModelError, RunError, nearest
 from potluck.federation.federation import Federation
 from potluck.files import read_json
 from potluck.models import Entries, ModelPool
+from potluck.models.unwrap import own_name
 from potluck.runs.folder import FORMAT
 from potluck.runs.given_models import method_of
 from potluck.runs.kept_models import FOLDER
@@ -95,14 +96,16 @@ def _check_fits(live: Client, state: dict[str, Tensor]) -> None:
     for name, part in live.parts.items():
         if part.module is None or isinstance(part.content, Moments):
             continue
-        own = {f"{name}/{key}": value for key, value in part.tensors().items()}
-        kept = {key: value for key, value in state.items() if key.startswith(f"{name}/")}
-        for key in sorted(own.keys() | kept.keys()):
+        prefix = f"{name}/"
+        kept = {key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)}
+        own = part.tensors()
+        for key in dict.fromkeys([*own, *kept]):
             found, wanted = (_shape(tensors.get(key)) for tensors in (own, kept))
             if found != wanted:
+                called = f"{prefix}{own_name(part.module, key)}"
                 raise ModelError(
-                    f"client {live.id}: the tensor {key.replace('trunk.', '')} is {wanted} in the trained model "
-                    f"and {found} in the one that was given; give the class that was trained"
+                    f"client {live.id}: the tensor {called} is {wanted} in the trained model and {found} in the one "
+                    "that was given; give the class that was trained"
                 )
 
 
