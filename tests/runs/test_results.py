@@ -233,7 +233,7 @@ def test_models_over_the_limit_are_not_kept(tmp_path: Path) -> None:
         out=tmp_path / "run", watcher=listener,
     )  # fmt: skip
     (notice,) = listener.notices
-    assert "the trained models are not kept: they take 3" in notice
+    assert "the trained models are not kept: they would take 3" in notice
     assert "the limit is 10.0 kB; raise keep.limit" in notice
     assert not (tmp_path / "run/models").exists()
     assert result.summary["rounds"] == 2

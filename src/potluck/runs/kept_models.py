@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -65,6 +66,7 @@ class KeptModels(Observer):
         self.tell, self.saved_round = tell, saved_round
         self._best: float | None = None
         self._fits: bool | None = None  # None: not known yet
+        self._counted = False  # whether that was found from the tensors to be written
 
     def begin(self, name: str, method: str, rounds: int, done: int) -> None:
         """Remove the models of rounds that will be played again."""
@@ -92,7 +94,8 @@ class KeptModels(Observer):
 
     def _keep(self, round_: int, score: float | None) -> None:
         clients, before = self.states.clients(), kept_rounds(self.home)
-        self._fits = self._within_limit(self.states.nbytes(round_, clients))
+        if not self._counted:
+            self._fits, self._counted = self._within_limit(self.states.nbytes(round_, clients)), True
         if not self._fits:
             return
         names = {client: f"client-{number}.safetensors" for number, client in enumerate(clients)}
@@ -113,7 +116,7 @@ class KeptModels(Observer):
         fits = needed <= self.settings.limit
         if not fits:
             self.tell(
-                f"the trained models are not kept: they take {size(needed)} and the limit is "
+                f"the trained models are not kept: they would take {size(needed)} or more, the limit is "
                 f"{size(int(self.settings.limit))}; raise keep.limit, or say keep: none"
             )
         return fits
@@ -139,17 +142,20 @@ class MeasuredStates:
     def clients(self) -> list[ClientId]:
         """Whose models are kept: everyone's, or where only cohorts are measured, of those who ever trained."""
         ids = self.federation.population.ids
-        return [client for client in ids if self.evaluate.who == "all" or self._trained(client)]
+        return [client for client in ids if self.evaluate.who == "all" or self.store.holds(client)]
 
     def of(self, round_: int, clients: Sequence[ClientId]) -> Iterator[tuple[ClientId, States]]:
         """The states of clients after this round, which must be the newest; clients of one kind in a row."""
-        builder = self.federation.clients
-        host = builder if builder.device.type == "cpu" else builder.on(torch.device("cpu"))
-        seats = KindSeats(host)
-        for client in sorted(clients, key=host.kind):
-            live = seats.sit(client, self.store.fetch(client))
-            host.enter(live, round_, {})
+        for client in sorted(clients, key=self._seats.clients.kind):
+            live = self._seats.sit(client, self.store.fetch(client))
+            self._seats.clients.enter(live, round_, {})
             yield client, self._measured(live)
+
+    @cached_property
+    def _seats(self) -> KindSeats:
+        """Live clients in the host's memory, wherever those of the engine are."""
+        builder = self.federation.clients
+        return KindSeats(builder if builder.device.type == "cpu" else builder.on(torch.device("cpu")))
 
     def _measured(self, live: Client) -> States:
         method, trained = self.federation.method, _copied(live)
@@ -171,12 +177,10 @@ class MeasuredStates:
         kind, clients = self.federation.clients.kind, self.clients()
         counts, sizes = Counter(map(kind, clients)), dict[str, int]()
         for client in clients:
-            if kind(client) not in sizes and (state := self.store.fetch(client)) is not None:
+            new = kind(client) not in sizes and self.store.holds(client)
+            if new and (state := self.store.fetch(client)) is not None:
                 sizes[kind(client)] = state_size(state)
         return sum(counts[one] * each for one, each in sizes.items())
-
-    def _trained(self, client: ClientId) -> bool:
-        return self.store.fetch(client) is not None
 
 
 def _copied(live: Client) -> dict[str, Tensor]:

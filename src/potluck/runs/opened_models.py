@@ -104,8 +104,8 @@ def _check_fits(live: Client, state: dict[str, Tensor]) -> None:
             if found != wanted:
                 called = f"{prefix}{own_name(part.module, key)}"
                 raise ModelError(
-                    f"client {live.id}: the tensor {called} is {wanted} in the trained model and {found} in the one "
-                    "that was given; give the class that was trained"
+                    f"client {live.id}: the tensor {called} is {wanted} in the trained model and {found} in the "
+                    "one that was given; give the class that was trained"
                 )
 
 
