@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,13 @@ def test_what_cannot_be_exported_says_so(tmp_path: Path) -> None:
     with pytest.raises(potluck.PotluckError, match="model of client 0 cannot be exported"):
         client.to_onnx(tmp_path / "net.onnx")
     assert not (tmp_path / "net.onnx").exists()
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = potluck.run(experiment(training={"rounds": 1}), out=tmp_path / "run").clients["0"]
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(ConfigError, match=r"to_onnx needs onnxscript: pip install 'potluck\[export\]'"):
+        client.to_onnx(tmp_path / "net.onnx")
 
 
 # --- samples and other arguments ------------------------------------------------------------------------
