@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from potluck.runs.api import resume, run
     from potluck.runs.client_result import ClientResult
     from potluck.runs.observers import Observer, StopRun, Watcher
-    from potluck.runs.opened import open
+    from potluck.runs.opened import open as open
     from potluck.runs.result import RunResult
     from potluck.training.collect import collect
     from potluck.training.fit import fit
@@ -64,6 +64,7 @@ _HOMES = {
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
+# Without `open`, which `from potluck import *` must not put in the place of Python's own.
 __all__ = [
     "Batch",
     "ClassStats",
@@ -98,7 +99,6 @@ __all__ = [
     "from_datasets",
     "from_index_file",
     "numbers",
-    "open",
     "resume",
     "run",
     "state_of",
@@ -115,4 +115,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*__all__, *_HOME})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,22 +55,22 @@ class ClientResult:
 
     # --- what is known of it ---
 
-    @cached_property
+    @property
     def scores(self) -> dict[str, float]:
         """Its test measures as logged in the round of its model: accuracy (or its task's own), loss, samples."""
-        found = next((line for line in self._lines if self._is_reported(line)), {}).get("test", {})
-        return {
-            name: value for name, value in found.items() if isinstance(value, int | float) and name != "score"
-        }
+        numbers = {name: value for name, value in self._test.items() if isinstance(value, int | float)}
+        return {name: value for name, value in numbers.items() if name != "score"}
 
     @property
     def score(self) -> float | None:
         """What it is judged by: its accuracy, or the first measure of its task; None if it was not measured."""
-        line = next((line for line in self._lines if self._is_reported(line)), {})
-        return score_of(line.get("test", {}))
+        return score_of(self._test)
 
-    def _is_reported(self, line: Line) -> bool:
-        return bool((line["when"], line["mode"]) == (self.moment, self.mode))
+    @property
+    def _test(self) -> Mapping[str, Any]:
+        reported = (line for line in self._lines if (line["when"], line["mode"]) == (self.moment, self.mode))
+        found: Mapping[str, Any] = next(reported, {}).get("test", {})
+        return found
 
     @property
     def task(self) -> Task:
