@@ -38,9 +38,11 @@ if TYPE_CHECKING:
     from potluck.kit.shared_weights import SharedWeights
     from potluck.models import adapt, build
     from potluck.runs.api import resume, run
+    from potluck.runs.client_result import ClientResult
     from potluck.runs.comparing import compare
     from potluck.runs.comparison import Comparison, Sweep
     from potluck.runs.observers import EarlyStopping, Observer, StopRun, TimeLimit, Watcher
+    from potluck.runs.opened import open as open
     from potluck.runs.result import RunResult
     from potluck.testing.contract import check_method
     from potluck.training.collect import collect
@@ -75,9 +77,11 @@ _HOMES = {
     "kit.shared_weights": ("SharedWeights",),
     "models": ("adapt", "build"),
     "runs.api": ("resume", "run"),
+    "runs.client_result": ("ClientResult",),
     "runs.comparing": ("compare",),
     "runs.comparison": ("Comparison", "Sweep"),
     "runs.observers": ("EarlyStopping", "Observer", "StopRun", "TimeLimit", "Watcher"),
+    "runs.opened": ("open",),
     "runs.result": ("RunResult",),
     "testing.contract": ("check_method",),
     "training.collect": ("collect",),
@@ -86,12 +90,14 @@ _HOMES = {
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
+# Without `open`, which `from potluck import *` must not put in the place of Python's own.
 __all__ = [
     "Batch",
     "Card",
     "ClassStats",
     "Client",
     "ClientId",
+    "ClientResult",
     "Clients",
     "Comparison",
     "ConfigError",
@@ -164,4 +170,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*__all__, *_HOME})

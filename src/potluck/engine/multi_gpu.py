@@ -40,6 +40,14 @@ class MultiGpuStore:
         """Store a state, or the file in which a checkpoint has it."""
         self.stores[self.home(client)].put(client, state)
 
+    def holds(self, client: ClientId) -> bool:
+        """Whether a client has a stored state: it ever trained."""
+        return self.stores[self.home(client)].holds(client)
+
+    def fetch(self, client: ClientId) -> State | None:
+        """A client's stored state; None if it still has its initial state."""
+        return self.stores[self.home(client)].fetch(client)
+
     def prefetch(self, clients: Iterable[ClientId]) -> None:
         """Start loading the states of clients that will be asked soon."""
         for store, own in self._shared_out(clients):

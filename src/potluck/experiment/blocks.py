@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_serializer, field_validator
+from pydantic import ByteSize, Field, field_serializer, field_validator
 
 from potluck.core.dataset import Dataset
 from potluck.core.settings import ClientOverrides, ClientTraining, Settings
 from potluck.data import AnyConfig, DataConfig, Split
+from potluck.engine.settings import SIZE
 from potluck.experiment.plain import is_plain, plain
 
 # --- clients, their data and models ---------------------------------------------------------------------
@@ -136,6 +137,24 @@ class CheckpointSettings(Settings):
     @field_serializer("every", when_used="json")
     def _as_written(self, every: float) -> float | str:
         return "never" if math.isinf(every) else every
+
+
+class KeepSettings(Settings):
+    """Which trained models stay in the run folder: `keep: last`, or `keep: {models: best, limit: 4GB}`.
+
+    `last` are those after the last round, `best` those after the round with the best mean validation score.
+    """
+
+    models: Literal["last", "best", "none"] = "last"
+    limit: ByteSize = ByteSize(2**30)  # bytes of all models together; if they take more, none are kept
+
+    @field_validator("limit", mode="before")
+    @classmethod
+    def _a_size(cls, value: Any) -> Any:
+        """`4GB`, `512MiB` or a number of bytes."""
+        if isinstance(value, bool) or not SIZE.fullmatch(str(value).strip()):
+            raise ValueError("give a size such as 4GB or 512MB, or a number of bytes")
+        return str(value).strip()
 
 
 class SeedSettings(Settings):

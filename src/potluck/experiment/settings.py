@@ -21,6 +21,7 @@ from potluck.experiment.blocks import (
     AnyPartition,
     CheckpointSettings,
     ClientGroup,
+    KeepSettings,
     ModelSettings,
     PublicSettings,
     SeedSettings,
@@ -48,6 +49,7 @@ class ExperimentSettings(Settings):
     metrics: tuple[MetricSettings, ...] = ()  # beside those of the task
     engine: EngineSettings = EngineSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    keep: KeepSettings = KeepSettings()
     seed: int = Field(default=0, ge=0)
     seeds: SeedSettings = SeedSettings()
     track: TrackSettings = TrackSettings()  # trackers that are told how the run goes
@@ -71,6 +73,8 @@ class ExperimentSettings(Settings):
             values["metrics"] = [values["metrics"]]
         values = values if values.get("federation") else _with_natural_split(values)
         models = values.get("models")
+        if isinstance(values.get("keep"), str):
+            values["keep"] = {"models": values["keep"]}
         if isinstance(values.get("federation"), list | tuple):
             values["federation"] = [_group(place, one) for place, one in enumerate(values["federation"])]
         elif models is not None and not isinstance(models, ModelSettings):

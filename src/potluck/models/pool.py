@@ -71,6 +71,26 @@ class ModelPool:
         self._outlines: dict[tuple[str, Task, int | None], Outline] = {}
         self._checked: set[tuple[str, Task, int | None]] = set()
 
+    @classmethod
+    def of_keys(
+        cls,
+        entries: Mapping[str, Entry],
+        clients: Mapping[str, str],
+        rep_dim: int | None = None,
+        adapter: str | None = None,
+    ) -> ModelPool:
+        """A pool whose architectures have given keys, and who has which: that of a run, made again."""
+        pool = cls(list(entries.values()), rep_dim, adapter=adapter)
+        pool._entries, pool._places = dict(entries), list(entries)
+        places = {key: place for place, key in enumerate(entries)}
+        pool._clients = {client: places[key] for client, key in clients.items()}
+        return pool
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """The entry of every architecture, by its key."""
+        return dict(self._entries)
+
     @property
     def keys(self) -> tuple[str, ...]:
         """The key of every architecture, in the order of first mention."""

@@ -22,6 +22,7 @@ from potluck.files import write_json, write_whole
 from potluck.runs import pilots
 from potluck.runs.environment import environment
 from potluck.runs.folder import RunFolder
+from potluck.runs.kept_models import check_keep
 from potluck.runs.loop import Interrupted, Run
 from potluck.runs.observers import Observer, Observers
 from potluck.runs.observers.progress import progress_display
@@ -57,6 +58,7 @@ def run(
     experiment = _ready(experiment if experiment is not None else Experiment.make(**values))
     built = experiment.build(*(given or (None, None)))
     check_evaluation(experiment.evaluate, built)
+    check_keep(experiment, built)
     check_memory(experiment.engine.memory_bytes(), built.clients)
     wanted = Path(out) if out is not None else Path("runs") / experiment.name
     check_trackers(experiment.track)

@@ -28,6 +28,7 @@ from potluck.report.again import to_go_on
 from potluck.report.format import measured
 from potluck.runs.environment import precision, threads
 from potluck.runs.folder import RunFolder
+from potluck.runs.kept_models import KeptModels, MeasuredStates
 from potluck.runs.observers import Observer, Observers, RoundEnd, StopRun
 from potluck.runs.observers.advisor import Advisor
 from potluck.runs.observers.checkpoints import Checkpointer
@@ -77,9 +78,13 @@ class Run:
         )
         # Advice looks at the clients' models and samples, which the server of other engines may not know.
         self.advisors = [Advisor(federation, told.advise)] if engine is None else []
-        # First, so that no other observer that ends the run keeps a round from them.
+        # The clients of other engines keep their models themselves.
+        states = MeasuredStates(self.rounds, self.store, experiment.evaluate)
+        models = KeptModels(folder, experiment.keep, states, told.notice, self.checkpoints.saved_round)
+        self.keepers = [models] if engine is None else []
+        # Trackers first, so that no other observer that ends the run keeps a round from them.
         self.trackers = make_trackers(experiment, folder, told)
-        self.observers = Observers(*self.trackers, told, *self.advisors, self.checkpoints)
+        self.observers = Observers(*self.trackers, told, *self.advisors, *self.keepers, self.checkpoints)
         self.stopped: str | None = None  # why the run ended before its last round
         self._headline = _Headline()
 
@@ -118,6 +123,8 @@ class Run:
                 while self.state.round < self.last:
                     self._tell(self._play_round(self.state.round + 1))
             self.checkpoints.save()
+            for keeper in self.keepers:
+                keeper.finish(self.state.round)
         except KeyboardInterrupt:
             with held_back(forget=True):
                 self.checkpoints.save()

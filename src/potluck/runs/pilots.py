@@ -106,6 +106,7 @@ def _pilot(experiment: Experiment, option: OpenOption, value: int) -> Experiment
             update={"every": rounds, "who": "all", "when": ("after_aggregation",), "modes": first}
             | {"predictions": "none"}
         ),
+        keep="none",
     )
 
 

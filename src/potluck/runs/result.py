@@ -1,45 +1,69 @@
-"""A finished run."""
+"""A finished run, to look at and to take away: its scores as tables and pictures, its clients with their models."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
+from potluck.core.method import Method
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
-from potluck.files import write_json
-from potluck.report.format import measured
+from potluck.files import read_json, write_json
+from potluck.models import Entries, ModelPool
+from potluck.report import plots
+from potluck.report.format import measured, moment
+from potluck.report.log import Curve, read_mapping, read_metrics
 from potluck.report.page import write_report
+from potluck.report.render import Sheet, plain
 from potluck.report.scores import messages_block, seconds_per_round, summarise
+from potluck.report.sheets import client_rows, run_sheet
+from potluck.runs import frames
+from potluck.runs.client_result import ClientResults, Line
 from potluck.runs.folder import RunFolder
+from potluck.runs.opened_models import OpenedModels, Remake
 from potluck.runs.predictions import confusion, read_predictions
 from potluck.runs.state import RunState
 
+SHOWN = 12  # clients that a printed result lists
+METRICS = "metrics.jsonl"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class RunResult:
-    """A finished run: its folder and its summary."""
+    """A finished run: its folder, its summary, and what its log and its models say.
+
+    `potluck.run` gives one, `potluck.open` gives one again later.
+
+    >>> import tempfile, potluck
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     result = potluck.run(
+    ...         data="digits", partition={"kind": "iid", "clients": 2}, models=["mlp-small"], method="fedproto",
+    ...         training={"rounds": 1}, engine={"device": "cpu"}, out=f"{folder}/run",
+    ...     )
+    ...     scores = result.clients["1"].predict([[[[0.0] * 8] * 8]] * 3)
+    ...     scores.shape, result.clients["1"].score == result.summary["accuracy"]["per_client"]["1"]
+    (torch.Size([3, 10]), True)
+    """
 
     folder: Path
     summary: dict[str, Any]
+    models: Entries | None = field(
+        default=None, compare=False
+    )  # the user's own classes, as in `potluck.open`
+    _remake: Remake | None = field(default=None, compare=False)
 
     @property
     def accuracy(self) -> float | None:
         """Mean test accuracy over clients after the last round, or mean score for tasks without an accuracy."""
         value: float | None = self.summary["accuracy"]["last"]
         return value
-
-    def predictions(self, round: int | None = None) -> pd.DataFrame:
-        """What the clients predicted, a row per sample; needs `evaluate: {predictions: true}`."""
-        return read_predictions(self.folder, round)
-
-    def confusion(self, **chosen: Any) -> dict[str, pd.DataFrame]:
-        """A confusion matrix per client, from the predictions; see `potluck.runs.predictions.confusion`."""
-        return confusion(self.folder, **chosen)
 
     @property
     def advice(self) -> list[str]:
@@ -51,10 +75,105 @@ class RunResult:
         """Why the run ended before its last round; None if it did not."""
         return self.summary.get("stopped")
 
+    # --- clients and models ---
+
+    @cached_property
+    def clients(self) -> ClientResults:
+        """Every client by its id, held-out ones too: `result.clients["3"].model()`."""
+        models = OpenedModels(self.folder, self.models, self._remake)
+        found: dict[str, list[Line]] = {}
+        for line in frames.read_lines(self.folder / METRICS, models.kept_round or self._last_round):
+            found.setdefault(line["client"], []).append(line)
+        accuracy = self.summary["accuracy"]
+        return ClientResults(models, self._client_ids, (accuracy["when"], accuracy["mode"]), found)
+
+    @property
+    def _client_ids(self) -> tuple[str, ...]:
+        return tuple(str(client["id"]) for client in read_json(self.folder / "split.json")["clients"])
+
+    @property
+    def _last_round(self) -> int | None:
+        rounds = self.summary["accuracy"].get("rounds") or {}
+        value: int | None = rounds.get("last")
+        return value
+
+    # --- tables and pictures ---
+
+    def frame(self) -> pd.DataFrame:
+        """The log as a pandas frame: a row per round, client, moment and mode.
+
+        Beside these four a row has the test measures (`accuracy`, or those of the client's task), `loss` and
+        `samples`, the same on validation samples (`validation_accuracy`, …), and `held_out`.
+        """
+        return frames.frame(self.folder / METRICS)
+
+    def curves(self) -> pd.DataFrame:
+        """The mean over clients per round, moment and mode, held-out clients left out."""
+        return frames.curves(self.frame())
+
+    def plot(self) -> Figure:
+        """Scores over rounds, a line per moment and mode; the band is one standard deviation over clients."""
+        return plots.accuracy_over_rounds(self._curves())
+
+    def _curves(self) -> list[Curve]:
+        metrics, accuracy = read_metrics(self.folder / METRICS), self.summary["accuracy"]
+        first = accuracy["when"], accuracy["mode"]
+        keys = sorted(metrics.series, key=lambda key: key != first)
+        return [metrics.series[key].curve(f"{key[1]}, {moment(key[0])}", band=key == first) for key in keys]
+
+    def predictions(self, round: int | None = None) -> pd.DataFrame:
+        """What the clients predicted, a row per sample; needs `evaluate: {predictions: true}`."""
+        return read_predictions(self.folder, round)
+
+    def confusion(self, **chosen: Any) -> dict[str, pd.DataFrame]:
+        """A confusion matrix per client, from the predictions; see `potluck.runs.predictions.confusion`."""
+        return confusion(self.folder, **chosen)
+
+    # --- in words ---
+
     def __str__(self) -> str:
         word = measured(self.summary["accuracy"].get("metrics"))
         accuracy = "no test data" if self.accuracy is None else f"{word} {self.accuracy:.1%}"
         return f"{self.summary['method']}: {accuracy}, {self.summary['rounds']} rounds, {self.folder}"
+
+    def __repr__(self) -> str:
+        return plain(self._sheet()).rstrip()
+
+    def _repr_html_(self) -> str:
+        """The same in a notebook."""
+        return _html(self._sheet())
+
+    def _sheet(self) -> Sheet:
+        """One screen: the clients, how the run went, and where it is."""
+        split = read_mapping(self.folder / "split.json") or {}
+        models = (read_mapping(self.folder / "environment.json") or {}).get("models") or {}
+        sheet = run_sheet(self.summary, client_rows(split, self.summary["accuracy"], models))
+        sheet = sheet.first(SHOWN, "result.frame()")
+        mode, kept = self.summary["accuracy"]["mode"], self.clients.models.kept_round
+        closing = (
+            f"predicted by: {mode}",
+            f"models: {'none are kept' if kept is None else f'those after round {kept}, result.clients[…]'}",
+            f"folder: {self.folder}",
+        )
+        return Sheet(sheet.title, sheet.columns, sheet.entries, (*sheet.notes, *closing), sortable=False)
+
+
+def _html(sheet: Sheet) -> str:
+    """A sheet as a small HTML table, for notebooks."""
+
+    def row(cells: Sequence[str], tag: str) -> str:
+        aligned = zip(cells, sheet.columns, strict=True)
+        inner = (
+            f'<{tag} style="text-align: {column.align}">{html.escape(cell)}</{tag}>'
+            for cell, column in aligned
+        )
+        return f"<tr>{''.join(inner)}</tr>"
+
+    head = row([column.name for column in sheet.columns], "th")
+    body = "".join(row(cells, "td") for cells in sheet.rows)
+    notes = "".join(f"<div>{html.escape(note)}</div>" for note in sheet.notes)
+    title = html.escape(sheet.title)
+    return f"<div><b>{title}</b><table><thead>{head}</thead><tbody>{body}</tbody></table>{notes}</div>"
 
 
 def conclude(
@@ -75,7 +194,7 @@ def conclude(
         "rounds": state.round,
         "seed": experiment.seed,
         "clients": len(federation.population.ids),
-        "accuracy": summarise(folder / "metrics.jsonl", mode=reported),
+        "accuracy": summarise(folder / METRICS, mode=reported),
         "messages": messages_block(folder / "ledger.jsonl"),
         "seconds_per_round": seconds_per_round(folder / "timing.jsonl"),
         "failures": state.failures,
@@ -85,4 +204,14 @@ def conclude(
     }
     write_json(folder / "summary.json", summary)
     write_report(folder.path)
-    return RunResult(folder.path, summary)
+    return RunResult(folder.path, summary, _remake=_remake(federation))
+
+
+def _remake(federation: Federation) -> Remake:
+    """Makes the method anew. It holds on to the user's classes and options, not to the data."""
+    made, config, pool = type(federation.method), federation.method.config, federation.clients.models.pool
+
+    def remake() -> tuple[Method, ModelPool]:
+        return made(config, pool), pool
+
+    return remake

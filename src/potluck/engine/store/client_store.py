@@ -195,6 +195,10 @@ class ClientStore:
     def __iter__(self) -> Iterator[ClientId]:
         return iter(self._records)
 
+    def holds(self, client: ClientId) -> bool:
+        """Whether a client has a stored state: it ever trained."""
+        return client in self._kept
+
     def fetch(self, client: ClientId) -> State | None:
         """A client's stored state, loaded where it is needed; None if it still has its initial state."""
         kept = self._kept.get(client)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from potluck.engine.store.checkpoints import Checkpoints
+from potluck.files import read_json
 from potluck.runs.folder import RunFolder
 from potluck.runs.observers.base import Observer, RoundEnd
 from potluck.runs.state import RunState
@@ -61,6 +62,11 @@ class Checkpointer(Observer):
         if surplus and self.folder.drop_evaluations(checkpoint.round):
             self._save()  # the lengths of the logs are others now
             self.files.wait()
+
+    def saved_round(self) -> int:
+        """The round of the newest checkpoint on disk, 0 if there is none."""
+        manifest = self.files.folder / self.files.MANIFEST
+        return int(read_json(manifest)["round"]) if manifest.exists() else 0
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on disk."""

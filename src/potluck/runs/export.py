@@ -1,0 +1,77 @@
+"""Trained models as programs that need no Python class: `torch.export` and ONNX."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.overrides import TorchFunctionMode
+
+from potluck.errors import ConfigError, ModelError, first_line
+from potluck.files import write_whole
+
+
+def exported(module: nn.Module, x: Tensor, who: str) -> ExportedProgram:
+    """The program of a module for batches of any size; `x` is an example with two samples or more."""
+    batch = torch.export.Dim("batch", min=1)
+    try:
+        with torch.no_grad(), _quietly(), _PlainDistances():
+            return torch.export.export(module, (x,), dynamic_shapes=({0: batch},))
+    except Exception as error:  # a user's forward pass may raise anything
+        raise ModelError(f"{who} cannot be exported by torch.export: {first_line(error)}") from error
+
+
+def write_onnx(module: nn.Module, x: Tensor, path: Path, who: str) -> None:
+    """Write a module as an ONNX file with an input `x` and an output `scores`, for batches of any size."""
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"to_onnx needs {error.name}: pip install 'potluck[export]'") from error
+    program = exported(module, x, who)
+    try:
+        with _quietly(), tempfile.TemporaryDirectory() as folder:
+            made = torch.onnx.export(program, dynamo=True, input_names=["x"], output_names=["scores"])
+            assert made is not None
+            made.save(Path(folder) / "model.onnx", external_data=False)
+            content = (Path(folder) / "model.onnx").read_bytes()
+    except Exception as error:
+        raise ModelError(f"{who} cannot be written as ONNX: {first_line(error)}") from error
+    write_whole(path, content)
+
+
+class _PlainDistances(TorchFunctionMode):
+    """`torch.cdist` chooses its way to compute by the size of the batch, which a program must leave open."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.cdist and (kwargs or {}).get("p", 2.0) == 2:
+            one, other = args
+            return (one.unsqueeze(-2) - other.unsqueeze(-3)).square().sum(-1).sqrt()
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep to one sentence: the exporters print and warn about their own affairs."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,63 @@
+"""The log of a run as pandas frames."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potluck.errors import RunError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+KEYS = ("round", "client", "moment", "mode")
+LAST = ("loss", "samples")  # of every split, after the measures of the task
+
+
+def frame(log: Path) -> pd.DataFrame:
+    """A row per round, client, moment and mode: the test measures, then those of validation."""
+    import pandas as pd
+
+    found = pd.DataFrame([_row(line) for line in read_lines(log)])
+    order = [*KEYS, *_columns(found, ""), *_columns(found, "validation_"), "held_out"]
+    return found.reindex(columns=order).astype({"held_out": bool})
+
+
+def curves(values: pd.DataFrame) -> pd.DataFrame:
+    """The mean over clients per round, moment and mode, without held-out clients; `clients` counts them."""
+    measures = [name for name in values.columns if name not in (*KEYS, "held_out", "metric")]
+    numbers = [name for name in measures if not name.endswith("samples")]
+    groups = values[~values["held_out"]].groupby(["round", "moment", "mode"], sort=False)
+    means = groups[numbers].mean()
+    means.insert(0, "clients", groups.size())
+    return means.reset_index()
+
+
+def read_lines(log: Path, round_: int | None = None) -> list[dict[str, Any]]:
+    """The lines of `metrics.jsonl`, of all rounds or of one."""
+    begin = "" if round_ is None else f'{{"round": {round_},'
+    try:
+        with log.open(encoding="utf-8") as file:
+            return [json.loads(line) for line in file if line.startswith(begin)]
+    except (OSError, ValueError) as error:
+        raise RunError(f"{log} cannot be read: {error}") from error
+
+
+def _row(line: Mapping[str, Any]) -> dict[str, Any]:
+    row = {"round": line["round"], "client": line["client"], "moment": line["when"], "mode": line["mode"]}
+    for split, prefix in (("test", ""), ("validation", "validation_")):
+        measures = {
+            name: value for name, value in line.get(split, {}).items() if name not in ("score", "metric")
+        }
+        row |= {f"{prefix}{name}": value for name, value in measures.items()}
+    return row | {"held_out": bool(line.get("held_out"))}
+
+
+def _columns(found: pd.DataFrame, prefix: str) -> list[str]:
+    """The measures of a split, its loss and number of samples last."""
+    others = [name for name in found.columns if name not in (*KEYS, "held_out")]
+    own = [name for name in others if name.startswith("validation_") == bool(prefix)]
+    last = [f"{prefix}{name}" for name in LAST if f"{prefix}{name}" in own]
+    return [name for name in own if name not in last] + last

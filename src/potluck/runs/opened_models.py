@@ -1,0 +1,113 @@
+"""The kept models of a run folder, made live again without the data they were trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from potluck.core.card import ClientId
+from potluck.core.client import Client
+from potluck.core.method import Method
+from potluck.core.state import Moments
+from potluck.errors import ConfigError, ModelError, RunError, nearest
+from potluck.federation.federation import Federation
+from potluck.files import read_json
+from potluck.models import Entries, ModelPool
+from potluck.models.unwrap import own_name
+from potluck.runs.folder import FORMAT
+from potluck.runs.given_models import method_of
+from potluck.runs.kept_models import FOLDER
+from potluck.runs.model_files import ABOUT, kept_rounds, read_state, round_folder
+from potluck.runs.outline import without_data
+
+Remake = Callable[[], tuple[Method, ModelPool]]  # a fresh method, and the models of the run
+
+
+class OpenedModels:
+    """The kept models of a run; nothing is read or built before it is needed."""
+
+    def __init__(self, folder: Path, models: Entries | None = None, remake: Remake | None = None) -> None:
+        """`remake` is for the process that played the run and has everything; `models` as in `potluck.open`."""
+        self.folder, self._given, self._remake = folder, models, remake
+
+    @cached_property
+    def kept_round(self) -> int | None:
+        """The round they are from; None if no models are kept."""
+        return next(reversed(kept_rounds(self.folder / FOLDER)), None)
+
+    @property
+    def round(self) -> int:
+        """The round they are from."""
+        if self.kept_round is None:
+            raise RunError(
+                f"{self.folder} has no trained models: it was run with keep: none, they were above keep.limit, or "
+                "they are at the sites of a federation"
+            )
+        return self.kept_round
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """What `about.json` says of them."""
+        path = round_folder(self.folder / FOLDER, self.round) / ABOUT
+        found = read_json(path)
+        if (
+            not isinstance(found, dict)
+            or found.get("format") != FORMAT
+            or not {"files", "outline"} <= found.keys()
+        ):
+            raise RunError(
+                f"{path} was not written by this version of potluck, so its models cannot be opened"
+            )
+        return found
+
+    @cached_property
+    def federation(self) -> Federation:
+        """The clients without their data."""
+        outline = self.about["outline"]
+        method, pool = self._remake() if self._remake is not None else method_of(outline, self._given)
+        return without_data(outline, method, pool)
+
+    def client(self, client: ClientId, moment: str) -> Client:
+        """A live client in its state at a moment of the kept round."""
+        state = self._state(client, moment)
+        live = self.federation.clients.build_client(client)
+        _check_fits(live, state)
+        live.restore(state)
+        return live
+
+    def _state(self, client: ClientId, moment: str) -> dict[str, Tensor]:
+        moments, files = self.about["moments"], self.about["files"]
+        if moment not in moments:
+            raise ConfigError(f"of the moment {moment!r} no models are kept; {nearest(moment, moments)}")
+        if client not in files:
+            raise RunError(
+                f"client {client} was never measured, so its model is not kept (evaluate.who: sampled)"
+            )
+        path = round_folder(self.folder / FOLDER, self.round) / Path(files[client]).name
+        return read_state(path, moment)
+
+
+def _check_fits(live: Client, state: dict[str, Tensor]) -> None:
+    """Refuse a model whose tensors are not those that were kept."""
+    for name, part in live.parts.items():
+        if part.module is None or isinstance(part.content, Moments):
+            continue
+        prefix = f"{name}/"
+        kept = {key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)}
+        own = part.tensors()
+        for key in dict.fromkeys([*own, *kept]):
+            found, wanted = (_shape(tensors.get(key)) for tensors in (own, kept))
+            if found != wanted:
+                called = f"{prefix}{own_name(part.module, key)}"
+                raise ModelError(
+                    f"client {live.id}: the tensor {called} is {wanted} in the trained model and {found} in the "
+                    "one that was given; give the class that was trained"
+                )
+
+
+def _shape(tensor: Tensor | None) -> str:
+    return "missing" if tensor is None else f"of shape {tuple(tensor.shape)}"

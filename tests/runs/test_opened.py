@@ -1,0 +1,239 @@
+"""Opening a run folder: in another process, without its data, with the user's own classes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import potluck
+from helpers import StopAfter
+from own_nets import Net, Other
+from potluck.errors import ConfigError, ModelError, PotluckError, RunError
+from potluck.runs.loop import Interrupted
+
+METHOD = '''
+from potluck import Method, client_step, fit
+
+
+class Own(Method):
+    """A method of the user's own, which predicts with half the scores."""
+
+    name = "opened-own"
+
+    def round(self, server, clients):
+        clients.ask(self.train)
+
+    @client_step
+    def train(self, client):
+        fit(client, self.loss)
+
+    def predict(self, client, batch, mode):
+        return client["model"](batch.x) / 2
+'''
+
+
+def run(out: Path, **changes: Any) -> potluck.RunResult:
+    values: dict[str, Any] = {
+        "data": {"name": "digits", "samples": 200},
+        "partition": {"kind": "iid", "clients": 3},
+        "models": [Net, Other],
+        "method": {"name": "fedmrl", "d1": 8},
+        "training": {"rounds": 1, "batch_size": 32},
+        "evaluate": {"modes": "all"},
+    }
+    return potluck.run(**(values | changes), out=out)
+
+
+def elsewhere(folder: Path, code: str) -> str:
+    """What a new process prints that has the classes and the folder, but no data."""
+    begin = (
+        "import sys, torch, potluck\n"
+        "torch.set_num_threads(1)\n"
+        "from own_nets import Net, Other\n"
+        "import potluck.data.registry as registry\n"
+        "registry.load = None  # nothing may load a data set\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", begin + code], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_fused_predictor_of_own_classes_in_another_process(tmp_path: Path) -> None:
+    result, x = run(tmp_path / "run"), torch.linspace(-1, 2, 5 * 64).view(5, 1, 8, 8)
+    told = elsewhere(
+        tmp_path,
+        "result = potluck.open('run', models={'Net': Net, 'Other': Other})\n"
+        "x = torch.linspace(-1, 2, 5 * 64).view(5, 1, 8, 8)\n"
+        "import json\n"
+        "found = {c: {m: r.predict(x, mode=m).tolist() for m in r.modes} for c, r in result.clients.items()}\n"
+        "alone = result.clients['0'].model(mode='single-large')\n"
+        "print(json.dumps({'scores': found, 'kind': type(alone).__name__}))\n",
+    )
+    found = json.loads(told)
+    assert found["kind"] == "Net"
+    for client, by_mode in found["scores"].items():
+        for mode, scores in by_mode.items():
+            assert torch.equal(torch.tensor(scores), result.clients[client].predict(x, mode=mode))
+
+
+@pytest.mark.parametrize("name", ["list", "clients", "builders"])
+def test_classes_can_be_given_in_several_ways(tmp_path: Path, name: str) -> None:
+    result, x = run(tmp_path / "run"), torch.rand(2, 1, 8, 8)
+    given: Any = {
+        "list": [Net, Other],
+        "clients": {"0": Net, "1": Other},
+        "builders": [lambda: Net(), lambda classes: Other()],
+    }[name]
+    opened = potluck.open(tmp_path / "run", models=given)
+    for client in result.clients:
+        assert torch.equal(opened.clients[client].predict(x), result.clients[client].predict(x))
+    assert opened.summary == result.summary
+    assert repr(opened) == repr(result)
+
+
+def test_registered_models_need_nothing(tmp_path: Path) -> None:
+    """Also where the small model is one that no client has, and its width is a client's own."""
+    models = ["mlp-large", {"name": "conv-large", "rep_dim": 20}, "conv-small", "mlp-small"]
+    method = {"name": "fedmrl", "d1": {"0": 8, "1": 16, "2": 12}}
+    result, x = run(tmp_path / "run", models=models, method=method), torch.rand(2, 1, 8, 8)
+    opened = potluck.open(tmp_path / "run")
+    for client in result.clients:
+        assert torch.equal(opened.clients[client].predict(x), result.clients[client].predict(x))
+
+
+def test_an_option_may_be_a_class_too(tmp_path: Path) -> None:
+    method = {"name": "fedmrl", "d1": 8, "small": Other}
+    result, x = run(tmp_path / "run", models=["mlp-small"], method=method), torch.rand(2, 1, 8, 8)
+    with pytest.raises(ModelError, match=r"the run names Other, .* models=\{'Other': Other\}"):
+        potluck.open(tmp_path / "run").clients["0"].model()
+    opened = potluck.open(tmp_path / "run", models={"Other": Other})
+    assert torch.equal(opened.clients["0"].predict(x), result.clients["0"].predict(x))
+
+
+@pytest.mark.parametrize("name", ["fedmuscle", "cofed", "fedmd"])
+def test_methods_with_public_data_open_without_it(tmp_path: Path, name: str) -> None:
+    options = {"fedmuscle": {"peers": 1, "batch": 16, "learned": True}, "cofed": {"batch": 16}}.get(name, {})
+    public = {"data": {"name": "digits"}, "samples": 40}
+    values = {
+        "models": {"pool": ["mlp-small", "conv-small"]},
+        "method": {"name": name, **options},
+        "public": public,
+    }
+    result, x = run(tmp_path / "run", **values), torch.rand(2, 1, 8, 8)
+    opened = potluck.open(tmp_path / "run")
+    assert torch.equal(opened.clients["2"].predict(x), result.clients["2"].predict(x))
+
+
+# --- what cannot be opened ------------------------------------------------------------------------------
+
+
+def test_a_missing_class_is_named(tmp_path: Path) -> None:
+    run(tmp_path / "run")
+    opened = potluck.open(tmp_path / "run")
+    assert len(opened.frame()) == 3 * 2 * 4
+    assert opened.clients["0"].score is not None
+    with pytest.raises(ModelError, match=r"a model Net of your own; .* models=\{'Net': Net\}"):
+        opened.clients["0"].predict(torch.rand(1, 1, 8, 8))
+    with pytest.raises(ConfigError, match=r"models names 'Nett'.* did you mean 'Net'"):
+        potluck.open(tmp_path / "run", models={"Nett": nn.Linear}).clients["0"].model()
+
+
+def test_a_wrong_class_is_refused_with_client_and_tensor(tmp_path: Path) -> None:
+    run(tmp_path / "run", method="local")
+    opened = potluck.open(tmp_path / "run", models={"Net": lambda: Net(width=30), "Other": Other})
+    with pytest.raises(
+        ModelError, match=r"client 0: .*model/hidden.weight is of shape \(24, 256\) .*\(30, 256\)"
+    ):
+        opened.clients["0"].model()
+    assert opened.clients["1"].model() is not None
+    with pytest.raises(ModelError, match=r"client 0: .* model/body.1.weight is missing in the trained model"):
+        potluck.open(tmp_path / "run", models={"Net": Other, "Other": Other}).clients["0"].model()
+
+
+def test_no_code_of_the_folder_runs_unless_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(METHOD)
+    (tmp_path / "own.yaml").write_text(
+        "{name: run, data: {name: digits, samples: 100}, partition: {kind: iid, clients: 2}, models: [mlp-small], "
+        "method: opened-own, training: {rounds: 1}, plugins: [own.py]}"
+    )
+    command = [sys.executable, "-m", "potluck", "run", "own.yaml", "--out", "run"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    with pytest.raises(PotluckError, match="method 'opened-own' is not known here; import the file"):
+        potluck.open(tmp_path / "run").clients["0"].model()
+    client = potluck.open(tmp_path / "run", plugins=True).clients["0"]
+    x = torch.rand(2, 1, 8, 8)
+    assert torch.equal(client.predict(x) * 2, next(iter(client.model().children()))(client.prepare(x)))
+
+
+def test_broken_folders_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="there is no run folder"):
+        potluck.open(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunError, match="is no run folder"):
+        potluck.open(tmp_path / "empty")
+    run(tmp_path / "run", method="local", models=["mlp-small"])
+    about = tmp_path / "run/models/round-000001/about.json"
+    _refused(
+        tmp_path,
+        "another format",
+        "environment.json",
+        _from_the_future,
+    )
+    _refused(tmp_path, "cannot be read", "summary.json", lambda text: text[:40])
+    _refused(tmp_path, "not the summary", "summary.json", lambda text: "[]")
+    name = str(about.relative_to(tmp_path / "run"))
+    _refused(
+        tmp_path,
+        "not written by this version",
+        name,
+        _from_the_future,
+    )
+    _refused(tmp_path, "cannot be read", name, lambda text: text[:40])
+    weights = about.with_name("client-0.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-10])
+    with pytest.raises(RunError, match=r"client-0.safetensors cannot be read"):
+        potluck.open(tmp_path / "run").clients["0"].model()
+
+
+def _from_the_future(text: str) -> str:
+    return text.replace('"format": 1', '"format": 99')
+
+
+def _refused(tmp_path: Path, sentence: str, name: str, change: Any) -> None:
+    folder = tmp_path / "changed"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(tmp_path / "run", folder)
+    (folder / name).write_text(change((folder / name).read_text()))
+    with pytest.raises(RunError, match=sentence):
+        potluck.open(folder).clients["0"].model()
+
+
+def test_an_unfinished_run_says_how_to_go_on(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        potluck.run(
+            data={"name": "digits", "samples": 100}, partition={"kind": "iid", "clients": 2}, models=["mlp-small"],
+            method="local", training={"rounds": 2}, out=tmp_path / "run", watcher=StopAfter(1),
+        )  # fmt: skip
+    with pytest.raises(RunError, match="is not finished; go on with it: potluck resume"):
+        potluck.open(tmp_path / "run")
+
+
+def test_another_version_is_said(tmp_path: Path) -> None:
+    run(tmp_path / "run", method="local", models=["mlp-small"])
+    path = tmp_path / "run/environment.json"
+    path.write_text(path.read_text().replace(f'"potluck": "{potluck.__version__}"', '"potluck": "0.0.1"'))
+    with pytest.warns(UserWarning, match=r"made by potluck 0.0.1, this is"):
+        potluck.open(tmp_path / "run")
