@@ -71,7 +71,7 @@ def predictor(method: Method, client: Client, mode: str) -> nn.Module:
 def own_state(module: nn.Module) -> dict[str, Tensor]:
     """The tensors of what `predictor` gave, by the names that the authors of the models gave them."""
     if not isinstance(module, Predictor):
-        return dict(module.state_dict())
+        return dict(own_module(module).state_dict())
     modules = {
         f"{name}.{key}": value
         for name, part in module.named_children()

@@ -104,8 +104,7 @@ class ClientResult:
 
     def prepare(self, x: Any) -> Tensor:
         """Samples as the data set holds them (uint8 images, raw vectors, token ids) as the model takes them."""
-        stored = as_stored(x, self._group.data, self.id)
-        prepare = self._group.prepare
+        stored, prepare = self._seen(x), self._group.prepare
         return stored if prepare is None else prepare(stored, None)
 
     def predict(self, x: Any, *, moment: str | None = None, mode: str | None = None) -> Tensor:
@@ -114,7 +113,7 @@ class ClientResult:
         if moment not in self._live:
             self._live[moment] = self._client(moment)
         client = self._live[moment]
-        samples = as_stored(x, self._group.data, self.id)
+        samples = self._seen(x)
         source = Source(samples, torch.zeros(len(samples), dtype=torch.long), self._group.prepare)
         function = partial(_scores, self._method, client, mode)
         parts = collect(client, function, rows=np.arange(len(samples)), source=source)
@@ -173,6 +172,10 @@ class ClientResult:
     def _group(self) -> GroupData:
         federation = self._models.federation
         return federation.clients.groups[federation.population[self.id].group]
+
+    def _seen(self, x: Any) -> Tensor:
+        """Samples as the client sees them: standardised by its own training rows, or with its feature shift."""
+        return self._models.federation.split[self.id].sees(as_stored(x, self._group.data, self.id))
 
     def _client(self, moment: str | None) -> Client:
         return self._models.client(self.id, self._moment(moment))

@@ -19,7 +19,8 @@ from potluck.core.rng import Rng
 from potluck.data import Split
 from potluck.engine.evaluate import check_evaluation, judged_by
 from potluck.errors import ConfigError, RunError
-from potluck.experiment.differences import first_difference
+from potluck.experiment.differences import differences
+from potluck.experiment.export import to_values
 from potluck.experiment.overrides import apply_override, read_yaml
 from potluck.experiment.plain import plain
 from potluck.experiment.schema import Experiment
@@ -37,8 +38,10 @@ from potluck.runs.comparison import open_comparison as open_comparison
 from potluck.runs.environment import check_version, data_facts
 from potluck.runs.folder import RunFolder
 from potluck.runs.observers import Observer
+from potluck.runs.own_code import check_own_code
 from potluck.runs.pilots import PILOTS, settled
 from potluck.runs.references import BASELINE, check_reference, references, with_locals
+from potluck.runs.resuming import is_free
 
 # What a run may leave behind that was stopped before its first round.
 START = ("split.json", "contract.json", "environment.json", "tuning.json", ".lock")
@@ -208,12 +211,13 @@ class _Part:
         check_version(self.folder, about)
         experiment = settled(self.experiment, self.folder)
         there, wanted = read_config(self.folder), yaml.safe_load(experiment.to_yaml())
-        key = first_difference(there, wanted)
-        if key is not None:
-            raise RunError(
-                f"{self.folder} was run with other settings ({key}); choose another folder with --out, "
-                "or remove that one"
-            )
+        for one in differences(there, wanted):
+            if not is_free(one):
+                raise RunError(
+                    f"{self.folder} was run with other settings ({one}); choose another folder with --out, "
+                    "or remove that one"
+                )
+        check_own_code(self.folder, to_values(experiment), about["code"])
         self._check_content(about, data, split)
 
     def _check_content(self, about: Mapping[str, Any], data: Data, split: Split) -> None:

@@ -151,6 +151,11 @@ class Sweep:
         return _html(self.sheet, self.folder / "sweep.html")
 
 
+def is_comparison(folder: Path) -> bool:
+    """Whether this is the folder of a comparison or a sweep, finished or not."""
+    return any((folder / name).exists() for name in (COMPARISON, SWEEP, MARK))
+
+
 def open_comparison(folder: Path | str) -> Comparison | Sweep:
     """A finished comparison or sweep from its folder; nothing runs, and no code that it names is loaded."""
     folder = Path(folder)

@@ -12,6 +12,7 @@ from potluck.files import read_json
 from potluck.models import Entries
 from potluck.plugins import load_plugin
 from potluck.report.log import read_config
+from potluck.runs.comparison import Comparison, Sweep, is_comparison, open_comparison
 from potluck.runs.folder import FORMAT
 from potluck.runs.result import RunResult
 from potluck.version import __version__
@@ -19,8 +20,8 @@ from potluck.version import __version__
 
 def open(
     folder: Path | str, *, models: Entries | None = None, plugins: bool | Sequence[str] = False
-) -> RunResult:
-    """The result of a finished run, as `potluck.run` gave it.
+) -> RunResult | Comparison | Sweep:
+    """The result of a finished run, as `potluck.run` gave it; of a comparison's folder, as `potluck.compare` did.
 
     No data are loaded, and no code that the folder names is run, unless `plugins=True` asks for the run's plug-ins
     (or a list names some). A folder cannot hold classes. Where clients had models of your own, `models` brings the
@@ -30,6 +31,8 @@ def open(
     home = Path(folder)
     if not home.is_dir():
         raise RunError(f"there is no run folder {home}")
+    if is_comparison(home):
+        return open_comparison(home)
     about, named = _about(home), read_config(home).get("plugins") or ()
     for plugin in named if plugins is True else plugins or ():
         load_plugin(str(plugin), Path())

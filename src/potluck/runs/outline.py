@@ -23,6 +23,7 @@ from potluck.core.streams import Source
 from potluck.core.task import Task
 from potluck.data import ClientSplit, Split
 from potluck.data.prepare import Preparation
+from potluck.data.split import view_of
 from potluck.experiment.plain import plain
 from potluck.federation.federation import Federation, assemble
 from potluck.federation.groups import GroupData
@@ -52,7 +53,7 @@ def outline_of(federation: Federation) -> dict[str, Any]:
         "groups": [_group(group) for group in federation.clients.groups],
         "public": _public(population),
         "held_out": sorted(population.held_out),
-        "clients": {client: _client(population, client) for client in population.ids},
+        "clients": {client: _client(federation, client) for client in population.ids},
     }
 
 
@@ -86,7 +87,8 @@ def _public(population: Population) -> dict[str, Any] | None:
     return {"name": view.name, "samples": len(view), "lacking": lacking}
 
 
-def _client(population: Population, client: ClientId) -> dict[str, Any]:
+def _client(federation: Federation, client: ClientId) -> dict[str, Any]:
+    population = federation.population
     facts = population[client]
     return {
         "architecture": facts.architecture,
@@ -94,6 +96,7 @@ def _client(population: Population, client: ClientId) -> dict[str, Any]:
         "group": facts.group,
         "samples": dict(facts.samples),
         "classes_held": list(population.classes_held(client)),
+        "view": federation.split[client].view,
     }
 
 
@@ -112,14 +115,13 @@ def without_data(outline: Outline, method: Method, pool: ModelPool) -> Federatio
     seeds, clients = Seeds(**outline["seeds"]), outline["clients"]
     groups = [_no_samples(group) for group in outline["groups"]]
     models = PrivateModels(pool, list(clients), seeds, outline["independent_init"])
-    nothing = np.empty(0, dtype=np.int64)
     federation = assemble(
         method,
         list(clients),
         _facts(outline, groups, models),
         models,
         groups,
-        Split.of([ClientSplit(client, nothing, nothing, nothing) for client in clients], outline["held_out"]),
+        Split.of([_no_rows(client, facts["view"]) for client, facts in clients.items()], outline["held_out"]),
         seeds=seeds,
         training=ClientTraining(),
         publics=_publics(outline, groups),
@@ -128,6 +130,12 @@ def without_data(outline: Outline, method: Method, pool: ModelPool) -> Federatio
     with seeds.tree("init").child("check").as_default():
         method.setup(federation.population)
     return federation
+
+
+def _no_rows(client: ClientId, view: Mapping[str, Any]) -> ClientSplit:
+    """A client without rows that still sees samples in its own way: standardised, or with a feature shift."""
+    nothing = np.empty(0, dtype=np.int64)
+    return ClientSplit(client, nothing, nothing, nothing, **view_of(view))
 
 
 def _no_samples(group: Mapping[str, Any]) -> GroupData:

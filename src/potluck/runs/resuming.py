@@ -30,7 +30,15 @@ from potluck.runs.own_code import check_own_code, check_trusted
 
 ROUNDS = "training.rounds"
 # What decides where work is done, or what is written down about it, but no number.
-FREE = ("engine.device", "engine.workers", "engine.streams", "engine.memory", "checkpoint.every", "track")
+FREE = (
+    "engine.device",
+    "engine.workers",
+    "engine.streams",
+    "engine.memory",
+    "checkpoint.every",
+    "track",
+    "keep",
+)
 DATA_FOLDER = re.compile(r"(federation\.\d+\.|public\.)?data\.dir")  # data are known by their content
 # Of environment.json: what a run must know of itself to go on.
 FACTS: dict[str, type] = {
@@ -112,7 +120,7 @@ class Past:
         """The first difference that may not be; the number of rounds may, where it is asked for."""
         found = differences(self.about["settings"], settings)
         asked = () if rounds is None else (ROUNDS,)
-        return next((one for one in found if not _is_free(one) and not one.is_below(*asked)), None)
+        return next((one for one in found if not is_free(one) and not one.is_below(*asked)), None)
 
     def _check_rounds(self, rounds: int) -> None:
         """Any number beyond what is played will do: until its last round no run knows how long it is."""
@@ -175,7 +183,8 @@ class Past:
         return saved
 
 
-def _is_free(one: Difference) -> bool:
+def is_free(one: Difference) -> bool:
+    """Whether a setting may change while a run goes on."""
     return one.is_below(*FREE) or DATA_FOLDER.fullmatch(one.key) is not None
 
 
