@@ -126,7 +126,7 @@ def test_the_same_run_gives_the_same_page(folder):
 
 SECTIONS = {
     "metrics.jsonl": "Accuracy over rounds",
-    "split.json": "Who has which class",
+    "split.json": "Who has which labels",
     "contract.json": "The wire",
     "environment.json": "Environment",
     "ledger.jsonl": "leaves a client, per round",
@@ -191,7 +191,7 @@ def test_counts_may_be_absent(folder):
         del client["counts"]
     (folder / "split.json").write_text(json.dumps(split))
     text = " ".join(check(page.write_report(folder)).text)
-    assert "Who has which class" not in text
+    assert "Who has which labels" not in text
     assert "Clients" in text
 
 

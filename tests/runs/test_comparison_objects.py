@@ -127,7 +127,7 @@ def test_a_mode_that_was_not_measured_is_named(tmp_path: Path) -> None:
 def test_the_page_links_to_runs_and_shows_split_bytes_and_clients(found: potluck.Comparison) -> None:
     page = (found.folder / "comparison.html").read_text()
     for part in (
-        'href="local-seed0/report.html"', "Who has which class", "Accuracy against bytes",
+        'href="local-seed0/report.html"', "Who has which labels", "Accuracy against bytes",
         "Clients against Local", "worst tenth", "spread", "Settings",
     ):  # fmt: skip
         assert part in page, part

@@ -285,7 +285,7 @@ def _split_ticks(axes: Axes, clients: Sequence[str], names: Sequence[str], cell:
     axes.set_yticks(rows, [shorten(names[i], 18) for i in rows])
     axes.tick_params(axis="both", labelsize=8, pad=4)
     axes.set_xlabel("client", color=FAINT, fontsize=9)
-    axes.set_ylabel("class", color=FAINT, fontsize=9)
+    axes.set_ylabel("label", color=FAINT, fontsize=9)
 
 
 def _every(count: int, cell: float, needed: float) -> list[int]:

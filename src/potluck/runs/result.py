@@ -18,8 +18,9 @@ from potluck.federation.federation import Federation
 from potluck.files import read_json, write_json
 from potluck.models import Entries, ModelPool
 from potluck.report import plots
-from potluck.report.format import measured, moment
+from potluck.report.format import moment
 from potluck.report.log import Curve, read_mapping, read_metrics
+from potluck.report.measures import measure_of
 from potluck.report.page import write_report
 from potluck.report.render import Sheet, plain
 from potluck.report.scores import messages_block, seconds_per_round, summarise
@@ -132,9 +133,11 @@ class RunResult:
     # --- in words ---
 
     def __str__(self) -> str:
-        word = measured(self.summary["accuracy"].get("metrics"))
-        accuracy = "no test data" if self.accuracy is None else f"{word} {self.accuracy:.1%}"
-        return f"{self.summary['method']}: {accuracy}, {self.summary['rounds']} rounds, {self.folder}"
+        found = self.summary["accuracy"]
+        measure = measure_of(found.get("metrics"), found.get("metric_facts"))
+        score = "no test data" if self.accuracy is None else f"{measure.name} {measure.full(self.accuracy)}"
+        stopped = f", stopped: {self.stopped}" if self.stopped else ""
+        return f"{self.summary['method']}: {score}, {self.summary['rounds']} rounds{stopped}, {self.folder}"
 
     def __repr__(self) -> str:
         return plain(self._sheet()).rstrip()
@@ -149,9 +152,8 @@ class RunResult:
         models = (read_mapping(self.folder / "environment.json") or {}).get("models") or {}
         sheet = run_sheet(self.summary, client_rows(split, self.summary["accuracy"], models))
         sheet = sheet.first(SHOWN, "result.frame()")
-        mode, kept = self.summary["accuracy"]["mode"], self.clients.models.kept_round
+        kept = self.clients.models.kept_round
         closing = (
-            f"predicted by: {mode}",
             f"models: {'none are kept' if kept is None else f'those after round {kept}, result.clients[…]'}",
             f"folder: {self.folder}",
         )
