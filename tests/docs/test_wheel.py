@@ -26,7 +26,8 @@ WRITE_A_REPORT = """
 import json, sys
 from pathlib import Path
 import potluck
-from potluck.report.page import write_comparison, write_report
+from potluck.report.comparison_page import write_comparison
+from potluck.report.page import write_report
 
 entry = {"method": "local", "accuracy": {"mean": 0.5}, "messages": {"up": {"scalars": 0}, "down": {"scalars": 0}}}
 pages = [

@@ -18,6 +18,7 @@ import potluck
 from helpers import StopAfter
 from own_nets import Net, Other
 from potluck.errors import ConfigError, ModelError, PotluckError, RunError
+from potluck.runs.folder import FORMAT
 from potluck.runs.loop import Interrupted
 
 METHOD = '''
@@ -209,7 +210,8 @@ def test_broken_folders_are_refused_in_a_sentence(tmp_path: Path) -> None:
 
 
 def _from_the_future(text: str) -> str:
-    return text.replace('"format": 1', '"format": 99')
+    assert f'"format": {FORMAT}' in text
+    return text.replace(f'"format": {FORMAT}', '"format": 99')
 
 
 def _refused(tmp_path: Path, sentence: str, name: str, change: Any) -> None:

@@ -120,12 +120,13 @@ def _installed(package: str) -> bool:
 def _data() -> Iterator[Finding]:
     """Every data set that is known by name: whether it can be read here without a network."""
     from potluck.data import load, names
+    from potluck.data.registry import needed
     from potluck.errors import DataError, first_line
 
     shelf = os.environ.get("POTLUCK_DATA")
     yield Finding("data", "POTLUCK_DATA", "ok" if shelf else "missing", shelf or "not set", _ABOUT_DATA)
     with _without_hub():
-        for name in names():
+        for name in (one for one in names() if not needed(one)):
             folder = Path(shelf, name) if shelf else None
             where = (
                 str(folder) if folder is not None and folder.exists() else "embedded, or in the hub's cache"

@@ -65,9 +65,20 @@ def load(name: str, dir: Path | str | None = None, *, labels_only: bool = False,
     loader = _LOADERS[name]
     accepted = _parameters(loader)
     _check_options(name, accepted, options)
+    missing = [option for option in needed(name) if option not in options]
+    if missing:
+        raise DataError(
+            f"data set {name!r} needs the option {missing[0]!r}: data: {{name: {name}, {missing[0]}: …}}"
+        )
     if labels_only and "labels_only" in accepted:
         options["labels_only"] = True
     return loader(None if dir is None else Path(dir).expanduser(), **options)
+
+
+def needed(name: str) -> list[str]:
+    """The options without which a registered data set cannot be loaded."""
+    options = (one for one in _parameters(_LOADERS[name]).values() if one.kind is one.KEYWORD_ONLY)
+    return [one.name for one in options if one.default is one.empty]
 
 
 def _check_options(name: str, accepted: Mapping[str, inspect.Parameter], options: Mapping[str, Any]) -> None:
