@@ -29,7 +29,7 @@ from potluck import (
 )
 from potluck.report.render import plain
 from potluck.report.sheets import comparison_sheet
-from potluck.runs.compare import compare
+from potluck.runs.comparisons.play import compare
 
 ROUNDS = 10
 

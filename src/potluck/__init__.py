@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from potluck.kit.shared_weights import SharedWeights
     from potluck.models import adapt, build
     from potluck.runs.api import resume, run
-    from potluck.runs.client_result import ClientResult
-    from potluck.runs.comparing import compare
-    from potluck.runs.comparison import Comparison, Sweep
+    from potluck.runs.comparisons.api import compare
+    from potluck.runs.comparisons.comparison import Comparison, Sweep
     from potluck.runs.observers import EarlyStopping, Observer, StopRun, TimeLimit, Watcher
-    from potluck.runs.opened import open as open
-    from potluck.runs.result import RunResult
+    from potluck.runs.open import open as open
+    from potluck.runs.results.client_result import ClientResult
+    from potluck.runs.results.run_result import RunResult
     from potluck.testing.contract import check_method
     from potluck.training.collect import collect
     from potluck.training.fit import Fit, Gradients, fit
@@ -77,12 +77,12 @@ _HOMES = {
     "kit.shared_weights": ("SharedWeights",),
     "models": ("adapt", "build"),
     "runs.api": ("resume", "run"),
-    "runs.client_result": ("ClientResult",),
-    "runs.comparing": ("compare",),
-    "runs.comparison": ("Comparison", "Sweep"),
+    "runs.results.client_result": ("ClientResult",),
+    "runs.comparisons.api": ("compare",),
+    "runs.comparisons.comparison": ("Comparison", "Sweep"),
     "runs.observers": ("EarlyStopping", "Observer", "StopRun", "TimeLimit", "Watcher"),
-    "runs.opened": ("open",),
-    "runs.result": ("RunResult",),
+    "runs.open": ("open",),
+    "runs.results.run_result": ("RunResult",),
     "testing.contract": ("check_method",),
     "training.collect": ("collect",),
     "training.fit": ("Fit", "Gradients", "fit"),

@@ -19,9 +19,9 @@ from potluck.errors import ConfigError
 from potluck.experiment.overrides import read_yaml
 from potluck.experiment.schema import Experiment
 from potluck.models import ModelPool
-from potluck.runs.compare import check as check_experiment
-from potluck.runs.references import BASELINE, is_local
-from potluck.runs.sweep import check_sweep, read_sweep
+from potluck.runs.comparisons.plan import check_sweep, read_sweep
+from potluck.runs.comparisons.play import check as check_experiment
+from potluck.runs.comparisons.references import BASELINE, is_local
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = sorted(

@@ -11,10 +11,10 @@ import yaml
 
 from helpers import StopAfter
 from potluck.errors import ConfigError, RunError
-from potluck.runs.compare import compare, experiments_by_method
+from potluck.runs.comparisons.plan import read_sweep
+from potluck.runs.comparisons.play import compare, experiments_by_method
 from potluck.runs.loop import Interrupted
 from potluck.runs.observers import Observer
-from potluck.runs.sweep import read_sweep
 
 SMALL = """\
 name: small

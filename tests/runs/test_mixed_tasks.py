@@ -26,7 +26,7 @@ from potluck.report.comparison import relative_gain
 from potluck.report.render import plain
 from potluck.report.sheets import clients_sheet, comparison_sheet
 from potluck.runs.api import resume, run
-from potluck.runs.compare import compare
+from potluck.runs.comparisons.play import compare
 from potluck.runs.loop import Interrupted
 from potluck.testing.bench import Played
 from potluck.testing.contract import require_same_from_tape

@@ -15,7 +15,7 @@ from potluck.core.open_options import TuneSettings
 from potluck.errors import ConfigError, RoundFailed, RunError
 from potluck.experiment.schema import Experiment
 from potluck.runs import pilots as tuning
-from potluck.runs.compare import compare, experiments_by_method
+from potluck.runs.comparisons.play import compare, experiments_by_method
 from potluck.runs.loop import Interrupted
 from potluck.runs.observers import Observer
 

@@ -9,8 +9,8 @@ import pytest
 
 import potluck
 from potluck.experiment.schema import Experiment
-from potluck.runs.references import alone, references, training_settings, with_locals
-from potluck.runs.sweep import changed, read_sweep
+from potluck.runs.comparisons.plan import changed, read_sweep
+from potluck.runs.comparisons.references import alone, references, training_settings, with_locals
 
 FILE = """\
 name: rates

@@ -20,9 +20,9 @@ from potluck.core.dataset import Dataset
 from potluck.data import Split
 from potluck.errors import ConfigError, DataError, RunError
 from potluck.experiment.schema import Experiment
+from potluck.runs.kept_models.files import kept_rounds
 from potluck.runs.loop import Interrupted
-from potluck.runs.model_files import kept_rounds
-from potluck.runs.result import RunResult
+from potluck.runs.results.run_result import RunResult
 
 SETTINGS: dict[str, Any] = {
     "data": {"name": "digits", "samples": 300},

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from potluck.cli.app import app
 from potluck.errors import ConfigError
 from potluck.experiment.schema import Experiment
-from potluck.runs.sweep import check_sweep, read_block, read_sweep
+from potluck.runs.comparisons.plan import check_sweep, read_block, read_sweep
 
 BASE = """\
 name: several

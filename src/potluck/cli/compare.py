@@ -16,8 +16,8 @@ from potluck.errors import ConfigError
 from potluck.files import write_whole
 
 if TYPE_CHECKING:
-    from potluck.runs.comparison import Comparison, Sweep
-    from potluck.runs.sweep import Plan
+    from potluck.runs.comparisons.comparison import Comparison, Sweep
+    from potluck.runs.comparisons.plan import Plan
 
 
 def compare(
@@ -81,8 +81,8 @@ def compare(
     A file may name variants to compare instead, and a sweep over settings. The same command again skips the runs
     that are finished and goes on with those that were stopped.
     """
-    from potluck.runs.comparing import check_views, default_folder
-    from potluck.runs.sweep import read_sweep
+    from potluck.runs.comparisons.api import check_views, default_folder
+    from potluck.runs.comparisons.plan import read_sweep
 
     files = {"csv": csv, "latex": latex, "pdf": pdf}
     for option, file in files.items():
@@ -121,7 +121,7 @@ def _exported(option: str, result: Comparison | Sweep) -> bytes:
 
 def _content(result: Comparison | Sweep) -> dict[str, Any]:
     """The JSON of a comparison, or that of every setting of a sweep."""
-    from potluck.runs.comparison import Comparison
+    from potluck.runs.comparisons.comparison import Comparison
 
     if isinstance(result, Comparison):
         return result.comparison | {"folder": str(result.folder)}
@@ -152,7 +152,7 @@ def compared(
     screen: Screen, plan: Plan, seeds: Sequence[int], folder: Path, again: Sequence[str], **views: Any
 ) -> Comparison | Sweep:
     """Compare under a progress display, then print the tables; `again` are the words that continue it."""
-    from potluck.runs.comparing import play
+    from potluck.runs.comparisons.api import play
     from potluck.runs.observers.progress import showing
 
     try:
@@ -166,7 +166,7 @@ def compared(
 
 
 def _show(screen: Screen, result: Comparison | Sweep) -> None:
-    from potluck.runs.comparison import Sweep
+    from potluck.runs.comparisons.comparison import Sweep
 
     if isinstance(result, Sweep):
         for setting, one in result.comparisons.items():

@@ -26,8 +26,8 @@ def demo(
     debug: Debug = False,
 ) -> None:
     """Train clients with unlike models on the embedded data, in half a minute."""
-    from potluck.runs.comparison import Comparison
-    from potluck.runs.sweep import read_sweep
+    from potluck.runs.comparisons.comparison import Comparison
+    from potluck.runs.comparisons.plan import read_sweep
 
     screen = Screen(json)
     plan = read_sweep(DEMO, DEMO_METHODS)

@@ -15,7 +15,7 @@ from potluck.cli.screen import Screen
 
 if TYPE_CHECKING:
     from potluck.runs.observers import Watcher
-    from potluck.runs.result import RunResult
+    from potluck.runs.results.run_result import RunResult
 
 
 def run(

@@ -25,7 +25,7 @@ from potluck.runs.environment import check_version
 from potluck.runs.folder import RunFolder
 from potluck.runs.loop import Run
 from potluck.runs.observers import Observer, Observers, RoundEnd
-from potluck.runs.result import RunResult
+from potluck.runs.results.run_result import RunResult
 
 FILE = "federation.json"
 

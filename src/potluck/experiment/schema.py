@@ -20,7 +20,7 @@ from potluck.federation.federation import Federation
 from potluck.models import ModelPool
 from potluck.plugins import load_plugin
 
-SEVERAL = ("variants", "sweep")  # keys of a file that holds several experiments: see `runs.sweep`
+SEVERAL = ("variants", "sweep")  # keys of a file that holds several experiments: see `runs.comparisons.plan`
 
 
 class Experiment(ExperimentSettings):

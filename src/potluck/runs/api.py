@@ -22,12 +22,12 @@ from potluck.files import write_json, write_whole
 from potluck.runs import pilots
 from potluck.runs.environment import environment
 from potluck.runs.folder import RunFolder
-from potluck.runs.kept_models import check_keep
+from potluck.runs.kept_models.keeping import check_keep
 from potluck.runs.loop import Interrupted, Run
 from potluck.runs.observers import Observer, Observers
 from potluck.runs.observers.progress import progress_display
 from potluck.runs.observers.trackers import check_trackers
-from potluck.runs.result import RunResult
+from potluck.runs.results.run_result import RunResult
 from potluck.runs.resuming import Past
 
 

@@ -28,13 +28,13 @@ from potluck.report.again import to_go_on
 from potluck.report.format import measured
 from potluck.runs.environment import precision, threads
 from potluck.runs.folder import RunFolder
-from potluck.runs.kept_models import KeptModels, MeasuredStates
+from potluck.runs.kept_models.keeping import KeptModels, MeasuredStates
 from potluck.runs.observers import Observer, Observers, RoundEnd, StopRun
 from potluck.runs.observers.advisor import Advisor
 from potluck.runs.observers.checkpoints import Checkpointer
 from potluck.runs.observers.logs import RoundLogs
 from potluck.runs.observers.trackers import make_trackers
-from potluck.runs.result import RunResult, conclude
+from potluck.runs.results.run_result import RunResult, conclude
 from potluck.runs.state import RunState
 from potluck.signals import held_back
 

@@ -8,7 +8,7 @@ from typing import Any
 from potluck.files import read_json
 from potluck.report import sheets
 from potluck.report.render import Sheet
-from potluck.runs.result import RunResult
+from potluck.runs.results.run_result import RunResult
 
 MOST_CLIENTS = 20  # a run with more of them is shown as a whole
 

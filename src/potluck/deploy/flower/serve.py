@@ -13,7 +13,7 @@ from potluck.errors import ConfigError
 from potluck.experiment.blocks import Sites
 from potluck.experiment.schema import Experiment
 from potluck.runs.observers import Watcher
-from potluck.runs.result import RunResult
+from potluck.runs.results.run_result import RunResult
 
 
 def serve(

@@ -33,7 +33,7 @@ from potluck.federation.federation import Federation
 from potluck.files import read_json, write_json
 from potluck.runs.folder import RunFolder
 from potluck.runs.observers import Watcher
-from potluck.runs.result import RunResult
+from potluck.runs.results.run_result import RunResult
 from potluck.version import __version__
 
 CLIENTS = "clients"  # folder of the clients' records, in the run's folder

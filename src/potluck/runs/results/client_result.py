@@ -24,9 +24,9 @@ from potluck.errors import ConfigError, nearest
 from potluck.federation.groups import GroupData
 from potluck.federation.predictor import own_state, predictor
 from potluck.files import write_whole
-from potluck.runs.export import exported, write_onnx
-from potluck.runs.opened_models import OpenedModels
-from potluck.runs.samples import as_stored
+from potluck.runs.kept_models.opened import OpenedModels
+from potluck.runs.results.export import exported, write_onnx
+from potluck.runs.results.samples import as_stored
 from potluck.training.collect import collect
 
 Line = Mapping[str, Any]  # of metrics.jsonl

@@ -11,12 +11,12 @@ from potluck.experiment.plain import plain
 from potluck.experiment.schema import Experiment
 from potluck.report.chosen_rounds import check_rounds
 from potluck.report.log import View
-from potluck.runs.compare import Skip, Watch
-from potluck.runs.compare import compare as compare_experiments
-from potluck.runs.comparison import Comparison, Sweep
+from potluck.runs.comparisons.comparison import Comparison, Sweep
+from potluck.runs.comparisons.plan import Plan, check_sweep, plan_of, read_sweep
+from potluck.runs.comparisons.play import Skip, Watch
+from potluck.runs.comparisons.play import compare as compare_experiments
+from potluck.runs.comparisons.references import check_reference
 from potluck.runs.observers.progress import progress_display
-from potluck.runs.references import check_reference
-from potluck.runs.sweep import Plan, check_sweep, plan_of, read_sweep
 
 
 def compare(

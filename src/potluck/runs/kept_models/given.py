@@ -12,7 +12,7 @@ from potluck.experiment.validation import validated
 from potluck.methods.registry import find_method
 from potluck.models import Entries, Entry, ModelPool
 from potluck.models.build import source_name, unpack
-from potluck.runs.outline import Outline, pool_of
+from potluck.runs.kept_models.outline import Outline, pool_of
 
 NAMED = re.compile(r"<(.+)>")  # how an outline names a Python object
 PLUGINS = "import the file that defines it first, or pass plugins=True"

@@ -33,14 +33,14 @@ from potluck.report.comparison_page import write_comparison
 from potluck.report.log import View, read_config
 from potluck.report.targets import check_targets, with_targets
 from potluck.runs.api import resume, run
-from potluck.runs.comparison import COMPARISON, MARK, Comparison
-from potluck.runs.comparison import open_comparison as open_comparison
+from potluck.runs.comparisons.comparison import COMPARISON, MARK, Comparison
+from potluck.runs.comparisons.comparison import open_comparison as open_comparison
+from potluck.runs.comparisons.references import BASELINE, check_reference, references, with_locals
 from potluck.runs.environment import check_version, data_facts
 from potluck.runs.folder import RunFolder
 from potluck.runs.observers import Observer
 from potluck.runs.own_code import check_own_code
 from potluck.runs.pilots import PILOTS, settled
-from potluck.runs.references import BASELINE, check_reference, references, with_locals
 from potluck.runs.resuming import is_free
 
 # What a run may leave behind that was stopped before its first round.

@@ -25,11 +25,11 @@ from potluck.report.page import write_report
 from potluck.report.render import Sheet, plain
 from potluck.report.scores import messages_block, seconds_per_round, summarise
 from potluck.report.sheets import client_rows, run_sheet
-from potluck.runs import frames
-from potluck.runs.client_result import ClientResults, Line
 from potluck.runs.folder import RunFolder
-from potluck.runs.opened_models import OpenedModels, Remake
+from potluck.runs.kept_models.opened import OpenedModels, Remake
 from potluck.runs.predictions import confusion, read_predictions
+from potluck.runs.results import frames
+from potluck.runs.results.client_result import ClientResults, Line
 from potluck.runs.state import RunState
 
 SHOWN = 12  # clients that a printed result lists

@@ -12,9 +12,9 @@ from potluck.files import read_json
 from potluck.models import Entries
 from potluck.plugins import load_plugin
 from potluck.report.log import read_config
-from potluck.runs.comparison import Comparison, Sweep, is_comparison, open_comparison
+from potluck.runs.comparisons.comparison import Comparison, Sweep, is_comparison, open_comparison
 from potluck.runs.folder import FORMAT
-from potluck.runs.result import RunResult
+from potluck.runs.results.run_result import RunResult
 from potluck.version import __version__
 
 

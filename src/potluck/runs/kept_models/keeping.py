@@ -30,7 +30,7 @@ from potluck.files import read_json
 from potluck.report.format import size
 from potluck.report.log import MOMENTS
 from potluck.runs.folder import FORMAT, RunFolder
-from potluck.runs.model_files import (
+from potluck.runs.kept_models.files import (
     ABOUT,
     States,
     kept_rounds,
@@ -39,8 +39,8 @@ from potluck.runs.model_files import (
     shared,
     write_models,
 )
+from potluck.runs.kept_models.outline import outline_of
 from potluck.runs.observers.base import Observer, RoundEnd
-from potluck.runs.outline import outline_of
 
 FOLDER = "models"
 Store = ClientStore | MultiGpuStore

@@ -28,8 +28,8 @@ from potluck.errors import ConfigError
 from potluck.experiment.overrides import Override, apply_override, read_yaml
 from potluck.experiment.schema import Experiment
 from potluck.methods.registry import find_method
-from potluck.runs.compare import check, load_plugins, own_overrides
-from potluck.runs.references import APART, BASELINE, alone, is_local, with_locals
+from potluck.runs.comparisons.play import check, load_plugins, own_overrides
+from potluck.runs.comparisons.references import APART, BASELINE, alone, is_local, with_locals
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+,-]*")  # a label is the name of a folder
 LONGEST = 150  # characters of a label; the folder's name has the seed besides

@@ -19,10 +19,10 @@ from potluck.files import read_json
 from potluck.models import Entries, ModelPool
 from potluck.models.unwrap import own_name
 from potluck.runs.folder import FORMAT
-from potluck.runs.given_models import method_of
-from potluck.runs.kept_models import FOLDER
-from potluck.runs.model_files import ABOUT, kept_rounds, read_state, round_folder
-from potluck.runs.outline import without_data
+from potluck.runs.kept_models.files import ABOUT, kept_rounds, read_state, round_folder
+from potluck.runs.kept_models.given import method_of
+from potluck.runs.kept_models.keeping import FOLDER
+from potluck.runs.kept_models.outline import without_data
 
 Remake = Callable[[], tuple[Method, ModelPool]]  # a fresh method, and the models of the run
 
