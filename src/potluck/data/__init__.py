@@ -3,10 +3,11 @@
 from potluck.core.dataset import Data, Dataset
 from potluck.data import derived, images, texts  # noqa: F401  importing them registers their data sets
 from potluck.data.config import DataConfig, Normalisation
-from potluck.data.files import from_files
-from potluck.data.frames import from_frame
-from potluck.data.from_user import from_arrays
 from potluck.data.natural import NaturalConfig
+from potluck.data.own.arrays import from_arrays
+from potluck.data.own.datasets import from_datasets
+from potluck.data.own.files import from_files
+from potluck.data.own.frames import from_frame
 from potluck.data.partition import PartitionConfig
 from potluck.data.prepare import (
     AugmentConfig,
@@ -19,7 +20,6 @@ from potluck.data.prepare import (
 from potluck.data.registry import load, names, register
 from potluck.data.shift import FeatureShiftConfig, Shift
 from potluck.data.split import AnyConfig, ClientSplit, Split, from_index_file, join_splits, make_split
-from potluck.data.user_datasets import from_datasets
 
 __all__ = [
     "AnyConfig",

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from potluck.core.dataset import Dataset
 from potluck.data import registry
-from potluck.data.frames import Missing, Standardize
-from potluck.data.from_user import TaskName
+from potluck.data.own.arrays import TaskName
+from potluck.data.own.frames import Missing, Standardize
 from potluck.data.prepare import PRESETS, AugmentConfig, Preparation
 from potluck.errors import DataError
 

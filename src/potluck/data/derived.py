@@ -17,7 +17,7 @@ from torch import Tensor
 from potluck.core.dataset import Dataset, Encoder
 from potluck.core.rng import Rng
 from potluck.core.task import Task
-from potluck.data.from_user import from_arrays
+from potluck.data.own.arrays import from_arrays
 from potluck.data.prepare import Preparation
 from potluck.data.registry import load, register
 from potluck.data.texts import encode_pieces

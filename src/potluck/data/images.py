@@ -14,7 +14,7 @@ from potluck.core.dataset import Dataset
 from potluck.core.task import Task
 from potluck.data import parquet
 from potluck.data.columns import IMAGE_COLUMNS, labels_of_splits
-from potluck.data.from_user import from_arrays
+from potluck.data.own.arrays import from_arrays
 from potluck.data.registry import register
 
 

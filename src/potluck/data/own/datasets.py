@@ -12,8 +12,8 @@ from torch import Tensor
 
 from potluck.core.dataset import Dataset
 from potluck.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, TEXT_COLUMNS
-from potluck.data.from_user import Modality, Settings, TaskName, count_classes, from_pieces
-from potluck.data.pieces import PART_NAMES, Piece, in_order, owners_of, rows_of
+from potluck.data.own.arrays import Modality, Settings, TaskName, count_classes, from_pieces
+from potluck.data.own.pieces import PART_NAMES, Piece, in_order, owners_of, rows_of
 from potluck.data.texts import text_dataset
 from potluck.errors import DataError
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from potluck.core.dataset import Dataset
-from potluck.data.from_user import Settings, TaskName, from_pieces
-from potluck.data.pieces import Piece
-from potluck.data.user_datasets import Found, pieces_of
+from potluck.data.own.arrays import Settings, TaskName, from_pieces
+from potluck.data.own.datasets import Found, pieces_of
+from potluck.data.own.pieces import Piece
 from potluck.errors import DataError, nearest
 
 if TYPE_CHECKING:

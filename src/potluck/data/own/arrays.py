@@ -12,7 +12,7 @@ from torch import Tensor
 
 from potluck.core.dataset import Dataset, Encoder
 from potluck.core.task import KindName, Task
-from potluck.data.pieces import Array, Piece, in_order, owners_of, rows_of
+from potluck.data.own.pieces import Array, Piece, in_order, owners_of, rows_of
 from potluck.errors import DataError, nearest
 
 TaskName = Literal["classification", "multi-label", "segmentation", "regression"]

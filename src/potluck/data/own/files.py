@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potluck.core.dataset import Dataset
-from potluck.data.frames import Categories, Missing, Standardize, Table
-from potluck.data.from_user import TaskName
+from potluck.data.own.arrays import TaskName
+from potluck.data.own.datasets import pieces_of
+from potluck.data.own.frames import Categories, Missing, Standardize, Table
 from potluck.data.registry import register
-from potluck.data.user_datasets import pieces_of
 from potluck.errors import DataError, first_line
 
 if TYPE_CHECKING:
