@@ -51,13 +51,13 @@ class Comparison:
 
     def frame(self) -> pd.DataFrame:
         """A row per method, seed, client, moment and mode, in the round that the comparison looks at."""
-        from potluck.report.frames import comparison_frame
+        from potluck.report.comparison_frames import comparison_frame
 
         return comparison_frame(self.folder, self.comparison)
 
     def summary(self) -> pd.DataFrame:
         """A row per method, moment and mode: means, spreads, and the paired difference with its interval."""
-        from potluck.report.frames import summary_frame
+        from potluck.report.comparison_frames import summary_frame
 
         return summary_frame(self.comparison)
 

@@ -17,7 +17,7 @@ from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.files import read_json, write_json
 from potluck.models import Entries, ModelPool
-from potluck.report import plots
+from potluck.report import plots, run_frames
 from potluck.report.format import moment
 from potluck.report.log import Curve, read_mapping, read_metrics
 from potluck.report.measures import measure_of
@@ -28,7 +28,6 @@ from potluck.report.sheets import client_rows, run_sheet
 from potluck.runs.folder import RunFolder
 from potluck.runs.kept_models.opened import OpenedModels, Remake
 from potluck.runs.predictions import confusion, read_predictions
-from potluck.runs.results import frames
 from potluck.runs.results.client_result import ClientResults, Line
 from potluck.runs.state import RunState
 
@@ -83,7 +82,7 @@ class RunResult:
         """Every client by its id, held-out ones too: `result.clients["3"].model()`."""
         models = OpenedModels(self.folder, self.models, self._remake)
         found: dict[str, list[Line]] = {}
-        for line in frames.read_lines(self.folder / METRICS, models.kept_round or self._last_round):
+        for line in run_frames.read_lines(self.folder / METRICS, models.kept_round or self._last_round):
             found.setdefault(line["client"], []).append(line)
         accuracy = self.summary["accuracy"]
         return ClientResults(models, self._client_ids, (accuracy["when"], accuracy["mode"]), found)
@@ -106,11 +105,11 @@ class RunResult:
         Beside these four a row has the test measures (`accuracy`, or those of the client's task), `loss` and
         `samples`, the same on validation samples (`validation_accuracy`, …), and `held_out`.
         """
-        return frames.frame(self.folder / METRICS)
+        return run_frames.frame(self.folder / METRICS)
 
     def curves(self) -> pd.DataFrame:
         """The mean over clients per round, moment and mode, held-out clients left out."""
-        return frames.curves(self.frame())
+        return run_frames.curves(self.frame())
 
     def plot(self) -> Figure:
         """Scores over rounds, a line per moment and mode; the band is one standard deviation over clients."""
