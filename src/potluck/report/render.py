@@ -1,7 +1,8 @@
-"""A table once, and its renderings: in a terminal, as plain text and as Markdown."""
+"""A table once, and its renderings: in a terminal, as plain text, as Markdown and in a notebook."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -130,6 +131,24 @@ def _escaped(text: str) -> str:
     for special in ("\\", "|", "`", "*", "_", "<", ">", "]("):
         text = text.replace(special, f"\\{special}")
     return " ".join(text.split())
+
+
+def notebook(sheet: Sheet) -> str:
+    """A sheet as a small HTML table with its notes below, as notebooks show it; every text is escaped."""
+
+    def row(cells: Sequence[str], tag: str) -> str:
+        aligned = zip(cells, sheet.columns, strict=True)
+        inner = (
+            f'<{tag} style="text-align: {column.align}">{html.escape(cell)}</{tag}>'
+            for cell, column in aligned
+        )
+        return f"<tr>{''.join(inner)}</tr>"
+
+    head = row([column.name for column in sheet.columns], "th")
+    body = "".join(row(cells, "td") for cells in sheet.rows)
+    notes = "".join(f"<div>{html.escape(note)}</div>" for note in sheet.notes)
+    title = html.escape(sheet.title)
+    return f"<div><b>{title}</b><table><thead>{head}</thead><tbody>{body}</tbody></table>{notes}</div>"
 
 
 def console_on(stderr: bool) -> Console:

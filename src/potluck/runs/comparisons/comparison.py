@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +14,7 @@ from potluck.files import read_json, write_json
 from potluck.report import latex, plots
 from potluck.report.comparison_page import sweep_heat_map, variants_heat_map, write_sweep
 from potluck.report.comparison_plots import bytes_picture, curves_picture, gains_picture
-from potluck.report.render import Sheet, plain
+from potluck.report.render import Sheet, notebook, plain
 from potluck.report.sheets import comparison_sheet, measure_in, sweep_sheet
 from potluck.runs.folder import FORMAT
 
@@ -85,7 +84,7 @@ class Comparison:
         return f"{plain(self.sheet.first(ROWS, 'comparison.html'))}\n{self.folder}"
 
     def _repr_html_(self) -> str:
-        return _html(self.sheet, self.folder / "comparison.html")
+        return _in_notebook(self.sheet, self.folder / "comparison.html")
 
 
 @dataclass(frozen=True, repr=False)
@@ -148,7 +147,7 @@ class Sweep:
         return f"{plain(self.sheet.first(ROWS, 'sweep.html'))}\n{self.folder}"
 
     def _repr_html_(self) -> str:
-        return _html(self.sheet, self.folder / "sweep.html")
+        return _in_notebook(self.sheet, self.folder / "sweep.html")
 
 
 def is_comparison(folder: Path) -> bool:
@@ -189,12 +188,7 @@ def _mapping(path: Path, needed: str) -> dict[str, Any]:
     return value
 
 
-def _html(sheet: Sheet, page: Path) -> str:
-    """A table for notebooks."""
+def _in_notebook(sheet: Sheet, page: Path) -> str:
+    """The first rows, and below them where the whole page is."""
     short = sheet.first(ROWS, page.name)
-    head = "".join(f"<th>{html.escape(column.name)}</th>" for column in short.columns)
-    rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in short.rows)
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
-    notes = "".join(f"<p><small>{html.escape(note)}</small></p>" for note in short.notes)
-    title = f"<b>{html.escape(short.title)}</b>"
-    return f"{title}<table><tr>{head}</tr>{body}</table>{notes}<p><small>{html.escape(str(page))}</small></p>"
+    return notebook(replace(short, notes=(*short.notes, str(page))))

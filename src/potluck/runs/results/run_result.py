@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,7 +21,7 @@ from potluck.report.format import moment
 from potluck.report.log import Curve, read_mapping, read_metrics
 from potluck.report.measures import measure_of
 from potluck.report.page import write_report
-from potluck.report.render import Sheet, plain
+from potluck.report.render import Sheet, notebook, plain
 from potluck.report.scores import messages_block, seconds_per_round, summarise
 from potluck.report.sheets import client_rows, run_sheet
 from potluck.runs.folder import RunFolder
@@ -143,7 +142,7 @@ class RunResult:
 
     def _repr_html_(self) -> str:
         """The same in a notebook."""
-        return _html(self._sheet())
+        return notebook(self._sheet())
 
     def _sheet(self) -> Sheet:
         """One screen: the clients, how the run went, and where it is."""
@@ -157,24 +156,6 @@ class RunResult:
             f"folder: {self.folder}",
         )
         return Sheet(sheet.title, sheet.columns, sheet.entries, (*sheet.notes, *closing), sortable=False)
-
-
-def _html(sheet: Sheet) -> str:
-    """A sheet as a small HTML table, for notebooks."""
-
-    def row(cells: Sequence[str], tag: str) -> str:
-        aligned = zip(cells, sheet.columns, strict=True)
-        inner = (
-            f'<{tag} style="text-align: {column.align}">{html.escape(cell)}</{tag}>'
-            for cell, column in aligned
-        )
-        return f"<tr>{''.join(inner)}</tr>"
-
-    head = row([column.name for column in sheet.columns], "th")
-    body = "".join(row(cells, "td") for cells in sheet.rows)
-    notes = "".join(f"<div>{html.escape(note)}</div>" for note in sheet.notes)
-    title = html.escape(sheet.title)
-    return f"<div><b>{title}</b><table><thead>{head}</thead><tbody>{body}</tbody></table>{notes}</div>"
 
 
 def conclude(
