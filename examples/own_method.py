@@ -23,13 +23,11 @@ from potluck import (
     check_method,
     client_step,
     collect,
+    compare,
     fit,
     option,
     tensor,
 )
-from potluck.report.render import plain
-from potluck.report.sheets import comparison_sheet
-from potluck.runs.comparisons.play import compare
 
 ROUNDS = 10
 
@@ -95,17 +93,15 @@ class SharedCentre(Method):
 
 def main() -> None:
     check_method("shared-centre")
-    local = Experiment.make(
+    ours = Experiment.make(
         data="digits",
         partition={"kind": "dirichlet", "alpha": 0.3, "clients": 4},
         models=["mlp-small", "conv-small"],
-        method="local",
+        method={"name": "shared-centre", "weight": 0.1},
         training={"rounds": ROUNDS, "batch_size": 16, "optimizer": {"lr": 0.05}},
     )
-    ours = local.variant(method={"name": "shared-centre", "weight": 0.1})
     with TemporaryDirectory() as folder:
-        result = compare({"local": local, "shared-centre": ours}, [0, 1], Path(folder) / "comparison")
-    print(plain(comparison_sheet(result.comparison)))
+        print(compare(ours, seeds=[0, 1], out=Path(folder) / "comparison"))
 
 
 if __name__ == "__main__":

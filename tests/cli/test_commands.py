@@ -142,7 +142,7 @@ def test_the_demo_is_a_comparison(place: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_packaged_demo_suits_all_its_methods() -> None:
-    from potluck.runs.comparisons.play import experiments_by_method
+    from potluck.runs.comparisons.plan import experiments_by_method
 
     experiments = experiments_by_method(demo.DEMO, demo.DEMO_METHODS)
     models = {experiments["local"].build().population.label(client) for client in "01234567"}

@@ -19,7 +19,7 @@ import potluck.methods  # registers them before an example adds to them
 import potluck.models.registry
 from potluck.cli.app import app
 from potluck.experiment.schema import Experiment
-from potluck.runs.comparisons.play import experiments_by_method
+from potluck.runs.comparisons.plan import experiments_by_method
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [

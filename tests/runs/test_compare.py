@@ -11,8 +11,8 @@ import yaml
 
 from helpers import StopAfter
 from potluck.errors import ConfigError, RunError
-from potluck.runs.comparisons.plan import read_sweep
-from potluck.runs.comparisons.play import compare, experiments_by_method
+from potluck.runs.comparisons.plan import experiments_by_method, read_sweep
+from potluck.runs.comparisons.play import compare_experiments
 from potluck.runs.loop import Interrupted
 from potluck.runs.observers import Observer
 
@@ -63,7 +63,7 @@ def test_options_for_a_method_that_is_not_compared_are_refused(file: Path) -> No
 
 def test_methods_meet_on_equal_terms(file: Path, tmp_path: Path) -> None:
     made = experiments_by_method(file, ["local", "fedavg", "fedmrl"], ["training.rounds=1"])
-    compare(made, [0, 1], tmp_path / "all")
+    compare_experiments(made, [0, 1], tmp_path / "all")
     for seed in (0, 1):
         folders = [tmp_path / "all" / f"{method}-seed{seed}" for method in made]
         assert len({json.loads((folder / "split.json").read_text())["hash"] for folder in folders}) == 1
@@ -81,9 +81,11 @@ def test_methods_meet_on_equal_terms(file: Path, tmp_path: Path) -> None:
 
 def test_a_target_and_another_reference_are_views_of_the_same_runs(file: Path, tmp_path: Path) -> None:
     made = experiments_by_method(file, ["local", "fedavg", "fedmrl"], ["evaluate.every=1"])
-    plain = compare(made, [0], tmp_path / "all").comparison
+    plain = compare_experiments(made, [0], tmp_path / "all").comparison
     before = logs(tmp_path / "all")
-    asked = compare(made, [0], tmp_path / "all", targets=[0.001, 1.0], against="fedavg").comparison
+    asked = compare_experiments(
+        made, [0], tmp_path / "all", targets=[0.001, 1.0], against="fedavg"
+    ).comparison
     assert logs(tmp_path / "all") == before
     assert asked == json.loads((tmp_path / "all" / "comparison.json").read_text())
     local, fedavg, fedmrl = asked["methods"]
@@ -99,7 +101,7 @@ def test_a_target_and_another_reference_are_views_of_the_same_runs(file: Path, t
         assert low["runs"]["0"][direction]["bytes"] == sum(line["bytes"] for line in sent)
     assert low["runs"]["0"]["round"] == 1
     assert high["runs"] == {"0": None}
-    assert compare(made, [0], tmp_path / "all").comparison == plain
+    assert compare_experiments(made, [0], tmp_path / "all").comparison == plain
 
 
 def _ledger(folder: Path) -> list[dict[str, Any]]:
@@ -109,9 +111,9 @@ def _ledger(folder: Path) -> list[dict[str, Any]]:
 def test_views_that_cannot_be_are_refused_before_anything_trains(file: Path, tmp_path: Path) -> None:
     made = experiments_by_method(file, ["local", "fedavg"])
     with pytest.raises(ConfigError, match=r"'fedavgg'.*did you mean 'fedavg'"):
-        compare(made, [0], tmp_path / "all", against="fedavgg")
+        compare_experiments(made, [0], tmp_path / "all", against="fedavgg")
     with pytest.raises(ConfigError, match="target 90 is no score"):
-        compare(made, [0], tmp_path / "all", targets=[90])
+        compare_experiments(made, [0], tmp_path / "all", targets=[90])
     assert not (tmp_path / "all").exists()
 
 
@@ -122,14 +124,14 @@ def _cohorts(folder: Path) -> tuple[tuple[int, str], ...]:
 
 def test_asking_again_trains_nothing(file: Path, tmp_path: Path) -> None:
     made = experiments_by_method(file, ["local", "fedavg"])
-    first = compare(made, [0], tmp_path / "all")
+    first = compare_experiments(made, [0], tmp_path / "all")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "all").glob("*/metrics.jsonl")}
     skipped: list[str] = []
 
     def nobody(label: str) -> Observer:
         raise AssertionError(f"{label} ran again")
 
-    again = compare(made, [0], tmp_path / "all", nobody, skipped.append)
+    again = compare_experiments(made, [0], tmp_path / "all", nobody, skipped.append)
     assert again.comparison == first.comparison
     assert [sentence.split(":")[0] for sentence in skipped] == ["local", "fedavg"]
     assert before == {path: path.stat().st_mtime_ns for path in before}
@@ -137,13 +139,13 @@ def test_asking_again_trains_nothing(file: Path, tmp_path: Path) -> None:
 
 def test_a_stopped_comparison_goes_on_to_the_same_end(file: Path, tmp_path: Path) -> None:
     made = experiments_by_method(file, ["local", "fedmrl"])
-    whole = compare(made, [0], tmp_path / "whole")
+    whole = compare_experiments(made, [0], tmp_path / "whole")
     with pytest.raises(Interrupted):
-        compare(
+        compare_experiments(
             made, [0], tmp_path / "parts", lambda label: StopAfter(1) if label == "fedmrl" else Observer()
         )
     assert not (tmp_path / "parts" / "comparison.json").exists()
-    parts = compare(made, [0], tmp_path / "parts")
+    parts = compare_experiments(made, [0], tmp_path / "parts")
     assert logs(tmp_path / "parts") == logs(tmp_path / "whole")
     assert _without_time(parts.comparison) == _without_time(whole.comparison)
 
@@ -158,15 +160,15 @@ def test_a_run_that_never_began_is_begun(file: Path, tmp_path: Path) -> None:
     (tmp_path / "all" / "local-seed0").mkdir(parents=True)
     (tmp_path / "all" / "experiment.yaml").write_text("")
     (tmp_path / "all" / "local-seed0" / "split.json").write_text("{")
-    compare(made, [0], tmp_path / "all")
+    compare_experiments(made, [0], tmp_path / "all")
     assert (tmp_path / "all" / "local-seed0" / "summary.json").exists()
 
 
 def test_runs_of_other_settings_are_not_mixed_in(file: Path, tmp_path: Path) -> None:
-    compare(experiments_by_method(file, ["local"], ["training.rounds=1"]), [0], tmp_path / "all")
+    compare_experiments(experiments_by_method(file, ["local"], ["training.rounds=1"]), [0], tmp_path / "all")
     before = logs(tmp_path / "all")
     with pytest.raises(RunError, match=r"local-seed0 .*training\.rounds: 1 there, 2 here"):
-        compare(experiments_by_method(file, ["local"]), [0], tmp_path / "all")
+        compare_experiments(experiments_by_method(file, ["local"]), [0], tmp_path / "all")
     assert logs(tmp_path / "all") == before
 
 
@@ -174,19 +176,19 @@ def test_a_folder_of_somebody_else_is_left_alone(file: Path, tmp_path: Path) -> 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("")
     with pytest.raises(RunError, match="holds something else"):
-        compare(experiments_by_method(file, ["local"]), [0], tmp_path / "mine")
+        compare_experiments(experiments_by_method(file, ["local"]), [0], tmp_path / "mine")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
 
 
 def test_a_method_that_cannot_work_is_refused_before_another_trains(file: Path, tmp_path: Path) -> None:
     made = experiments_by_method(file, ["local", "fedmrl"], ["fedmrl.d1=1000"])
     with pytest.raises(ConfigError, match="d1 is 1000"):
-        compare(made, [0], tmp_path / "all")
+        compare_experiments(made, [0], tmp_path / "all")
     assert not (tmp_path / "all").exists()
 
 
 def test_a_comparison_says_what_it_compares(file: Path, tmp_path: Path) -> None:
-    compare(experiments_by_method(file, ["local"], ["training.rounds=1"]), [0], tmp_path / "all")
+    compare_experiments(experiments_by_method(file, ["local"], ["training.rounds=1"]), [0], tmp_path / "all")
     written = yaml.safe_load((tmp_path / "all" / "experiment.yaml").read_text())
     assert written["training"]["rounds"] == 1
 
@@ -205,7 +207,7 @@ training: {rounds: 2, batch_size: 16}
 def test_further_measures_are_those_of_the_last_logged_lines(tmp_path: Path) -> None:
     (tmp_path / "mixed.yaml").write_text(MIXED)
     made = experiments_by_method(tmp_path / "mixed.yaml", ["local"])
-    (entry,) = compare(made, [0], tmp_path / "all").comparison["methods"]
+    (entry,) = compare_experiments(made, [0], tmp_path / "all").comparison["methods"]
     run = tmp_path / "all" / "local-seed0"
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert (last["round"], last["client"], last["when"]) == (2, "1", "after_aggregation")
@@ -219,7 +221,7 @@ def test_further_measures_are_those_of_the_last_logged_lines(tmp_path: Path) -> 
 def test_two_data_sets_measured_alike_are_shown_client_by_client(tmp_path: Path) -> None:
     (tmp_path / "alike.yaml").write_text(MIXED.replace("digits-attributes", "digits"))
     made = experiments_by_method(tmp_path / "alike.yaml", ["local"], ["training.rounds=1"])
-    comparison = compare(made, [0], tmp_path / "all").comparison
+    comparison = compare_experiments(made, [0], tmp_path / "all").comparison
     assert comparison["metrics"] == {"0": "accuracy", "1": "accuracy"}
     assert comparison["methods"][0]["gain"] == 0
     assert "Client by client" in (tmp_path / "all" / "comparison.html").read_text()

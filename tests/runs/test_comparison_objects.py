@@ -18,8 +18,8 @@ from helpers import StopAfter
 from potluck.cli.app import app
 from potluck.errors import ConfigError, RunError
 from potluck.report.plots import to_pdf
-from potluck.runs.comparisons.play import compare as compare_experiments
-from potluck.runs.comparisons.play import open_comparison
+from potluck.runs.comparisons.comparison import open_comparison
+from potluck.runs.comparisons.play import compare_experiments
 from potluck.runs.loop import Interrupted
 
 PARTITION = {"kind": "iid", "clients": 2}

@@ -26,7 +26,7 @@ from potluck.report.comparison import relative_gain
 from potluck.report.render import plain
 from potluck.report.sheets import clients_sheet, comparison_sheet
 from potluck.runs.api import resume, run
-from potluck.runs.comparisons.play import compare
+from potluck.runs.comparisons.play import compare_experiments
 from potluck.runs.loop import Interrupted
 from potluck.testing.bench import Played
 from potluck.testing.contract import require_same_from_tape
@@ -167,7 +167,7 @@ def test_a_file_says_all_of_it_and_comparisons_know_local(tmp_path):
     )
     asked = Experiment.load(file)
     assert asked.portable
-    result = compare({"local": asked}, [0], tmp_path / "out")
+    result = compare_experiments({"local": asked}, [0], tmp_path / "out")
     folder = result.folder / "local-seed0"
     assert Experiment.load(folder / "config.yaml").to_yaml() == (folder / "config.yaml").read_text()
     written = yaml.safe_load((folder / "config.yaml").read_text())
@@ -277,7 +277,7 @@ def test_a_comparison_shows_each_client_by_its_own_measure(tmp_path, monkeypatch
     monkeypatch.setitem(registry, "doubling", Doubling)
     short = {"training": TRAINING | {"rounds": 1, "participation": 1.0}, "checkpoint": {"every": "never"}}
     experiments = {name: mixed(method=name, **short) for name in ("local", "doubling")}
-    result = compare(experiments, [0, 1], tmp_path / "out")
+    result = compare_experiments(experiments, [0, 1], tmp_path / "out")
     comparison = result.comparison
     assert list(comparison["metrics"].values()) == [
         *["accuracy"] * 2, *["mean_ap"] * 2, *["mean_iou"] * 2, *["accuracy"] * 2

@@ -15,7 +15,8 @@ from potluck.core.open_options import TuneSettings
 from potluck.errors import ConfigError, RoundFailed, RunError
 from potluck.experiment.schema import Experiment
 from potluck.runs import pilots as tuning
-from potluck.runs.comparisons.play import compare, experiments_by_method
+from potluck.runs.comparisons.plan import experiments_by_method
+from potluck.runs.comparisons.play import compare_experiments
 from potluck.runs.loop import Interrupted
 from potluck.runs.observers import Observer
 
@@ -92,7 +93,7 @@ def test_a_resumed_or_repeated_run_does_not_choose_again(
 ) -> None:
     experiments = experiments_by_method(file, ["local", "fedmrl"])
     with pytest.raises(Interrupted):
-        compare(
+        compare_experiments(
             experiments,
             [0],
             tmp_path / "all",
@@ -103,11 +104,11 @@ def test_a_resumed_or_repeated_run_does_not_choose_again(
         raise AssertionError("chosen again")
 
     monkeypatch.setattr(tuning, "tune", never)
-    compare(experiments, [0], tmp_path / "all")
-    compare(experiments, [0], tmp_path / "all")
+    compare_experiments(experiments, [0], tmp_path / "all")
+    compare_experiments(experiments, [0], tmp_path / "all")
     other = experiments_by_method(file, ["local", "fedmrl"], ["fedmrl.tune.rounds=3"])
     with pytest.raises(RunError, match=r"method\.tune\.rounds: 1 there, 3 here"):
-        compare(other, [0], tmp_path / "all")
+        compare_experiments(other, [0], tmp_path / "all")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RunError("the disk is full")])

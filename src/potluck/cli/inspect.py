@@ -86,7 +86,7 @@ def _explained(method: str, experiment: str | None, overrides: Sequence[str]) ->
     from potluck.experiment import Experiment
     from potluck.experiment.schema import load_plugins
     from potluck.methods.registry import find_method
-    from potluck.runs.comparisons.play import experiments_by_method
+    from potluck.runs.comparisons.plan import experiments_by_method
 
     if experiment is not None and (_is_file(method) or _is_override(experiment)):
         overrides, experiment = (

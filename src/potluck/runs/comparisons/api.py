@@ -13,8 +13,7 @@ from potluck.report.chosen_rounds import check_rounds
 from potluck.report.log import View
 from potluck.runs.comparisons.comparison import Comparison, Sweep
 from potluck.runs.comparisons.plan import Plan, check_sweep, plan_of, read_sweep
-from potluck.runs.comparisons.play import Skip, Watch
-from potluck.runs.comparisons.play import compare as compare_experiments
+from potluck.runs.comparisons.play import Skip, Watch, compare_experiments
 from potluck.runs.comparisons.references import check_reference
 from potluck.runs.observers.progress import progress_display
 

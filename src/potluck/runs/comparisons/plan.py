@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,9 @@ from pydantic import BaseModel
 
 from potluck.errors import ConfigError
 from potluck.experiment.overrides import Override, apply_override, read_yaml
-from potluck.experiment.schema import Experiment
-from potluck.methods.registry import find_method
-from potluck.runs.comparisons.play import check, load_plugins, own_overrides
+from potluck.experiment.schema import Experiment, load_plugins
+from potluck.methods.registry import find_method, method_names
+from potluck.runs.comparisons.play import check
 from potluck.runs.comparisons.references import APART, BASELINE, alone, is_local, with_locals
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+,-]*")  # a label is the name of a folder
@@ -99,8 +99,40 @@ def read_sweep(
         file.get("variants") if variants is None else variants,
         file.get("sweep") if sweep is None else sweep,
     )
-    _refuse_unused(own, [one for experiments in plan.experiments.values() for one in experiments.values()])
+    planned = (one for experiments in plan.experiments.values() for one in experiments.values())
+    _refuse_unused(own, {one.method.name for one in planned})
     return plan
+
+
+def experiments_by_method(
+    path: Path | str, methods: Sequence[str], overrides: Sequence[str] = ()
+) -> dict[str, Experiment]:
+    """The experiment of a file under several methods.
+
+    The method that the file names keeps its options, the others have their defaults. An override such as
+    `fedmrl.d1=50` sets an option of one method, any other override applies to all.
+    """
+    load_plugins(path, overrides)
+    general, own = own_overrides(overrides)
+    _refuse_unused(own, methods)
+    written = Experiment.load(path, general).method.name
+    experiments = {}
+    for method in methods:
+        chosen = [] if method == written else [f"method={{name: {method}}}"]
+        options = [f"method.{override.partition('.')[2]}" for override in own.get(method, ())]
+        experiments[method] = Experiment.load(path, [*general, *chosen, *options])
+    return experiments
+
+
+def own_overrides(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """The overrides that apply to all methods, and by method those that begin with its name."""
+    general: list[str] = []
+    own: dict[str, list[str]] = {}
+    known = set(method_names())
+    for override in overrides:
+        method = override.partition("=")[0].partition(".")[0]
+        (own.setdefault(method, []) if method in known else general).append(override)
+    return general, own
 
 
 def plan_of(
@@ -267,10 +299,10 @@ def _refuse_common(label: str, changes: Changes) -> None:
             )
 
 
-def _refuse_unused(own: Mapping[str, Sequence[str]], experiments: Sequence[Experiment]) -> None:
-    used = {experiment.method.name for experiment in experiments}
+def _refuse_unused(own: Mapping[str, Sequence[str]], methods: Collection[str]) -> None:
+    """Refuse an override for one method if that method is not among those that run."""
     for method in own:
-        if method not in used:
+        if method not in methods:
             raise ConfigError(
                 f"{own[method][0]!r} sets an option of {method}, which is not one of the methods"
             )

@@ -7,7 +7,7 @@ same command again skips runs that are finished and resumes those that were stop
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,12 @@ from potluck.core.dataset import Data
 from potluck.core.rng import Rng
 from potluck.data import Split
 from potluck.engine.evaluate import check_evaluation, judged_by
-from potluck.errors import ConfigError, RunError
+from potluck.errors import RunError
 from potluck.experiment.differences import differences
 from potluck.experiment.export import to_values
-from potluck.experiment.overrides import apply_override, read_yaml
 from potluck.experiment.plain import plain
 from potluck.experiment.schema import Experiment
 from potluck.files import read_json, write_json, write_whole
-from potluck.methods.registry import method_names
-from potluck.plugins import load_plugin
 from potluck.report.chosen_rounds import check_rounds, with_rounds
 from potluck.report.comparison import compare_runs
 from potluck.report.comparison_page import write_comparison
@@ -34,7 +31,6 @@ from potluck.report.log import View, read_config
 from potluck.report.targets import check_targets, with_targets
 from potluck.runs.api import resume, run
 from potluck.runs.comparisons.comparison import COMPARISON, MARK, Comparison
-from potluck.runs.comparisons.comparison import open_comparison as open_comparison
 from potluck.runs.comparisons.references import BASELINE, check_reference, references, with_locals
 from potluck.runs.environment import check_version, data_facts
 from potluck.runs.folder import RunFolder
@@ -50,52 +46,7 @@ Watch = Callable[[str], Observer]
 Skip = Callable[[str], None]
 
 
-def experiments_by_method(
-    path: Path | str, methods: Sequence[str], overrides: Sequence[str] = ()
-) -> dict[str, Experiment]:
-    """The experiment of a file under several methods.
-
-    The method that the file names keeps its options, the others have their defaults. An override such as
-    `fedmrl.d1=50` sets an option of one method, any other override applies to all.
-    """
-    load_plugins(path, overrides)
-    general, own = own_overrides(overrides)
-    for method in own:
-        if method not in methods:
-            raise ConfigError(
-                f"{own[method][0]!r} sets an option of {method}, which is not one of the methods"
-            )
-    written = Experiment.load(path, general).method.name
-    experiments = {}
-    for method in methods:
-        chosen = [] if method == written else [f"method={{name: {method}}}"]
-        options = [f"method.{override.partition('.')[2]}" for override in own.get(method, ())]
-        experiments[method] = Experiment.load(path, [*general, *chosen, *options])
-    return experiments
-
-
-def load_plugins(path: Path | str, overrides: Sequence[str]) -> None:
-    """Load what a file names under `plugins`, so that the command line can name its methods."""
-    values: dict[str, Any] = {"plugins": read_yaml(Path(path)).get("plugins")}
-    for override in overrides:
-        if override.partition("=")[0].partition(".")[0] == "plugins":
-            apply_override(values, override)
-    for plugin in values["plugins"] or ():
-        load_plugin(str(plugin), Path(path).resolve().parent)
-
-
-def own_overrides(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """The overrides that apply to all methods, and by method those that begin with its name."""
-    general: list[str] = []
-    own: dict[str, list[str]] = {}
-    known = set(method_names())
-    for override in overrides:
-        method = override.partition("=")[0].partition(".")[0]
-        (own.setdefault(method, []) if method in known else general).append(override)
-    return general, own
-
-
-def compare(
+def compare_experiments(
     experiments: Mapping[str, Experiment],
     seeds: Sequence[int],
     folder: Path | str,
@@ -127,21 +78,12 @@ def compare(
     for experiment in experiments.values():
         check(experiment.variant(seed=seeds[0]), data, splits[seeds[0]], targets)
     _make_folder(home.path, first)
-    folders: dict[str, list[Path]] = {}
     with home.locked():
-        for seed in seeds:
-            for method, experiment in experiments.items():
-                label = f"{method}, seed {seed}" if len(seeds) > 1 else method
-                part = _Part(experiment.variant(seed=seed), home / f"{method}-seed{seed}", label)
-                part.finish(data, splits[seed], watch, skip)
-                folders.setdefault(method, []).append(part.folder)
-        comparison = compare_runs(
-            folders,
-            Rng(first.seed, ("compare",)),
-            baseline=against or BASELINE,
-            references=dict.fromkeys(experiments, against) if against else references(experiments),
-            view=view,
-        )
+        folders: dict[str, list[Path]] = {label: [] for label in experiments}
+        for label, seed, part in _parts(experiments, seeds, home):
+            part.finish(data, splits[seed], watch, skip)
+            folders[label].append(part.folder)
+        comparison = _compared(experiments, folders, against, view)
         if targets:
             comparison = with_targets(comparison, folders, targets)
         if rounds:
@@ -151,6 +93,32 @@ def compare(
         write_json(home / COMPARISON, comparison)
         write_comparison(home / "comparison.html", comparison)
     return Comparison(home.path, comparison)
+
+
+def _parts(
+    experiments: Mapping[str, Experiment], seeds: Sequence[int], home: RunFolder
+) -> Iterator[tuple[str, int, _Part]]:
+    """The runs of a comparison with label and seed, all labels of the first seed first."""
+    for seed in seeds:
+        for label, experiment in experiments.items():
+            shown = f"{label}, seed {seed}" if len(seeds) > 1 else label
+            yield label, seed, _Part(experiment.variant(seed=seed), home / f"{label}-seed{seed}", shown)
+
+
+def _compared(
+    experiments: Mapping[str, Experiment],
+    folders: Mapping[str, Sequence[Path]],
+    against: str | None,
+    view: View,
+) -> dict[str, Any]:
+    """The content of `comparison.json`: all finished runs, each against its own Local or all against one label."""
+    return compare_runs(
+        folders,
+        Rng(next(iter(experiments.values())).seed, ("compare",)),
+        baseline=against or BASELINE,
+        references=dict.fromkeys(experiments, against) if against else references(experiments),
+        view=view,
+    )
 
 
 def check(experiment: Experiment, data: Data, split: Split, targets: Sequence[float] = ()) -> None:
