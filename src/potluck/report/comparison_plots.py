@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from potluck.report.format import method_label, size
 from potluck.report.log import Curve
@@ -22,6 +22,7 @@ from potluck.report.plots import (
     RULE,
     WIDTH,
     accuracy_over_rounds,
+    axes_of_differences,
     clean_axes,
     framed,
     label_right,
@@ -30,7 +31,7 @@ from potluck.report.plots import (
     shorten,
     spread_apart,
 )
-from potluck.report.sheets import measure_in, ranked, references_of, row_label, rows_of
+from potluck.report.sheets import measure_in, ranked, row_label, rows_of
 
 Comparison = Mapping[str, Any]
 MOST_CLIENTS = 400  # dots in a row of the picture of gains; more are thinned out
@@ -119,19 +120,9 @@ def gains_picture(comparison: Comparison) -> Figure | None:
     axes.axvline(0, color=INK, linewidth=1.2, zorder=1)
     for row, entry in enumerate(entries):
         _draw_gains(axes, row, entry["by_client"], measure)
-    axes.set_ylim(len(entries) - 0.4, -0.6)
-    axes.set_yticks(range(len(entries)), [shorten(row_label(entry), 26) for entry in entries])
-    axes.tick_params(axis="y", labelcolor=INK, labelsize=9)
-    unit = "points" if measure.is_share else measure.name
-    axes.set_xlabel(f"{unit} against {_reference(entries)}, a dot per client and seed", color=FAINT)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=8))
+    axes_of_differences(axes, entries, measure, "local", ", a dot per client and seed")
     axes.grid(axis="x", color=RULE, linewidth=0.8)
     return figure
-
-
-def _reference(entries: Sequence[Mapping[str, Any]]) -> str:
-    names = references_of(entries) or ["local"]
-    return method_label(names[0]) if len(names) == 1 else "its Local"
 
 
 def _draw_gains(axes: Axes, row: int, by_client: Mapping[str, Any], measure: Measure) -> None:

@@ -383,6 +383,20 @@ def _mean_line(axes: Axes, mean: float, measure: Measure) -> None:
     label_right(axes, mean, f"mean {_short(mean, measure)}", INK)
 
 
+def axes_of_differences(
+    axes: Axes, entries: Sequence[Mapping[str, Any]], measure: Measure, baseline: str, note: str = ""
+) -> None:
+    """A row per entry from the top down, and along the bottom the difference to what they are compared with."""
+    axes.set_ylim(len(entries) - 0.4, -0.6)
+    axes.set_yticks(range(len(entries)), [shorten(row_label(entry), 26) for entry in entries])
+    axes.tick_params(axis="y", labelcolor=INK, labelsize=9)
+    names = references_of(entries) or [baseline]
+    reference = method_label(names[0]) if len(names) == 1 else "its Local"
+    unit = "points" if measure.is_share else measure.name
+    axes.set_xlabel(f"{unit} against {reference}{note}", color=FAINT)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8))
+
+
 @own_style()
 def interval_picture(comparison: Mapping[str, Any]) -> Figure:
     """Each method's paired difference to the baseline with its interval; ties are hollow and grey."""
@@ -393,13 +407,7 @@ def interval_picture(comparison: Mapping[str, Any]) -> Figure:
     axes.axvline(0, color=INK, linewidth=1.2, zorder=1)
     for row, entry in enumerate(entries):
         _draw_interval(axes, row, entry["difference"], measure)
-    axes.set_ylim(len(entries) - 0.4, -0.6)
-    axes.set_yticks(range(len(entries)), [shorten(row_label(row), 26) for row in entries])
-    axes.tick_params(axis="y", labelcolor=INK, labelsize=9)
-    names = references_of(entries) or [str(comparison.get("baseline", "local"))]
-    reference = method_label(names[0]) if len(names) == 1 else "its Local"
-    axes.set_xlabel(f"{'points' if measure.is_share else measure.name} against {reference}", color=FAINT)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=8))
+    axes_of_differences(axes, entries, measure, str(comparison.get("baseline", "local")))
     axes.xaxis.set_major_formatter(
         FuncFormatter(lambda value, _: f"{value:+g}".replace("-", "−") if value else "0")
     )
