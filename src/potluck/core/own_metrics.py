@@ -326,14 +326,18 @@ def _from_torchmetrics(settings: MetricSettings) -> OwnMetric:
         like = make(3, several=False)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"metrics: {settings.name} cannot be made: {first_line(error)}") from error
-    low, high = (getattr(like, f"plot_{end}_bound", None) for end in ("lower", "upper"))
-    facts = MetricFacts(
-        settings.key,
-        getattr(like, "higher_is_better", None) is not False,
+    return OwnMetric(_facts_of(like, settings.key), compute, "probabilities")
+
+
+def _facts_of(metric: Any, key: str) -> MetricFacts:
+    """Direction and range as an object of torchmetrics declares them; what it does not say is open."""
+    low, high = (getattr(metric, f"plot_{end}_bound", None) for end in ("lower", "upper"))
+    return MetricFacts(
+        key,
+        getattr(metric, "higher_is_better", None) is not False,
         -math.inf if low is None else low,
         math.inf if high is None else high,
     )
-    return OwnMetric(facts, compute, "probabilities")
 
 
 def _from_function(settings: MetricSettings, function: Callable[..., Any]) -> OwnMetric:

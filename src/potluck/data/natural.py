@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from potluck.core.dataset import Dataset, Owners
 from potluck.core.rng import Rng
-from potluck.data.partition import Fraction, Rows, cut_client
+from potluck.data.partition import Fraction, Rows, check_shares, cut_client
 from potluck.errors import DataError, nearest
 
 
@@ -40,8 +40,7 @@ class NaturalConfig(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.validation + self.test >= 1:
-            raise ValueError(f"validation {self.validation} and test {self.test} leave nothing to train on")
+        check_shares(self.validation, self.test)
         if not isinstance(self.held_out, tuple) and not (
             self.held_out >= 0 and (isinstance(self.held_out, int) or self.held_out < 1)
         ):

@@ -37,6 +37,12 @@ Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]  # of one client: for training, validation and test
 
 
+def check_shares(validation: float, test: float) -> None:
+    """Refuse shares of a client's rows that leave none for training."""
+    if validation + test >= 1:
+        raise ValueError(f"validation {validation} and test {test} leave nothing to train on")
+
+
 class PartitionConfig(BaseModel):
     """How the rows are divided among clients.
 
@@ -70,8 +76,7 @@ class PartitionConfig(BaseModel):
     def _fits_together(self) -> Self:
         self._check_variant()
         self._check_needs()
-        if self.validation + self.test >= 1:
-            raise ValueError(f"validation {self.validation} and test {self.test} leave nothing to train on")
+        check_shares(self.validation, self.test)
         if not math.isfinite(self.held_out) or self.held_out < 0 or self.held_out_count >= self.clients:
             raise ValueError(
                 f"held_out {self.held_out} of {self.clients} clients leaves none to train: "

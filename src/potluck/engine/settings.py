@@ -17,6 +17,13 @@ from potluck.errors import ConfigError
 SIZE = re.compile(r"\d+(?:\.\d+)?\s*(?:(?:[KMGT]i?)?B|)", re.IGNORECASE)  # a number and its unit
 
 
+def as_size(value: Any, such: str) -> str:
+    """A size for pydantic's `ByteSize`, which alone would also take -3 and True; `such` says what to give."""
+    if isinstance(value, bool) or not SIZE.fullmatch(str(value).strip()):
+        raise ValueError(f"give a size such as {such}")
+    return str(value).strip()
+
+
 class EngineSettings(Settings):
     """Where the clients run."""
 
@@ -49,11 +56,12 @@ class EngineSettings(Settings):
     @field_validator("memory", mode="before")
     @classmethod
     def _a_size(cls, value: Any) -> Any:
-        """`20GB`, `512MiB`, a number of bytes, or `auto`; `ByteSize` alone would also take -3 and True."""
-        text = str(value).strip()
-        if text != "auto" and (isinstance(value, bool) or not SIZE.fullmatch(text)):
-            raise ValueError("give a size such as 20GB or 512MB, a number of bytes, or auto")
-        return text
+        """`20GB`, `512MiB`, a number of bytes, or `auto`."""
+        return (
+            "auto"
+            if str(value).strip() == "auto"
+            else as_size(value, "20GB or 512MB, a number of bytes, or auto")
+        )
 
     def memory_bytes(self) -> int | None:
         """The bytes that stored client states may take in device and host memory together, None for `auto`."""

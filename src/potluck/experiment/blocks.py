@@ -16,7 +16,7 @@ from pydantic import ByteSize, Field, field_serializer, field_validator
 from potluck.core.dataset import Dataset
 from potluck.core.settings import ClientOverrides, ClientTraining, Settings
 from potluck.data import AnyConfig, DataConfig, Split
-from potluck.engine.settings import SIZE
+from potluck.engine.settings import as_size
 from potluck.experiment.plain import is_plain, plain
 
 # --- clients, their data and models ---------------------------------------------------------------------
@@ -152,9 +152,7 @@ class KeepSettings(Settings):
     @classmethod
     def _a_size(cls, value: Any) -> Any:
         """`4GB`, `512MiB` or a number of bytes."""
-        if isinstance(value, bool) or not SIZE.fullmatch(str(value).strip()):
-            raise ValueError("give a size such as 4GB or 512MB, or a number of bytes")
-        return str(value).strip()
+        return as_size(value, "4GB or 512MB, or a number of bytes")
 
 
 class SeedSettings(Settings):

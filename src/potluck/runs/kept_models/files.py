@@ -29,9 +29,7 @@ States = Mapping[str, Mapping[str, Tensor]]  # moment → the tensors of a clien
 
 def kept_rounds(home: Path) -> list[int]:
     """The rounds whose models are complete in a folder, ascending."""
-    names = (
-        path.name.removeprefix(_PREFIX) for path in home.glob(f"{_PREFIX}*/{ABOUT}") for path in [path.parent]
-    )
+    names = (about.parent.name.removeprefix(_PREFIX) for about in home.glob(f"{_PREFIX}*/{ABOUT}"))
     return sorted(int(name) for name in names if name.isdecimal())
 
 

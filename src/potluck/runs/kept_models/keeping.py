@@ -169,8 +169,10 @@ class MeasuredStates:
         """How much room the states of clients take in files, from one client of each kind."""
         kind = self.federation.clients.kind
         counts, first = Counter(map(kind, clients)), {kind(client): client for client in reversed(clients)}
-        sizes = ((client, shared(found)) for client, found in self.of(round_, list(first.values())))
-        return sum(counts[kind(client)] * sum(map(_nbytes, found.values())) for client, found in sizes)
+        return sum(
+            counts[kind(client)] * sum(tensor.nbytes for tensor in shared(found).values())
+            for client, found in self.of(round_, list(first.values()))
+        )
 
     def at_least(self) -> int:
         """Less than `nbytes`, but known without work: from stored states, for the kinds that have any."""
@@ -191,10 +193,6 @@ def _copied(live: Client) -> dict[str, Tensor]:
         for name, part in kept.items()
         for key, value in part.tensors().items()
     }
-
-
-def _nbytes(tensor: Tensor) -> int:
-    return tensor.nbytes
 
 
 def validation_score(examined: Sequence[Examined], held_out: Collection[ClientId]) -> float | None:
