@@ -59,6 +59,19 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
+def by_dotted_key(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested settings as a flat mapping; lists stay whole.
+
+    >>> by_dotted_key({"seed": 0, "training": {"rounds": 3}})
+    {'seed': 0, 'training.rounds': 3}
+    """
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        path = f"{above}{key}"
+        found |= by_dotted_key(value, f"{path}.") if isinstance(value, Mapping) else {path: value}
+    return found
+
+
 def apply_override(values: dict[str, Any], override: Override) -> None:
     """Set one value, `training.rounds=5`, `models.0=cnn3`, `method.d1=50`, or several, `{"training.rounds": 5}`."""
     if isinstance(override, Mapping):

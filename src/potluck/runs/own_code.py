@@ -42,10 +42,13 @@ def check_trusted(folder: Path, settings: Mapping[str, Any]) -> None:
     for name, file in files.items():
         relative = name.endswith(".py") and not Path(name).is_absolute()  # potluck writes whole paths
         if others or relative or folder.resolve() in file.resolve().parents:
-            whose = "another user's run folder names" if others else "comes with the run folder"
-            told = f"{whose} the code {name}" if others else f"the code {name} {whose}"
+            why = (
+                f"another user's run folder names the code {name}"
+                if others
+                else f"the code {name} comes with the run folder"
+            )
             raise RunError(
-                f"{folder}: {told}, and going on would run it; read it first, then say --trust "
+                f"{folder}: {why}, and going on would run it; read it first, then say --trust "
                 "(trust=True in Python)"
             )
 

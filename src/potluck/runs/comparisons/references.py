@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from potluck.errors import ConfigError, nearest
+from potluck.experiment.overrides import by_dotted_key
 from potluck.experiment.schema import Experiment
 
 BASELINE = "local"
@@ -73,14 +74,7 @@ def training_settings(experiment: Experiment) -> Leaves:
     values = yaml.safe_load(experiment.to_yaml())
     kept = {key: value for key, value in values.items() if key not in APART}
     kept["evaluate"] = {key: value for key, value in values["evaluate"].items() if key != "modes"}
-    return _leaves(kept) | {"engine.precision": values["engine"]["precision"]}
-
-
-def _leaves(value: Any, path: str = "") -> Leaves:
-    if not isinstance(value, Mapping):
-        return {path: value}
-    inner = (_leaves(one, f"{path}.{key}" if path else str(key)) for key, one in value.items())
-    return {key: leaf for leaves in inner for key, leaf in leaves.items()}
+    return by_dotted_key(kept) | {"engine.precision": values["engine"]["precision"]}
 
 
 def _changing(settings: Iterable[Leaves]) -> list[str]:

@@ -10,6 +10,7 @@ import yaml
 
 from potluck.engine.evaluate import Examined
 from potluck.errors import RunError, first_line
+from potluck.experiment.overrides import by_dotted_key
 from potluck.experiment.schema import Experiment
 from potluck.files import read_json, write_json
 from potluck.runs.folder import RunFolder
@@ -54,7 +55,7 @@ class Tracker(Observer):
         """The settings of the experiment by dotted key, without those of the trackers."""
         settings = yaml.safe_load(self.experiment.to_yaml())
         settings.pop("track", None)
-        return flat(settings)
+        return by_dotted_key(settings)
 
     def begin(self, name: str, method: str, rounds: int, done: int) -> None:
         """Start the tracker."""
@@ -117,16 +118,3 @@ class Tracker(Observer):
 
     def _keep(self) -> None:
         write_json(self.folder / FILE, self._kept() | {self.name: self.notes})
-
-
-def flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Nested settings by dotted key; lists stay whole.
-
-    >>> flat({"seed": 0, "training": {"rounds": 3}})
-    {'seed': 0, 'training.rounds': 3}
-    """
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        path = f"{above}{key}"
-        found |= flat(value, f"{path}.") if isinstance(value, Mapping) else {path: value}
-    return found
