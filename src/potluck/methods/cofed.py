@@ -87,7 +87,7 @@ class CoFED(OnPublicData):
         batch: int | None = option(
             default=None,
             ge=1,
-            description="public samples in a step; by default 32, or all if fewer; ours",
+            description="public samples in a step; by default 32, or all if fewer",
             source="ours",
         )
 

@@ -105,11 +105,11 @@ class CreamFL(OnPublicData):
         batch: int | None = option(
             default=None,
             ge=2,
-            description="public samples in a step; by default 32, or all if fewer; ours",
+            description="public samples in a step; by default 32, or all if fewer",
             source="ours",
         )
         passes: int = option(
-            default=1, ge=1, description="passes over the public data in a round; ours", source="ours"
+            default=1, ge=1, description="passes over the public data in a round", source="ours"
         )
         server_model: Any = option(
             default=None,

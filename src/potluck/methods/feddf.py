@@ -111,7 +111,7 @@ class FedDF(FedAvg):
             default=0.1,
             ge=0,
             lt=1,
-            description="share of the public data held back to decide when to stop; ours",
+            description="share of the public data held back to decide when to stop",
             source="ours",
         )
 

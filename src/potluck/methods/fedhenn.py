@@ -86,7 +86,7 @@ class FedHeNN(OnPublicData):
         )
         send: Literal["smaller", "kernel", "representations"] = option(
             default="smaller",
-            description="what goes up: K, A, or the smaller of both; K̄ is the same; ours",
+            description="what goes up: K, A, or the smaller of both; K̄ is the same",
             source="ours",
         )
 

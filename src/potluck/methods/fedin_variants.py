@@ -110,7 +110,7 @@ class FedINVariants(FedIN):
         )
         project: Kind = option(
             default="none",
-            description="maps to a shared space for features of different shapes; private is a control; ours",
+            description="maps to a shared space for features of different shapes; private is a control",
             source="ours",
         )
         project_in: tuple[PositiveInt, PositiveInt, PositiveInt] = option(

@@ -81,7 +81,7 @@ class FedMD(OnPublicData):
         initial: int = option(
             default=1,
             ge=0,
-            description="how often a client trains locally before its first logits; ours",
+            description="how often a client trains locally before its first logits",
             source="ours",
         )
 

@@ -60,7 +60,7 @@ class FedMRLVariants(FedMRL):
         )
         widths: Ascending = option(
             default=(),
-            description="further nested widths with a loss each, below every d2; ours",
+            description="further nested widths with a loss each, below every d2",
             source="ours",
         )
         projector: Projection = option(
@@ -79,7 +79,7 @@ class FedMRLVariants(FedMRL):
             source="paper, Eq. 9; functions: ours",
         )
         weight_widths: float = option(
-            default=1.0, ge=0, description="weight of the loss of each further width; ours", source="ours"
+            default=1.0, ge=0, description="weight of the loss of each further width", source="ours"
         )
 
         @model_validator(mode="after")

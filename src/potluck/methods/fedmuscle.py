@@ -79,13 +79,11 @@ class AligningOptimizer(OptimizerSettings):
     """How the representation model is aligned. No source names an optimiser or its values: these are ours."""
 
     name: Literal["sgd", "adam", "adamw"] = option(
-        default="adamw", description="the optimiser; ours", source="ours"
+        default="adamw", description="the optimiser", source="ours"
     )
-    lr: float = option(
-        default=1e-3, gt=0, description="learning rate of an alignment step; ours", source="ours"
-    )
+    lr: float = option(default=1e-3, gt=0, description="learning rate of an alignment step", source="ours")
     weight_decay: float = option(
-        default=0.01, ge=0, description="weight decay of an alignment step; ours", source="ours"
+        default=0.01, ge=0, description="weight decay of an alignment step", source="ours"
     )
 
 

@@ -75,7 +75,7 @@ class FedMuscleVariants(FedMuscle):
         )
         learned: bool = option(
             default=False,
-            description="train both temperatures too, from their values here; ours",
+            description="train both temperatures too, from their values here",
             source="ours",
         )
         normalize: bool = option(

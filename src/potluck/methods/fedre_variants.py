@@ -57,13 +57,13 @@ class Variants(SharedHead.Config):
         default=0.0,
         ge=0,
         allow_inf_nan=False,
-        description="Gaussian noise on the mixture, in standard deviations of its entries; ours",
+        description="Gaussian noise on the mixture, in standard deviations of its entries",
         source="ours",
     )
     levels: int | None = option(
         default=None,
         ge=1,
-        description="send the label in whole multiples of 1/levels; exact by default; ours",
+        description="send the label in whole multiples of 1/levels; exact by default",
         source="ours",
     )
 

@@ -66,11 +66,11 @@ class SimCLR(OnPublicData):
         batch: int | None = option(
             default=None,
             ge=2,
-            description="B: public samples in a step; by default 32, or all if fewer; ours",
+            description="B: public samples in a step; by default 32, or all if fewer",
             source="ours",
         )
         passes: int = option(
-            default=1, ge=1, description="passes over the public data in a round; ours", source="ours"
+            default=1, ge=1, description="passes over the public data in a round", source="ours"
         )
         hidden: int | None = option(
             default=None,
@@ -90,7 +90,7 @@ class SimCLR(OnPublicData):
             default=0.2,
             ge=0,
             lt=1,
-            description="share of numbers or tokens left out of other samples' views; ours",
+            description="share of numbers or tokens left out of other samples' views",
             source="ours",
         )
 
