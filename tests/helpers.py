@@ -1,8 +1,11 @@
-"""Observers that several tests use."""
+"""Observers and experiments that several tests use."""
 
 from __future__ import annotations
 
-from potluck import Observer
+from collections.abc import Mapping
+from typing import Any
+
+from potluck import Experiment, Observer
 from potluck.runs.observers import RoundEnd
 
 
@@ -25,3 +28,14 @@ class Listener(Observer):
 
     def notice(self, sentence: str) -> None:
         self.notices.append(sentence)
+
+
+def changed_experiment(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> Experiment:
+    """The experiment of some settings, with values of its blocks changed one by one and other values replaced."""
+    blocks = {
+        name: {**settings[name], **value}
+        if isinstance(value, dict) and isinstance(settings.get(name), dict)
+        else value
+        for name, value in changes.items()
+    }
+    return Experiment.make(**{**settings, **blocks})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -54,7 +55,11 @@ def test_programs_get_the_same() -> None:
 
 @pytest.mark.parametrize("method", method_names())
 def test_every_default_is_plain(method: str) -> None:
-    json.loads(shown(method, "--options", "--json"))
+    found = json.loads(shown(method, "--options", "--json"))["options"]
+    assert found
+    assert [
+        one["name"] for one in found if re.search(r"<.*>| object at |=", json.dumps(one["default"]))
+    ] == []
 
 
 @pytest.mark.parametrize(

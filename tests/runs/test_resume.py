@@ -13,7 +13,7 @@ import torch
 import yaml
 
 import potluck
-from helpers import StopAfter
+from helpers import StopAfter, changed_experiment
 from potluck.data import Split
 from potluck.engine.store.checkpoints import Checkpoints
 from potluck.errors import PotluckError, RunError
@@ -35,13 +35,7 @@ LOGS = ("metrics.jsonl", "ledger.jsonl", "observations.jsonl")
 
 
 def experiment(**changes: Any) -> Experiment:
-    blocks = {
-        name: {**SETTINGS[name], **value}
-        if isinstance(value, dict) and isinstance(SETTINGS.get(name), dict)
-        else value
-        for name, value in changes.items()
-    }
-    return Experiment.make(**{**SETTINGS, **blocks})
+    return changed_experiment(SETTINGS, changes)
 
 
 def about(folder: Path) -> dict[str, Any]:

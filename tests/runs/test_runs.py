@@ -12,7 +12,7 @@ import torch
 
 import potluck
 import potluck.core.method
-from helpers import Listener, StopAfter
+from helpers import Listener, StopAfter, changed_experiment
 from potluck.data import ClientSplit, Split
 from potluck.engine.store.checkpoints import Checkpoints
 from potluck.engine.store.client_store import ClientStore
@@ -39,13 +39,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def experiment(**changes: Any) -> Experiment:
-    blocks = {
-        name: {**SETTINGS[name], **value}
-        if isinstance(value, dict) and isinstance(SETTINGS.get(name), dict)
-        else value
-        for name, value in changes.items()
-    }
-    return Experiment.make(**{**SETTINGS, **blocks})
+    return changed_experiment(SETTINGS, changes)
 
 
 def lines(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
