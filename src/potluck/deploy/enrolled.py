@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -107,8 +108,7 @@ def _placeholders(enrolled: Mapping[ClientId, Enrolment]) -> Split:
     clients, start = [], 0
     for client, enrolment in enrolled.items():
         ends = np.cumsum([start, *(enrolment.samples[part] for part in PARTS)])
-        rows = {part: np.arange(ends[number], ends[number + 1]) for number, part in enumerate(PARTS)}
-        clients.append(ClientSplit(client, *rows.values()))
+        clients.append(ClientSplit(client, *(np.arange(first, last) for first, last in pairwise(ends))))
         start = int(ends[-1])
     return Split.of(clients)
 

@@ -23,7 +23,7 @@ from potluck.core.dataset import Dataset
 from potluck.core.own_metrics import LIBRARIES, PLAIN, MetricSettings, measured_anyway, own_metrics
 from potluck.core.population import ClientFacts
 from potluck.core.rng import Rng, new_secret
-from potluck.data import DataConfig, Split
+from potluck.data import AugmentConfig, DataConfig, Split
 from potluck.deploy.resident import Agreed, Resident
 from potluck.deploy.site_data import site_data, site_public
 from potluck.deploy.wire import (
@@ -257,14 +257,7 @@ class Site(Orders):
 
     def federation(self, values: dict[str, Any], run: str) -> Federation:
         """A run as this site sees it: what the server told, with the site's own data, model and secret."""
-        method = dict(values["method"])
-        code = _named_code(method)
-        if code is not None:
-            raise ConfigError(
-                f"the server's options name the function {code!r}; a site runs no code but its own"
-            )
-        if self.agreement is not None:
-            self.agreement.admit_options(str(method.get("name")), method)
+        self._admit(dict(values["method"]))
         wanted = [site_metric(str(name), self.metrics) for name in values.get("metrics", ())]
         told = (*SENT, "data", "engine", "partition", *(("public",) if "public" in values else ()))
         experiment = Experiment.make(**{key: values[key] for key in told})
@@ -280,14 +273,9 @@ class Site(Orders):
         public = None
         if chosen.needs_public_data and experiment.public is not None:
             public = experiment.public_samples(chosen, site_public(given, experiment, self.client))
+        models, groups = self._models(experiment), [_site_group(data, experiment.data.augment)]
         overrides = experiment.training.per_client
-        seeds, augment = experiment.all_seeds(), experiment.data.augment
-        pool = ModelPool(
-            {self.client: self.model}, experiment.models.rep_dim, adapter=experiment.models.adapter
-        )
-        models = PrivateModels(pool, [self.client], seeds, experiment.models.init == "per_client")
-        prepare = DataConfig(name=data.name, augment=augment).preparation(data).prepare
-        groups = [GroupData(data, 1, prepare, bool(augment.operations))]
+        seeds = experiment.all_seeds()
         secret = seeds.secret(self.client) if self.simulated else kept_secret(self.home, run)
         federation = assemble(
             chosen,
@@ -307,6 +295,28 @@ class Site(Orders):
         )
         check_public(federation.population)
         return federation.prepared()
+
+    def _admit(self, method: dict[str, Any]) -> None:
+        """Refuse options of the server that name code, or that the agreement does not cover."""
+        code = _named_code(method)
+        if code is not None:
+            raise ConfigError(
+                f"the server's options name the function {code!r}; a site runs no code but its own"
+            )
+        if self.agreement is not None:
+            self.agreement.admit_options(str(method.get("name")), method)
+
+    def _models(self, experiment: Experiment) -> PrivateModels:
+        """The site's own model, adapted as the experiment says."""
+        settings = experiment.models
+        pool = ModelPool({self.client: self.model}, settings.rep_dim, adapter=settings.adapter)
+        return PrivateModels(pool, [self.client], experiment.all_seeds(), settings.init == "per_client")
+
+
+def _site_group(data: Dataset, augment: AugmentConfig) -> GroupData:
+    """The site's data with its preparation, as a group of one client."""
+    prepare = DataConfig(name=data.name, augment=augment).preparation(data).prepare
+    return GroupData(data, 1, prepare, bool(augment.operations))
 
 
 def model_entry(name: str) -> Entry:
