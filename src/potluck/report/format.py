@@ -89,6 +89,18 @@ def points(value: float | None) -> str:
     return "0.00" if float(shown) == 0 else shown.replace("-", "−")
 
 
+def number(value: float | None) -> str:
+    """A plain number with four digits, and a real minus sign."""
+    return NOTHING if value is None else f"{value:.4g}".replace("-", "−")
+
+
+def signed(value: float | None) -> str:
+    """A plain difference with its sign."""
+    if value is None:
+        return NOTHING
+    return "0" if value == 0 else f"{value:+.4g}".replace("-", "−")
+
+
 def with_spread(value: Mapping[str, Any], show: Callable[[float | None], str]) -> str:
     """A mean over seeds with its deviation, where there is one: 91.23 ± 0.40."""
     spread = value.get("std_over_seeds")

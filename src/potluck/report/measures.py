@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from potluck.core.metrics import metric_facts
-from potluck.report.format import NOTHING, hundredths, measured, metric_name, percent, points
+from potluck.report.format import hundredths, measured, metric_name, number, percent, points, signed
 
 Stored = Mapping[str, Mapping[str, Any]]  # metric → its facts as a run folder keeps them
 
@@ -65,18 +65,6 @@ class Measure:
 
 
 ACCURACY = Measure()
-
-
-def number(value: float | None) -> str:
-    """A plain number with four digits, and a real minus sign."""
-    return NOTHING if value is None else f"{value:.4g}".replace("-", "−")
-
-
-def signed(value: float | None) -> str:
-    """A plain difference with its sign."""
-    if value is None:
-        return NOTHING
-    return "0" if value == 0 else f"{value:+.4g}".replace("-", "−")
 
 
 def measure_named(name: str, stored: Stored | None = None) -> Measure:

@@ -24,9 +24,9 @@ from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from potluck.report.format import method_label, size
+from potluck.report.format import method_label, number, size
 from potluck.report.log import Curve
-from potluck.report.measures import ACCURACY, Measure, number
+from potluck.report.measures import ACCURACY, Measure
 from potluck.report.sheets import measure_in, references_of, row_label, rows_of
 
 INK = "#24292f"
