@@ -89,10 +89,8 @@ def _explained(method: str, experiment: str | None, overrides: Sequence[str]) ->
     from potluck.runs.comparisons.plan import experiments_by_method
 
     if experiment is not None and (_is_file(method) or _is_override(experiment)):
-        overrides, experiment = (
-            [experiment, *overrides],
-            None,
-        )  # the file was left out: its place has an override
+        # The file was left out: its place has an override.
+        overrides, experiment = [experiment, *overrides], None
     if _is_file(method):
         return Experiment.load(method, overrides)
     if experiment is not None:

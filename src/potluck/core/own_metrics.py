@@ -43,9 +43,8 @@ class MetricSettings(Settings):
     """One metric: a name, `sklearn:function`, `torchmetrics:Class`, `module:function`, or a function itself."""
 
     name: Any
-    called: str | None = Field(
-        default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$"
-    )  # its name in logs and tables
+    # Its name in logs and tables.
+    called: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$")
     higher_is_better: bool | None = None
     low: float | None = Field(default=None, allow_inf_nan=True)
     high: float | None = Field(default=None, allow_inf_nan=True)

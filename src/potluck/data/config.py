@@ -46,9 +46,8 @@ class DataConfig(FileOptions):
 
     name: str = "digits"
     dir: Path | None = None  # relative to the experiment file; none: POTLUCK_DATA, else the hub
-    samples: int | None = Field(
-        default=None, ge=1
-    )  # rows of the training part to use, and at most as many of the test part
+    # Rows of the training part to use, and at most as many of the test part.
+    samples: int | None = Field(default=None, ge=1)
     normalize: bool | Normalisation = True  # true: the preset's mean and std, else the data set's own
     augment: AugmentConfig = AugmentConfig()
     labels: Literal["fine", "coarse"] | None = None  # cifar100; none: fine

@@ -27,9 +27,7 @@ class NaturalConfig(BaseModel):
     validation: Fraction = 0.0  # share of a client's rows, where it has no validation rows of its own
     test: Fraction = 0.25  # the same for test rows
     min_size: int = Field(default=1, ge=1)  # rows, all parts together
-    held_out: int | float | tuple[str, ...] = (
-        0  # clients that never train: a number, a fraction or their names
-    )
+    held_out: int | float | tuple[str, ...] = 0  # clients that never train: a number, a share or names
 
     @field_validator("held_out", mode="before")
     @classmethod

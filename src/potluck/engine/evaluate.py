@@ -34,17 +34,11 @@ from potluck.training.collect import collect
 
 Moment = Literal["before", "after_training", "after_aggregation"]
 Line = dict[str, Any]  # one line of a log
-RAW = (
-    "raw scores",
-    "raw labels",
-)  # what is gathered for metrics beside those of the task, and for predictions
+# What is gathered for metrics beside those of the task, and for predictions.
+RAW = ("raw scores", "raw labels")
 SPLITS = ("test", "validation")
-PREDICTED = (
-    "classification",
-    "text-classification",
-    "multi-label",
-    "regression",
-)  # tasks with predictions to keep
+# Tasks with predictions to keep.
+PREDICTED = ("classification", "text-classification", "multi-label", "regression")
 
 
 class EvaluateSettings(Settings):

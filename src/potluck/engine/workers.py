@@ -227,9 +227,8 @@ class Worker:
 def _fork(work: Callable[[], NoReturn]) -> int:
     _flush()  # or both processes would write what is in the buffers
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # Python warns of threads; see the module docstring
+        # Python warns of threads; see the module docstring.
+        warnings.simplefilter("ignore", DeprecationWarning)
         process = os.fork()
     if not process:
         work()

@@ -32,9 +32,8 @@ class Sites(Settings):
     """No split, as every client brings its own data to a federation: `partition: {sites: [north, south]}`."""
 
     sites: tuple[str, ...] = Field(min_length=1)  # client ids, as they join with them
-    classes: int | None = Field(
-        default=None, ge=1
-    )  # or outputs, of the shared task; none: each site has its own
+    # Classes or outputs of the shared task; none: each site has its own.
+    classes: int | None = Field(default=None, ge=1)
 
     @field_validator("sites", mode="before")
     @classmethod

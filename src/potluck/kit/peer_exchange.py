@@ -43,9 +43,8 @@ class PeerExchange:
     batch: int  # samples in a public batch; a short last one is left out
     passes: int  # passes over the public data in a round
     peers: int  # other clients that a client is compared with
-    available: Mapping[ClientId, np.ndarray] = field(
-        default_factory=dict
-    )  # the public samples each client has
+    # The public samples each client has.
+    available: Mapping[ClientId, np.ndarray] = field(default_factory=dict)
     bundle: int = 1  # batches in an exchange
     redraw: Literal["batch", "round"] = "batch"  # how often peers are drawn
 

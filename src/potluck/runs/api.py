@@ -98,9 +98,8 @@ def _tuned(
     try:
         choice = pilots.tune(experiment, option, play, watcher.notice)
     except BaseException as error:
-        shutil.rmtree(
-            folder.path, ignore_errors=True
-        )  # the run has not begun, so the same command can try again
+        # The run has not begun, so the same command can try again.
+        shutil.rmtree(folder.path, ignore_errors=True)
         if isinstance(error, Interrupted):
             raise KeyboardInterrupt(f"stopped while {option.name} was chosen") from error
         if isinstance(error, RoundFailed):  # drop its hint to resume: the folder is gone

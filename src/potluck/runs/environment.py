@@ -83,7 +83,7 @@ def machine(federation: Federation) -> dict[str, str]:
 
 def data_facts(federation: Federation) -> dict[str, Any]:
     """The content of the data of each group as hashes, and of the public data; sites keep theirs to themselves."""
-    data = federation.data if isinstance(federation.data, tuple) else (federation.data,)
+    data = [group.data for group in federation.clients.groups]
     public = federation.population.public()
     facts: dict[str, Any] = {"data": [one.fingerprint for one in data]} if any(map(len, data)) else {}
     return facts | ({} if public is None else {"public": public.data.fingerprint})

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from potluck.core.dataset import Dataset
 from potluck.data import Split
 from potluck.engine.store.checkpoints import Checkpoints
 from potluck.errors import RunError
@@ -198,7 +197,7 @@ def _contents(
     about: dict[str, Any], now: dict[str, Any], federation: Federation
 ) -> Iterator[tuple[str, str | None, str | None]]:
     """Every data set by name, with the hash of its content then and now."""
-    data = federation.data if not isinstance(federation.data, Dataset) else (federation.data,)
+    data = [group.data for group in federation.clients.groups]
     for one, there, here in zip(data, about.get("data", ()), now.get("data", ()), strict=False):
         yield one.name, there, here
     public = federation.population.public()

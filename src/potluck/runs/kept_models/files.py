@@ -45,7 +45,7 @@ def write_models(folder: Path, clients: Iterable[tuple[str, States]], about: Map
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         for name, states in clients:
-            safetensors.torch.save_file(shared(states), unfinished / name)
+            safetensors.torch.save_file(stored_tensors(states), unfinished / name)
             sync(unfinished / name)
         write_json(unfinished / ABOUT, about)
         unfinished.replace(folder)
@@ -60,8 +60,8 @@ def remove_unfinished(home: Path) -> None:
         shutil.rmtree(path)
 
 
-def shared(states: States) -> dict[str, Tensor]:
-    """The tensors of a client at all moments, those that never differ once."""
+def stored_tensors(states: States) -> dict[str, Tensor]:
+    """What a client's file holds: its tensors at every moment, and once those that are the same at all."""
     first, *others = states.values()
     both = {name for name, value in first.items() if all(_same(value, other.get(name)) for other in others)}
     found = {f"{BOTH}/{name}": first[name] for name in first if name in both}

@@ -36,7 +36,7 @@ from potluck.runs.kept_models.files import (
     kept_rounds,
     remove_unfinished,
     round_folder,
-    shared,
+    stored_tensors,
     write_models,
 )
 from potluck.runs.kept_models.outline import outline_of
@@ -170,12 +170,12 @@ class MeasuredStates:
         kind = self.federation.clients.kind
         counts, first = Counter(map(kind, clients)), {kind(client): client for client in reversed(clients)}
         return sum(
-            counts[kind(client)] * sum(tensor.nbytes for tensor in shared(found).values())
+            counts[kind(client)] * sum(tensor.nbytes for tensor in stored_tensors(found).values())
             for client, found in self.of(round_, list(first.values()))
         )
 
     def at_least(self) -> int:
-        """Less than `nbytes`, but known without work: from stored states, for the kinds that have any."""
+        """A lower bound of `nbytes` that takes no work: from stored states, for the kinds that have any."""
         kind, clients = self.federation.clients.kind, self.clients()
         counts, sizes = Counter(map(kind, clients)), dict[str, int]()
         for client in clients:

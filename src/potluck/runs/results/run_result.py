@@ -53,9 +53,8 @@ class RunResult:
 
     folder: Path
     summary: dict[str, Any]
-    models: Entries | None = field(
-        default=None, compare=False
-    )  # the user's own classes, as in `potluck.open`
+    # The user's own classes, as in `potluck.open`.
+    models: Entries | None = field(default=None, compare=False)
     _remake: Remake | None = field(default=None, compare=False)
 
     @property
