@@ -128,16 +128,13 @@ def _data() -> Iterator[Finding]:
     with _without_hub():
         for name in (one for one in names() if not needed(one)):
             folder = Path(shelf, name) if shelf else None
-            where = (
-                str(folder) if folder is not None and folder.exists() else "embedded, or in the hub's cache"
-            )
+            here = folder is not None and folder.exists()
             try:
                 load(name, labels_only=True)
             except DataError as error:
-                here = folder is not None and folder.exists()
                 yield Finding("data", name, "missing", first_line(error) if here else "not here", _ABOUT_DATA)
             else:
-                yield Finding("data", name, "ok", where)
+                yield Finding("data", name, "ok", str(folder) if here else "embedded, or in the hub's cache")
 
 
 _ABOUT_DATA = "set POTLUCK_DATA to a folder with NAME/*.parquet, or let the hub fetch it at first use"

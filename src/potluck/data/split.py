@@ -428,7 +428,9 @@ def _client_from_json(entry: Mapping[str, Any], path: Path) -> ClientSplit:
     unknown = set(entry) - {"id", "counts", "shift", "scaling", *PARTS}
     if "id" not in entry or unknown:
         what = f"an unknown entry {sorted(unknown)[0]!r}" if unknown else "no id"
-        raise DataError(f"{path}: a client has {what}; the entries are id, train, validation, test, shift")
+        raise DataError(
+            f"{path}: a client has {what}; the entries are id, train, validation, test, shift, scaling"
+        )
     id = str(entry["id"])
     rows = (_rows_from_json(entry.get(part, []), path, id, part) for part in PARTS)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from potluck.report.format import VIEW_NAMES, method_label, moment, with_interval
+from potluck.report.format import VIEW_NAMES, capital, method_label, moment, with_interval
 from potluck.report.measures import Measure
 from potluck.report.sheets import data_name, measure_in, references_of, rows_of
 
@@ -114,7 +114,7 @@ def _caption(
     on = f" on {data_name(comparison)}" if data_name(comparison) else ""
     best = "best in bold" if measure.higher_is_better else "lower is better, best in bold"
     return (
-        f"{escaped(f'{measure.name[0].upper()}{measure.name[1:]}{on}')}, {VIEW_NAMES.get(view, view)}, "
+        f"{escaped(f'{capital(measure.name)}{on}')}, {VIEW_NAMES.get(view, view)}, "
         f"{moments}{over}; {best}. Predictions: {escaped(modes)}."
         + (
             f" Differences: paired with {escaped(to)}, with {level} bootstrap intervals."
