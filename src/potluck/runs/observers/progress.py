@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.table import Column
 from rich.text import Text
 
-from potluck.report.measures import Measure
+from potluck.report.format import percent
 from potluck.report.render import console_on
 from potluck.runs.observers.base import Observer, RoundEnd
 from potluck.runs.observers.warner import Warner
@@ -151,7 +151,7 @@ class _Lines(_Reporter):
 def _accuracy(end: RoundEnd) -> str:
     if end.accuracy is None:
         return ""
-    return f", {end.measure} {Measure(end.measure, end.is_share).full(end.accuracy)}"
+    return f", {end.measure} {percent(end.accuracy) if end.is_share else format(end.accuracy, '.4g')}"
 
 
 class LiveDisplay(Display):
