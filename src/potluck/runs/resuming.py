@@ -112,6 +112,7 @@ class Past:
             )
         if rounds is not None:
             self._check_rounds(rounds)
+        self._check_keep(experiment)
         check_own_code(self.folder.path, to_values(experiment), self.about["code"])
         return experiment
 
@@ -128,6 +129,15 @@ class Past:
         if rounds <= played and rounds != self.about["settings"]["training"]["rounds"]:
             raise RunError(
                 f"{self.folder.path} has played {played} rounds already; ask for more than that, not {rounds}"
+            )
+
+    def _check_keep(self, experiment: Experiment) -> None:
+        """The best round of all can only be kept by a run that has looked for it from the start."""
+        before = self.about["settings"].get("keep", {}).get("models")
+        if experiment.keep.models == "best" and before != "best" and self._saved_round():
+            raise RunError(
+                f"{self.folder.path} was run with keep: {before}, so the best of its rounds may not be kept; leave "
+                "keep as it is, or start a new run with keep: best"
             )
 
     # --- what it stands for ---
