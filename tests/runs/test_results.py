@@ -343,6 +343,22 @@ def test_a_longer_run_forgets_that_its_former_end_was_the_best(tmp_path: Path) -
     assert kept_rounds(tmp_path / "run/models") == kept_rounds(tmp_path / "whole/models")
 
 
+def test_the_best_round_cannot_be_asked_for_afterwards(tmp_path: Path) -> None:
+    asked, bare = experiment(training={"rounds": 1}), experiment(partition={"validation": 0})
+    potluck.run(asked, out=tmp_path / "run")
+    with pytest.raises(RunError, match="was run with keep: last, so the best of its rounds may not be kept"):
+        potluck.resume(tmp_path / "run", experiment=asked.variant(keep="best"), rounds=2)
+    with pytest.raises(KeyboardInterrupt):
+        potluck.run(bare, out=tmp_path / "bare", observers=[StopAtOnce()])
+    with pytest.raises(ConfigError, match="keep: best goes by validation samples"):
+        potluck.resume(tmp_path / "bare", experiment=bare.variant(keep="best"))
+
+
+class StopAtOnce(potluck.Observer):
+    def begin(self, *told: Any) -> None:
+        raise KeyboardInterrupt
+
+
 def test_a_longer_run_is_not_finished_before_its_end(tmp_path: Path) -> None:
     asked = experiment(evaluate={"every": 2, "predictions": "all"}, training={"rounds": 3})
     potluck.run(asked, out=tmp_path / "run")
@@ -363,7 +379,9 @@ def predicted(folder: Path) -> list[int]:
 @pytest.mark.parametrize("keep", ["last", "best"])
 def test_a_run_that_is_stopped_between_evaluations_is_measured_as_it_ends(tmp_path: Path, keep: str) -> None:
     values = {"evaluate": {"every": 2, "predictions": "last"}, "keep": keep}
-    long, short = (experiment(**values, training={"rounds": rounds, "participation": 0.7}) for rounds in (8, 3))
+    long, short = (
+        experiment(**values, training={"rounds": rounds, "participation": 0.7}) for rounds in (8, 3)
+    )
     ended = potluck.run(long, out=tmp_path / "run", observers=[StopIn(3, potluck.StopRun)])
     whole = potluck.run(short, out=tmp_path / "short")
     assert ended.stopped

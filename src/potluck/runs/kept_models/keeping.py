@@ -92,7 +92,7 @@ class KeptModels(Observer):
                 self._keep(done)
             elif self._has_room(done):
                 self.tell(
-                    f"the models of round {best}, the best so far, were not kept; a later round is kept if it is better"
+                    f"the models of round {best}, the best so far, were not kept; a later round is if it is better"
                 )
         self._drop(round_ for round_ in kept_rounds(self.home) if round_ not in self._wanted())
 
@@ -129,7 +129,9 @@ class KeptModels(Observer):
     def _best_round(self, due: bool = False) -> int | None:
         """The first of the best rounds so far, of all or of those that are evaluated however long the run is."""
         every = self.states.evaluate.every if due else 1
-        return max((one for one in self._scores if one % every == 0), key=self._scores.__getitem__, default=None)
+        return max(
+            (one for one in self._scores if one % every == 0), key=self._scores.__getitem__, default=None
+        )
 
     def _wanted(self) -> set[int | None]:
         return {self._best_round(), self._best_round(due=True)}
