@@ -61,7 +61,7 @@ def environment(experiment: Experiment, federation: Federation) -> dict[str, Any
         "settings": settings,
         "code": own_code(settings) | own_sources(experiment),
         "split": federation.split.hash,
-        "scaling": scaling_hash(federation.split),
+        "views": views_hash(federation.split),
         **data_facts(federation),
         "origins": origins,
         "metrics": {name: own.facts.to_json() for name, own in federation.clients.metrics.items()},
@@ -94,9 +94,9 @@ def data_facts(federation: Federation) -> dict[str, Any]:
     return facts | ({} if public is None else {"public": public.data.fingerprint})
 
 
-def scaling_hash(split: Split) -> str | None:
-    """A hash of how clients standardise their samples, which that of the split leaves out; none if nobody does."""
-    found = {one.id: one.scaling.to_json() for one in split.clients if one.scaling}
+def views_hash(split: Split) -> str | None:
+    """A hash of what clients do to their samples, also of what the hash of the split leaves out; None: nothing."""
+    found = {one.id: one.view for one in split.clients if one.view}
     return hashlib.sha256(json.dumps(found).encode()).hexdigest() if found else None
 
 

@@ -23,7 +23,7 @@ from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.files import read_json, write_json, write_whole
 from potluck.runs import pilots
-from potluck.runs.environment import check_version, data_facts, machine, scaling_hash
+from potluck.runs.environment import check_version, data_facts, machine, views_hash
 from potluck.runs.folder import RunFolder
 from potluck.runs.own_code import check_own_code, check_trusted
 
@@ -144,7 +144,7 @@ class Past:
     def split(self) -> Split:
         """Who has which rows, as written when the run began."""
         split = Split.load(self.folder / "split.json")
-        if (split.hash, scaling_hash(split)) != (self.about["split"], self.about.get("scaling")):
+        if (split.hash, views_hash(split)) != (self.about["split"], self.about.get("views")):
             raise RunError(f"{self.folder / 'split.json'} is not the split this run began with; restore it")
         return split
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -155,12 +156,15 @@ class KeptModels(Observer):
         score = self._scores.get(round_) if self.settings.models == "best" else None
         about: dict[str, Any] = {"format": FORMAT, "round": round_, "score": score}
         about |= {"moments": self.states.moments, "files": names}
-        about |= {"outline": outline_of(self.states.federation)}
         written = ((names[client], found) for client, found in self.states.of(round_, clients))
-        write_models(round_folder(self.home, round_), written, about)
+        write_models(round_folder(self.home, round_), written, about, self._outline)
         saved = self.saved_round()
         needed = max((old for old in before if old <= saved), default=None)
         self._drop(old for old in before if old not in {needed, round_, *self._wanted()})
+
+    @cached_property
+    def _outline(self) -> str:
+        return json.dumps(outline_of(self.states.federation))
 
     def _drop(self, rounds: Iterable[int]) -> None:
         for old in list(rounds):
