@@ -27,6 +27,8 @@ class _Uncached(SourceFileLoader):
 
 def load_plugin(name: str, folder: Path) -> None:
     """Import a module by name, or a file by its path, so that what it registers can be used."""
+    if name.endswith(".py") and not (folder / name).is_file():
+        raise ConfigError(f"plugins: there is no file {folder / name}")
     try:
         if name.endswith(".py"):
             _import_file(folder / name)
@@ -36,9 +38,19 @@ def load_plugin(name: str, folder: Path) -> None:
         raise ConfigError(f"plugins: {name} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
+def module_name(plugin: str) -> str:
+    """The name in `sys.modules` of a plugin: a module, or a file by its path."""
+    return f"{_PREFIX}{Path(plugin).resolve()}" if plugin.endswith(".py") else plugin
+
+
+def is_plugin_file(module: str) -> bool:
+    """Whether a module is a plugin that was loaded from a file."""
+    return module.startswith(_PREFIX)
+
+
 def _import_file(file: Path) -> ModuleType:
     """Import a Python file; in one process it is run once."""
-    key = f"{_PREFIX}{file.resolve()}"
+    key = module_name(str(file))
     if key in sys.modules:
         sys.modules[key] = sys.modules.pop(key)  # `find_function` takes the file that was asked for last
         return sys.modules[key]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import linecache
 import os
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,8 @@ import yaml
 
 import potluck
 import potluck.core.method
-from potluck.errors import RunError
+from potluck.core.rng import Rng
+from potluck.errors import ConfigError, RunError
 from potluck.experiment.schema import Experiment
 from potluck.report.page import write_report
 from potluck.runs.api import resume, run
@@ -131,3 +136,84 @@ def test_functions_and_modules_count_as_code(tmp_path: Path, monkeypatch: pytest
     assert own_code(settings).keys() == {"rules_of_mine.halves"}
     with pytest.raises(RunError, match=r"rules_of_mine\.halves comes with the run folder"):
         check_trusted(tmp_path, settings)
+
+
+NETS = """
+from torch import nn
+
+
+class Block(nn.Module):
+    def forward(self, x):
+        return x * {factor}
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(2)])
+        self.body = nn.Linear(64, 10)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.body(x.flatten(1))
+
+
+def unused():
+    return {unused}
+"""
+
+
+def nets(folder: Path, monkeypatch: pytest.MonkeyPatch, factor: int = 1, unused: int = 0) -> Any:
+    """The model class in a file of one's own, as a new process would import it."""
+    (folder / "nets_of_mine.py").write_text(NETS.format(factor=factor, unused=unused))
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    sys.modules.pop("nets_of_mine", None)
+    linecache.clearcache()
+    return importlib.import_module("nets_of_mine").Net
+
+
+@pytest.mark.parametrize("given", ["class", "lambda", "module"])
+def test_models_from_python_are_known_by_their_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    """The start of the weights is the same, so only the text tells an edited `forward`."""
+
+    def values(net: Any) -> dict[str, Any]:
+        with Rng(0).as_default():
+            source = {"class": net, "lambda": lambda: net(), "module": net()}[given]
+        return VALUES | {"models": [source]}
+
+    net = nets(tmp_path, monkeypatch)
+    folder = run(Experiment.make(**values(net)), out=tmp_path / "run").folder
+    compare = partial(potluck.compare, methods=["local"], out=tmp_path / "compared", progress=False)
+    if given == "class":
+        compare(**values(net))
+    same = values(nets(tmp_path, monkeypatch, unused=1))
+    resume(folder, experiment=Experiment.make(**same), rounds=2)
+    if given == "class":
+        compare(**same)
+    edited = values(nets(tmp_path, monkeypatch, factor=2))
+    with pytest.raises(RunError, match=r"Block is not the code that .*run was begun with.*--out"):
+        resume(folder, experiment=Experiment.make(**edited), rounds=3)
+    if given == "class":
+        with pytest.raises(RunError, match=r"Block is not the code that .*local-seed0 was begun with"):
+            compare(**edited)
+
+
+def test_an_edited_plugin_leaves_runs_alone_that_do_not_use_it(plugin: Path) -> None:
+    values = VALUES | {"plugins": [str(plugin)]}
+    mine = plugin.parent.name
+    compare = partial(potluck.compare, out=plugin.parent / "compared", progress=False)
+    compare(methods=["fedavg", mine], **values)
+    plugin.write_text(plugin.read_text() + "\n# another thought\n")
+    compare(methods=["fedavg"], **values)
+    resume(plugin.parent / "compared/fedavg-seed0", rounds=2)
+    with pytest.raises(RunError, match=rf"mine\.py is not the code that .*{mine}-seed0 .*--out"):
+        compare(methods=[mine], **values)
+
+
+def test_a_plugin_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^plugins: there is no file .*nowhere\.py$"):
+        Experiment.make(**VALUES, plugins=[str(tmp_path / "nowhere.py")])

@@ -22,6 +22,7 @@ from potluck.errors import ConfigError, DataError, RunError
 from potluck.experiment.schema import Experiment
 from potluck.runs.kept_models.files import kept_rounds
 from potluck.runs.loop import Interrupted
+from potluck.runs.observers import RoundEnd
 from potluck.runs.results.run_result import RunResult
 
 SETTINGS: dict[str, Any] = {
@@ -291,6 +292,109 @@ def test_a_stopped_run_ends_with_the_same_models(tmp_path: Path, keep: str) -> N
         for moment in MOMENTS:
             first, second = (run.clients[client].state_dict(moment=moment) for run in (whole, ended))
             assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+class StopIn(potluck.Observer):
+    """Stops a run in a round: like Ctrl-C, or as asked for."""
+
+    def __init__(self, round_: int, by: type[BaseException] = KeyboardInterrupt) -> None:
+        self.stop_round, self.by = round_, by
+
+    def round(self, end: RoundEnd) -> None:
+        if end.round == self.stop_round:
+            raise self.by
+
+    def examined(self, found: Any) -> None:
+        if self.by is EOFError and found.round == self.stop_round:
+            raise KeyboardInterrupt  # before anything is kept of the round
+
+
+BEST = {"keep": "best", "training": {"rounds": 5, "optimizer": {"lr": 2.0}}}
+
+
+@pytest.mark.parametrize("by", [KeyboardInterrupt, EOFError])
+def test_a_run_that_is_stopped_in_its_best_round_keeps_it(tmp_path: Path, by: type[BaseException]) -> None:
+    asked = experiment(**BEST)
+    whole = potluck.run(asked, out=tmp_path / "whole")
+    (best,) = kept_rounds(tmp_path / "whole/models")
+    assert best < 5
+    with pytest.raises(Interrupted):
+        potluck.run(asked, out=tmp_path / "broken", observers=[StopIn(best, by)])
+    ended = potluck.resume(tmp_path / "broken")
+    assert kept_rounds(tmp_path / "broken/models") == [best]
+    first, second = (run.clients["0"].state_dict() for run in (whole, ended))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_longer_run_forgets_that_its_former_end_was_the_best(tmp_path: Path) -> None:
+    """With `every: 4`, round 5 is only evaluated because it is the last of five."""
+    asked = [
+        experiment(keep="best", evaluate={"every": 4}, training={"rounds": rounds, "optimizer": {"lr": lr}})
+        for rounds, lr in ((5, 0.05), (8, 0.05))
+    ]
+    first = potluck.run(asked[0], out=tmp_path / "run")
+    assert first.clients["0"].round == 5
+    assert kept_rounds(tmp_path / "run/models") == [4, 5]
+    with pytest.raises(Interrupted):
+        potluck.resume(tmp_path / "run", rounds=8, observers=[StopIn(6)])
+    assert kept_rounds(tmp_path / "run/models") == [4]
+    potluck.resume(tmp_path / "run")
+    potluck.run(asked[1], out=tmp_path / "whole")
+    assert kept_rounds(tmp_path / "run/models") == kept_rounds(tmp_path / "whole/models")
+
+
+def test_the_best_round_cannot_be_asked_for_afterwards(tmp_path: Path) -> None:
+    asked, bare = experiment(training={"rounds": 1}), experiment(partition={"validation": 0})
+    potluck.run(asked, out=tmp_path / "run")
+    with pytest.raises(RunError, match="was run with keep: last, so the best of its rounds may not be kept"):
+        potluck.resume(tmp_path / "run", experiment=asked.variant(keep="best"), rounds=2)
+    with pytest.raises(KeyboardInterrupt):
+        potluck.run(bare, out=tmp_path / "bare", observers=[StopAtOnce()])
+    with pytest.raises(ConfigError, match="keep: best goes by validation samples"):
+        potluck.resume(tmp_path / "bare", experiment=bare.variant(keep="best"))
+
+
+class StopAtOnce(potluck.Observer):
+    def begin(self, *told: Any) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_longer_run_is_not_finished_before_its_end(tmp_path: Path) -> None:
+    asked = experiment(evaluate={"every": 2, "predictions": "all"}, training={"rounds": 3})
+    potluck.run(asked, out=tmp_path / "run")
+    assert predicted(tmp_path / "run") == [2, 3]
+    with pytest.raises(Interrupted):
+        potluck.resume(tmp_path / "run", rounds=5, observers=[StopIn(4)])
+    with pytest.raises(RunError, match="is not finished"):
+        potluck.open(tmp_path / "run")
+    potluck.resume(tmp_path / "run")
+    assert potluck.open(tmp_path / "run").summary["rounds"] == 5
+    assert predicted(tmp_path / "run") == [2, 4, 5]
+
+
+def predicted(folder: Path) -> list[int]:
+    return sorted(int(file.stem.removeprefix("round-")) for file in (folder / "predictions").iterdir())
+
+
+@pytest.mark.parametrize("keep", ["last", "best"])
+def test_a_run_that_is_stopped_between_evaluations_is_measured_as_it_ends(tmp_path: Path, keep: str) -> None:
+    values = {"evaluate": {"every": 2, "predictions": "last"}, "keep": keep}
+    long, short = (
+        experiment(**values, training={"rounds": rounds, "participation": 0.7}) for rounds in (8, 3)
+    )
+    ended = potluck.run(long, out=tmp_path / "run", observers=[StopIn(3, potluck.StopRun)])
+    whole = potluck.run(short, out=tmp_path / "short")
+    assert ended.stopped
+    assert ended.clients["0"].score == whole.clients["0"].score is not None
+    for name in ("metrics.jsonl", "ledger.jsonl"):
+        assert (tmp_path / "run" / name).read_text() == (tmp_path / "short" / name).read_text()
+    assert kept_rounds(tmp_path / "run/models") == kept_rounds(tmp_path / "short/models")
+    assert predicted(tmp_path / "run") == [3]
+    assert check_reported_scores(short, ended)
+    potluck.resume(tmp_path / "run")
+    potluck.run(long, out=tmp_path / "long")
+    assert (tmp_path / "run/metrics.jsonl").read_text() == (tmp_path / "long/metrics.jsonl").read_text()
+    assert kept_rounds(tmp_path / "run/models") == kept_rounds(tmp_path / "long/models")
 
 
 class Enough(potluck.Observer):

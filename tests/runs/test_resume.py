@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -195,6 +196,24 @@ def test_another_split_is_refused(tmp_path: Path) -> None:
     second.save(ended.folder / "split.json", data)
     with pytest.raises(RunError, match=r"split\.json is not the split this run began with"):
         resume(ended.folder, experiment=experiment(data=data, partition=first))
+
+
+def test_another_standardisation_is_refused(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": draw.normal(10, 3, 60), "b": draw.normal(size=60), "site": ["x", "y"] * 30})
+    frame["target"] = frame["a"] + frame["b"]
+    data = potluck.from_frame(frame, target="target", by="site", task="regression")
+    asked = Experiment.make(
+        data=data, partition={"kind": "natural"}, models=["mlp-small"], method="fedavg", training={"rounds": 1},
+        engine={"device": "cpu"},
+    )  # fmt: skip
+    folder = run(asked, out=tmp_path / "run").folder
+    resume(folder, experiment=asked, rounds=2)
+    split = json.loads((folder / "split.json").read_text())
+    split["clients"][0]["scaling"]["mean"][0] = 0.0
+    (folder / "split.json").write_text(json.dumps(split))
+    with pytest.raises(RunError, match=r"split.json is not the split this run began with"):
+        resume(folder, experiment=asked, rounds=3)
 
 
 def test_an_index_file_that_changed_is_refused(tmp_path: Path) -> None:

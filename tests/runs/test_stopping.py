@@ -64,6 +64,15 @@ def test_the_direction_is_that_of_the_metric() -> None:
     assert stopped_after(EarlyStopping(1, metric="r2"), *falling, metric="r2")[0] == 2
 
 
+def test_held_out_clients_have_no_say() -> None:
+    rule = EarlyStopping(1)
+    for round_, value in enumerate((0.1, 0.9), start=1):
+        seen = found(round_, 0.5, value)
+        seen.lines[1]["held_out"] = True
+        rule.examined(seen)
+    assert (rule.best, rule.waited) == (0.5, 1)
+
+
 def test_a_rule_starts_anew_with_every_run() -> None:
     rule = EarlyStopping(2)
     assert stopped_after(rule, 0.5, 0.5, 0.5)[0] == 3

@@ -17,12 +17,18 @@ def registered_here(method: str, groups: Sequence[ClientGroup], plugins: Sequenc
 
     Where an experiment has plugins, they are taken to register all it needs.
     """
-    homes = {f"method {method}": find_method(method).__module__}
+    found = homes(method, groups).items()
+    return [] if plugins else [name for name, home in found if is_foreign(home)]
+
+
+def homes(method: str, groups: Sequence[ClientGroup]) -> dict[str, str]:
+    """The Python module of the method, and those that registered the data sets and models of groups."""
+    found = {f"method {method}": find_method(method).__module__}
     for group in groups:
         if isinstance(group.data, DataConfig):
-            homes[f"data {group.data.name}"] = data.origin(group.data.name)
-        homes |= {f"model {name}": models.origin(name) for name in _model_names(group.models)}
-    return [] if plugins else [name for name, home in homes.items() if _is_foreign(home)]
+            found[f"data {group.data.name}"] = data.origin(group.data.name)
+        found |= {f"model {name}": models.origin(name) for name in model_names(group.models)}
+    return found
 
 
 def first_unknown(registered: Sequence[str]) -> str | None:
@@ -39,13 +45,15 @@ def first_unknown(registered: Sequence[str]) -> str | None:
     return None
 
 
-def _is_foreign(home: str) -> bool:
+def is_foreign(home: str) -> bool:
+    """Whether a module is none of this library."""
     return bool(home) and home.partition(".")[0] != "potluck"
 
 
-def _model_names(value: Any) -> Iterator[str]:
+def model_names(value: Any) -> Iterator[str]:
+    """Every text in a value: those that name a model are registered under it."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list | tuple):
         for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _model_names(inner)
+            yield from model_names(inner)

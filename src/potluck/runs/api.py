@@ -145,6 +145,7 @@ def resume(
     with past.folder.locked(), _told(watcher, observers, progress, past.folder.path.name) as told:
         federation = experiment.build(split=past.split())
         check_evaluation(experiment.evaluate, federation)
+        check_keep(experiment, federation)
         check_memory(experiment.engine.memory_bytes(), federation.clients)
         past.check(experiment, federation)
         past.record(experiment, federation)

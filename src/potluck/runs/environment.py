@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import platform
 import sys
 import time
@@ -12,6 +14,7 @@ from typing import Any
 
 import torch
 
+from potluck.data import Split
 from potluck.errors import RunError
 from potluck.experiment.export import to_values
 from potluck.experiment.origins import registered_here
@@ -19,6 +22,7 @@ from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.runs.folder import FORMAT
 from potluck.runs.own_code import own_code
+from potluck.runs.own_objects import own_sources
 from potluck.version import __version__
 
 
@@ -55,8 +59,9 @@ def environment(experiment: Experiment, federation: Federation) -> dict[str, Any
         "portable": experiment.portable,
         "registered": registered_here(experiment.method.name, experiment.groups, experiment.plugins),
         "settings": settings,
-        "code": own_code(settings),
+        "code": own_code(settings) | own_sources(experiment),
         "split": federation.split.hash,
+        "views": views_hash(federation.split),
         **data_facts(federation),
         "origins": origins,
         "metrics": {name: own.facts.to_json() for name, own in federation.clients.metrics.items()},
@@ -87,6 +92,12 @@ def data_facts(federation: Federation) -> dict[str, Any]:
     public = federation.population.public()
     facts: dict[str, Any] = {"data": [one.fingerprint for one in data]} if any(map(len, data)) else {}
     return facts | ({} if public is None else {"public": public.data.fingerprint})
+
+
+def views_hash(split: Split) -> str | None:
+    """A hash of what clients do to their samples, also of what the hash of the split leaves out; None: nothing."""
+    found = {one.id: one.view for one in split.clients if one.view}
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest() if found else None
 
 
 def check_version(folder: Path, about: Mapping[str, Any]) -> None:

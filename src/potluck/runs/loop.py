@@ -82,15 +82,21 @@ class Run:
         states = MeasuredStates(self.rounds, self.store, experiment.evaluate)
         models = KeptModels(folder, experiment.keep, states, told.notice, self.checkpoints.saved_round)
         self.keepers = [models] if engine is None else []
-        # Trackers first, so that no other observer that ends the run keeps a round from them.
+        # Trackers and kept models first, so that no other observer that ends the run keeps a round from them.
         self.trackers = make_trackers(experiment, folder, told)
-        self.observers = Observers(*self.trackers, told, *self.advisors, *self.keepers, self.checkpoints)
+        self.observers = Observers(*self.trackers, *self.keepers, told, *self.advisors, self.checkpoints)
         self.stopped: str | None = None  # why the run ended before its last round
         self._headline = _Headline()
 
     def restore(self) -> None:
-        """Go back to the last checkpoint, or to the start if there is none."""
+        """Go back to the last checkpoint, or to the start if there is none.
+
+        A run with rounds left to play is not finished, so what an earlier end of it wrote is removed.
+        """
         self.checkpoints.restore(self.examiner.is_due)
+        if self.state.round < self.last:
+            for name in ("summary.json", "report.html"):
+                (self.folder / name).unlink(missing_ok=True)
 
     def play(self) -> RunResult:
         """Play the remaining rounds and write summary and report; Ctrl-C keeps all whole rounds."""
@@ -117,11 +123,13 @@ class Run:
         try:
             method = self.federation.method.name
             self.observers.begin(self.experiment.name, method, self.last, self.state.round)
-            with threads(self.experiment.engine.threads), precision(self.federation.precision), self._stops():
-                for found in past_examinations(self.folder):
-                    self.observers.recall(found)
-                while self.state.round < self.last:
-                    self._tell(self._play_round(self.state.round + 1))
+            with threads(self.experiment.engine.threads), precision(self.federation.precision):
+                with self._stops():
+                    self._recall()
+                    while self.state.round < self.last:
+                        self._tell(self._play_round(self.state.round + 1))
+                if self.stopped is not None:
+                    self._evaluate_end()
             self.checkpoints.save()
             for keeper in self.keepers:
                 keeper.finish(self.state.round)
@@ -143,6 +151,41 @@ class Run:
         except StopRun as stop:
             if self.state.round < self.last:
                 self.stopped = str(stop) or "an observer asked for it"
+
+    def _recall(self) -> None:
+        """Tell the observers of all evaluations before the run goes on, also if one of them wants to stop it."""
+        stop: StopRun | None = None
+        for found in past_examinations(self.folder):
+            try:
+                self.observers.recall(found)
+            except StopRun as error:
+                stop = stop or error
+        for keeper in self.keepers:
+            keeper.catch_up(self.state.round)
+        if stop is not None:
+            raise stop
+
+    def _evaluate_end(self) -> None:
+        """Evaluate the round after which the run was stopped, as the last round always is.
+
+        Its moments after training are measured on the states that the round left; the one before it is gone.
+        """
+        round_ = self.state.round
+        if round_ == 0 or self.examiner.is_due(round_):
+            return
+        self.examiner.last = round_
+        ids, ledger, attempt = self._cohort(round_), Ledger(round_), self.experiment.training.attempts
+        trained = tuple(client for client in ids if self.rounds.accepted.get(client) == round_)
+        examined = [
+            *self.examiner.examine("after_training", trained, round_, attempt, ledger),
+            *self.examiner.examine("after_aggregation", ids, round_, attempt, ledger),
+        ]
+        with held_back():
+            self.logs.evaluation(round_, examined, ledger.lines)
+        for found in examined:
+            self.observers.examined(found)
+        for keeper in self.keepers:
+            keeper.measured(round_, examined)
 
     def _play_round(self, round_: int) -> RoundEnd:
         """Play one round and log it; if anything fails before it is logged, nothing of it stays."""

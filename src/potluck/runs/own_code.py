@@ -1,7 +1,8 @@
 """The user's own code that an experiment names: known by its content, and run again only if that is safe.
 
 An experiment names code in two ways: a file or a module under `plugins`, and `module:function` as the value of an
-option. A run folder can come from anywhere, so nothing here imports what it finds.
+option. A run folder can come from anywhere, so nothing here imports what it finds. Classes and functions that are
+given from Python are the subject of `own_objects.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,16 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from potluck.core.method import Method
+from potluck.data import registry as data
 from potluck.errors import RunError
+from potluck.experiment.export import to_values
+from potluck.experiment.origins import homes, is_foreign, model_names
+from potluck.experiment.schema import Experiment
+from potluck.methods.registry import find_method
+from potluck.models import registry as models
+from potluck.plugins import module_name
+from potluck.runs.own_objects import own_sources
 
 FUNCTION = re.compile(r"([A-Za-z_][\w.]*|.+\.py):[A-Za-z_]\w*")
 
@@ -25,14 +35,44 @@ def own_code(settings: Mapping[str, Any]) -> dict[str, str]:
     return {name: _hash(file) for name, file in found.items() if file is not None}
 
 
-def check_own_code(folder: Path, settings: Mapping[str, Any], known: Mapping[str, str]) -> None:
-    """Refuse code that has changed since the run in `folder` began, as it may compute other numbers."""
-    for name, content in own_code(settings).items():
-        if known.get(name) != content:
+def check_own_code(folder: Path, experiment: Experiment, known: Mapping[str, str]) -> None:
+    """Refuse code that has changed since the run in `folder` began, as it may compute other numbers.
+
+    A plugin that nothing in the experiment comes from may change.
+    """
+    settings = to_values(experiment)
+    unused = _unused_plugins(experiment, settings)
+    changed = [
+        *(name for name, content in own_code(settings).items() if known.get(name) != content),
+        *(name for name, content in own_sources(experiment).items() if known.get(name, content) != content),
+    ]
+    for name in changed:
+        if name not in unused:
             raise RunError(
-                f"{name} is not the code that {folder} was begun with, so the rest would not fit what is "
-                "there; restore that code, or start a new run"
+                f"{name} is not the code that {folder} was begun with, so the rest would not fit what is there; "
+                "restore that code, or start a new run in another folder (--out, in Python out=…)"
             )
+
+
+def _unused_plugins(experiment: Experiment, settings: Mapping[str, Any]) -> set[str]:
+    """The plugins that neither the method nor any model, data set or function of an experiment comes from.
+
+    None of them if something comes from a module that is no plugin: a plugin may have fetched it from there.
+    """
+    plugins = {name: module_name(name) for name in settings["plugins"]}
+    method = find_method(experiment.method.name)
+    used = {
+        *homes(method.name, experiment.groups).values(),
+        *(one.__module__ for one in method.__mro__ if one not in (object, Method)),
+        *(models.origin(name) for name in model_names(settings["method"])),
+        *([] if experiment.public is None else [data.origin(experiment.public.data.name)]),
+    }
+    if any(is_foreign(home) and home not in plugins.values() for home in used):
+        return set()
+    named = {match[1] for text in _texts(settings) if (match := FUNCTION.fullmatch(text))}
+    return {
+        name for name, home in plugins.items() if home not in used and not {name, Path(name).stem} & named
+    }
 
 
 def check_trusted(folder: Path, settings: Mapping[str, Any]) -> None:

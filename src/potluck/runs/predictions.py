@@ -38,6 +38,13 @@ def write_predictions(folder: Path, round_: int, examined: Sequence[Examined], o
             other.unlink()
 
 
+def drop_predictions(folder: Path, start: int) -> None:
+    """Remove the predictions of a round and of all that follow it."""
+    for file in (folder / FOLDER).glob("round-*.parquet"):
+        if int(file.stem.removeprefix("round-")) >= start:
+            file.unlink()
+
+
 def _part(found: Examined, one: Predictions) -> pa.Table:
     """The predictions of one client in one mode and split."""
     size = len(one.rows)

@@ -23,7 +23,7 @@ from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.files import read_json, write_json, write_whole
 from potluck.runs import pilots
-from potluck.runs.environment import check_version, data_facts, machine
+from potluck.runs.environment import check_version, data_facts, machine, views_hash
 from potluck.runs.folder import RunFolder
 from potluck.runs.own_code import check_own_code, check_trusted
 
@@ -73,7 +73,7 @@ class Past:
     def experiment(
         self, overrides: Sequence[Override] = (), rounds: int | None = None, trust: bool = False
     ) -> Experiment:
-        """The experiment in `config.yaml`, which is compared before any code that it names is run."""
+        """The experiment in `config.yaml`, whose settings are compared before any code that they name is run."""
         path = self.folder.path
         if not self.about["portable"]:
             raise RunError(
@@ -95,7 +95,6 @@ class Past:
             )
         if not trust:
             check_trusted(path, written)
-        check_own_code(path, written, self.about["code"])
         return Experiment.load(self.folder / "config.yaml", overrides)
 
     def going_on(self, experiment: Experiment, rounds: int | None) -> Experiment:
@@ -112,7 +111,8 @@ class Past:
             )
         if rounds is not None:
             self._check_rounds(rounds)
-        check_own_code(self.folder.path, to_values(experiment), self.about["code"])
+        self._check_keep(experiment)
+        check_own_code(self.folder.path, experiment, self.about["code"])
         return experiment
 
     def _refused(self, settings: dict[str, Any], rounds: int | None) -> Difference | None:
@@ -130,12 +130,21 @@ class Past:
                 f"{self.folder.path} has played {played} rounds already; ask for more than that, not {rounds}"
             )
 
+    def _check_keep(self, experiment: Experiment) -> None:
+        """The best round of all can only be kept by a run that has looked for it from the start."""
+        before = self.about["settings"].get("keep", {}).get("models")
+        if experiment.keep.models == "best" and before != "best" and self._saved_round():
+            raise RunError(
+                f"{self.folder.path} was run with keep: {before}, so the best of its rounds may not be kept; leave "
+                "keep as it is, or start a new run with keep: best"
+            )
+
     # --- what it stands for ---
 
     def split(self) -> Split:
         """Who has which rows, as written when the run began."""
         split = Split.load(self.folder / "split.json")
-        if split.hash != self.about["split"]:
+        if (split.hash, views_hash(split)) != (self.about["split"], self.about.get("views")):
             raise RunError(f"{self.folder / 'split.json'} is not the split this run began with; restore it")
         return split
 

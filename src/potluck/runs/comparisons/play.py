@@ -20,7 +20,6 @@ from potluck.data import Split
 from potluck.engine.evaluate import check_evaluation, judged_by
 from potluck.errors import RunError
 from potluck.experiment.differences import differences
-from potluck.experiment.export import to_values
 from potluck.experiment.plain import plain
 from potluck.experiment.schema import Experiment
 from potluck.files import read_json, write_json, write_whole
@@ -185,7 +184,7 @@ class _Part:
                     f"{self.folder} was run with other settings ({one}); choose another folder with --out, "
                     "or remove that one"
                 )
-        check_own_code(self.folder, to_values(experiment), about["code"])
+        check_own_code(self.folder, experiment, about["code"])
         self._check_content(about, data, split)
 
     def _check_content(self, about: Mapping[str, Any], data: Data, split: Split) -> None:

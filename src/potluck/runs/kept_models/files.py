@@ -6,6 +6,7 @@ A tensor's name begins with the moment it belongs to, or with `both` if it is th
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from potluck.engine.store.state_files import sync
 from potluck.errors import RunError
-from potluck.files import write_json
+from potluck.files import write_whole
 
 ABOUT = "about.json"
 BOTH = "both"
@@ -38,8 +39,13 @@ def round_folder(home: Path, round_: int) -> Path:
     return home / f"{_PREFIX}{round_:06d}"
 
 
-def write_models(folder: Path, clients: Iterable[tuple[str, States]], about: Mapping[str, Any]) -> None:
-    """Write the models of a round, file by file; the folder gets its name when all of it is there."""
+def write_models(
+    folder: Path, clients: Iterable[tuple[str, States]], about: Mapping[str, Any], outline: str
+) -> None:
+    """Write the models of a round, file by file; the folder gets its name when all of it is there.
+
+    `outline` is JSON already: with many clients it is long, and the same in every round.
+    """
     unfinished = folder.with_name(f".{folder.name}")
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -47,7 +53,7 @@ def write_models(folder: Path, clients: Iterable[tuple[str, States]], about: Map
         for name, states in clients:
             safetensors.torch.save_file(stored_tensors(states), unfinished / name)
             sync(unfinished / name)
-        write_json(unfinished / ABOUT, about)
+        write_whole(unfinished / ABOUT, f'{json.dumps(about)[:-1]},\n"outline": {outline}}}\n'.encode())
         unfinished.replace(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -26,12 +27,10 @@ from potluck.errors import ConfigError
 from potluck.experiment.blocks import KeepSettings
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
-from potluck.files import read_json
 from potluck.report.format import size
 from potluck.report.log import MOMENTS
 from potluck.runs.folder import FORMAT, RunFolder
 from potluck.runs.kept_models.files import (
-    ABOUT,
     States,
     kept_rounds,
     remove_unfinished,
@@ -41,6 +40,7 @@ from potluck.runs.kept_models.files import (
 )
 from potluck.runs.kept_models.outline import outline_of
 from potluck.runs.observers.base import Observer, RoundEnd
+from potluck.signals import held_back
 
 FOLDER = "models"
 Store = ClientStore | MultiGpuStore
@@ -64,7 +64,7 @@ class KeptModels(Observer):
         """`tell` hears that nothing is kept; `saved_round` gives the round of the newest checkpoint."""
         self.home, self.settings, self.states = folder / FOLDER, settings, states
         self.tell, self.saved_round = tell, saved_round
-        self._best: float | None = None
+        self._scores: dict[int, float] = {}  # of every round that was validated
         self._fits: bool | None = None  # None: not known yet
         self._counted = False  # whether that was found from the tensors to be written
 
@@ -72,41 +72,99 @@ class KeptModels(Observer):
         """Remove the models of rounds that will be played again."""
         remove_unfinished(self.home)
         self._drop(round_ for round_ in kept_rounds(self.home) if round_ > done)
-        for round_ in kept_rounds(self.home)[-1:]:
-            self._best = read_json(round_folder(self.home, round_) / ABOUT)["score"]
+        self._scores = {}
+
+    def recall(self, found: Examined) -> None:
+        """Learn the score of a round from before; of its moments the last one in the log counts."""
+        self._scores.pop(found.round, None)
+        self._learn(found.round, [found])
+
+    def catch_up(self, done: int) -> None:
+        """All rounds before are recalled: keep the best of them and no other.
+
+        A run can be stopped after its best round was logged and before its models were written. They are those of
+        the checkpoint then.
+        """
+        best = self._best_round()
+        if self.settings.models != "best" or best is None:
+            return
+        if best not in kept_rounds(self.home):
+            if best == done:
+                self._keep(done)
+            elif self._has_room(done):
+                self.tell(
+                    f"the models of round {best}, the best so far, were not kept; a later round is if it is better"
+                )
+        self._drop(round_ for round_ in kept_rounds(self.home) if round_ not in self._wanted())
 
     def round(self, end: RoundEnd) -> None:
         """Say early that the models will take too much room; keep those of the best round so far."""
         if self.settings.models != "none" and self._fits is None:
             self._fits = self._within_limit(self.states.at_least())
-        if self.settings.models == "best" and self._fits:
-            score = validation_score(end.examined, self.states.federation.population.held_out)
-            if score is not None and (self._best is None or score > self._best):
-                self._keep(end.round, score)
-                self._best = score
+        self.measured(end.round, end.examined)
+
+    def measured(self, round_: int, examined: Sequence[Examined]) -> None:
+        """Keep the models of the newest round if it is the best so far."""
+        self._learn(round_, examined)
+        if self.settings.models == "best" and self._fits and round_ == self._best_round():
+            self._keep(round_)
 
     def finish(self, round_: int) -> None:
-        """The run is over: keep the models of its last round, if those are wanted, and only one round's."""
+        """The run is over: keep the models of its last round, if those are wanted, and no others.
+
+        The last round is evaluated even if it is not due. If that makes it the best, the best one that was due
+        stays beside it: a run that is extended takes the surplus evaluation back.
+        """
         missing = round_ > 0 and round_ not in kept_rounds(self.home)
         if self.settings.models == "last" and missing and self._fits is not False:
-            self._keep(round_, None)
-        self._drop(kept_rounds(self.home)[:-1])
+            self._keep(round_)
+        kept = kept_rounds(self.home)
+        wanted = self._wanted() if self.settings.models == "best" else set(kept[-1:])
+        self._drop(old for old in kept if old not in wanted)
 
-    def _keep(self, round_: int, score: float | None) -> None:
-        clients, before = self.states.clients(), kept_rounds(self.home)
+    def _learn(self, round_: int, examined: Sequence[Examined]) -> None:
+        score = validation_score(examined, self.states.federation.population.held_out)
+        if score is not None:
+            self._scores[round_] = score
+
+    def _best_round(self, due: bool = False) -> int | None:
+        """The first of the best rounds so far, of all or of those that are evaluated however long the run is."""
+        every = self.states.evaluate.every if due else 1
+        return max(
+            (one for one in self._scores if one % every == 0), key=self._scores.__getitem__, default=None
+        )
+
+    def _wanted(self) -> set[int | None]:
+        return {self._best_round(), self._best_round(due=True)}
+
+    def _keep(self, round_: int) -> None:
+        """Write the models of the newest round; Ctrl-C waits until that is done."""
+        if self._has_room(round_):
+            with held_back():
+                self._write(round_)
+
+    def _has_room(self, round_: int) -> bool:
+        """Whether the models are within the limit, counted once from the tensors to be written."""
         if not self._counted:
-            self._fits, self._counted = self._within_limit(self.states.nbytes(round_, clients)), True
-        if not self._fits:
-            return
+            needed = self.states.nbytes(round_, self.states.clients())
+            self._fits, self._counted = self._within_limit(needed), True
+        return bool(self._fits)
+
+    def _write(self, round_: int) -> None:
+        clients, before = self.states.clients(), kept_rounds(self.home)
         names = {client: f"client-{number}.safetensors" for number, client in enumerate(clients)}
+        score = self._scores.get(round_) if self.settings.models == "best" else None
         about: dict[str, Any] = {"format": FORMAT, "round": round_, "score": score}
         about |= {"moments": self.states.moments, "files": names}
-        about |= {"outline": outline_of(self.states.federation)}
         written = ((names[client], found) for client, found in self.states.of(round_, clients))
-        write_models(round_folder(self.home, round_), written, about)
+        write_models(round_folder(self.home, round_), written, about, self._outline)
         saved = self.saved_round()
         needed = max((old for old in before if old <= saved), default=None)
-        self._drop(old for old in before if old not in (needed, round_))
+        self._drop(old for old in before if old not in {needed, round_, *self._wanted()})
+
+    @cached_property
+    def _outline(self) -> str:
+        return json.dumps(outline_of(self.states.federation))
 
     def _drop(self, rounds: Iterable[int]) -> None:
         for old in list(rounds):

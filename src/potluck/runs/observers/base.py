@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,9 +115,8 @@ class Observers(Observer):
             one.begin(name, method, rounds, done)
 
     def recall(self, found: Examined) -> None:
-        """Tell all."""
-        for one in self.observers:
-            one.recall(found)
+        """Tell all, also those that come after one that wants to stop the run."""
+        self._tell_all(lambda one: one.recall(found))
 
     def examined(self, found: Examined) -> None:
         """Tell all."""
@@ -126,10 +125,13 @@ class Observers(Observer):
 
     def round(self, end: RoundEnd) -> None:
         """Tell all, also those that come after one that wants to stop the run."""
+        self._tell_all(lambda one: one.round(end))
+
+    def _tell_all(self, tell: Callable[[Observer], None]) -> None:
         stop: StopRun | None = None
         for one in self.observers:
             try:
-                one.round(end)
+                tell(one)
             except StopRun as error:
                 stop = stop or error
         if stop is not None:

@@ -10,6 +10,7 @@ from potluck.engine.store.checkpoints import Checkpoints
 from potluck.files import read_json
 from potluck.runs.folder import RunFolder
 from potluck.runs.observers.base import Observer, RoundEnd
+from potluck.runs.predictions import drop_predictions
 from potluck.runs.state import RunState
 from potluck.signals import held_back
 
@@ -50,14 +51,16 @@ class Checkpointer(Observer):
         """Go back to the last checkpoint, or to the start if there is none; later lines of the logs are cut.
 
         `is_due` says which rounds are evaluated. The last round always is: if the run has become longer, that
-        evaluation is taken out of the logs.
+        evaluation is taken out of the logs. Predictions go with the evaluations they belong to.
         """
         checkpoint = self.files.load()
         if checkpoint is None:
             self.folder.cut({})
+            drop_predictions(self.folder.path, 1)
             return
         self.state.restore(checkpoint)
         surplus = not is_due(checkpoint.round)
+        drop_predictions(self.folder.path, checkpoint.round + (0 if surplus else 1))
         self.folder.cut(checkpoint.notes["logs"], shorter=surplus)
         if surplus and self.folder.drop_evaluations(checkpoint.round):
             self._save()  # the lengths of the logs are others now

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from potluck.engine.evaluate import Examined
 from potluck.runs.folder import RunFolder
 from potluck.runs.observers.base import Observer, RoundEnd
 from potluck.runs.predictions import write_predictions
@@ -18,10 +22,16 @@ class RoundLogs(Observer):
 
     def round(self, end: RoundEnd) -> None:
         """Write all lines of a round; few methods observe anything, so that file may never come to be."""
-        write_predictions(self.folder.path, end.round, end.examined, self.only_last)
-        self.folder.append("metrics.jsonl", [line for found in end.examined for line in found.lines])
-        self.folder.append("ledger.jsonl", end.ledger)
+        self.evaluation(end.round, end.examined, end.ledger)
         timing = {name: round(seconds, 6) for name, seconds in end.timing.items()}
         self.folder.append("timing.jsonl", [{"round": end.round, **timing}])
         if end.observations:
             self.folder.append("observations.jsonl", end.observations)
+
+    def evaluation(
+        self, round_: int, examined: Sequence[Examined], ledger: Iterable[Mapping[str, Any]]
+    ) -> None:
+        """Write what clients measured in a round, and what was sent."""
+        write_predictions(self.folder.path, round_, examined, self.only_last)
+        self.folder.append("metrics.jsonl", [line for found in examined for line in found.lines])
+        self.folder.append("ledger.jsonl", ledger)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 import time
-from typing import get_args
+from collections.abc import Mapping
+from typing import Any, get_args
 
 from potluck.core.metrics import metric_facts
 from potluck.engine.evaluate import Examined, Moment
@@ -21,6 +22,7 @@ class EarlyStopping(Observer):
 
     `metric` is a name in the log, by default what the clients are judged by; whether higher or lower is better
     follows from it. Better means by more than `min_delta`. `mode` is a way to predict, by default the reported one.
+    Clients that are held out do not count.
     A run that is resumed with the same rule ends where it would have ended without the interruption.
     """
 
@@ -83,7 +85,7 @@ class EarlyStopping(Observer):
 
     def _mean(self, found: Examined) -> tuple[float, str]:
         """The mean of the metric over clients, and its name."""
-        parts = found.parts(self.split, self.mode).values()
+        parts = self._parts(found)
         names = [self.metric or str(part.get("metric", "accuracy")) for part in parts]
         values = [part.get(name) for part, name in zip(parts, names, strict=True)]
         measured = [float(value) for value in values if value is not None]
@@ -91,8 +93,14 @@ class EarlyStopping(Observer):
             raise RunError(self._missing(found))
         return sum(measured) / len(measured), names[0]
 
+    def _parts(self, found: Examined) -> list[Mapping[str, Any]]:
+        """What the clients measured that train; those held out have no say in when to stop."""
+        held_out = {line["client"] for line in found.lines if line.get("held_out")}
+        parts = found.parts(self.split, self.mode)
+        return [part for client, part in parts.items() if client not in held_out]
+
     def _missing(self, found: Examined) -> str:
-        parts = list(found.parts(self.split, self.mode).values())
+        parts = self._parts(found)
         modes = {str(line["mode"]) for line in found.lines}
         if self.mode is not None and self.mode not in modes:
             return f"EarlyStopping: {self.mode!r} is not evaluated; {nearest(self.mode, modes)}"
