@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from pydantic import Field, field_serializer, field_validator, model_validator
 
-from potluck.core.metrics import DECLARED, Declared, MetricFacts, Takes, declare, metric_facts
+from potluck.core.metrics import DECLARED, Declared, MetricFacts, Takes, metric_facts
 from potluck.core.settings import Settings
 from potluck.core.task import Task
 from potluck.core.task_kinds import TASK_KINDS
@@ -393,7 +393,6 @@ def own_metrics(
         if settings.name in anyway:
             continue
         found[settings.key] = _fitting(settings, tasks, folder)
-        declare(found[settings.key].facts)
     return found
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from typing import Any, Literal
@@ -90,6 +90,7 @@ def check_evaluation(settings: EvaluateSettings, federation: Federation) -> None
             f"evaluate.judge: no client is measured by {settings.judge!r} (further ones are named under "
             f"metrics); {nearest(settings.judge, known)}"
         )
+    _check_directions(_judges(settings, federation))
     for client, task in tasks.items() if settings.predictions != "none" else ():
         if task.kind not in PREDICTED:
             raise ConfigError(
@@ -99,14 +100,31 @@ def check_evaluation(settings: EvaluateSettings, federation: Federation) -> None
 
 def judged_by(settings: EvaluateSettings, federation: Federation) -> MetricFacts:
     """Direction and range of what the clients of an experiment will be compared by."""
+    return common_facts([*_judges(settings, federation).values()])
+
+
+def _judges(settings: EvaluateSettings, federation: Federation) -> dict[ClientId, MetricFacts]:
+    """What one client of each group will be judged by."""
     population, own = federation.population, federation.clients.metrics
-    found = []
+    found = {}
     for client in population.first_clients:
         task = population.task_of(client)
         told = (*told_by(task.rules.told), *(name for name, metric in own.items() if metric.fits(task)))
         name = settings.judge if settings.judge in told else told[0]
-        found.append(own[name].facts if name in own else metric_facts(name))
-    return common_facts(found)
+        found[client] = own[name].facts if name in own else metric_facts(name)
+    return found
+
+
+def _check_directions(judges: Mapping[ClientId, MetricFacts]) -> None:
+    """Refuse to judge some clients by a metric that is better high, and others by one that is better low."""
+    first = {facts.higher_is_better: (client, facts.name) for client, facts in reversed(judges.items())}
+    if len(first) == 2:
+        (high, above), (low, below) = first[True], first[False]
+        raise ConfigError(
+            f"evaluate.judge: client {low} would be judged by {below}, where lower is better, and client {high} "
+            f"by {above}, where higher is better: no mean says which round is best; leave judge out, or choose "
+            "one that all clients have, such as loss"
+        )
 
 
 # --- the client's half ----------------------------------------------------------------------------------
@@ -220,6 +238,14 @@ class Examined:
     when: Moment
     lines: tuple[Line, ...]
     predictions: tuple[Predictions, ...] = ()  # where the settings keep them
+    own: Mapping[str, MetricFacts] = field(default_factory=dict)  # facts of the experiment's own metrics
+
+    def facts(self, metric: str | None = None) -> MetricFacts:
+        """Direction and range of a metric, by default of what the clients are judged by."""
+        parts = [line[split] for line in self.lines for split in SPLITS if split in line]
+        judges = dict.fromkeys(str(part.get("metric", "accuracy")) for part in parts)
+        names = judges if metric is None else [metric]
+        return common_facts([self.own.get(name) or metric_facts(name) for name in names])
 
     def parts(self, split: str = "test", mode: str | None = None) -> dict[ClientId, Line]:
         """The measures of each client that has rows of a split, in the reported mode or another one."""
@@ -243,6 +269,7 @@ class Examiner:
         self.settings, self.last, self.notice = settings, last, notice
         self.modes = chosen_modes(settings, rounds.federation.method.modes)
         self.metrics = rounds.federation.clients.metrics
+        self.facts = {name: metric.facts for name, metric in self.metrics.items()}
         self._undefined: set[str] = set()  # metrics of which it was said
 
     def examine(
@@ -259,7 +286,7 @@ class Examiner:
             self.notice(f"round {round_}: {failure.reason} (not evaluated)")
         answers = [outcome for outcome in outcomes if isinstance(outcome, Answer)]
         lines = self.lines(when, round_, answers)
-        return [Examined(round_, when, lines, tuple(self._predictions(answers)))]
+        return [Examined(round_, when, lines, tuple(self._predictions(answers)), self.facts)]
 
     def is_due(self, round_: int) -> bool:
         """Whether a round is evaluated at all."""
