@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -22,13 +22,13 @@ from potluck.core.client import Client, SplitName
 from potluck.core.message import Message
 from potluck.core.method import Method
 from potluck.core.metrics import MetricFacts, common_facts, metric_facts
-from potluck.core.own_metrics import OwnMetric, told_by
+from potluck.core.own_metrics import MetricFailed, OwnMetric, told_by
 from potluck.core.settings import Settings
 from potluck.core.task import Batch, Task
 from potluck.engine.ledger import Ledger
 from potluck.engine.protocol import Answer, Examination, Failure
 from potluck.engine.rounds import Rounds
-from potluck.errors import ConfigError, nearest
+from potluck.errors import ConfigError, RunError, nearest
 from potluck.federation.federation import Federation
 from potluck.training.collect import collect
 
@@ -37,6 +37,7 @@ Line = dict[str, Any]  # one line of a log
 # What is gathered for metrics beside those of the task, and for predictions.
 RAW = ("raw scores", "raw labels")
 SPLITS = ("test", "validation")
+SLACK = 1e-5  # by how much rounding may take a metric out of its range
 # Tasks with predictions to keep.
 PREDICTED = ("classification", "text-classification", "multi-label", "regression")
 
@@ -56,6 +57,21 @@ class EvaluateSettings(Settings):
     modes: Literal["first", "all"] | tuple[str, ...] = "first"  # ways to predict; "first": the reported one
     judge: str | None = None  # the metric that clients are compared by; none: the first one of their task
     predictions: Literal["none", "last", "all"] = "none"  # of which evaluated rounds they are kept
+
+    @field_validator("when")
+    @classmethod
+    def _some_moment(cls, when: tuple[Moment, ...]) -> tuple[Moment, ...]:
+        if not when:
+            raise ValueError(f"nothing would be measured; name some of {', '.join(get_args(Moment))}")
+        return when
+
+    @field_validator("modes", mode="before")
+    @classmethod
+    def _one_mode(cls, value: Any) -> Any:
+        """The name of a mode stands for a list of one."""
+        if value in ([], ()):
+            raise ValueError("nothing would be measured; say first, all, or a list of modes")
+        return [value] if isinstance(value, str) and value not in ("first", "all") else value
 
     @field_validator("predictions", mode="before")
     @classmethod
@@ -167,10 +183,19 @@ def _own_numbers(
 ) -> dict[str, Tensor]:
     """The values of metrics beside those of the task. Here the host waits for the device."""
     here = scores.cpu(), labels.cpu()
-    values = {f"{place}/{metric.facts.name}": metric.value(*here, client.task) for metric in own}
+    values = {f"{place}/{metric.facts.name}": _value(metric, *here, client) for metric in own}
     return {
         name: torch.tensor(value, dtype=torch.float64, device=client.device) for name, value in values.items()
     }
+
+
+def _value(metric: OwnMetric, scores: Tensor, labels: Tensor, client: Client) -> float:
+    """The value of one metric; NaN if it fails, and then the report has the error."""
+    try:
+        return metric.value(scores, labels, client.task)
+    except MetricFailed as error:
+        client.report.errors[metric.facts.name] = str(error)
+        return math.nan
 
 
 def _measure_batch(method: Method, client: Client, modes: tuple[str, ...], whole: bool, batch: Batch) -> Any:
@@ -270,7 +295,7 @@ class Examiner:
         self.modes = chosen_modes(settings, rounds.federation.method.modes)
         self.metrics = rounds.federation.clients.metrics
         self.facts = {name: metric.facts for name, metric in self.metrics.items()}
-        self._undefined: set[str] = set()  # metrics of which it was said
+        self._told: set[tuple[str, str]] = set()  # what was said of which metric
 
     def examine(
         self, when: Moment, cohort: Sequence[ClientId], round_: int, attempt: int, ledger: Ledger
@@ -320,21 +345,43 @@ class Examiner:
                 | closing
                 for mode in self.modes
             ]
-        self._tell_undefined(lines)
+        for name in self.metrics:
+            failed = {one.client: one.report.errors[name] for one in answers if name in one.report.errors}
+            self._look_at(name, _values(name, lines), failed, round_)
         return tuple(lines)
 
-    def _tell_undefined(self, lines: Sequence[Line]) -> None:
-        """Say once of every metric that it is undefined for some clients."""
-        for name in self.metrics.keys() - self._undefined:
-            whom = [
-                line["client"]
-                for line in lines
-                if any(name in line.get(split, ()) and line[split][name] is None for split in SPLITS)
-            ]
-            if whom:
-                self._undefined.add(name)
-                which = ", ".join(dict.fromkeys(whom))
-                self.notice(f"the metric {name} is undefined for some clients and null in the log: {which}")
+    def _look_at(
+        self,
+        name: str,
+        values: Sequence[tuple[ClientId, float | None]],
+        failed: Mapping[ClientId, str],
+        round_: int,
+    ) -> None:
+        """Say once of an own metric that it failed, is undefined or out of its range.
+
+        One that fails for every client in the first evaluation ends the run.
+        """
+        known = [(client, value) for client, value in values if value is not None]
+        for client, error in [*failed.items()][:1]:
+            if not known and round_ == min(self.settings.every, self.last):
+                raise RunError(f"the metric {name} fails for every client; for client {client}: {error}")
+            self._say_once("failed", name, f"failed for client {client} and is null in the log: {error}")
+        undefined = dict.fromkeys(c for c, value in values if value is None and c not in failed)
+        if undefined:
+            which = ", ".join(undefined)
+            self._say_once("undefined", name, f"is undefined for some clients and null in the log: {which}")
+        facts = self.facts[name]
+        for client, value in known:
+            if not facts.low - SLACK <= value <= facts.high + SLACK:
+                span = f"from {facts.low:g} to {facts.high:g}"
+                self._say_once(
+                    "outside", name, f"is {value:g} for client {client}, not {span}: declare its low and high"
+                )
+
+    def _say_once(self, what: str, name: str, sentence: str) -> None:
+        if (what, name) not in self._told:
+            self._told.add((what, name))
+            self.notice(f"the metric {name} {sentence}")
 
     def _predictions(self, answers: Sequence[Answer]) -> Iterator[Predictions]:
         """What clients predicted, as far as it was asked for; the reported mode first."""
@@ -400,6 +447,16 @@ def _measures(
     metric = judge if judge in found else next(iter(found))
     told = {} if metric == "accuracy" else {"score": found[metric], "metric": metric}
     return {**told, **found, "samples": size}
+
+
+def _values(name: str, lines: Sequence[Line]) -> list[tuple[ClientId, float | None]]:
+    """The values of a metric in log lines, with the client of each."""
+    return [
+        (line["client"], line[split][name])
+        for line in lines
+        for split in SPLITS
+        if name in line.get(split, ())
+    ]
 
 
 def _finite(value: float) -> float | None:
