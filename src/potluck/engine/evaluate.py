@@ -133,7 +133,7 @@ def _judges(settings: EvaluateSettings, federation: Federation) -> dict[ClientId
 
 def _check_directions(judges: Mapping[ClientId, MetricFacts]) -> None:
     """Refuse to judge some clients by a metric that is better high, and others by one that is better low."""
-    first = {facts.higher_is_better: (client, facts.name) for client, facts in reversed(judges.items())}
+    first = {facts.higher_is_better: (client, facts.name) for client, facts in reversed([*judges.items()])}
     if len(first) == 2:
         (high, above), (low, below) = first[True], first[False]
         raise ConfigError(
