@@ -95,7 +95,7 @@ def test_moments_and_modes_that_would_measure_nothing_are_refused(tmp_path: Path
             run(tmp_path / "run", evaluate={empty: []})
 
 
-def test_the_name_of_one_mode_is_a_list_of_one() -> None:
-    experiment = potluck.Experiment.make(**SETTINGS | {"evaluate": {"modes": "head"}})
+def test_the_name_of_one_mode_or_moment_is_a_list_of_one() -> None:
+    experiment = potluck.Experiment.make(**SETTINGS | {"evaluate": {"modes": "head", "when": "before"}})
     assert experiment.evaluate.modes == ("head",)
-    assert experiment == potluck.Experiment.make(**SETTINGS | {"evaluate": {"modes": ["head"]}})
+    assert experiment.evaluate.when == ("before",)

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from potluck.core.card import ClientId
@@ -58,19 +58,13 @@ class EvaluateSettings(Settings):
     judge: str | None = None  # the metric that clients are compared by; none: the first one of their task
     predictions: Literal["none", "last", "all"] = "none"  # of which evaluated rounds they are kept
 
-    @field_validator("when")
+    @field_validator("when", "modes", mode="before")
     @classmethod
-    def _some_moment(cls, when: tuple[Moment, ...]) -> tuple[Moment, ...]:
-        if not when:
-            raise ValueError(f"nothing would be measured; name some of {', '.join(get_args(Moment))}")
-        return when
-
-    @field_validator("modes", mode="before")
-    @classmethod
-    def _one_mode(cls, value: Any) -> Any:
-        """The name of a mode stands for a list of one."""
+    def _some(cls, value: Any, info: ValidationInfo) -> Any:
+        """The name of a moment or mode stands for a list of one."""
         if value in ([], ()):
-            raise ValueError("nothing would be measured; say first, all, or a list of modes")
+            known = get_args(Moment) if info.field_name == "when" else ("first", "all", "the method's modes")
+            raise ValueError(f"nothing would be measured; give one or more of: {', '.join(known)}")
         return [value] if isinstance(value, str) and value not in ("first", "all") else value
 
     @field_validator("predictions", mode="before")
