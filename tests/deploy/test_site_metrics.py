@@ -105,6 +105,18 @@ def test_a_metric_that_was_not_in_the_welcome_is_not_measured_later(tmp_path):
     assert "it is asked for the metric 'auroc', which it does not have" in examine(site, "auroc").reason
 
 
+def test_a_metric_that_fails_at_a_site_costs_its_own_value_alone(tmp_path):
+    def fussy(scores, labels):
+        return {40: 0.5}.get(len(labels)) or {}["a\x1b row"]
+
+    site = make_site("0", tmp_path, metrics={"fussy": fussy})
+    enrol(site, "fussy")
+    report = examine(site, "fussy").report
+    assert report.metrics["model/test/fussy"].isnan()
+    assert report.metrics["model/test/correct"] >= 0
+    assert report.errors == {"fussy": "KeyError: 'a\\x1b row'"}
+
+
 def test_predictions_stay_at_a_site(tmp_path):
     site = make_site("0", tmp_path)
     enrol(site)

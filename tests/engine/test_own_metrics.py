@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -137,7 +138,7 @@ def test_an_own_function_says_undefined_by_none_or_an_error_of_values():
     own = made(lambda scores, labels: 1 / (len(labels) - 6), called="own")
     assert math.isnan(own.value(SCORES, LABELS, THREE))
     broken = made(lambda scores, labels: {12: 1.0}[len(labels)], called="own")
-    with pytest.raises(RunError, match="the metric 'own' failed: KeyError: 6"):
+    with pytest.raises(RunError, match="KeyError: 6"):
         broken.value(SCORES, LABELS, THREE)
 
 
@@ -184,13 +185,26 @@ def test_an_undefined_metric_is_null_for_that_client_and_said_once(tmp_path):
         (["macro_f1", {"name": "sklearn:f1_score", "called": "macro_f1"}], "two are called 'macro_f1'"),
         ([{"name": "macro_f1", "options": {"average": "micro"}}], "options go with sklearn"),
         ([3], "give the name of a metric"),
+        (["sklearn:zzzz"], "scikit-learn has no metric 'zzzz'; the nearest are "),
+        (["nowhere.py:mine"], "nowhere.py for nowhere.py:mine"),
+        ([{"name": lambda scores, labels: 1.0, "called": "correct"}], "'correct' has a meaning in the log"),
     ],
 )
 def test_a_metric_that_cannot_work_is_refused_in_one_sentence_before_the_run(tmp_path, metrics, sentence):
     with pytest.raises(ConfigError) as error:
         run(tmp_path / "run", metrics=metrics)
     assert sentence in str(error.value)
+    assert len(str(error.value)) < 300
+    assert "Errno" not in str(error.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_package_that_is_missing_is_named_with_the_metric(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchmetrics", None)
+    for name in ("torchmetrics:F1Score", "expected_calibration_error"):
+        with pytest.raises(ConfigError, match=f"metrics: {name} needs the package torchmetrics"):
+            made(name)
+    assert made("macro_f1")
 
 
 def test_a_judge_that_nobody_is_measured_by_is_refused(tmp_path):

@@ -36,8 +36,8 @@ def compare(
         str,
         typer.Option(
             metavar="0.5,0.9",
-            help="Scores above 0 and up to 1: show the first evaluated round whose mean reached each, and what "
-            "was sent until then.",
+            help="Values of what clients are judged by (accuracy: above 0, up to 1): show the first evaluated "
+            "round whose mean is as good as each, and what was sent until then.",
         ),
     ] = "",
     rounds: Annotated[

@@ -79,24 +79,19 @@ KNOWN = {
 
 
 def metric_facts(name: str, stored: Mapping[str, Mapping[str, Any]] | None = None) -> MetricFacts:
-    """The facts of a metric: as a run folder has `stored` them, as an experiment declared them, or as known."""
+    """The facts of a metric: as a run folder has `stored` them, else as this library knows them.
+
+    Those of an experiment's own metrics are not known here: they come with its federation and its run folder.
+    """
     if stored and name in stored:
         return MetricFacts.from_json(name, stored[name])
-    return _declared.get(name) or KNOWN.get(name, MetricFacts(name))
-
-
-_declared: dict[str, MetricFacts] = {}
-
-
-def declare(facts: MetricFacts) -> None:
-    """Let `metric_facts` know a metric that an experiment brings; of two with one name the later counts."""
-    _declared[facts.name] = facts
+    return KNOWN.get(name, MetricFacts(name))
 
 
 def common_facts(each: Sequence[MetricFacts]) -> MetricFacts:
     """The facts of a mean over clients: those of their metric, or of a score where they have several.
 
-    A mean over metrics of which some are better low says nothing; it is taken as it is.
+    Metrics of both directions have no such mean: `check_evaluation` refuses them before a run.
     """
     several = list(dict.fromkeys(each))
     if len(several) == 1:

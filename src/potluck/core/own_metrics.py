@@ -6,6 +6,7 @@ modules are imported when an experiment names them.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import math
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from pydantic import Field, field_serializer, field_validator, model_validator
 
-from potluck.core.metrics import DECLARED, Declared, MetricFacts, Takes, declare, metric_facts
+from potluck.core.metrics import DECLARED, Declared, MetricFacts, Takes, metric_facts
 from potluck.core.settings import Settings
 from potluck.core.task import Task
 from potluck.core.task_kinds import TASK_KINDS
@@ -31,6 +32,8 @@ LABELS = ONE_CLASS | {"multi-label"}
 CLASSES = LABELS | {"segmentation"}
 REGRESSION = frozenset({"regression"})
 LIBRARIES = ("sklearn", "torchmetrics")
+RESERVED = ("correct", "samples", "score", "metric")  # other things in the log, or on the way to it
+LONGEST = 200  # characters of a function's error that are told
 TRIAL = 4  # made-up samples per class on which a metric is tried before a run
 
 Function = Callable[[Any, np.ndarray], Any]  # of what a metric takes, and the labels
@@ -110,6 +113,10 @@ def told_by(told: Iterable[str]) -> tuple[str, ...]:
 # --- one metric -----------------------------------------------------------------------------------------
 
 
+class MetricFailed(RunError):
+    """A metric could not be computed for a client; the message is the error of its function."""
+
+
 @dataclass(frozen=True)
 class OwnMetric:
     """A metric that can be computed."""
@@ -126,7 +133,7 @@ class OwnMetric:
         return (self.kinds is None or task.kind in self.kinds) and task.classes > self.above_classes
 
     def value(self, scores: torch.Tensor, labels: torch.Tensor, task: Task) -> float:
-        """Its value over a whole split; NaN where it is undefined."""
+        """Its value over a whole split; NaN where it is undefined. Raises `MetricFailed` for any other error."""
         given, answers = in_form(scores.numpy(), labels.numpy(), task, self.takes)
         if self.least_labels > 1 and answers.ndim == 1 and len(np.unique(answers)) < self.least_labels:
             return math.nan
@@ -137,9 +144,7 @@ class OwnMetric:
         except (ValueError, ZeroDivisionError, FloatingPointError):
             return math.nan
         except Exception as error:
-            raise RunError(
-                f"the metric {self.facts.name!r} failed: {type(error).__name__}: {first_line(error)}"
-            ) from error
+            raise MetricFailed(f"{type(error).__name__}: {first_line(error)}"[:LONGEST]) from error
 
 
 def _number(found: Any) -> float:
@@ -173,11 +178,19 @@ def in_form(
 
 
 def _library(name: str) -> Any:
+    return importlib.import_module("sklearn.metrics" if name == "sklearn" else name)
+
+
+def _check_package(settings: MetricSettings) -> None:
+    """Refuse a metric whose library is not installed."""
+    of_sklearn = settings.name in PLAIN and settings.name != "expected_calibration_error"
+    needed = settings.library or ("sklearn" if of_sklearn else "torchmetrics")
     try:
-        return importlib.import_module("sklearn.metrics" if name == "sklearn" else name)
+        _library(needed)
     except ImportError as error:
         raise ConfigError(
-            f"a metric needs the package {name}; install it with: pip install 'potluck[metrics]'"
+            f"metrics: {settings.name} needs the package {needed}, install it with: "
+            "pip install 'potluck[metrics]'"
         ) from error
 
 
@@ -284,11 +297,18 @@ def _from_sklearn(settings: MetricSettings) -> OwnMetric:
     name, library = settings.name.rpartition(":")[2], _library("sklearn")
     known = [key for key in library.__all__ if "y_true" in _parameters(getattr(library, key))]
     if name not in known:
-        raise ConfigError(f"metrics: scikit-learn has no metric {name!r}; {nearest(name, known)}")
+        raise ConfigError(f"metrics: scikit-learn has no metric {name!r}; {_nearest_few(name, known)}")
     second = _parameters(getattr(library, name))[1]
     takes: Takes = "answers" if second == "y_pred" and not name.endswith("log_loss") else "probabilities"
     facts = MetricFacts(settings.key, not name.endswith(_LOWER), **_ANY)
     return OwnMetric(facts, _sklearn(name, **settings.options), takes)
+
+
+def _nearest_few(name: str, known: Iterable[str]) -> str:
+    """A hint for an unknown name where far too many are known to list them all."""
+    few = difflib.get_close_matches(name, known, n=5, cutoff=0.0)
+    hint = nearest(name, few)
+    return hint if hint.startswith("did you mean") else f"the nearest are {', '.join(few)}"
 
 
 def _parameters(function: Any) -> list[str]:
@@ -307,7 +327,7 @@ def _from_torchmetrics(settings: MetricSettings) -> OwnMetric:
     ]
     known = {key: getattr(home, key) for home in homes for key in home.__all__ if key[0].isupper()}
     if name not in known:
-        raise ConfigError(f"metrics: torchmetrics has no metric {name!r}; {nearest(name, known)}")
+        raise ConfigError(f"metrics: torchmetrics has no metric {name!r}; {_nearest_few(name, known)}")
     kind = known[name]
     wanted = {*_parameters(kind), *_parameters(kind.__new__)}
 
@@ -351,9 +371,12 @@ def _function(name: Any, folder: Path) -> Callable[..., Any]:
         found: Callable[..., Any] = name
         return found
     home, _, key = name.rpartition(":")
-    return (
-        load_function(f"{(folder / home).resolve()}:{key}") if home.endswith(".py") else find_function(name)
-    )
+    if not home.endswith(".py"):
+        return find_function(name)
+    file = (folder / home).resolve()
+    if not file.is_file():
+        raise ConfigError(f"metrics: there is no file {file} for {name}")
+    return load_function(f"{file}:{key}")
 
 
 def _made(settings: MetricSettings, folder: Path) -> OwnMetric:
@@ -387,20 +410,26 @@ def own_metrics(
     for settings in wanted:
         anyway = {name for task in tasks.values() for name in told_by(task.rules.told)}
         if settings.key in found or (settings.key in anyway and settings.name != settings.key):
-            raise ConfigError(
-                f"metrics: two are called {settings.key!r}; write {{name: {settings.name}, called: …}}"
-            )
+            raise ConfigError(f"metrics: two are called {settings.key!r}; {_other_name(settings)}")
+        if settings.key in RESERVED:
+            raise ConfigError(f"metrics: {settings.key!r} has a meaning in the log; {_other_name(settings)}")
         if settings.name in anyway:
             continue
         found[settings.key] = _fitting(settings, tasks, folder)
-        declare(found[settings.key].facts)
     return found
+
+
+def _other_name(settings: MetricSettings) -> str:
+    given = settings.name if isinstance(settings.name, str) else settings.key
+    return f"write {{name: {given}, called: …}}"
 
 
 def _fitting(settings: MetricSettings, tasks: Mapping[str, Task], folder: Path) -> OwnMetric:
     """The metric, if it fits some client's task."""
     if settings.name in measured_anyway() and settings.name not in PLAIN:
         raise ConfigError(f"metrics: {settings.name} does not fit {_each(tasks)}")
+    if settings.library or settings.name in PLAIN:
+        _check_package(settings)
     metric = _made(settings, folder)
     fitting = [task for task in tasks.values() if metric.fits(task)]
     if not fitting:

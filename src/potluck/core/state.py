@@ -204,11 +204,15 @@ def _found(places: tuple[Place, ...]) -> dict[str, Tensor]:
 
 @dataclass
 class Report:
-    """What comes with a reply: steps done, the mean of each loss term, metrics. On the device until it is read."""
+    """What comes with a reply: steps done, the mean of each loss term, metrics. On the device until it is read.
+
+    `errors` says of a metric that failed how it did; its value is NaN.
+    """
 
     steps: int = 0
     losses: dict[str, Tensor] = field(default_factory=dict)
     metrics: dict[str, Tensor] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
 
 
 class Holder:

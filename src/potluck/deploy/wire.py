@@ -100,7 +100,8 @@ def unpack_reply(data: bytes) -> Outcome | Enrolment:
             reply = read_reply(about, message)
             if isinstance(reply, Failure):
                 return dataclasses.replace(reply, reason=_printable(reply.reason))
-            return reply
+            errors = {name: _printable(error) for name, error in reply.report.errors.items()}
+            return dataclasses.replace(reply, report=dataclasses.replace(reply.report, errors=errors))
     raise MessageError(f"there is no reply {kind!r}")
 
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from potluck.core.card import ClientId
@@ -22,13 +22,13 @@ from potluck.core.client import Client, SplitName
 from potluck.core.message import Message
 from potluck.core.method import Method
 from potluck.core.metrics import MetricFacts, common_facts, metric_facts
-from potluck.core.own_metrics import OwnMetric, told_by
+from potluck.core.own_metrics import MetricFailed, OwnMetric, told_by
 from potluck.core.settings import Settings
 from potluck.core.task import Batch, Task
 from potluck.engine.ledger import Ledger
 from potluck.engine.protocol import Answer, Examination, Failure
 from potluck.engine.rounds import Rounds
-from potluck.errors import ConfigError, nearest
+from potluck.errors import ConfigError, RunError, nearest
 from potluck.federation.federation import Federation
 from potluck.training.collect import collect
 
@@ -37,6 +37,7 @@ Line = dict[str, Any]  # one line of a log
 # What is gathered for metrics beside those of the task, and for predictions.
 RAW = ("raw scores", "raw labels")
 SPLITS = ("test", "validation")
+SLACK = 1e-5  # by how much rounding may take a metric out of its range
 # Tasks with predictions to keep.
 PREDICTED = ("classification", "text-classification", "multi-label", "regression")
 
@@ -56,6 +57,15 @@ class EvaluateSettings(Settings):
     modes: Literal["first", "all"] | tuple[str, ...] = "first"  # ways to predict; "first": the reported one
     judge: str | None = None  # the metric that clients are compared by; none: the first one of their task
     predictions: Literal["none", "last", "all"] = "none"  # of which evaluated rounds they are kept
+
+    @field_validator("when", "modes", mode="before")
+    @classmethod
+    def _some(cls, value: Any, info: ValidationInfo) -> Any:
+        """The name of a moment or mode stands for a list of one."""
+        if value in ([], ()):
+            known = get_args(Moment) if info.field_name == "when" else ("first", "all", "the method's modes")
+            raise ValueError(f"nothing would be measured; give one or more of: {', '.join(known)}")
+        return [value] if isinstance(value, str) and value not in ("first", "all") else value
 
     @field_validator("predictions", mode="before")
     @classmethod
@@ -90,6 +100,7 @@ def check_evaluation(settings: EvaluateSettings, federation: Federation) -> None
             f"evaluate.judge: no client is measured by {settings.judge!r} (further ones are named under "
             f"metrics); {nearest(settings.judge, known)}"
         )
+    _check_directions(_judges(settings, federation))
     for client, task in tasks.items() if settings.predictions != "none" else ():
         if task.kind not in PREDICTED:
             raise ConfigError(
@@ -99,14 +110,31 @@ def check_evaluation(settings: EvaluateSettings, federation: Federation) -> None
 
 def judged_by(settings: EvaluateSettings, federation: Federation) -> MetricFacts:
     """Direction and range of what the clients of an experiment will be compared by."""
+    return common_facts([*_judges(settings, federation).values()])
+
+
+def _judges(settings: EvaluateSettings, federation: Federation) -> dict[ClientId, MetricFacts]:
+    """What one client of each group will be judged by."""
     population, own = federation.population, federation.clients.metrics
-    found = []
+    found = {}
     for client in population.first_clients:
         task = population.task_of(client)
         told = (*told_by(task.rules.told), *(name for name, metric in own.items() if metric.fits(task)))
         name = settings.judge if settings.judge in told else told[0]
-        found.append(own[name].facts if name in own else metric_facts(name))
-    return common_facts(found)
+        found[client] = own[name].facts if name in own else metric_facts(name)
+    return found
+
+
+def _check_directions(judges: Mapping[ClientId, MetricFacts]) -> None:
+    """Refuse to judge some clients by a metric that is better high, and others by one that is better low."""
+    first = {facts.higher_is_better: (client, facts.name) for client, facts in reversed([*judges.items()])}
+    if len(first) == 2:
+        (high, above), (low, below) = first[True], first[False]
+        raise ConfigError(
+            f"evaluate.judge: client {low} would be judged by {below}, where lower is better, and client {high} "
+            f"by {above}, where higher is better: no mean says which round is best; leave judge out, or choose "
+            "one that all clients have, such as loss"
+        )
 
 
 # --- the client's half ----------------------------------------------------------------------------------
@@ -149,10 +177,19 @@ def _own_numbers(
 ) -> dict[str, Tensor]:
     """The values of metrics beside those of the task. Here the host waits for the device."""
     here = scores.cpu(), labels.cpu()
-    values = {f"{place}/{metric.facts.name}": metric.value(*here, client.task) for metric in own}
+    values = {f"{place}/{metric.facts.name}": _value(metric, *here, client) for metric in own}
     return {
         name: torch.tensor(value, dtype=torch.float64, device=client.device) for name, value in values.items()
     }
+
+
+def _value(metric: OwnMetric, scores: Tensor, labels: Tensor, client: Client) -> float:
+    """The value of one metric; NaN if it fails, and then the report has the error."""
+    try:
+        return metric.value(scores, labels, client.task)
+    except MetricFailed as error:
+        client.report.errors[metric.facts.name] = str(error)
+        return math.nan
 
 
 def _measure_batch(method: Method, client: Client, modes: tuple[str, ...], whole: bool, batch: Batch) -> Any:
@@ -220,6 +257,14 @@ class Examined:
     when: Moment
     lines: tuple[Line, ...]
     predictions: tuple[Predictions, ...] = ()  # where the settings keep them
+    own: Mapping[str, MetricFacts] = field(default_factory=dict)  # facts of the experiment's own metrics
+
+    def facts(self, metric: str | None = None) -> MetricFacts:
+        """Direction and range of a metric, by default of what the clients are judged by."""
+        parts = [line[split] for line in self.lines for split in SPLITS if split in line]
+        judges = dict.fromkeys(str(part.get("metric", "accuracy")) for part in parts)
+        names = judges if metric is None else [metric]
+        return common_facts([self.own.get(name) or metric_facts(name) for name in names])
 
     def parts(self, split: str = "test", mode: str | None = None) -> dict[ClientId, Line]:
         """The measures of each client that has rows of a split, in the reported mode or another one."""
@@ -243,7 +288,8 @@ class Examiner:
         self.settings, self.last, self.notice = settings, last, notice
         self.modes = chosen_modes(settings, rounds.federation.method.modes)
         self.metrics = rounds.federation.clients.metrics
-        self._undefined: set[str] = set()  # metrics of which it was said
+        self.facts = {name: metric.facts for name, metric in self.metrics.items()}
+        self._told: set[tuple[str, str]] = set()  # what was said of which metric
 
     def examine(
         self, when: Moment, cohort: Sequence[ClientId], round_: int, attempt: int, ledger: Ledger
@@ -259,7 +305,7 @@ class Examiner:
             self.notice(f"round {round_}: {failure.reason} (not evaluated)")
         answers = [outcome for outcome in outcomes if isinstance(outcome, Answer)]
         lines = self.lines(when, round_, answers)
-        return [Examined(round_, when, lines, tuple(self._predictions(answers)))]
+        return [Examined(round_, when, lines, tuple(self._predictions(answers)), self.facts)]
 
     def is_due(self, round_: int) -> bool:
         """Whether a round is evaluated at all."""
@@ -293,21 +339,43 @@ class Examiner:
                 | closing
                 for mode in self.modes
             ]
-        self._tell_undefined(lines)
+        for name in self.metrics:
+            failed = {one.client: one.report.errors[name] for one in answers if name in one.report.errors}
+            self._look_at(name, _values(name, lines), failed, round_)
         return tuple(lines)
 
-    def _tell_undefined(self, lines: Sequence[Line]) -> None:
-        """Say once of every metric that it is undefined for some clients."""
-        for name in self.metrics.keys() - self._undefined:
-            whom = [
-                line["client"]
-                for line in lines
-                if any(name in line.get(split, ()) and line[split][name] is None for split in SPLITS)
-            ]
-            if whom:
-                self._undefined.add(name)
-                which = ", ".join(dict.fromkeys(whom))
-                self.notice(f"the metric {name} is undefined for some clients and null in the log: {which}")
+    def _look_at(
+        self,
+        name: str,
+        values: Sequence[tuple[ClientId, float | None]],
+        failed: Mapping[ClientId, str],
+        round_: int,
+    ) -> None:
+        """Say once of an own metric that it failed, is undefined or out of its range.
+
+        One that fails for every client in the first evaluation ends the run.
+        """
+        known = [(client, value) for client, value in values if value is not None]
+        for client, error in [*failed.items()][:1]:
+            if not known and round_ == min(self.settings.every, self.last):
+                raise RunError(f"the metric {name} fails for every client; for client {client}: {error}")
+            self._say_once("failed", name, f"failed for client {client} and is null in the log: {error}")
+        undefined = dict.fromkeys(c for c, value in values if value is None and c not in failed)
+        if undefined:
+            which = ", ".join(undefined)
+            self._say_once("undefined", name, f"is undefined for some clients and null in the log: {which}")
+        facts = self.facts[name]
+        for client, value in known:
+            if not facts.low - SLACK <= value <= facts.high + SLACK:
+                span = f"from {facts.low:g} to {facts.high:g}"
+                self._say_once(
+                    "outside", name, f"is {value:g} for client {client}, not {span}: declare its low and high"
+                )
+
+    def _say_once(self, what: str, name: str, sentence: str) -> None:
+        if (what, name) not in self._told:
+            self._told.add((what, name))
+            self.notice(f"the metric {name} {sentence}")
 
     def _predictions(self, answers: Sequence[Answer]) -> Iterator[Predictions]:
         """What clients predicted, as far as it was asked for; the reported mode first."""
@@ -373,6 +441,16 @@ def _measures(
     metric = judge if judge in found else next(iter(found))
     told = {} if metric == "accuracy" else {"score": found[metric], "metric": metric}
     return {**told, **found, "samples": size}
+
+
+def _values(name: str, lines: Sequence[Line]) -> list[tuple[ClientId, float | None]]:
+    """The values of a metric in log lines, with the client of each."""
+    return [
+        (line["client"], line[split][name])
+        for line in lines
+        for split in SPLITS
+        if name in line.get(split, ())
+    ]
 
 
 def _finite(value: float) -> float | None:

@@ -61,7 +61,8 @@ def reply_note(outcome: Outcome) -> dict[str, Any]:
         return {"reply": "failure", "client": outcome.client, "reason": outcome.reason}
     report = outcome.report
     numbers = {"losses": _listed(report.losses), "metrics": _listed(report.metrics)}
-    return {"reply": "answer", "client": outcome.client, "steps": report.steps, **numbers}
+    failed = {"errors": report.errors} if report.errors else {}
+    return {"reply": "answer", "client": outcome.client, "steps": report.steps, **numbers, **failed}
 
 
 def read_reply(note: Mapping[str, Any], up: Message) -> Outcome:
@@ -73,7 +74,8 @@ def read_reply(note: Mapping[str, Any], up: Message) -> Outcome:
         raise ValueError(f"there is no reply {kind!r}")
     if (steps := int(note["steps"])) < 0:
         raise ValueError("a negative number of steps")
-    return Answer(client, up, Report(steps, _numbers(note["losses"]), _numbers(note["metrics"])))
+    errors = {str(name): str(error) for name, error in note.get("errors", {}).items()}
+    return Answer(client, up, Report(steps, _numbers(note["losses"]), _numbers(note["metrics"]), errors))
 
 
 def _stamp(values: Mapping[str, Any]) -> Stamp:

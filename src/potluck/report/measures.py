@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from potluck.core.metrics import metric_facts
+from potluck.core.metrics import common_facts, metric_facts
 from potluck.report.format import hundredths, measured, metric_name, number, percent, points, signed
 
 Stored = Mapping[str, Mapping[str, Any]]  # metric → its facts as a run folder keeps them
@@ -76,6 +76,5 @@ def measure_named(name: str, stored: Stored | None = None) -> Measure:
 def measure_of(metrics: Mapping[str, str] | None, stored: Stored | None = None) -> Measure:
     """What all clients are judged by: `metrics` by client; where they differ, a share if all are."""
     names = sorted({*(metrics or {}).values()}) or ["accuracy"]
-    found = [measure_named(name, stored) for name in names]
-    share, higher = all(one.is_share for one in found), any(one.higher_is_better for one in found)
-    return Measure(measured(metrics), share, higher)
+    facts = common_facts([metric_facts(name, stored) for name in names])
+    return Measure(measured(metrics), facts.is_share, facts.higher_is_better)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.core.card import ClientId
-from potluck.core.metrics import metric_facts
+from potluck.core.metrics import MetricFacts
 from potluck.core.server import Server
 from potluck.engine.cohort import Cohort
 from potluck.engine.evaluate import Examined, Examiner, Moment, read_together, score_of
@@ -155,7 +155,7 @@ class Run:
     def _recall(self) -> None:
         """Tell the observers of all evaluations before the run goes on, also if one of them wants to stop it."""
         stop: StopRun | None = None
-        for found in past_examinations(self.folder):
+        for found in past_examinations(self.folder, self.examiner.facts):
             try:
                 self.observers.recall(found)
             except StopRun as error:
@@ -267,7 +267,7 @@ class Run:
         scores = [score for test in tests.values() if (score := score_of(test)) is not None]
         if scores:
             metrics = {client: test.get("metric", "accuracy") for client, test in tests.items()}
-            shares = all(metric_facts(metric).is_share for metric in metrics.values())
+            shares = played.examined[-1].facts().is_share
             self._headline = _Headline(sum(scores) / len(scores), measured(metrics), shares)
         losses = [test["loss"] for test in tests.values() if test["loss"] is not None]
         return RoundEnd(
@@ -305,12 +305,12 @@ class _Attempt:
     seconds: dict[str, float]
 
 
-def past_examinations(folder: RunFolder) -> Iterator[Examined]:
-    """The evaluations that are in the log of a run, in order."""
+def past_examinations(folder: RunFolder, own: Mapping[str, MetricFacts]) -> Iterator[Examined]:
+    """The evaluations that are in the log of a run, in order; `own` are the facts of its own metrics."""
     for (round_, when), lines in groupby(
         folder.lines("metrics.jsonl"), lambda line: (line["round"], line["when"])
     ):
-        yield Examined(round_, when, tuple(lines))
+        yield Examined(round_, when, tuple(lines), own=own)
 
 
 def observations(server: Server) -> list[dict[str, Any]]:

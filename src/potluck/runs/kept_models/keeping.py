@@ -15,7 +15,6 @@ from torch import Tensor
 from potluck.core.card import ClientId
 from potluck.core.client import Client
 from potluck.core.message import Message
-from potluck.core.metrics import metric_facts
 from potluck.core.state import Moments
 from potluck.engine.evaluate import EvaluateSettings, Examined
 from potluck.engine.multi_gpu import MultiGpuStore
@@ -260,9 +259,7 @@ def validation_score(examined: Sequence[Examined], held_out: Collection[ClientId
     values = [score for client, score in scores.items() if client not in held_out]
     if found is None or not values:
         return None
-    named = {part.get("metric", "accuracy") for part in found.parts("validation").values()}
-    better = all(metric_facts(name).higher_is_better for name in named)
-    return (1 if better else -1) * sum(values) / len(values)
+    return (1 if found.facts().higher_is_better else -1) * sum(values) / len(values)
 
 
 def check_keep(experiment: Experiment, federation: Federation) -> None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from potluck.core.metrics import metric_facts
 from potluck.engine.evaluate import Examined, Moment
 from potluck.errors import ConfigError, RunError, nearest
 from potluck.runs.observers.base import Observer, RoundEnd, StopRun
@@ -61,9 +60,9 @@ class EarlyStopping(Observer):
         """Compare an evaluation with the best one before."""
         if found.when != self.moment:
             return
-        value, name = self._mean(found)
+        value = self._mean(found)
         change = math.inf if self.best is None else value - self.best
-        gain = change if self.best is None or metric_facts(name).higher_is_better else -change
+        gain = change if self.best is None or found.facts(self.metric).higher_is_better else -change
         if gain > self.min_delta:
             self.best, self.best_round, self.waited = value, found.round, 0
         else:
@@ -83,15 +82,15 @@ class EarlyStopping(Observer):
                 f"{what} was not better than in round {self.best_round} for {self.waited} evaluations"
             )
 
-    def _mean(self, found: Examined) -> tuple[float, str]:
-        """The mean of the metric over clients, and its name."""
+    def _mean(self, found: Examined) -> float:
+        """The mean of the metric over clients."""
         parts = self._parts(found)
         names = [self.metric or str(part.get("metric", "accuracy")) for part in parts]
         values = [part.get(name) for part, name in zip(parts, names, strict=True)]
         measured = [float(value) for value in values if value is not None]
         if not measured:
             raise RunError(self._missing(found))
-        return sum(measured) / len(measured), names[0]
+        return sum(measured) / len(measured)
 
     def _parts(self, found: Examined) -> list[Mapping[str, Any]]:
         """What the clients measured that train; those held out have no say in when to stop."""

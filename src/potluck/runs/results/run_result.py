@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -132,7 +132,8 @@ class RunResult:
     def __str__(self) -> str:
         found = self.summary["accuracy"]
         measure = measure_of(found.get("metrics"), found.get("metric_facts"))
-        score = "no test data" if self.accuracy is None else f"{measure.name} {measure.full(self.accuracy)}"
+        known = self.accuracy is not None
+        score = f"{measure.name} {measure.full(self.accuracy)}" if known else _no_score(found, measure.name)
         stopped = f", stopped: {self.stopped}" if self.stopped else ""
         return f"{self.summary['method']}: {score}, {self.summary['rounds']} rounds{stopped}, {self.folder}"
 
@@ -155,6 +156,13 @@ class RunResult:
             f"folder: {self.folder}",
         )
         return Sheet(sheet.title, sheet.columns, sheet.entries, (*sheet.notes, *closing), sortable=False)
+
+
+def _no_score(found: Mapping[str, Any], measure: str) -> str:
+    """Why a run has no score, given the `accuracy` block of its summary."""
+    if found.get("metrics"):
+        return f"{measure} undefined for every client"
+    return "no test data" if found["when"] else "nothing measured"
 
 
 def conclude(
