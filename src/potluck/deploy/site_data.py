@@ -11,7 +11,7 @@ from potluck.core.card import ClientId
 from potluck.core.dataset import Dataset
 from potluck.data import Split, from_arrays
 from potluck.data.split import PARTS, ClientSplit
-from potluck.data.views import with_scaling
+from potluck.data.views import with_views
 from potluck.errors import ConfigError, DataError
 from potluck.experiment.settings import ExperimentSettings
 
@@ -48,7 +48,7 @@ def site_data(value: Any, client: ClientId, classes: int | None) -> tuple[Datase
 def _whole(data: Dataset, client: ClientId) -> tuple[Dataset, Split]:
     """A data set with its own validation and test parts; all other rows are training rows."""
     parts = np.split(np.arange(len(data.y)), [data.train_rows, data.test_start])
-    return data, with_scaling(Split.of([ClientSplit(client, *parts)]), data)
+    return data, with_views(Split.of([ClientSplit(client, *parts)]), data)
 
 
 def site_public(value: Any, experiment: ExperimentSettings, client: ClientId) -> Dataset:

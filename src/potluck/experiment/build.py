@@ -22,7 +22,7 @@ from potluck.data import (
     make_split,
 )
 from potluck.data.public import choose_ids
-from potluck.data.views import with_scaling
+from potluck.data.views import with_views
 from potluck.engine.settings import ask_for_queues
 from potluck.errors import ConfigError
 from potluck.experiment.blocks import AnyData, ClientGroup, IndexFile, Sites
@@ -74,9 +74,9 @@ def split_data(experiment: ExperimentSettings, data: Data) -> Split:
     """Which client has which rows. Depends on the data, the partition and the split seed alone."""
     tree = experiment.all_seeds().tree("split")
     if isinstance(data, Dataset):
-        return _split_group(experiment, experiment.groups[0], data, tree)
+        return with_views(_split_group(experiment, experiment.groups[0], data, tree), data)
     splits = [
-        _split_group(experiment, group, part, tree.child("group", place))
+        with_views(_split_group(experiment, group, part, tree.child("group", place)), part)
         for place, (group, part) in enumerate(zip(experiment.groups, data, strict=True))
     ]
     return join_splits(splits, [isinstance(group.partition, NUMBERED) for group in experiment.groups])
@@ -86,12 +86,10 @@ def _split_group(experiment: ExperimentSettings, group: ClientGroup, data: Datas
     if isinstance(group.partition, Sites):
         raise ConfigError("the sites of this experiment split nothing: each brings its own data")
     if isinstance(group.partition, Split):
-        split = group.partition
-    elif isinstance(group.partition, IndexFile):
-        split = from_index_file(experiment.folder / group.partition.file, data)
-    else:
-        split = make_split(data, group.partition, rng)
-    return with_scaling(split, data)
+        return group.partition
+    if isinstance(group.partition, IndexFile):
+        return from_index_file(experiment.folder / group.partition.file, data)
+    return make_split(data, group.partition, rng)
 
 
 def public_samples(
