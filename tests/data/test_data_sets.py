@@ -480,7 +480,9 @@ def test_hugging_face_texts() -> None:
 def test_hugging_face_mistakes() -> None:
     with pytest.raises(DataError, match="which column is the label"):
         from_datasets(Rows([{"text": "a", "target": 1}]))
-    with pytest.raises(DataError, match="which column is the text"):
+    with pytest.raises(
+        DataError, match=r"as in a table: use potluck.from_frame.* or name a column of texts with text="
+    ):
         from_datasets(Rows([{"body": "a", "label": 1}]))
     with pytest.raises(DataError, match="'yes' in column 'label' is not a class number"):
         from_datasets(Rows([{"text": "a", "label": "yes"}]))

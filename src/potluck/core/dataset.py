@@ -87,6 +87,12 @@ class Dataset:
     def __len__(self) -> int:
         return int(self.y.shape[0])
 
+    def __repr__(self) -> str:
+        sizes = {"validation": self.validation_rows, "test": len(self) - self.test_start}
+        parts = "".join(f", {size} of them for {part}" for part, size in sizes.items() if size)
+        clients = f", {len(self.owners.names)} clients" if self.owners else ""
+        return f"<data set {self.name}: {len(self)} rows{parts}; {self.task}{clients}>"
+
     @property
     def test_start(self) -> int:
         """The first row of the official test part; the number of rows if there is none."""

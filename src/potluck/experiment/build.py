@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from potluck.core.dataset import Data, Dataset
-from potluck.core.method import Method
+from potluck.core.method import Method, check_tasks
 from potluck.core.own_metrics import own_metrics
 from potluck.core.rng import Rng
+from potluck.core.task import Task
 from potluck.data import (
     DataConfig,
     FeatureShiftConfig,
@@ -93,19 +94,32 @@ def _split_group(experiment: ExperimentSettings, group: ClientGroup, data: Datas
 
 
 def public_samples(
-    experiment: ExperimentSettings, method: Method, own: Dataset | None = None
+    experiment: ExperimentSettings, method: Method, own: Dataset | None = None, task: Task | None = None
 ) -> tuple[Dataset, np.ndarray] | None:
-    """The public data (`own`: a copy that is already here) and the ids of the samples; none if unused."""
+    """The public data (`own`: a copy that is already here) and the ids of the samples; none if unused.
+
+    `task` is that of a client, for advice that fits it.
+    """
     if not method.needs_public_data:
         return None
     if experiment.public is None:
-        raise ConfigError(
-            f"{method.name} needs public data; name some, for example public: {{data: cifar100, samples: 5000}}"
-        )
+        raise ConfigError(f"{method.name} needs public data; name some, for example {_public_example(task)}")
     data = own if own is not None else _load(experiment, experiment.public.data)
     return data, choose_ids(
         data, experiment.public.samples, experiment.all_seeds().tree("split").child("public")
     )
+
+
+def _public_example(task: Task | None) -> str:
+    """Public data that a client with this task could read."""
+    if task is None or len(task.input) == 3:
+        return "public: {data: cifar100, samples: 5000}"
+    if task.kind == "retrieval":
+        return "public: {data: cifar10-captions, samples: 5000}"
+    if task.vocabulary:
+        return "public: {data: sst2, samples: 5000}"
+    shape = ", ".join(["samples", *map(str, task.input)])
+    return f'public={{"data": potluck.from_arrays(x, y)}} with x of shape ({shape})'
 
 
 # --- models ---------------------------------------------------------------------------------------------
@@ -145,9 +159,10 @@ def build_federation(
     groups = group_data(experiment, data, split)
     pool = _assigned_pool(experiment, split, groups)
     method = find_method(experiment.method.name)(experiment.method, pool)
-    ask_for_queues()
     parts = split.by_group([(group.data, group.clients) for group in groups])
     firsts = {own.ids[0]: one.task for one, own in parts}
+    check_tasks(method, firsts)
+    ask_for_queues()
     return simulated(
         method,
         groups,
@@ -155,7 +170,7 @@ def build_federation(
         pool,
         seeds=experiment.all_seeds(),
         independent_init=experiment.models.init == "per_client",
-        public=public_samples(experiment, method),
+        public=public_samples(experiment, method, task=next(iter(firsts.values()))),
         training=experiment.training.for_clients(),
         overrides=experiment.training.per_client,
         participation=experiment.training.participation,
