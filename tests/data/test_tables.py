@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from rich.console import Console
 
 import potluck
 from potluck import Experiment, Split, from_arrays, from_files, from_frame
+from potluck.cli.views.split import split_entry, split_view
 from potluck.data.views import client_samples
 from potluck.errors import DataError, PotluckError
 
@@ -175,13 +178,28 @@ def test_a_client_predicts_for_rows_of_a_table(tmp_path: Path) -> None:
     kept = run.predictions()
     kept = kept[kept["client"] == "b"]
     expected = torch.tensor(np.stack(kept["scores"].to_list()))
-    torch.testing.assert_close(answers[kept["row"].to_numpy() - 40], expected)
+    assert kept["own_row"].tolist() == (kept["row"] - 40).tolist()
+    torch.testing.assert_close(answers[kept["own_row"].tolist()], expected)
     opened = potluck.open(tmp_path / "run").clients["b"]
     torch.testing.assert_close(opened.predict(new), answers)
     with pytest.raises(PotluckError, match="client b: there is no column 'age'"):
         opened.predict(new.drop(columns="age"))
     with pytest.raises(PotluckError, match="client b: column 'sex' has 'x', which is none of its categories"):
         opened.predict(new.assign(sex="x"))
+
+
+def test_the_columns_that_are_learned_from_are_shown(tmp_path: Path) -> None:
+    data = from_frame({"a": patients(40), "b": patients(40)}, target="stay")
+    split = Experiment.make(data=data, models="mlp-small", method="local").make_split(data)
+    entry = split_entry(data, split)
+    assert entry["features"] == ["age", "sex=f", "sex=m", "smoker"]
+    console = Console(width=200)
+    with console.capture() as shown:
+        console.print(split_view(entry))
+    assert "learned from: age, sex=f, sex=m, smoker" in shown.get()
+    split.save(tmp_path / "split.json", data)
+    assert json.loads((tmp_path / "split.json").read_text())["features"] == entry["features"]
+    assert Split.load(tmp_path / "split.json") == split
 
 
 def test_nan_is_refused_where_a_run_does_not_fill_it(tmp_path: Path) -> None:

@@ -82,6 +82,9 @@ class Dataset:
     owners: Owners | None = None  # the client of every row, for a natural split
     strata_names: tuple[str, ...] = ()  # of the classes in `strata`; (): their numbers
     standardize: tuple[int, ...] = ()  # vectors: columns that each client standardises by its training rows
+    own_rows: Tensor | None = (
+        None  # the number of each row in its file, array or part, where that is another one
+    )
     encoding: TableEncoding | None = None  # tables: how their columns became the numbers in x
 
     def __len__(self) -> int:

@@ -159,9 +159,13 @@ class Split:
 
 def _about_groups(groups: Sequence[tuple[Dataset, int]]) -> dict[str, Any]:
     """The index file's description of the data: one data set, or one per group."""
-    known = [{"data": part.name, "clients": size, "class_names": part.label_names} for part, size in groups]
+    known = [
+        {"data": part.name, "clients": size, "class_names": part.label_names}
+        | ({"features": part.encoding.names} if part.encoding is not None else {})
+        for part, size in groups
+    ]
     if len(known) == 1:
-        return {"data": known[0]["data"], "class_names": known[0]["class_names"]}
+        return {key: value for key, value in known[0].items() if key != "clients"}
     return {"groups": known} if known else {}
 
 

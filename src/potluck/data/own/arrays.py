@@ -12,7 +12,7 @@ from torch import Tensor
 
 from potluck.core.dataset import Dataset, Encoder
 from potluck.core.task import KindName, Task
-from potluck.data.own.pieces import Array, Piece, in_order, owners_of, rows_of
+from potluck.data.own.pieces import Array, Piece, in_order, own_rows_of, owners_of, rows_of
 from potluck.errors import DataError, nearest
 
 TaskName = Literal["classification", "multi-label", "segmentation", "regression"]
@@ -126,6 +126,7 @@ def from_pieces(
         encoder=about.vocabulary if isinstance(about.vocabulary, Encoder) else None,
         validation_rows=rows_of(pieces, "validation"),
         owners=owners_of(pieces, by),
+        own_rows=own_rows_of(pieces),
         strata=known[0],
         strata_names=known[1],
     )

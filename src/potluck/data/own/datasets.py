@@ -13,7 +13,7 @@ from torch import Tensor
 from potluck.core.dataset import Dataset
 from potluck.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, TEXT_COLUMNS
 from potluck.data.own.arrays import Modality, Settings, TaskName, count_classes, from_pieces
-from potluck.data.own.pieces import PART_NAMES, Piece, in_order, owners_of, rows_of
+from potluck.data.own.pieces import PART_NAMES, Piece, in_order, own_rows_of, owners_of, rows_of
 from potluck.data.texts import text_dataset
 from potluck.errors import DataError
 
@@ -48,9 +48,9 @@ def from_datasets(
 
     A torch data set has a length and gives pairs (sample, label); every item is read once, with its transform. Of a
     Hugging Face data set, `image` names a column of Pillow images or arrays, `text` one of texts, `features` one of
-    vectors or windows (lists of numbers), and `label`, or `target`, that of the labels; by default the usual column
-    names are tried, then the only column of lists. A table of single numbers is read by `from_frame`. `tokenizer` is
-    a folder or hub repository; without it the `vocabulary` most frequent words are numbered. The other arguments are
+    vectors or windows (lists of numbers), and `label`, or `target`, that of the labels; by default the usual names
+    are tried, then the only column of lists. A table of single numbers is read by `from_frame`. `tokenizer` is a
+    folder or hub repository; without it the `vocabulary` most frequent words are numbered. The other arguments are
     those of `from_arrays`.
     """
     if label is not None and target is not None:
@@ -81,7 +81,8 @@ def _texts(
     names = tuple(class_names or map(str, range(count)))
     data = text_dataset(name, texts, y, rows_of(pieces, "train"), names, vocabulary, length, tokenizer)
     validation = rows_of(pieces, "validation")
-    return replace(data, validation_rows=validation, owners=owners_of(pieces, by))
+    owners, rows = owners_of(pieces, by), own_rows_of(pieces)
+    return replace(data, validation_rows=validation, owners=owners, own_rows=rows)
 
 
 # --- who brings what ------------------------------------------------------------------------------------
