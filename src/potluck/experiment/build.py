@@ -119,7 +119,8 @@ def _public_example(task: Task | None) -> str:
     if task.vocabulary:
         return "public: {data: sst2, samples: 5000}"
     shape = ", ".join(["samples", *map(str, task.input)])
-    return f'public={{"data": potluck.from_arrays(x, y)}} with x of shape ({shape})'
+    table = "public: {data: {name: files, path: public.csv, target: …}}, or " if len(task.input) == 1 else ""
+    return f'{table}in Python public={{"data": potluck.from_arrays(x, y)}} with x of shape ({shape})'
 
 
 # --- models ---------------------------------------------------------------------------------------------
