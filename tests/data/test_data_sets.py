@@ -270,6 +270,7 @@ def test_fewer_samples_of_a_data_set() -> None:
     assert rows == sorted(set(rows))
     assert torch.equal(some.strata, whole.strata[rows])
     assert some.texts == tuple(whole.texts[row] for row in rows)
+    assert some.own_rows.tolist() == rows
     assert torch.equal(DataConfig(name="digits-captions", samples=50).load().x, some.x)
     parts = from_arrays(
         np.zeros((9, 2), np.float32), np.arange(9) % 3, test=(np.ones((4, 2)), np.zeros(4, int))
@@ -480,7 +481,7 @@ def test_hugging_face_texts() -> None:
 def test_hugging_face_mistakes() -> None:
     with pytest.raises(DataError, match="which column is the label"):
         from_datasets(Rows([{"text": "a", "target": 1}]))
-    with pytest.raises(DataError, match="which column is the text"):
+    with pytest.raises(DataError, match=r"as in a table: use potluck.from_frame.* of texts with text="):
         from_datasets(Rows([{"body": "a", "label": 1}]))
     with pytest.raises(DataError, match="'yes' in column 'label' is not a class number"):
         from_datasets(Rows([{"text": "a", "label": "yes"}]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from potluck import Experiment
 from potluck.core.rng import Rng
 from potluck.data import NaturalConfig, from_arrays, from_datasets, make_split
+from potluck.data.scaling import Scaling
 from potluck.data.split import ClientSplit
 from potluck.errors import ConfigError, DataError
 from potluck.federation.groups import shared_test
@@ -123,6 +125,18 @@ def test_the_shared_test_set_has_the_test_rows_of_all_clients() -> None:
     shared = shared_test(data, split.clients)
     assert shared.tolist() == sorted([*split["b"].test.tolist(), 16, 17])
     assert len(split["b"].test)
+
+
+def test_the_shared_test_set_leaves_out_rows_of_nobody() -> None:
+    """They would be measured as no client sees them, for example without anyone's standardisation."""
+    data = owned([*"a" * 8, *"b" * 8, *"c"], [*"aabbcc"])
+    split = make_split(data, NaturalConfig(min_size=5), Rng(0))
+    assert split.ids == ("a", "b")
+    assert shared_test(data, split.clients).tolist() == [17, 18, 19, 20]
+    bare = replace(data, owners=None)
+    assert shared_test(bare, split.clients).tolist() == [17, 18, 19, 20, 21, 22]
+    scaled = [replace(one, scaling=Scaling((0,), (1.0,), (2.0,))) for one in split.clients]
+    assert shared_test(bare, scaled).tolist() == [17, 18, 19, 20]
 
 
 def test_an_official_validation_part_is_dealt_like_the_test_part() -> None:

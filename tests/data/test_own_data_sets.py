@@ -98,6 +98,22 @@ def test_a_column_of_a_hugging_face_data_set_names_the_clients() -> None:
     assert (from_datasets(parts).train_rows, len(from_datasets(parts))) == (8, 16)
 
 
+def test_a_hugging_face_data_set_may_hold_vectors() -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = {"x": [[1, 2, 3], [4, 5, 6]] * 3, "id": [*range(6)], "stay": [0.5, 1.5] * 3}
+    whole = datasets.Dataset.from_dict(rows)
+    data = from_datasets(whole, target="stay", task="regression")
+    assert (data.task.kind, data.x[1].tolist(), data.y[:2].tolist()) == ("regression", [4, 5, 6], [0.5, 1.5])
+    named = from_datasets(whole.add_column("z", rows["x"]), features="x", label="stay", task="regression")
+    assert torch.equal(named.x, data.x)
+    with pytest.raises(DataError, match=r"which column holds the samples\? It has x, id, z"):
+        from_datasets(whole.add_column("z", rows["x"]), label="stay", task="regression")
+    with pytest.raises(DataError, match=r"its columns id hold one value each, .* potluck.from_frame"):
+        from_datasets(whole.remove_columns("x"), label="stay", task="regression")
+    with pytest.raises(DataError, match="label and target are two names"):
+        from_datasets(whole, label="stay", target="stay")
+
+
 @pytest.mark.parametrize(
     ("source", "options", "sentence"),
     [
@@ -206,3 +222,12 @@ def test_a_run_needs_nothing_but_the_clients_data(tmp_path: Any) -> None:
     assert (tmp_path / "run" / "split.json").read_text().count('"id"') == 3
     assert "north" in (tmp_path / "run" / "metrics.jsonl").read_text()
     assert result is not None
+
+
+def test_a_data_set_is_written_in_one_line() -> None:
+    x, y = torch.zeros(6, 4), torch.arange(6) % 2
+    data = from_datasets({"a": (x, y), "b": {"train": (x, y), "test": (x[:2], y[:2])}}, name="mine")
+    assert repr(data) == (
+        "<data set mine: 14 rows, 2 of them for test; classification with 2 classes for samples of 4 numbers each, "
+        "2 clients>"
+    )

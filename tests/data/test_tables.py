@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from rich.console import Console
 
 import potluck
 from potluck import Experiment, Split, from_arrays, from_files, from_frame
+from potluck.cli.views.split import split_entry, split_view
 from potluck.data.views import client_samples
 from potluck.errors import DataError, PotluckError
 
@@ -97,15 +100,119 @@ def test_public_samples_cannot_follow_clients_that_standardise() -> None:
         experiment.build()
 
 
-def test_missing_values_are_filled_with_the_client_s_mean() -> None:
-    frames = {"a": patients(), "b": patients(older=30)}
-    frames["b"].loc[3, "age"] = np.nan
-    frames["b"].loc[4, "sex"] = None
-    data = from_frame(frames, target="stay", missing="mean")
-    assert float(data.x[15, 0]) == pytest.approx(frames["b"]["age"].mean(), rel=1e-6)
-    assert data.x[16, 1:3].tolist() == [0, 0]
+def _with_gaps(rows: int = 40) -> dict[str, pd.DataFrame]:
+    """Two tables where every fourth age and one sex are missing."""
+    frames = {"a": patients(rows), "b": patients(rows, older=30)}
+    for frame in frames.values():
+        frame.loc[::4, "age"] = np.nan
+        frame.loc[5, "sex"] = None
+    return frames
+
+
+def test_missing_values_are_filled_with_the_mean_of_the_client_s_training_rows(tmp_path: Path) -> None:
+    frames = _with_gaps()
+    data = from_frame(frames, target="stay", missing="mean", standardize="none")
+    assert data.x[:, 0].isnan().sum() == 20
+    assert data.x[5, 1:3].tolist() == [0, 0]
     whole = pd.concat([frame.assign(site=name) for name, frame in frames.items()])
-    assert torch.equal(from_frame(whole, target="stay", by="site", missing="mean").x, data.x)
+    by_column = from_frame(whole, target="stay", by="site", missing="mean", standardize="none")
+    torch.testing.assert_close(by_column.x, data.x, equal_nan=True)
+    split = Experiment.make(data=data, models="mlp-small", method="local").make_split(data)
+    seen = client_samples(data, split.clients)
+    assert seen is not None
+    for client in split.clients:
+        for part in client.parts:
+            stored, mean = data.x[part, 0], data.x[client.train, 0].nanmean()
+            torch.testing.assert_close(seen[part, 0], torch.where(stored.isnan(), mean, stored))
+    split.save(tmp_path / "split.json", data)
+    again = client_samples(data, Split.load(tmp_path / "split.json").clients)
+    assert again is not None
+    assert torch.equal(again, seen)
+
+
+def test_what_is_filled_follows_from_training_rows_alone() -> None:
+    """Other values in validation and test rows change nothing that a client fills or standardises with."""
+    frames = _with_gaps()
+    data = from_frame(frames, target="stay", missing="mean")
+    experiment = Experiment.make(data=data, models="mlp-small", method="local")
+    first = experiment.make_split(data)
+    for name, frame in frames.items():
+        start = 0 if name == "a" else 40
+        frame.loc[np.concatenate(first[name].parts[1:]) - start, "age"] = 1000.0
+    other = experiment.make_split(from_frame(frames, target="stay", missing="mean"))
+    for one, two in zip(first.clients, other.clients, strict=True):
+        assert one.view == two.view
+
+
+def test_a_column_without_a_value_in_a_client_s_training_rows_is_refused() -> None:
+    one = patients(40)
+    one.loc[1:, "age"] = np.nan
+    data = from_frame(
+        {"a": patients(40), "b": {"train": one, "test": patients(4)}}, target="stay", missing="mean"
+    )
+    partition = {"kind": "natural", "validation": 0.9, "test": 0.05}
+    experiment = Experiment.make(data=data, models="mlp-small", method="local", partition=partition)
+    with pytest.raises(PotluckError, match="'age' has no value at all in the training rows of client b"):
+        experiment.make_split(data)
+
+
+def test_a_client_predicts_for_rows_of_a_table(tmp_path: Path) -> None:
+    frames = _with_gaps()
+    data = from_frame(frames, target="stay", missing="mean")
+    run = potluck.run(
+        data=data,
+        models="mlp-small",
+        method="local",
+        training={"rounds": 1},
+        keep="last",
+        evaluate={"predictions": True},
+        out=tmp_path / "run",
+    )
+    client = run.clients["b"]
+    new = frames["b"].drop(columns="stay")
+    answers = client.predict(new)
+    torch.testing.assert_close(client.predict(new.iloc[:1]), answers[:1])  # whoever else is in the frame
+    torch.testing.assert_close(client.predict(data.x[40:]), answers)
+    alone = pd.DataFrame([{"age": None, "sex": "m", "smoker": True}])
+    torch.testing.assert_close(client.predict(alone), answers[:1])
+    kept = run.predictions()
+    kept = kept[kept["client"] == "b"]
+    expected = torch.tensor(np.stack(kept["scores"].to_list()))
+    assert kept["own_row"].tolist() == (kept["row"] - 40).tolist()
+    torch.testing.assert_close(answers[kept["own_row"].tolist()], expected)
+    opened = potluck.open(tmp_path / "run").clients["b"]
+    torch.testing.assert_close(opened.predict(new), answers)
+    with pytest.raises(PotluckError, match="client b: there is no column 'age'"):
+        opened.predict(new.drop(columns="age"))
+    with pytest.raises(PotluckError, match="client b: column 'sex' has 'x', which is none of its categories"):
+        opened.predict(new.assign(sex="x"))
+
+
+def test_the_columns_that_are_learned_from_are_shown(tmp_path: Path) -> None:
+    data = from_frame({"a": patients(40), "b": patients(40)}, target="stay")
+    split = Experiment.make(data=data, models="mlp-small", method="local").make_split(data)
+    entry = split_entry(data, split)
+    assert entry["features"] == ["age", "sex=f", "sex=m", "smoker"]
+    console = Console(width=200)
+    with console.capture() as shown:
+        console.print(split_view(entry))
+    assert "learned from: age, sex=f, sex=m, smoker" in shown.get()
+    split.save(tmp_path / "split.json", data)
+    assert json.loads((tmp_path / "split.json").read_text())["features"] == entry["features"]
+    assert Split.load(tmp_path / "split.json") == split
+
+
+def test_nan_is_refused_where_a_run_does_not_fill_it(tmp_path: Path) -> None:
+    data = from_frame({"a": patients(40), "b": patients(40)}, target="stay")
+    run = potluck.run(
+        data=data, models="mlp-small", method="local", training={"rounds": 1}, out=tmp_path / "run"
+    )
+    x = data.x[:3].clone()
+    x[1, 0] = torch.nan
+    with pytest.raises(PotluckError, match="client a: sample 1 holds NaN, which this run does not fill"):
+        run.clients["a"].predict(x)
+    with pytest.raises(PotluckError, match="client a: column 'age' lacks 40 of 40 values"):
+        run.clients["a"].predict(patients(40, age=np.nan))
 
 
 @pytest.mark.parametrize(

@@ -563,6 +563,14 @@ def test_a_sites_data_may_be_arrays_or_a_map_style_data_set():
     assert torch.equal(whole.y, torch.tensor([0, 1, 0, 1, 0, 1, 1, 1, 1]))
 
 
+def test_a_sites_targets_of_a_regression_stay_what_they_are():
+    pairs = [(torch.full((4,), float(row)), torch.tensor(row / 4)) for row in range(6)]
+    with pytest.raises(DataError, match=r"client 0: y must be one integer class .* say task='regression'"):
+        site_data({"train": pairs}, "0", None)
+    whole, _ = site_data({"train": pairs, "task": "regression"}, "0", None)
+    assert (whole.task.kind, whole.y.tolist()) == ("regression", [0, 0.25, 0.5, 0.75, 1, 1.25])
+
+
 @pytest.mark.parametrize("data", [{"test": ([1], [2])}, {"train": 3}, {"train": ([[1.0]], [0]), "spy": 1}])
 def test_data_that_cannot_be_used_are_named(data):
     with pytest.raises(DataError, match="client 7"):

@@ -86,12 +86,24 @@ def test_methods_of_classes_refuse_it_and_name_those_that_do_not(method: str) ->
         Experiment.make(**settings(method)).build()
     said = str(error.value)
     assert said.startswith(
-        f"{method} learns from one class per sample; client 0 has regression with 1 output of"
+        f"{method} learns from one class per sample; client 0 has regression with 1 output for"
     )
-    named = said.rpartition("methods that take it: ")[2].split(", ")
+    alone, _, public = said.rpartition("methods that take it: ")[2].partition("; with public data also ")
+    named = [*alone.split(", "), *public.split(", ")]
     assert set(TAKEN) <= set(named)
+    assert {"fedmd", "simclr"} <= set(public.split(", "))
+    assert "fedmrl" in alone
     assert not set(REFUSED) & set(named)
     assert not find_method(method).takes(numbers().task)
+
+
+def test_a_task_is_refused_before_public_data_are_asked_for() -> None:
+    asked = settings("feddf")
+    with pytest.raises(ConfigError, match="feddf learns from one class per sample"):
+        Experiment.make(**{key: value for key, value in asked.items() if key != "public"}).build()
+    asked = settings("fedmd")
+    with pytest.raises(ConfigError, match=r"fedmd needs public data; .* with x of shape \(samples, \d+\)"):
+        Experiment.make(**{key: value for key, value in asked.items() if key != "public"}).build()
 
 
 @pytest.mark.parametrize(("outputs", "flat"), [(1, True), (1, False), (3, False)])

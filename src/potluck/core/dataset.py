@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -25,6 +25,25 @@ class Encoder(Protocol):
 
     def encode(self, texts: Sequence[str], length: int) -> np.ndarray:
         """Token ids (N, length), int64."""
+
+
+@runtime_checkable
+class TableEncoding(Protocol):
+    """How rows of a table become samples."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the numbers of a sample are called."""
+
+    @property
+    def filled(self) -> tuple[int, ...]:
+        """The numbers of a sample that may be missing (NaN): every client fills them with its own mean."""
+
+    def encode(self, frame: Any, where: str) -> np.ndarray:
+        """The rows of a pandas frame as samples; `where` is how an error names it."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The encoding as plain values."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +82,29 @@ class Dataset:
     owners: Owners | None = None  # the client of every row, for a natural split
     strata_names: tuple[str, ...] = ()  # of the classes in `strata`; (): their numbers
     standardize: tuple[int, ...] = ()  # vectors: columns that each client standardises by its training rows
+    own_rows: Tensor | None = (
+        None  # the number of each row in its file, array or part, where that is another one
+    )
+    encoding: TableEncoding | None = None  # tables: how their columns became the numbers in x
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
+
+    def __repr__(self) -> str:
+        sizes = {"validation": self.validation_rows, "test": len(self) - self.test_start}
+        parts = "".join(f", {size} of them for {part}" for part, size in sizes.items() if size)
+        clients = f", {len(self.owners.names)} clients" if self.owners else ""
+        return f"<data set {self.name}: {len(self)} rows{parts}; {self.task}{clients}>"
 
     @property
     def test_start(self) -> int:
         """The first row of the official test part; the number of rows if there is none."""
         return self.train_rows + self.validation_rows
+
+    @property
+    def filled(self) -> tuple[int, ...]:
+        """Vectors: columns whose missing values (NaN) each client fills by its training rows."""
+        return self.encoding.filled if self.encoding is not None else ()
 
     @property
     def labels(self) -> Tensor:
@@ -96,6 +130,8 @@ class Dataset:
         own = (self.validation_rows, self.standardize, owners.names if owners else ())
         if any(own):
             digest.update(repr(own).encode())
+        if self.filled:
+            digest.update(repr(self.filled).encode())
         for tensor in (self.x, self.y, self.strata, self.images, owners.rows if owners else None):
             if tensor is not None:
                 digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())

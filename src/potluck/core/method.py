@@ -322,9 +322,9 @@ def check_tasks(method: Method, tasks: Mapping[ClientId, Task]) -> None:
     for client, other in tasks.items():
         if not method.takes(other):
             needs = _NEEDS["features" if method.tasks == "features" else "classes"]
-            names = ", ".join(_that_take(tasks.values())) or "none"
             raise ConfigError(
-                f"{method.name} learns from {needs}; client {client} has {other}; methods that take it: {names}"
+                f"{method.name} learns from {needs}; client {client} has {other}; methods that take it: "
+                f"{_that_take(tasks.values())}"
             )
         if other != task and method.tasks != "any":
             raise ConfigError(
@@ -336,14 +336,17 @@ def check_tasks(method: Method, tasks: Mapping[ClientId, Task]) -> None:
 _NEEDS = {"classes": "one class per sample", "features": "scores that follow from the features alone"}
 
 
-def _that_take(tasks: Collection[Task]) -> list[str]:
-    """The names of the methods for clients with these tasks."""
+def _that_take(tasks: Collection[Task]) -> str:
+    """The names of the methods for clients with these tasks; last those that need public data."""
     mixed = len(set(tasks)) > 1
-    return sorted(
-        name
-        for name, method in _registry.items()
+    found = {
+        name: method
+        for name, method in sorted(_registry.items())
         if all(map(method.takes, tasks)) and (method.tasks == "any" or not mixed)
-    )
+    }
+    alone = ", ".join(name for name, method in found.items() if not method.needs_public_data)
+    public = ", ".join(name for name, method in found.items() if method.needs_public_data)
+    return (alone or "none") + (f"; with public data also {public}" if public else "")
 
 
 _registry: dict[str, type[Method]] = {}

@@ -68,7 +68,10 @@ class Task:
         return self.rules.gather(scores, y)
 
     def __str__(self) -> str:
-        return f"{self.kind} with {self.counted} of samples {'×'.join(map(str, self.input))}"
+        shape = "×".join(map(str, self.input))
+        things = "tokens" if self.vocabulary and not self.image else "numbers"
+        of = f"{shape} {things} each" if len(self.input) == 1 else f"shape {shape}"
+        return f"{self.kind} with {self.counted} for samples of {of}"
 
     def to_json(self) -> dict[str, Any]:
         """The task as plain values, for a client's card."""

@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from potluck.core.dataset import Dataset
 from potluck.data import registry
 from potluck.data.own.arrays import TaskName
-from potluck.data.own.frames import Missing, Standardize
+from potluck.data.own.encoding import Missing
+from potluck.data.own.frames import Standardize
 from potluck.data.prepare import PRESETS, AugmentConfig, Preparation
 from potluck.errors import DataError
 

@@ -37,6 +37,11 @@ def public_for(
             "standardise them beforehand and say standardize: none"
         )
     rows = torch.from_numpy(ids)
+    if public.filled and bool(public.x[rows].isnan().any()):
+        raise ConfigError(
+            f"the public data {public.name!r} lack values, and belong to no client whose mean could fill "
+            "them: fill them beforehand"
+        )
     x, mask = _readable(public, rows, own)
     source = Source(x.to(device), torch.zeros(len(x), dtype=torch.long, device=device), prepare)
     return Public(public, ids, source, mask.to(device), rng)

@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 import numpy as np
 import torch
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from torch import Tensor
 
 from potluck.core.dataset import Dataset
 from potluck.core.rng import Rng
@@ -167,4 +168,13 @@ def chosen_rows(data: Dataset, chosen: np.ndarray, train_rows: int, validation_r
         images=None if data.images is None else data.images[rows],
         texts=None if data.texts is None else tuple(data.texts[row] for row in rows.tolist()),
         owners=None if owners is None else replace(owners, rows=owners.rows[rows]),
+        own_rows=_numbered(data)[rows],
     )
+
+
+def _numbered(data: Dataset) -> Tensor:
+    """The number of each row in what it comes from: a file, an array, or the training, validation or test part."""
+    if data.own_rows is not None:
+        return data.own_rows
+    sizes = (data.train_rows, data.validation_rows, len(data) - data.test_start)
+    return torch.cat([torch.arange(size) for size in sizes])

@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from potluck.core.dataset import Dataset
-
 
 @dataclass(frozen=True)
 class Scaling:
@@ -22,12 +20,12 @@ class Scaling:
     std: tuple[float, ...]
 
     @classmethod
-    def of(cls, data: Dataset, rows: np.ndarray) -> Scaling:
-        """The scaling by these rows; a column without spread is only centred."""
-        values = data.x[torch.from_numpy(rows)][:, list(data.standardize)].double()
+    def of(cls, x: Tensor, columns: tuple[int, ...]) -> Scaling:
+        """The scaling by these samples; a column without spread is only centred."""
+        values = x[:, list(columns)].double()
         std = values.std(0, correction=0)
         std = torch.where(std > 1e-12, std, 1.0)
-        return cls(data.standardize, tuple(values.mean(0).tolist()), tuple(std.tolist()))
+        return cls(columns, tuple(values.mean(0).tolist()), tuple(std.tolist()))
 
     def __call__(self, x: Tensor) -> Tensor:
         """The standardised samples."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from potluck.core.dataset import Dataset
 from potluck.core.rng import Rng
+from potluck.data.filling import Filling
 from potluck.data.natural import NaturalConfig, natural_held_out, natural_rows
 from potluck.data.partition import (
     PartitionConfig,
@@ -46,17 +47,21 @@ class ClientSplit:
     _: KW_ONLY
     shift: Shift | None = None  # what its samples go through; none: they stay as they are
     scaling: Scaling | None = None  # how it standardises them before that; follows from data and rows
+    filling: Filling | None = (
+        None  # what it puts where a number is missing, before all; follows from them too
+    )
 
     @property
     def view(self) -> dict[str, Any]:
-        """Shift and scaling as plain values, where there are any; `view_of` reads them."""
-        own = {"shift": self.shift, "scaling": self.scaling}
+        """Shift, scaling and filling as plain values, where there are any; `view_of` reads them."""
+        own = {"shift": self.shift, "scaling": self.scaling, "filling": self.filling}
         return {key: value.to_json() for key, value in own.items() if value}
 
     def sees(self, x: Tensor) -> Tensor:
         """Stored samples as this client sees them."""
-        x = x if self.scaling is None else self.scaling(x)
-        return x if self.shift is None else self.shift(x)
+        for change in (self.filling, self.scaling, self.shift):
+            x = x if change is None else change(x)
+        return x
 
     @property
     def parts(self) -> Rows:
@@ -154,9 +159,13 @@ class Split:
 
 def _about_groups(groups: Sequence[tuple[Dataset, int]]) -> dict[str, Any]:
     """The index file's description of the data: one data set, or one per group."""
-    known = [{"data": part.name, "clients": size, "class_names": part.label_names} for part, size in groups]
+    known = [
+        {"data": part.name, "clients": size, "class_names": part.label_names}
+        | ({"features": part.encoding.names} if part.encoding is not None else {})
+        for part, size in groups
+    ]
     if len(known) == 1:
-        return {"data": known[0]["data"], "class_names": known[0]["class_names"]}
+        return {key: value for key, value in known[0].items() if key != "clients"}
     return {"groups": known} if known else {}
 
 
@@ -425,11 +434,11 @@ def _named_entries(content: Mapping[str, Any]) -> list[Any]:
 
 
 def _client_from_json(entry: Mapping[str, Any], path: Path) -> ClientSplit:
-    unknown = set(entry) - {"id", "counts", "shift", "scaling", *PARTS}
+    unknown = set(entry) - {"id", "counts", "shift", "scaling", "filling", *PARTS}
     if "id" not in entry or unknown:
         what = f"an unknown entry {sorted(unknown)[0]!r}" if unknown else "no id"
         raise DataError(
-            f"{path}: a client has {what}; the entries are id, train, validation, test, shift, scaling"
+            f"{path}: a client has {what}; the entries are id, train, validation, test, shift, scaling, filling"
         )
     id = str(entry["id"])
     rows = (_rows_from_json(entry.get(part, []), path, id, part) for part in PARTS)
@@ -440,8 +449,8 @@ def _client_from_json(entry: Mapping[str, Any], path: Path) -> ClientSplit:
 
 
 def view_of(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Shift and scaling from the plain values of `ClientSplit.view`, as arguments of `ClientSplit`."""
-    read = {"shift": Shift.from_json, "scaling": Scaling.from_json}
+    """What `ClientSplit.view` gave as plain values, as arguments of `ClientSplit`."""
+    read = {"shift": Shift.from_json, "scaling": Scaling.from_json, "filling": Filling.from_json}
     return {key: make(entry[key]) for key, make in read.items() if key in entry}
 
 

@@ -1,4 +1,4 @@
-"""What clients see of their rows: standardised by their own training rows, and with their feature shift."""
+"""What clients see of their rows: filled and standardised by their training rows, and with their feature shift."""
 
 from __future__ import annotations
 
@@ -10,29 +10,47 @@ import torch
 from torch import Tensor
 
 from potluck.core.dataset import Dataset
+from potluck.data.filling import Filling
 from potluck.data.scaling import Scaling
 from potluck.data.split import ClientSplit, Split
+from potluck.errors import DataError
 
 
-def with_scaling(split: Split, data: Dataset) -> Split:
-    """The split whose clients know how to standardise their samples, where the data set asks for it."""
-    if not data.standardize:
+def with_views(split: Split, data: Dataset) -> Split:
+    """The split whose clients know how to fill and standardise their samples, where the data set asks for it."""
+    if not data.standardize and not data.filled:
         return split
-    clients = tuple(
-        one if one.scaling else replace(one, scaling=_scaling(data, one)) for one in split.clients
-    )
-    return replace(split, clients=clients)
+    return replace(split, clients=tuple(_with_view(data, one) for one in split.clients))
 
 
-def _scaling(data: Dataset, client: ClientSplit) -> Scaling | None:
+def _with_view(data: Dataset, client: ClientSplit) -> ClientSplit:
     """By the client's training rows; a held-out client may only have others."""
     rows = client.train if len(client.train) else np.concatenate(client.parts)
-    return Scaling.of(data, rows) if len(rows) else None
+    if not len(rows):
+        return client
+    x, filling, scaling = data.x[torch.from_numpy(rows)], client.filling, client.scaling
+    if data.filled:
+        filling = filling or _filling(data, x, client.id)
+        x = filling(x)
+    if data.standardize:
+        scaling = scaling or Scaling.of(x, data.standardize)
+    return replace(client, filling=filling, scaling=scaling)
+
+
+def _filling(data: Dataset, x: Tensor, client: str) -> Filling:
+    filling = Filling.of(x, data.filled)
+    for column in filling.empty:
+        name = data.encoding.names[column] if data.encoding is not None else column
+        raise DataError(
+            f"{data.name}: column {name!r} has no value at all in the training rows of client {client}: fill it, "
+            "or leave it out of features"
+        )
+    return filling
 
 
 def client_samples(data: Dataset, clients: Sequence[ClientSplit]) -> Tensor | None:
     """All samples, each as its client sees it; none where everyone sees them as they are stored."""
-    if not len(data) or not any(client.shift or client.scaling for client in clients):
+    if not len(data) or not any(client.view for client in clients):
         return None
     x = data.x.clone()
     for client in clients:

@@ -11,34 +11,35 @@ from potluck.core.card import ClientId
 from potluck.core.dataset import Dataset
 from potluck.data import Split, from_arrays
 from potluck.data.split import PARTS, ClientSplit
-from potluck.data.views import with_scaling
+from potluck.data.views import with_views
 from potluck.errors import ConfigError, DataError
 from potluck.experiment.settings import ExperimentSettings
 
 SPLIT_KEYS = ("train", "validation", "test")
+ABOUT_KEYS = ("task", "mean", "std")
 
 
 def site_data(value: Any, client: ClientId, classes: int | None) -> tuple[Dataset, Split]:
     """A site's data set and its split, from what its `load` function returned.
 
-    `value` is a mapping with `train`, and perhaps `validation`, `test`, `mean`, `std` and `public`; or the training
-    part alone. A part is a pair of arrays (x, y) or a map-style data set of such pairs. `data`, a `Dataset` of any
-    task, may be given instead of `train` and `test`.
+    `value` is a mapping with `train`, and perhaps `validation`, `test`, `task`, `mean`, `std` and `public`; or the
+    training part alone. A part is a pair of arrays (x, y) or a map-style data set of such pairs. `data`, a
+    `Dataset` of any task, may be given instead of `train` and `test`.
     """
     given = (
         value if isinstance(value, Mapping) else {"data" if isinstance(value, Dataset) else "train": value}
     )
     if isinstance(given.get("data"), Dataset) and set(given) <= {"data", "public"}:
         return _whole(given["data"], client)
-    unknown = next((key for key in given if key not in (*SPLIT_KEYS, "mean", "std", "public")), None)
+    unknown = next((key for key in given if key not in (*SPLIT_KEYS, *ABOUT_KEYS, "public")), None)
     if unknown is not None or "train" not in given:
         raise DataError(
-            f"client {client}: its data are {list(given)}; give train, validation, test, mean, std and public, or "
-            "data and public"
+            f"client {client}: its data are {list(given)}; give train, validation, test, task, mean, std and "
+            "public, or data and public"
         )
     parts = {key: _arrays(given[key], client, key) for key in SPLIT_KEYS if given.get(key) is not None}
     x, y = (np.concatenate([part[number] for part in parts.values()]) for number in (0, 1))
-    about = {key: given[key] for key in ("mean", "std") if key in given}
+    about = {key: given[key] for key in ABOUT_KEYS if key in given}
     data = from_arrays(x, y, classes=classes, name=f"client {client}", **about)
     ends = np.cumsum([0, *(len(parts[key][1]) if key in parts else 0 for key in PARTS)])
     rows = {key: np.arange(ends[number], ends[number + 1]) for number, key in enumerate(PARTS)}
@@ -48,7 +49,7 @@ def site_data(value: Any, client: ClientId, classes: int | None) -> tuple[Datase
 def _whole(data: Dataset, client: ClientId) -> tuple[Dataset, Split]:
     """A data set with its own validation and test parts; all other rows are training rows."""
     parts = np.split(np.arange(len(data.y)), [data.train_rows, data.test_start])
-    return data, with_scaling(Split.of([ClientSplit(client, *parts)]), data)
+    return data, with_views(Split.of([ClientSplit(client, *parts)]), data)
 
 
 def site_public(value: Any, experiment: ExperimentSettings, client: ClientId) -> Dataset:
@@ -72,7 +73,8 @@ def _arrays(part: Any, client: ClientId, key: str) -> tuple[np.ndarray, np.ndarr
             x, y = part
         else:
             x, y = zip(*(part[row] for row in range(len(part))), strict=True)
-            x, y = np.stack([np.asarray(one) for one in x]), np.asarray([int(one) for one in y])
+            x, y = (np.stack([np.asarray(one) for one in each]) for each in (x, y))
+            y = y.astype(np.int64) if y.dtype == bool and y.ndim == 1 else y
         return np.asarray(x), np.asarray(y)
     except Exception as error:  # the site's own code may raise anything
         raise DataError(

@@ -244,6 +244,7 @@ class Predictions:
     rows: np.ndarray
     labels: np.ndarray
     scores: np.ndarray
+    own_rows: np.ndarray | None = None  # their numbers in the client's own file, where these differ
 
 
 @dataclass(frozen=True)
@@ -385,13 +386,18 @@ class Examiner:
                 labels, scores = (answer.up[name].cpu().numpy() for name in names)
                 task = self.federation.population.task_of(answer.client)
                 rows = self._row_numbers(answer.client, split)
-                yield Predictions(answer.client, mode, split, task, rows, labels, scores)
+                own = self._own_rows(answer.client, rows)
+                yield Predictions(answer.client, mode, split, task, rows, labels, scores, own)
 
     def _row_numbers(self, client: ClientId, split: str) -> np.ndarray:
         if split == "test" and self.settings.on == "global":
             return self.federation.clients.shared_test(client)
         rows: np.ndarray = getattr(self.federation.split[client], split)
         return rows
+
+    def _own_rows(self, client: ClientId, rows: np.ndarray) -> np.ndarray | None:
+        own = self.federation.clients.groups[self.federation.population[client].group].data.own_rows
+        return None if own is None else own.numpy()[rows]
 
     def _sizes(self, client: ClientId) -> dict[str, int]:
         """How many samples a client's measures are taken over, per split."""

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from potluck.core.dataset import Data, Dataset
-from potluck.core.method import Method
+from potluck.core.method import Method, check_tasks
 from potluck.core.own_metrics import own_metrics
 from potluck.core.rng import Rng
+from potluck.core.task import Task
 from potluck.data import (
     DataConfig,
     FeatureShiftConfig,
@@ -22,7 +23,7 @@ from potluck.data import (
     make_split,
 )
 from potluck.data.public import choose_ids
-from potluck.data.views import with_scaling
+from potluck.data.views import with_views
 from potluck.engine.settings import ask_for_queues
 from potluck.errors import ConfigError
 from potluck.experiment.blocks import AnyData, ClientGroup, IndexFile, Sites
@@ -74,9 +75,9 @@ def split_data(experiment: ExperimentSettings, data: Data) -> Split:
     """Which client has which rows. Depends on the data, the partition and the split seed alone."""
     tree = experiment.all_seeds().tree("split")
     if isinstance(data, Dataset):
-        return _split_group(experiment, experiment.groups[0], data, tree)
+        return with_views(_split_group(experiment, experiment.groups[0], data, tree), data)
     splits = [
-        _split_group(experiment, group, part, tree.child("group", place))
+        with_views(_split_group(experiment, group, part, tree.child("group", place)), part)
         for place, (group, part) in enumerate(zip(experiment.groups, data, strict=True))
     ]
     return join_splits(splits, [isinstance(group.partition, NUMBERED) for group in experiment.groups])
@@ -86,28 +87,40 @@ def _split_group(experiment: ExperimentSettings, group: ClientGroup, data: Datas
     if isinstance(group.partition, Sites):
         raise ConfigError("the sites of this experiment split nothing: each brings its own data")
     if isinstance(group.partition, Split):
-        split = group.partition
-    elif isinstance(group.partition, IndexFile):
-        split = from_index_file(experiment.folder / group.partition.file, data)
-    else:
-        split = make_split(data, group.partition, rng)
-    return with_scaling(split, data)
+        return group.partition
+    if isinstance(group.partition, IndexFile):
+        return from_index_file(experiment.folder / group.partition.file, data)
+    return make_split(data, group.partition, rng)
 
 
 def public_samples(
-    experiment: ExperimentSettings, method: Method, own: Dataset | None = None
+    experiment: ExperimentSettings, method: Method, own: Dataset | None = None, task: Task | None = None
 ) -> tuple[Dataset, np.ndarray] | None:
-    """The public data (`own`: a copy that is already here) and the ids of the samples; none if unused."""
+    """The public data (`own`: a copy that is already here) and the ids of the samples; none if unused.
+
+    `task` is that of a client, for advice that fits it.
+    """
     if not method.needs_public_data:
         return None
     if experiment.public is None:
-        raise ConfigError(
-            f"{method.name} needs public data; name some, for example public: {{data: cifar100, samples: 5000}}"
-        )
+        raise ConfigError(f"{method.name} needs public data; name some, for example {_public_example(task)}")
     data = own if own is not None else _load(experiment, experiment.public.data)
     return data, choose_ids(
         data, experiment.public.samples, experiment.all_seeds().tree("split").child("public")
     )
+
+
+def _public_example(task: Task | None) -> str:
+    """Public data that a client with this task could read."""
+    if task is None or len(task.input) == 3:
+        return "public: {data: cifar100, samples: 5000}"
+    if task.kind == "retrieval":
+        return "public: {data: cifar10-captions, samples: 5000}"
+    if task.vocabulary:
+        return "public: {data: sst2, samples: 5000}"
+    shape = ", ".join(["samples", *map(str, task.input)])
+    table = "public: {data: {name: files, path: public.csv, target: …}}, or " if len(task.input) == 1 else ""
+    return f'{table}in Python public={{"data": potluck.from_arrays(x, y)}} with x of shape ({shape})'
 
 
 # --- models ---------------------------------------------------------------------------------------------
@@ -147,9 +160,10 @@ def build_federation(
     groups = group_data(experiment, data, split)
     pool = _assigned_pool(experiment, split, groups)
     method = find_method(experiment.method.name)(experiment.method, pool)
-    ask_for_queues()
     parts = split.by_group([(group.data, group.clients) for group in groups])
     firsts = {own.ids[0]: one.task for one, own in parts}
+    check_tasks(method, firsts)
+    ask_for_queues()
     return simulated(
         method,
         groups,
@@ -157,7 +171,7 @@ def build_federation(
         pool,
         seeds=experiment.all_seeds(),
         independent_init=experiment.models.init == "per_client",
-        public=public_samples(experiment, method),
+        public=public_samples(experiment, method, task=next(iter(firsts.values()))),
         training=experiment.training.for_clients(),
         overrides=experiment.training.per_client,
         participation=experiment.training.participation,

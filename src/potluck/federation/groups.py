@@ -23,12 +23,21 @@ class GroupData:
 
 
 def shared_test(data: Dataset, clients: Sequence[ClientSplit]) -> np.ndarray:
-    """The rows of the test set that clients share: the official one, or else their own test parts together."""
+    """The rows of the test set that clients share: the official one, or else their own test parts together.
+
+    Where clients have their own rows or their own view of them, a row of nobody in the split is not measured: it
+    would be seen as no client sees it.
+    """
     official = np.arange(data.test_start, len(data.y))
-    used = np.zeros(len(data.y), dtype=bool)
-    for client in clients if len(data) else ():
-        used[client.train] = True
-    own = np.sort(np.concatenate([client.test for client in clients])) if len(data) else official
-    if not len(data) or (len(official) and not used[official].any()):
-        return official if data.owners is None else np.union1d(official, own)
-    return own
+    if not len(data):
+        return official
+    trained, owned = np.zeros(len(data.y), dtype=bool), np.zeros(len(data.y), dtype=bool)
+    for client in clients:
+        trained[client.train] = True
+        owned[np.concatenate(client.parts)] = True
+    own = np.sort(np.concatenate([client.test for client in clients]))
+    if data.owners is not None or any(client.view for client in clients):
+        official = official[owned[official]]
+    if not len(official) or trained[official].any():
+        return own
+    return official if data.owners is None else np.union1d(official, own)

@@ -31,7 +31,9 @@ def write_predictions(folder: Path, round_: int, examined: Sequence[Examined], o
     home = folder / FOLDER
     home.mkdir(exist_ok=True)
     file, buffer = home / f"round-{round_:06d}.parquet", io.BytesIO()
-    parquet.write_table(pa.concat_tables(_alike(parts)), buffer, compression="zstd")
+    parquet.write_table(
+        pa.concat_tables(_alike(parts), promote_options="default"), buffer, compression="zstd"
+    )
     write_whole(file, buffer.getvalue())
     for other in home.glob("round-*.parquet") if only else ():
         if other != file:
@@ -56,6 +58,7 @@ def _part(found: Examined, one: Predictions) -> pa.Table:
             "round": pa.array(np.full(size, found.round, np.int64)),
             **words,
             "row": pa.array(np.asarray(one.rows, np.int64)),
+            **({} if one.own_rows is None else {"own_row": pa.array(one.own_rows)}),
             "label": _column(labels),
             "prediction": _column(answers),
             "scores": _column(one.scores.reshape(size, -1)),
@@ -101,7 +104,8 @@ def _as_lists(part: pa.Table) -> pa.Table:
 def read_predictions(folder: Path | str, round: int | None = None) -> pd.DataFrame:
     """The predictions that a run has kept, a row per sample; of one round where it is given.
 
-    The columns: round, client, moment, mode, split, row (in the client's data set), label, prediction, scores.
+    The columns: round, client, moment, mode, split, row (as in split.json), label, prediction, scores; and own_row
+    (in the client's own file, or in the part that `samples` was drawn from), where that is another number.
     """
     files = sorted((Path(folder) / FOLDER).glob("round-*.parquet"))
     if not files:

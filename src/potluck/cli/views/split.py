@@ -16,6 +16,7 @@ from potluck.data import Split
 from potluck.report.format import count
 
 MOST_CLASSES = 20  # classes that get a column each
+MOST_FEATURES = 40  # columns of a table that are named
 
 
 def split_entry(data: Dataset, split: Split) -> dict[str, Any]:
@@ -34,7 +35,8 @@ def split_entry(data: Dataset, split: Split) -> dict[str, Any]:
     ]
     classes = list(data.label_names) or [str(number) for number in range(data.label_count)]
     about = {"data": data.name, "classes": classes, "hash": split.hash, "held_out": list(split.held_out)}
-    return about | {"clients": clients}
+    features = {"features": list(data.encoding.names)} if data.encoding is not None else {}
+    return about | features | {"clients": clients}
 
 
 def split_view(entry: Mapping[str, Any]) -> RenderableType:
@@ -86,6 +88,9 @@ def _notes(entry: Mapping[str, Any]) -> list[str]:
         f"{count(len(clients))} clients, {count(sum(sizes))} training samples, from {count(sizes[0])} to "
         f"{count(sizes[-1])} a client; split {entry['hash'][:12]}"
     ]
+    if features := entry.get("features"):
+        more = f", … ({len(features)} in all)" if len(features) > MOST_FEATURES else ""
+        notes.append(f"learned from: {', '.join(features[:MOST_FEATURES])}{more}")
     if len(clients) > MOST_ROWS:
         notes.insert(0, f"the first {MOST_ROWS} clients are shown; --json has them all")
     return notes

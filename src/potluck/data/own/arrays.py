@@ -12,7 +12,7 @@ from torch import Tensor
 
 from potluck.core.dataset import Dataset, Encoder
 from potluck.core.task import KindName, Task
-from potluck.data.own.pieces import Array, Piece, in_order, owners_of, rows_of
+from potluck.data.own.pieces import Array, Piece, in_order, own_rows_of, owners_of, rows_of
 from potluck.errors import DataError, nearest
 
 TaskName = Literal["classification", "multi-label", "segmentation", "regression"]
@@ -83,6 +83,7 @@ class Settings:
     vocabulary: int | Encoder | None = None
     modality: Modality | None = None
     name: str = "arrays"
+    gaps: bool = False  # whether numbers may be missing (NaN), as clients fill them
 
     def __post_init__(self) -> None:
         if self.task is not None and self.task not in get_args(TaskName):
@@ -125,6 +126,7 @@ def from_pieces(
         encoder=about.vocabulary if isinstance(about.vocabulary, Encoder) else None,
         validation_rows=rows_of(pieces, "validation"),
         owners=owners_of(pieces, by),
+        own_rows=own_rows_of(pieces),
         strata=known[0],
         strata_names=known[1],
     )
@@ -179,7 +181,7 @@ def _samples(piece: Piece, about: Settings) -> Tensor:
         raise DataError(f"{piece.where}: x is {describe(samples)}, which does not give one sample per label")
     if about.tokens is not None:
         return _tokens(piece.where, samples, about.tokens)
-    return _features(piece.where, samples, about.modality)
+    return _features(piece.where, samples, about.modality, about.gaps)
 
 
 def _tokens(where: str, x: Tensor, vocabulary: int) -> Tensor:
@@ -192,10 +194,10 @@ def _tokens(where: str, x: Tensor, vocabulary: int) -> Tensor:
     return x.long()
 
 
-def _features(where: str, x: Tensor, modality: Modality | None) -> Tensor:
+def _features(where: str, x: Tensor, modality: Modality | None, gaps: bool) -> Tensor:
     _check_shape(where, x, modality)
     if x.is_floating_point():
-        if not bool(torch.isfinite(x).all()):
+        if not bool((torch.isfinite(x) | (x.isnan() & gaps)).all()):
             raise DataError(f"{where}: x holds NaN or infinite values: clean them first")
         return x.float()
     if x.dtype != torch.uint8:

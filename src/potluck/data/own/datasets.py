@@ -13,7 +13,7 @@ from torch import Tensor
 from potluck.core.dataset import Dataset
 from potluck.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, TEXT_COLUMNS
 from potluck.data.own.arrays import Modality, Settings, TaskName, count_classes, from_pieces
-from potluck.data.own.pieces import PART_NAMES, Piece, in_order, owners_of, rows_of
+from potluck.data.own.pieces import PART_NAMES, Piece, in_order, own_rows_of, owners_of, rows_of
 from potluck.data.texts import text_dataset
 from potluck.errors import DataError
 
@@ -24,7 +24,9 @@ def from_datasets(
     task: TaskName | None = None,
     image: str | None = None,
     text: str | None = None,
+    features: str | None = None,
     label: str | None = None,
+    target: str | None = None,
     by: str | None = None,
     classes: int | None = None,
     class_names: Sequence[str] | None = None,
@@ -45,11 +47,15 @@ def from_datasets(
     the client.
 
     A torch data set has a length and gives pairs (sample, label); every item is read once, with its transform. Of a
-    Hugging Face data set, `image` names a column of Pillow images or arrays, `text` one of texts, `label` that of
-    the labels; by default the usual column names are tried. `tokenizer` is a folder or hub repository; without it
-    the `vocabulary` most frequent words are numbered. The other arguments are those of `from_arrays`.
+    Hugging Face data set, `image` names a column of Pillow images or arrays, `text` one of texts, `features` one of
+    vectors or windows (lists of numbers), and `label`, or `target`, that of the labels; by default the usual names
+    are tried, then the only column of lists. A table of single numbers is read by `from_frame`. `tokenizer` is a
+    folder or hub repository; without it the `vocabulary` most frequent words are numbered. The other arguments are
+    those of `from_arrays`.
     """
-    columns = _Columns(image, text, label, by, task or "classification")
+    if label is not None and target is not None:
+        raise DataError(f"{name}: label and target are two names for one thing: give one of them")
+    columns = _Columns(image, text, features, label or target, by, task or "classification")
     read = [_read(where, one, columns, part, client) for client, part, where, one in pieces_of(source, name)]
     pieces = in_order([one.piece for one in read])
     class_names = class_names or next((one.class_names for one in read if one.class_names), None)
@@ -75,7 +81,8 @@ def _texts(
     names = tuple(class_names or map(str, range(count)))
     data = text_dataset(name, texts, y, rows_of(pieces, "train"), names, vocabulary, length, tokenizer)
     validation = rows_of(pieces, "validation")
-    return replace(data, validation_rows=validation, owners=owners_of(pieces, by))
+    owners, rows = owners_of(pieces, by), own_rows_of(pieces)
+    return replace(data, validation_rows=validation, owners=owners, own_rows=rows)
 
 
 # --- who brings what ------------------------------------------------------------------------------------
@@ -135,6 +142,7 @@ def _parts_of(source: Mapping[Any, Any], where: str) -> dict[str, Any]:
 class _Columns:
     image: str | None
     text: str | None
+    features: str | None
     label: str | None
     by: str | None
     task: TaskName
@@ -219,25 +227,53 @@ def _read_rows(
     part: str,
     client: str | None,
 ) -> _Read:
-    """The rows of a Hugging Face data set: pictures, arrays or texts."""
+    """The rows of a Hugging Face data set: pictures, arrays, vectors or texts."""
     label = _choose(where, "label", columns.label, LABEL_COLUMNS, names)
     class_names = _names_of(rows, label)
     if columns.by is not None and columns.by not in names:
         raise DataError(f"{where}: there is no column {columns.by!r} to split by: it has {', '.join(names)}")
-    images = columns.image is not None or any(column in names for column in IMAGE_COLUMNS)
-    if columns.text is None and images:
-        column, texts = _choose(where, "image", columns.image, IMAGE_COLUMNS, names), False
-    else:
-        column, texts = _choose(where, "text", columns.text, TEXT_COLUMNS, names), True
+    others = [name for name in names if name not in (label, columns.by)]
+    what, column = _samples_column(where, rows, columns, others)
+    texts = what == "text"
     if texts and columns.task != "classification":
         raise DataError(f"{where}: texts can be classified, but {columns.task} is asked for")
     read = [
         (row[column], _label_of(where, label, row, columns.task), row.get(columns.by or "")) for row in rows
     ]
     x = [str(one) for one, _, _ in read] if texts else _samples(where, [one for one, _, _ in read], column)
+    x = x.astype(np.float32) if what == "features" and not isinstance(x, list) else x
     y = [one for _, one, _ in read] if texts else _stacked(where, "labels", [one for _, one, _ in read])
     owners = None if columns.by is None else [one for _, _, one in read]
     return _Read(Piece(where, x, y, part, client, owners), class_names, texts)
+
+
+def _samples_column(
+    where: str, rows: Iterable[Mapping[str, Any]], columns: _Columns, names: Sequence[str]
+) -> tuple[str, str]:
+    """What the samples are (image, text or features), and their column."""
+    for what in ("text", "image", "features"):
+        given = getattr(columns, what)
+        if given is not None:
+            return what, _choose(where, what, given, (), names)
+    first = next(iter(rows))
+    for what, usual in (("image", IMAGE_COLUMNS), ("text", TEXT_COLUMNS), ("features", _lists(first, names))):
+        found = [column for column in usual if column in names]
+        if found and (what != "features" or len(found) == 1):
+            return what, found[0]
+    if names and all(isinstance(first[name], int | float | str | None) for name in names):
+        raise DataError(
+            f"{where}: its columns {', '.join(names)} hold one value each, as in a table: use "
+            "potluck.from_frame(dataset.to_pandas(), target=…), or name a column of texts with text="
+        )
+    raise DataError(
+        f"{where}: which column holds the samples? It has {', '.join(names)}: pass image=, text= or features="
+    )
+
+
+def _lists(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """The columns of lists or arrays of numbers."""
+    lists = [name for name in names if isinstance(row[name], list | np.ndarray | Tensor)]
+    return [name for name in lists if _array(row[name]).dtype.kind in "biuf"]
 
 
 def _choose(where: str, what: str, given: str | None, usual: Sequence[str], columns: Sequence[str]) -> str:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from potluck.core.dataset import Dataset
 from potluck.data.own.arrays import TaskName
 from potluck.data.own.datasets import pieces_of
-from potluck.data.own.frames import Categories, Missing, Standardize, Table
+from potluck.data.own.encoding import Missing
+from potluck.data.own.frames import Categories, Standardize, Table
 from potluck.data.registry import register
 from potluck.errors import DataError, first_line
 

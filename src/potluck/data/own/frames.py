@@ -12,6 +12,15 @@ import numpy as np
 from potluck.core.dataset import Dataset
 from potluck.data.own.arrays import Settings, TaskName, from_pieces
 from potluck.data.own.datasets import Found, pieces_of
+from potluck.data.own.encoding import (
+    Column,
+    Encoding,
+    Missing,
+    as_text,
+    check_frame,
+    check_missing,
+    numbers,
+)
 from potluck.data.own.pieces import Piece
 from potluck.errors import DataError, nearest
 
@@ -19,10 +28,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
     Frame = pd.DataFrame
-    Column = pd.Series[Any]
+    Values = pd.Series[Any]
 
 Categories = Literal["auto"] | Sequence[str] | Mapping[str, Sequence[Any]]
-Missing = Literal["refuse", "mean"]
 Standardize = Literal["client", "none"]
 MOST_CATEGORIES = 100  # more of them look like names or free text
 DATE = re.compile(r"\s*\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\s*\d{1,2}[/.]\d{1,2}[/.]\d{4}")
@@ -48,9 +56,10 @@ def from_frame(
     `by` names the column of one frame whose value is the client. All other columns are `features`, unless named.
 
     Text columns are one-hot. `categorical` may list such columns, or give the categories of each, `{"sex": ["f",
-    "m"]}`: at real sites they must be given, as no site sees the values of the others. `missing="mean"` fills a
-    number with the mean of its client, and leaves a category without a one. `standardize="client"` lets every
-    client subtract the mean and divide by the deviation of its own training rows; one-hot columns stay 0 and 1.
+    "m"]}`: at real sites they must be given, as no site sees the values of the others. With `missing="mean"` every
+    client fills a number with the mean of its own training rows, and a category stays without a one; until then `x`
+    holds NaN. `standardize="client"` lets every client subtract the mean and divide by the deviation of its own
+    training rows; one-hot columns stay 0 and 1.
     """
     asked = Table(target, task, features, categorical, by, missing, standardize, class_names, name)
     return asked.read(pieces_of(frames, name))
@@ -84,25 +93,30 @@ class Table:
     def read(self, found: Sequence[Found]) -> Dataset:
         """The data set of all tables."""
         for client, _, where, frame in found:
-            _check_frame(where, frame)
+            check_frame(where, frame)
+            if not len(frame):
+                raise DataError(f"{where}: there is no row in it")
             if self.by is not None and client is not None:
                 raise DataError(f"{where}: the clients are given one by one: leave out by")
         tables = [(where, frame) for _, _, where, frame in found]
         columns = self._features(tables)
-        encoders = [self._encoder(column, tables) for column in columns]
+        encoding = Encoding(tuple(self._column(column, tables) for column in columns), self.missing)
         task = self.task or self._guess(tables)
-        seen = {client: frame for client, part, _, frame in found if part == "train"}
-        pieces = []
-        for client, part, where, frame in found:
-            whole = self._filled(frame, seen[client])
-            x = np.concatenate([encoder.encode(where, whole) for encoder in encoders], 1)
-            owners = frame[self.by].tolist() if self.by else None
-            pieces.append(Piece(where, x, self._labels(where, frame, task), part, client, owners))
-        about = Settings(task, class_names=self._class_names(task, tables), name=self.name)
-        data = from_pieces(pieces, about, self.by)
-        scaled = [encoder.scaled for encoder in encoders for _ in range(encoder.width)]
-        chosen = np.flatnonzero(scaled).tolist() if self.standardize == "client" else ()
-        return replace(data, standardize=tuple(chosen))
+        pieces = [
+            Piece(
+                where,
+                encoding.encode(frame, where),
+                self._labels(where, frame, task),
+                part,
+                client,
+                frame[self.by].tolist() if self.by else None,
+            )
+            for client, part, where, frame in found
+        ]
+        names = self._class_names(task, tables)
+        about = Settings(task, class_names=names, name=self.name, gaps=self.missing == "mean")
+        standardize = encoding.scaled if self.standardize == "client" else ()
+        return replace(from_pieces(pieces, about, self.by), standardize=standardize, encoding=encoding)
 
     def _features(self, tables: Sequence[tuple[str, Frame]]) -> list[str]:
         """The columns that are learned from; every table must have them."""
@@ -127,20 +141,20 @@ class Table:
 
     # --- features -----------------------------------------------------------------------------------------
 
-    def _encoder(self, column: str, tables: Sequence[tuple[str, Frame]]) -> _Encoder:
+    def _column(self, column: str, tables: Sequence[tuple[str, Frame]]) -> Column:
         declared = self.categorical if isinstance(self.categorical, Mapping) else {}
         texts = [_is_text(frame[column]) for _, frame in tables]
         for where, frame in tables:
             self._check_column(where, column, frame[column])
         if column in declared:
-            return _Encoder(column, tuple(map(str, declared[column])))
+            return Column(column, tuple(map(str, declared[column])))
         listed = self.categorical != "auto" and column in self.categorical
         if any(texts) and not (self.categorical == "auto" or listed):
             raise DataError(
                 f"{self.name}: column {column!r} holds texts: name it in categorical, or leave it out of features"
             )
         if not any(texts) and not listed:
-            return _Encoder(column, scaled=any(frame[column].dtype.kind != "b" for _, frame in tables))
+            return Column(column, scaled=any(frame[column].dtype.kind != "b" for _, frame in tables))
         if not all(texts) and not listed:
             where, frame = next(one for one, text in zip(tables, texts, strict=True) if text)
             value = next(one for one in frame[column] if isinstance(one, str))
@@ -148,44 +162,29 @@ class Table:
                 f"{where}: column {column!r} holds the text {value!r}, other tables numbers: clean it, or name it "
                 "in categorical"
             )
-        return _Encoder(column, self._found(column, tables))
+        return Column(column, self._found(column, tables))
 
-    def _check_column(self, where: str, column: str, values: Column) -> None:
+    def _check_column(self, where: str, column: str, values: Values) -> None:
         dates = values.dtype.kind in "mM" or (_is_text(values) and _are_dates(values))
         if dates:
             raise DataError(
                 f"{where}: column {column!r} holds dates: turn them into numbers, such as days, or leave the "
                 "column out of features"
             )
-        missing = int(values.isna().sum())
-        if missing and self.missing == "refuse":
-            raise DataError(
-                f"{where}: column {column!r} lacks {missing} of {len(values)} values: fill them, or ask for "
-                "missing='mean'"
-            )
-        if missing == len(values):
+        check_missing(where, column, values, self.missing)
+        if values.isna().all():
             raise DataError(
                 f"{where}: column {column!r} has no value at all: fill it, or leave it out of features"
             )
 
     def _found(self, column: str, tables: Sequence[tuple[str, Frame]]) -> tuple[str, ...]:
-        values = sorted({_text(one) for _, frame in tables for one in frame[column].dropna()})
+        values = sorted({as_text(one) for _, frame in tables for one in frame[column].dropna()})
         if len(values) > MOST_CATEGORIES:
             raise DataError(
                 f"{self.name}: column {column!r} has {len(values)} different texts, which look like names or free "
                 "text: leave it out of features, or give its categories in categorical"
             )
         return tuple(values)
-
-    def _filled(self, frame: Frame, seen: Frame) -> Frame:
-        """The frame with missing numbers replaced by the mean of the client's training rows."""
-        if self.missing == "refuse":
-            return frame
-        means = seen.select_dtypes("number").astype("float64")
-        if self.by is None:
-            return frame.fillna(means.mean())
-        by_client = means.groupby(seen[self.by]).mean().reindex(frame[self.by]).set_axis(frame.index)
-        return frame.fillna(by_client)
 
     # --- labels -------------------------------------------------------------------------------------------
 
@@ -211,7 +210,7 @@ class Table:
             )
         values = {one for _, frame in tables for one in frame[self.targets[0]].dropna().tolist()}
         texts = any(isinstance(value, str) for value in values)
-        return self.class_names or [_text(one) for one in sorted(map(str, values) if texts else values)]
+        return self.class_names or [as_text(one) for one in sorted(map(str, values) if texts else values)]
 
     def _labels(self, where: str, frame: Frame, task: TaskName) -> np.ndarray:
         for column in self.targets:
@@ -221,74 +220,15 @@ class Table:
                     f"{where}: the target {column!r} lacks {missing} of {len(frame)} values: leave out these rows"
                 )
         if task == "classification":
-            return np.array([_text(one) for one in frame[self.targets[0]].tolist()])
-        values = _numbers(where, frame, self.targets)
+            return np.array([as_text(one) for one in frame[self.targets[0]].tolist()])
+        values = numbers(where, frame, self.targets)
         return values if len(self.targets) > 1 else values[:, 0]
 
 
-@dataclass(frozen=True)
-class _Encoder:
-    """One column as numbers: one, or a 0 or 1 for each of its categories."""
-
-    column: str
-    categories: tuple[str, ...] | None = None
-    scaled: bool = False  # whether clients may standardise it
-
-    @property
-    def width(self) -> int:
-        """How many numbers it becomes."""
-        return 1 if self.categories is None else len(self.categories)
-
-    def encode(self, where: str, frame: Frame) -> np.ndarray:
-        """The numbers of every row."""
-        if self.categories is None:
-            values = _numbers(where, frame, [self.column])
-            if np.isnan(values).any():
-                raise DataError(
-                    f"{where}: column {self.column!r} has no value at all for a client: fill it, or leave it out "
-                    "of features"
-                )
-            return values
-        values, empty = frame[self.column].map(_text).to_numpy(object), frame[self.column].isna().to_numpy()
-        hot: np.ndarray = values[:, None] == np.array(self.categories, dtype=object)
-        stray = np.flatnonzero(~hot.any(1) & ~empty)
-        if len(stray):
-            raise DataError(
-                f"{where}: column {self.column!r} has {values[stray[0]]!r}, which is none of its categories: "
-                f"{', '.join(self.categories)}"
-            )
-        return hot.astype(np.float32)
-
-
-def _numbers(where: str, frame: Frame, columns: Sequence[str]) -> np.ndarray:
-    for column in columns:
-        if frame[column].dtype.kind not in "biuf":
-            raise DataError(f"{where}: column {column!r} holds no numbers but {frame[column].dtype}")
-    values: np.ndarray = frame[list(columns)].to_numpy(dtype=np.float32, na_value=np.nan)
-    return values
-
-
-def _is_text(values: Column) -> bool:
+def _is_text(values: Values) -> bool:
     return values.dtype.kind not in "biufcmM"
 
 
-def _are_dates(values: Column) -> bool:
+def _are_dates(values: Values) -> bool:
     texts = values.dropna().astype(str)
     return len(texts) > 0 and all(DATE.match(text) for text in texts)
-
-
-def _text(value: Any) -> str:
-    """A class or category by name; 3.0 is written as 3."""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
-def _check_frame(where: str, frame: Any) -> None:
-    import pandas as pd
-
-    if not isinstance(frame, pd.DataFrame):
-        raise DataError(f"{where}: this is a {type(frame).__name__}, not a pandas frame")
-    if not len(frame):
-        raise DataError(f"{where}: there is no row in it")
-    twice = frame.columns[frame.columns.duplicated()].tolist()
-    if twice:
-        raise DataError(f"{where}: two columns are called {twice[0]!r}: rename one")

@@ -60,6 +60,11 @@ def rows_of(pieces: Sequence[Piece], part: str) -> int:
     return sum(len(piece.y) for piece in pieces if piece.part == part)
 
 
+def own_rows_of(pieces: Sequence[Piece]) -> Tensor | None:
+    """The number of each row in the piece that it comes from; none if there is only one piece."""
+    return torch.cat([torch.arange(len(piece.y)) for piece in pieces]) if len(pieces) > 1 else None
+
+
 def owners_of(pieces: Sequence[Piece], by: str | None) -> Owners | None:
     """Who brings each row: clients in the order they were given in, or those of a column sorted."""
     values = [piece.owners() for piece in pieces]

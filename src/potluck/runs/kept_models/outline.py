@@ -22,6 +22,7 @@ from potluck.core.settings import ClientTraining
 from potluck.core.streams import Source
 from potluck.core.task import Task
 from potluck.data import ClientSplit, Split
+from potluck.data.own.encoding import Encoding
 from potluck.data.prepare import Preparation
 from potluck.data.split import view_of
 from potluck.experiment.plain import plain
@@ -74,7 +75,7 @@ def _group(group: GroupData) -> dict[str, Any]:
         "stored": {"type": str(data.x.dtype).removeprefix("torch."), "shape": list(data.x.shape[1:])},
         "mean": list(data.mean),
         "std": list(data.std),
-    }
+    } | ({"encoding": data.encoding.to_json()} if data.encoding is not None else {})
 
 
 def _public(population: Population) -> dict[str, Any] | None:
@@ -144,7 +145,10 @@ def _no_samples(group: Mapping[str, Any]) -> GroupData:
     x = torch.empty(0, *stored["shape"], dtype=getattr(torch, stored["type"]))
     mean, std = tuple(group["mean"]), tuple(group["std"])
     task, names = Task.from_json(group["task"]), tuple(group["class_names"])
-    data = Dataset(group["name"], task, x, torch.empty(0, dtype=torch.long), 0, names, mean, std)
+    table = Encoding.from_json(group["encoding"]) if "encoding" in group else None
+    data = Dataset(
+        group["name"], task, x, torch.empty(0, dtype=torch.long), 0, names, mean, std, encoding=table
+    )
     return GroupData(data, group["clients"], Preparation(mean, std).prepare, augmented=False)
 
 
