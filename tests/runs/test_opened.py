@@ -239,3 +239,25 @@ def test_another_version_is_said(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace(f'"potluck": "{potluck.__version__}"', '"potluck": "0.0.1"'))
     with pytest.warns(UserWarning, match=r"made by potluck 0.0.1, this is"):
         potluck.open(tmp_path / "run")
+
+
+@pytest.mark.parametrize("module", ["named_in_a_folder", "named-in-a-folder"])
+def test_a_function_that_the_folder_names_is_not_imported(
+    tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path / "run", models=["mlp-small"])
+    about = tmp_path / "run/models/round-000001/about.json"
+    content = json.loads(about.read_text())
+    content["outline"]["method"]["weight_small"] = f"{module}:weigh"
+    about.write_text(json.dumps(content))
+    mark = tmp_path / "it-ran"
+    (tmp_path / f"{module}.py").write_text(
+        f"open({str(mark)!r}, 'w').close()\ndef weigh(report):\n    return 1.0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for plugins in (False, [], ["math"]):
+        with pytest.raises(RunError, match=rf"names the function '{module}:weigh', .* pass plugins=True"):
+            potluck.open(tmp_path / "run", plugins=plugins).clients["0"].model()
+    assert not mark.exists()
+    assert potluck.open(tmp_path / "run", plugins=[module]).clients["0"].model() is not None
+    assert mark.exists()

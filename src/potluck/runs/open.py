@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,13 @@ from potluck.plugins import load_plugin
 from potluck.report.log import read_config
 from potluck.runs.comparisons.comparison import Comparison, Sweep, is_comparison, open_comparison
 from potluck.runs.folder import FORMAT
+from potluck.runs.kept_models.given import Plugins
 from potluck.runs.results.run_result import RunResult
 from potluck.version import __version__
 
 
 def open(
-    folder: Path | str, *, models: Entries | None = None, plugins: bool | Sequence[str] = False
+    folder: Path | str, *, models: Entries | None = None, plugins: Plugins = False
 ) -> RunResult | Comparison | Sweep:
     """The result of a finished run, as `potluck.run` gave it; of a comparison's folder, as `potluck.compare` did.
 
@@ -47,7 +48,7 @@ def open(
             "predict may differ",
             stacklevel=2,
         )
-    return RunResult(home, dict(summary), models)
+    return RunResult(home, dict(summary), models, _plugins=plugins)
 
 
 def _about(home: Path) -> Mapping[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from potluck.core.method import Method
-from potluck.errors import ConfigError, ModelError, nearest
+from potluck.errors import ConfigError, ModelError, RunError, nearest
 from potluck.experiment.validation import validated
 from potluck.methods.registry import find_method
 from potluck.models import Entries, Entry, ModelPool
@@ -16,10 +17,12 @@ from potluck.runs.kept_models.outline import Outline, pool_of
 
 NAMED = re.compile(r"<(.+)>")  # how an outline names a Python object
 PLUGINS = "import the file that defines it first, or pass plugins=True"
+Plugins = bool | Sequence[str]  # True: all code that a run folder names may run
 
 
-def method_of(outline: Outline, models: Entries | None) -> tuple[Method, ModelPool]:
+def method_of(outline: Outline, models: Entries | None, plugins: Plugins = False) -> tuple[Method, ModelPool]:
     """The method of a run and its models; `models` brings the classes that the run can only name."""
+    _refuse_functions(outline, plugins)
     given = _by_name_or_key(outline, models)
     named = {name: unpack(entry)[0] for name, entry in given.items()}
     architectures = outline["pool"]["architectures"]
@@ -31,6 +34,30 @@ def method_of(outline: Outline, models: Entries | None) -> tuple[Method, ModelPo
         raise ConfigError(f"the run's method {options['name']!r} is not known here; {PLUGINS}") from error
     pool = pool_of(outline, entries)
     return found(validated(found.Config, options, "method"), pool), pool
+
+
+def _refuse_functions(outline: Outline, plugins: Plugins) -> None:
+    """Refuse an outline that names functions: validating an option of a method would import them.
+
+    Every text with a colon counts, as any module name and any file can stand before it.
+    """
+    if plugins is True:
+        return
+    known = {Path(name).stem if name.endswith(".py") else name for name in plugins or ()}
+    for text in _texts([outline["method"], outline["pool"]["architectures"]]):
+        if ":" in text and not NAMED.fullmatch(text) and text.partition(":")[0] not in known:
+            raise RunError(
+                f"the run names the function {text!r}, and code that a folder names runs only if you ask for it; "
+                "pass plugins=True"
+            )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(inner)
 
 
 def _by_name_or_key(outline: Outline, models: Entries | None) -> dict[str, Entry]:
@@ -71,17 +98,8 @@ def _in_order(outline: Outline, listed: Sequence[Entry]) -> dict[str, Entry]:
 
 def _names(outline: Outline) -> set[str]:
     """The names of all Python objects in the outline's models and in the method's options."""
-    named: set[str] = set()
-
-    def look(value: Any) -> None:
-        if isinstance(value, Mapping | list):
-            for inner in value.values() if isinstance(value, Mapping) else value:
-                look(inner)
-        elif isinstance(value, str) and (found := NAMED.fullmatch(value)):
-            named.add(found[1])
-
-    look([outline["pool"]["architectures"], outline["method"]])
-    return named
+    texts = _texts([outline["pool"]["architectures"], outline["method"]])
+    return {found[1] for text in texts if (found := NAMED.fullmatch(text))}
 
 
 def _entry(key: str, known: Mapping[str, Any], given: Mapping[str, Entry], named: Mapping[str, Any]) -> Entry:

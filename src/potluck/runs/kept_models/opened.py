@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from potluck.models import Entries, ModelPool
 from potluck.models.unwrap import own_name
 from potluck.runs.folder import FORMAT
 from potluck.runs.kept_models.files import ABOUT, kept_rounds, read_state, round_folder
-from potluck.runs.kept_models.given import method_of
+from potluck.runs.kept_models.given import Plugins, method_of
 from potluck.runs.kept_models.keeping import FOLDER
 from potluck.runs.kept_models.outline import without_data
 
@@ -30,9 +30,15 @@ Remake = Callable[[], tuple[Method, ModelPool]]  # a fresh method, and the model
 class OpenedModels:
     """The kept models of a run; nothing is read or built before it is needed."""
 
-    def __init__(self, folder: Path, models: Entries | None = None, remake: Remake | None = None) -> None:
-        """`remake` is for the process that played the run and has everything; `models` as in `potluck.open`."""
-        self.folder, self._given, self._remake = folder, models, remake
+    def __init__(
+        self,
+        folder: Path,
+        models: Entries | None = None,
+        remake: Remake | None = None,
+        plugins: Plugins = False,
+    ) -> None:
+        """`models` and `plugins` as in `potluck.open`; `remake` is for the process that played the run."""
+        self.folder, self._given, self._remake, self._plugins = folder, models, remake, plugins
 
     @cached_property
     def kept_round(self) -> int | None:
@@ -68,7 +74,8 @@ class OpenedModels:
     def federation(self) -> Federation:
         """The clients without their data."""
         outline = self.about["outline"]
-        method, pool = self._remake() if self._remake is not None else method_of(outline, self._given)
+        remake = self._remake or partial(method_of, outline, self._given, self._plugins)
+        method, pool = remake()
         return without_data(outline, method, pool)
 
     def client(self, client: ClientId, moment: str) -> Client:

@@ -25,6 +25,7 @@ from potluck.report.render import Sheet, notebook, plain
 from potluck.report.scores import messages_block, seconds_per_round, summarise
 from potluck.report.sheets import client_rows, run_sheet
 from potluck.runs.folder import RunFolder
+from potluck.runs.kept_models.given import Plugins
 from potluck.runs.kept_models.opened import OpenedModels, Remake
 from potluck.runs.predictions import confusion, read_predictions
 from potluck.runs.results.client_result import ClientResults, Line
@@ -56,6 +57,7 @@ class RunResult:
     # The user's own classes, as in `potluck.open`.
     models: Entries | None = field(default=None, compare=False)
     _remake: Remake | None = field(default=None, compare=False)
+    _plugins: Plugins = field(default=False, compare=False)
 
     @property
     def accuracy(self) -> float | None:
@@ -78,7 +80,7 @@ class RunResult:
     @cached_property
     def clients(self) -> ClientResults:
         """Every client by its id, held-out ones too: `result.clients["3"].model()`."""
-        models = OpenedModels(self.folder, self.models, self._remake)
+        models = OpenedModels(self.folder, self.models, self._remake, self._plugins)
         found: dict[str, list[Line]] = {}
         for line in run_frames.read_lines(self.folder / METRICS, models.kept_round or self._last_round):
             found.setdefault(line["client"], []).append(line)
