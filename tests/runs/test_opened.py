@@ -177,15 +177,21 @@ def test_no_code_of_the_folder_runs_unless_asked_for(tmp_path: Path) -> None:
     client = potluck.open(tmp_path / "run", plugins=True).clients["0"]
     x = torch.rand(2, 1, 8, 8)
     assert torch.equal(client.predict(x) * 2, next(iter(client.model().children()))(client.prepare(x)))
+    (tmp_path / "own.py").write_text(METHOD.replace("/ 2", "/ 3"))
+    for plugins in (True, [os.path.relpath(tmp_path / "own.py")]):
+        with pytest.raises(RunError, match=r"own\.py is not the code that .* was made with"):
+            potluck.open(tmp_path / "run", plugins=plugins)
 
 
 def test_broken_folders_are_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="there is no run folder"):
         potluck.open(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RunError, match="is no run folder"):
+    with pytest.raises(RunError, match=r"empty is not the folder of a run or of a comparison$"):
         potluck.open(tmp_path / "empty")
     run(tmp_path / "run", method="local", models=["mlp-small"])
+    with pytest.raises(RunError, match=rf"of a comparison; open one that is in it: {tmp_path / 'run'}$"):
+        potluck.open(tmp_path)
     about = tmp_path / "run/models/round-000001/about.json"
     _refused(
         tmp_path,
@@ -221,6 +227,49 @@ def _refused(tmp_path: Path, sentence: str, name: str, change: Any) -> None:
     (folder / name).write_text(change((folder / name).read_text()))
     with pytest.raises(RunError, match=sentence):
         potluck.open(folder).clients["0"].model()
+
+
+@pytest.mark.parametrize(
+    ("file", "place", "value", "sentence"),
+    [
+        ("summary.json", "accuracy", 5, "summary.json is not the summary of a run: accuracy: "),
+        ("summary.json", "messages", {"up": 3}, r"messages\.up: "),
+        ("split.json", "clients", 3, "split.json is not the split of a run: clients: "),
+        ("environment.json", "code", [], "environment.json is not the environment of a run"),
+        ("about.json", "outline.groups", None, r"outline\.groups: "),
+        ("about.json", "outline.groups.0.stored.type", "load", r"outline\.groups\.0\.stored\.type: "),
+        ("about.json", "outline.groups.0.task.kind", "other", r"task\.kind: "),
+        ("about.json", "outline.public", {"name": "x", "samples": 10**13, "lacking": [[]]}, r"public\.samples: "),
+        ("about.json", "outline.public", {"name": "x", "samples": 3, "lacking": [[5]]}, "public samples do not"),
+        ("about.json", "outline.clients", [], r"outline\.clients: "),
+        ("about.json", "outline.clients.0.group", 1, "client 0 has a group or an architecture"),
+        ("about.json", "outline.clients.0.view", {"shift": 3}, "a shift is"),
+        ("about.json", "outline.seeds", {}, r"outline\.seeds\.split: "),
+        ("about.json", "files", 3, "about.json is not the outline of a run: files: "),
+    ],
+)  # fmt: skip
+def test_odd_values_are_refused_in_a_sentence(
+    tmp_path: Path, finished: Path, file: str, place: str, value: Any, sentence: str
+) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    path = next((tmp_path / "run").rglob(file))
+    content = json.loads(path.read_text())
+    *before, last = place.split(".")
+    inner = content
+    for key in before:
+        inner = inner[int(key) if isinstance(inner, list) else key]
+    inner[last] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(RunError, match=sentence):
+        potluck.open(tmp_path / "run").clients["0"].model()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run whose models need nothing from the user."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    run(folder, method="fedproto", models=["mlp-small"])
+    return folder
 
 
 def test_an_unfinished_run_says_how_to_go_on(tmp_path: Path) -> None:

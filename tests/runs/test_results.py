@@ -161,6 +161,33 @@ def test_a_fused_predictor_is_one_module(tmp_path: Path) -> None:
     assert module.double()(client.prepare(x).double()).shape == (4, 10)
 
 
+@pytest.mark.parametrize("rep_dim", [None, 20])
+def test_what_is_saved_can_be_loaded_where_parts_predict_together(
+    tmp_path: Path, rep_dim: int | None
+) -> None:
+    asked = experiment(
+        models={"pool": [Net, Other], "rep_dim": rep_dim}, method={"name": "fedmrl", "d1": 8, "small": Other}
+    )
+    client = potluck.run(asked, out=tmp_path / "run").clients["0"]
+    module, x = client.model(), client.prepare(torch.rand(4, 1, 8, 8))
+    assert (type(module.model), type(module.small)) == (Net, Other)
+    assert type(client.model(mode="single-small")) is Other
+    expected = module(x)
+    saved = safetensors.torch.load_file(client.save(tmp_path / "fused.safetensors"))
+    with torch.no_grad():
+        for tensor in module.parameters():
+            tensor.zero_()
+    assert not torch.equal(module(x), expected)
+    module.load_state_dict(saved)
+    assert torch.equal(module(x), expected)
+    alone = client.model(mode="single-large")
+    assert torch.equal(module.model(x), alone(x))
+    module.train()(x)  # the buffers of batch norm are those of the model that the author sees
+    assert not torch.equal(module.model.norm.running_mean, alone.norm.running_mean)
+    assert not torch.equal(module.eval()(x), expected)
+    assert module.double()(x.double()).dtype == torch.float32
+
+
 # --- programs -------------------------------------------------------------------------------------------
 
 

@@ -15,14 +15,13 @@ from potluck.core.method import Method
 from potluck.core.state import Moments
 from potluck.errors import ConfigError, ModelError, RunError, nearest
 from potluck.federation.federation import Federation
-from potluck.files import read_json
 from potluck.models import Entries, ModelPool
 from potluck.models.unwrap import own_name
-from potluck.runs.folder import FORMAT
 from potluck.runs.kept_models.files import ABOUT, kept_rounds, read_state, round_folder
 from potluck.runs.kept_models.given import Plugins, method_of
 from potluck.runs.kept_models.keeping import FOLDER
 from potluck.runs.kept_models.outline import without_data
+from potluck.runs.stored import read_about
 
 Remake = Callable[[], tuple[Method, ModelPool]]  # a fresh method, and the models of the run
 
@@ -58,17 +57,7 @@ class OpenedModels:
     @cached_property
     def about(self) -> dict[str, Any]:
         """What `about.json` says of them."""
-        path = round_folder(self.folder / FOLDER, self.round) / ABOUT
-        found = read_json(path)
-        if (
-            not isinstance(found, dict)
-            or found.get("format") != FORMAT
-            or not {"files", "outline"} <= found.keys()
-        ):
-            raise RunError(
-                f"{path} was not written by this version of potluck, so its models cannot be opened"
-            )
-        return found
+        return read_about(round_folder(self.folder / FOLDER, self.round) / ABOUT)
 
     @cached_property
     def federation(self) -> Federation:

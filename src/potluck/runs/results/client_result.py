@@ -97,8 +97,9 @@ class ClientResult:
     def model(self, *, moment: str | None = None, mode: str | None = None) -> nn.Module:
         """What it predicts with: prepared samples in, scores out; a new module in evaluation mode.
 
-        Where its model predicts alone this is the model as its author wrote it, of the author's class. Otherwise it
-        is one module of all that takes part: in FedMRL both models and the projector.
+        Where one model predicts alone this is the model as its author wrote it, of the author's class. Otherwise it
+        is one module of all that takes part: in FedMRL both models, of their authors' classes, and the projector.
+        What `save` writes, its `load_state_dict` reads.
         """
         return predictor(self._method, self._client(moment), self._mode(mode))
 

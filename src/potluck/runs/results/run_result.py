@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from potluck.core.method import Method
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
-from potluck.files import read_json, write_json
+from potluck.files import write_json
 from potluck.models import Entries, ModelPool
 from potluck.report import plots, run_frames
 from potluck.report.format import moment
@@ -30,6 +30,7 @@ from potluck.runs.kept_models.opened import OpenedModels, Remake
 from potluck.runs.predictions import confusion, read_predictions
 from potluck.runs.results.client_result import ClientResults, Line
 from potluck.runs.state import RunState
+from potluck.runs.stored import read_client_ids
 
 SHOWN = 12  # clients that a printed result lists
 METRICS = "metrics.jsonl"
@@ -89,7 +90,7 @@ class RunResult:
 
     @property
     def _client_ids(self) -> tuple[str, ...]:
-        return tuple(str(client["id"]) for client in read_json(self.folder / "split.json")["clients"])
+        return read_client_ids(self.folder)
 
     @property
     def _last_round(self) -> int | None:
@@ -148,8 +149,11 @@ class RunResult:
     def _sheet(self) -> Sheet:
         """One screen: the clients, how the run went, and where it is."""
         split = read_mapping(self.folder / "split.json") or {}
-        models = (read_mapping(self.folder / "environment.json") or {}).get("models") or {}
-        sheet = run_sheet(self.summary, client_rows(split, self.summary["accuracy"], models))
+        models = (read_mapping(self.folder / "environment.json") or {}).get("models")
+        sheet = run_sheet(
+            self.summary,
+            client_rows(split, self.summary["accuracy"], models if isinstance(models, dict) else {}),
+        )
         sheet = sheet.first(SHOWN, "result.frame()")
         kept = self.clients.models.kept_round
         closing = (
