@@ -117,7 +117,7 @@ def test_registered_models_need_nothing(tmp_path: Path) -> None:
 def test_an_option_may_be_a_class_too(tmp_path: Path) -> None:
     method = {"name": "fedmrl", "d1": 8, "small": Other}
     result, x = run(tmp_path / "run", models=["mlp-small"], method=method), torch.rand(2, 1, 8, 8)
-    with pytest.raises(ModelError, match=r"the run names Other, .* models=\{'Other': Other\}"):
+    with pytest.raises(ConfigError, match=r"Other is needed here, a class .* models=\{'Other': Other\}"):
         potluck.open(tmp_path / "run").clients["0"].model()
     opened = potluck.open(tmp_path / "run", models={"Other": Other})
     assert torch.equal(opened.clients["0"].predict(x), result.clients["0"].predict(x))
@@ -145,10 +145,33 @@ def test_a_missing_class_is_named(tmp_path: Path) -> None:
     opened = potluck.open(tmp_path / "run")
     assert len(opened.frame()) == 3 * 2 * 4
     assert opened.clients["0"].score is not None
-    with pytest.raises(ModelError, match=r"a model Net of your own; .* models=\{'Net': Net\}"):
+    with pytest.raises(ConfigError, match=r"Net is needed here, .*models=\{'Net': Net, 'Other': Other\}"):
         opened.clients["0"].predict(torch.rand(1, 1, 8, 8))
+    with pytest.raises(ConfigError, match=r"Other is needed here, .*models=\{'Other': Other\}"):
+        potluck.open(tmp_path / "run", models={"Net": Net}).clients["0"].model()  # to find the smallest model
     with pytest.raises(ConfigError, match=r"models names 'Nett'.* did you mean 'Net'"):
-        potluck.open(tmp_path / "run", models={"Nett": nn.Linear}).clients["0"].model()
+        potluck.open(tmp_path / "run", models={"Nett": nn.Linear})
+    with pytest.raises(ConfigError, match=r"models names '7'.* known: 0, 1, 2, Net, Other"):
+        potluck.open(tmp_path / "run", models={"7": Net})
+    with pytest.raises(ConfigError, match=r"lists 1 different models, the run has 2 \(Net, Other\)"):
+        potluck.open(tmp_path / "run", models=["mlp-small", "mlp-small"])
+
+
+@pytest.mark.parametrize("given", [{"Net": Net}, {"0": Net}, [Net]], ids=["name", "client", "list"])
+def test_a_client_needs_only_its_own_class(tmp_path: Path, given: Any) -> None:
+    result, x = run(tmp_path / "run", method="local"), torch.rand(2, 1, 8, 8)
+    opened = potluck.open(tmp_path / "run", models=given)
+    for client in ("0", "2"):
+        assert torch.equal(opened.clients[client].predict(x), result.clients[client].predict(x))
+    assert opened.clients["1"].modes == ("model",)
+    with pytest.raises(ConfigError, match=r"Other is needed here"):
+        opened.clients["1"].model()
+
+
+def test_a_function_without_a_name_is_asked_for_by_its_place(tmp_path: Path) -> None:
+    run(tmp_path / "run", method="local", models=[lambda: Net(), Other])
+    with pytest.raises(ConfigError, match=r"models=\[…\], the list that the experiment had"):
+        potluck.open(tmp_path / "run").clients["0"].model()
 
 
 def test_a_wrong_class_is_refused_with_client_and_tensor(tmp_path: Path) -> None:

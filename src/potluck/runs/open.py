@@ -52,7 +52,9 @@ def open(
             "predict may differ",
             stacklevel=2,
         )
-    return RunResult(home, summary, models, _plugins=plugins)
+    result = RunResult(home, summary, models, _plugins=plugins)
+    result.clients.models.check_given()
+    return result
 
 
 def _about(home: Path) -> Mapping[str, Any]:

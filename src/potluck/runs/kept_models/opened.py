@@ -18,7 +18,7 @@ from potluck.federation.federation import Federation
 from potluck.models import Entries, ModelPool
 from potluck.models.unwrap import own_name
 from potluck.runs.kept_models.files import ABOUT, kept_rounds, read_state, round_folder
-from potluck.runs.kept_models.given import Plugins, method_of
+from potluck.runs.kept_models.given import Plugins, given_models, method_of
 from potluck.runs.kept_models.keeping import FOLDER
 from potluck.runs.kept_models.outline import without_data
 from potluck.runs.stored import read_about
@@ -58,6 +58,11 @@ class OpenedModels:
     def about(self) -> dict[str, Any]:
         """What `about.json` says of them."""
         return read_about(round_folder(self.folder / FOLDER, self.round) / ABOUT)
+
+    def check_given(self) -> None:
+        """Refuse given models that are not those of the run."""
+        if self._given is not None and self.kept_round is not None:
+            given_models(self.about["outline"], self._given)
 
     @cached_property
     def federation(self) -> Federation:
