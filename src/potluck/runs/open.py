@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from potluck.errors import RunError
+from potluck.errors import ConfigError, RunError
 from potluck.files import read_json
 from potluck.models import Entries
 from potluck.plugins import load_plugin
+from potluck.report.again import to_go_on
 from potluck.report.log import ENVIRONMENT, read_config
 from potluck.runs.comparisons.comparison import Comparison, Sweep, is_comparison, open_comparison
 from potluck.runs.folder import FORMAT
@@ -35,6 +36,10 @@ def open(
     if not home.is_dir():
         raise RunError(f"there is no run folder {home}")
     if is_comparison(home):
+        if models is not None or plugins:
+            raise ConfigError(
+                f"{home} is a comparison, and models and plugins are for one of its runs{_inside(home)}"
+            )
         return open_comparison(home)
     if not (home / ENVIRONMENT).exists():
         raise RunError(f"{home} is not the folder of a run or of a comparison{_inside(home)}")
@@ -44,7 +49,8 @@ def open(
     for plugin in settings.get("plugins") or ():
         load_plugin(str(plugin), Path())
     if not (home / "summary.json").exists():
-        raise RunError(f"the run in {home} is not finished; go on with it: potluck resume {home}")
+        onward = to_go_on(home, portable=bool(about.get("portable", True)))
+        raise RunError(f"the run in {home} is not finished; go on with it: {onward}")
     summary = read_summary(home)
     if about.get("potluck") != __version__:
         warnings.warn(
