@@ -295,6 +295,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path, finished: Path) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    weights = tmp_path / "run/models/round-000001/client-0.safetensors"
+    weights.rename(tmp_path / "outside.safetensors")
+    weights.symlink_to(tmp_path / "outside.safetensors")
+    with pytest.raises(RunError, match=r"client-0\.safetensors leads out of the run folder"):
+        potluck.open(tmp_path / "run").clients["0"].model()
+
+
 def test_an_unfinished_run_says_how_to_go_on(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         potluck.run(

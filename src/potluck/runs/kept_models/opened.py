@@ -17,6 +17,7 @@ from potluck.errors import ConfigError, ModelError, RunError, nearest
 from potluck.federation.federation import Federation
 from potluck.models import Entries, ModelPool
 from potluck.models.unwrap import own_name
+from potluck.report.log import read_config
 from potluck.runs.kept_models.files import ABOUT, kept_rounds, read_state, round_folder
 from potluck.runs.kept_models.given import Plugins, given_models, method_of
 from potluck.runs.kept_models.keeping import FOLDER
@@ -48,11 +49,16 @@ class OpenedModels:
     def round(self) -> int:
         """The round they are from."""
         if self.kept_round is None:
-            raise RunError(
-                f"{self.folder} has no trained models: it was run with keep: none, they were above keep.limit, or "
-                "they are at the sites of a federation"
-            )
+            raise RunError(f"{self.folder} has no trained models: {self.why_none}")
         return self.kept_round
+
+    @property
+    def why_none(self) -> str:
+        """Why no models are kept, in words."""
+        keep = read_config(self.folder).get("keep")
+        if keep == "none" or (isinstance(keep, dict) and keep.get("models") == "none"):
+            return "it was run with keep: none"
+        return "they were above keep.limit, or they are at the sites of a federation"
 
     @cached_property
     def about(self) -> dict[str, Any]:
@@ -63,6 +69,11 @@ class OpenedModels:
         """Refuse given models that are not those of the run."""
         if self._given is not None and self.kept_round is not None:
             given_models(self.about["outline"], self._given)
+
+    def class_names(self, client: ClientId) -> tuple[str, ...]:
+        """What the classes of a client's task are called."""
+        outline = self.about["outline"]
+        return tuple(outline["groups"][outline["clients"][client]["group"]]["class_names"])
 
     @cached_property
     def federation(self) -> Federation:
@@ -89,6 +100,8 @@ class OpenedModels:
                 f"client {client} was never measured, so its model is not kept (evaluate.who: sampled)"
             )
         path = round_folder(self.folder / FOLDER, self.round) / Path(files[client]).name
+        if not path.resolve().is_relative_to(self.folder.resolve()):
+            raise RunError(f"{path} leads out of the run folder, so it is not read")
         return read_state(path, moment)
 
 

@@ -123,12 +123,22 @@ class RunResult:
         return [metrics.series[key].curve(f"{key[1]}, {moment(key[0])}", band=key == first) for key in keys]
 
     def predictions(self, round: int | None = None) -> pd.DataFrame:
-        """What the clients predicted, a row per sample; needs `evaluate: {predictions: true}`."""
+        """What the clients predicted, a row per sample; needs `evaluate: {predictions: true}`.
+
+        Labels and predictions of classes are numbers; `result.clients["3"].class_names` has their names. With
+        `predictions: all` these are of every round, otherwise of the last one; see `read_predictions`.
+        """
         return read_predictions(self.folder, round)
 
     def confusion(self, **chosen: Any) -> dict[str, pd.DataFrame]:
-        """A confusion matrix per client, from the predictions; see `potluck.runs.predictions.confusion`."""
-        return confusion(self.folder, **chosen)
+        """A confusion matrix per client, from the predictions; see `potluck.runs.predictions.confusion`.
+
+        Rows and columns have the names of the classes where models are kept, else their numbers.
+        """
+        found, models = confusion(self.folder, **chosen), self.clients.models
+        if models.kept_round is None:
+            return found
+        return {client: _with_names(table, models.class_names(client)) for client, table in found.items()}
 
     # --- in words ---
 
@@ -156,11 +166,27 @@ class RunResult:
         )
         sheet = sheet.first(SHOWN, "result.frame()")
         kept = self.clients.models.kept_round
-        closing = (
-            f"models: {'none are kept' if kept is None else f'those after round {kept}, result.clients[…]'}",
-            f"folder: {self.folder}",
-        )
+        closing = (f"models: {self._kept(kept)}", f"folder: {self.folder}")
         return Sheet(sheet.title, sheet.columns, sheet.entries, (*sheet.notes, *closing), sortable=False)
+
+    def _kept(self, round_: int | None) -> str:
+        """Which models are kept, and of which round the scores of the clients are."""
+        if round_ is None:
+            return f"none are kept: {self.clients.models.why_none}"
+        other = self._last_round not in (None, round_)
+        note = (
+            f"; the scores there are of that round too, those here of round {self._last_round}"
+            if other
+            else ""
+        )
+        return f"those after round {round_}, result.clients[…]{note}"
+
+
+def _with_names(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """A confusion matrix with the names of the classes, where there is one for each."""
+    if len(names) != len(table):
+        return table
+    return table.set_axis(pd.Index(names, name="label")).set_axis(pd.Index(names, name="prediction"), axis=1)
 
 
 def conclude(
