@@ -73,10 +73,10 @@ class Shift:
 
     def _noise(self, x: Tensor) -> Tensor:
         """Noise for each sample that depends on the sample alone, wherever it stands: a model sees it again so."""
-        root, noise = Rng(self.seed).child("noise"), torch.empty(x.shape)
-        for place, sample in enumerate(x.contiguous().numpy()):
+        root, noise, generator = Rng(self.seed).child("noise"), torch.empty(x.shape), torch.Generator()
+        for sample, out in zip(x.contiguous().numpy(), noise, strict=True):
             content = blake2b(sample.tobytes(), digest_size=8).hexdigest()
-            noise[place] = torch.randn(x.shape[1:], generator=root.child(content).generator())
+            out.normal_(generator=root.child(content).reseed(generator))
         return noise
 
 

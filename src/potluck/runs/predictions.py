@@ -95,6 +95,7 @@ def read_predictions(folder: Path | str, round: int | None = None) -> pd.DataFra
     """The predictions that a run has kept, a row per sample; of one round where it is given.
 
     The columns: round, client, moment, mode, split, row (in the client's data set), label, prediction, scores.
+    Labels and predictions of classes are their numbers.
     """
     files = sorted((Path(folder) / FOLDER).glob("round-*.parquet"))
     if not files:
