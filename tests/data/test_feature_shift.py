@@ -108,9 +108,12 @@ def test_blur_spreads_and_keeps_the_sum() -> None:
 
 
 def test_noise_has_its_deviation_and_its_own_seed() -> None:
-    x = torch.zeros(200, 1, 8, 8)
+    x = torch.arange(200.0).view(200, 1, 1, 1).expand(200, 1, 8, 8)
     one, other = Shift("noise", 0.2, 1)(x), Shift("noise", 0.2, 2)(x)
-    assert float(one.std()) == pytest.approx(0.2, rel=0.05)
+    assert torch.equal(
+        Shift("noise", 0.2, 1)(x[5:9]), one[5:9]
+    )  # a sample's noise is its own, wherever it stands
+    assert float((one - x).std()) == pytest.approx(0.2, rel=0.05)
     assert not torch.equal(one, other)
 
 

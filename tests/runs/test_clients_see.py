@@ -17,11 +17,14 @@ import potluck
 from own_nets import Other
 from potluck.core.rng import Rng
 from potluck.data import Split
+from potluck.errors import ConfigError, DataError
 
 TRAINING = {"rounds": 2, "batch_size": 32, "optimizer": {"lr": 0.1}}
 
 
-@pytest.mark.parametrize(("shift", "values"), [("rotation", [0, 90, 180]), ("blur", [0.0, 1.0, 2.0])])
+@pytest.mark.parametrize(
+    ("shift", "values"), [("rotation", [0, 90, 180]), ("blur", [0.0, 1.0, 2.0]), ("noise", [0.3])]
+)
 def test_a_client_with_a_feature_shift(tmp_path: Path, shift: str, values: list[float]) -> None:
     partition = {"kind": "feature_shift", "shift": shift, "values": values, "clients": 3}
     asked = potluck.Experiment.make(
@@ -38,7 +41,9 @@ def test_a_client_with_a_feature_shift(tmp_path: Path, shift: str, values: list[
         assert isinstance(found, potluck.RunResult)
         for client, accuracy in result.summary["accuracy"]["per_client"].items():
             rows = split[client].test
-            right = found.clients[client].predict(data.x[rows]).argmax(1) == data.y[rows]
+            scores = found.clients[client].predict(data.x[rows])
+            right = scores.argmax(1) == data.y[rows]
+            torch.testing.assert_close(found.clients[client].predict(data.x[rows[3:5]]), scores[3:5])
             assert round(right.double().mean().item(), 6) == accuracy
 
 
@@ -108,6 +113,20 @@ def test_a_module_that_answers_with_logits_keeps_its_names(tmp_path: Path) -> No
     assert torch.equal(own(local.clients["1"].prepare(x)).logits, local.clients["1"].predict(x))
 
 
+def test_ids_that_a_client_does_not_know_are_refused(tmp_path: Path) -> None:
+    draw = Rng(0).numpy()
+    data = potluck.from_arrays(draw.integers(0, 30, (80, 6)), draw.integers(0, 2, 80), vocabulary=30)
+    result = potluck.run(
+        data=data, partition={"kind": "iid", "clients": 2}, models=["text-mean"], method="local",
+        training={"rounds": 1}, out=tmp_path / "run",
+    )  # fmt: skip
+    client = result.clients["0"]
+    known = client.task.vocabulary or 0
+    for wrong in (known, -1):
+        with pytest.raises(DataError, match=f"client 0 knows the token ids 0 to {known - 1}, not {wrong}"):
+            client.predict(np.full((2, *client.task.input), wrong))
+
+
 def test_a_comparison_is_opened_as_one(tmp_path: Path) -> None:
     found = potluck.compare(
         data={"name": "digits", "samples": 200},
@@ -121,3 +140,5 @@ def test_a_comparison_is_opened_as_one(tmp_path: Path) -> None:
     assert isinstance(again, potluck.Comparison)
     assert again.frame().equals(found.frame())
     assert json.loads((tmp_path / "both" / "comparison.json").read_text())["methods"]
+    with pytest.raises(ConfigError, match=r"is a comparison, .* open one that is in it: .*fedavg-seed0"):
+        potluck.open(tmp_path / "both", models={"Net": Other})

@@ -117,7 +117,7 @@ def test_registered_models_need_nothing(tmp_path: Path) -> None:
 def test_an_option_may_be_a_class_too(tmp_path: Path) -> None:
     method = {"name": "fedmrl", "d1": 8, "small": Other}
     result, x = run(tmp_path / "run", models=["mlp-small"], method=method), torch.rand(2, 1, 8, 8)
-    with pytest.raises(ModelError, match=r"the run names Other, .* models=\{'Other': Other\}"):
+    with pytest.raises(ConfigError, match=r"Other is needed here, a class .* models=\{'Other': Other\}"):
         potluck.open(tmp_path / "run").clients["0"].model()
     opened = potluck.open(tmp_path / "run", models={"Other": Other})
     assert torch.equal(opened.clients["0"].predict(x), result.clients["0"].predict(x))
@@ -145,10 +145,33 @@ def test_a_missing_class_is_named(tmp_path: Path) -> None:
     opened = potluck.open(tmp_path / "run")
     assert len(opened.frame()) == 3 * 2 * 4
     assert opened.clients["0"].score is not None
-    with pytest.raises(ModelError, match=r"a model Net of your own; .* models=\{'Net': Net\}"):
+    with pytest.raises(ConfigError, match=r"Net is needed here, .*models=\{'Net': Net, 'Other': Other\}"):
         opened.clients["0"].predict(torch.rand(1, 1, 8, 8))
+    with pytest.raises(ConfigError, match=r"Other is needed here, .*models=\{'Other': Other\}"):
+        potluck.open(tmp_path / "run", models={"Net": Net}).clients["0"].model()  # to find the smallest model
     with pytest.raises(ConfigError, match=r"models names 'Nett'.* did you mean 'Net'"):
-        potluck.open(tmp_path / "run", models={"Nett": nn.Linear}).clients["0"].model()
+        potluck.open(tmp_path / "run", models={"Nett": nn.Linear})
+    with pytest.raises(ConfigError, match=r"models names '7'.* known: 0, 1, 2, Net, Other"):
+        potluck.open(tmp_path / "run", models={"7": Net})
+    with pytest.raises(ConfigError, match=r"lists 1 different models, the run has 2 \(Net, Other\)"):
+        potluck.open(tmp_path / "run", models=["mlp-small", "mlp-small"])
+
+
+@pytest.mark.parametrize("given", [{"Net": Net}, {"0": Net}, [Net]], ids=["name", "client", "list"])
+def test_a_client_needs_only_its_own_class(tmp_path: Path, given: Any) -> None:
+    result, x = run(tmp_path / "run", method="local"), torch.rand(2, 1, 8, 8)
+    opened = potluck.open(tmp_path / "run", models=given)
+    for client in ("0", "2"):
+        assert torch.equal(opened.clients[client].predict(x), result.clients[client].predict(x))
+    assert opened.clients["1"].modes == ("model",)
+    with pytest.raises(ConfigError, match=r"Other is needed here"):
+        opened.clients["1"].model()
+
+
+def test_a_function_without_a_name_is_asked_for_by_its_place(tmp_path: Path) -> None:
+    run(tmp_path / "run", method="local", models=[lambda: Net(), Other])
+    with pytest.raises(ConfigError, match=r"models=\[…\], the list that the experiment had"):
+        potluck.open(tmp_path / "run").clients["0"].model()
 
 
 def test_a_wrong_class_is_refused_with_client_and_tensor(tmp_path: Path) -> None:
@@ -177,15 +200,21 @@ def test_no_code_of_the_folder_runs_unless_asked_for(tmp_path: Path) -> None:
     client = potluck.open(tmp_path / "run", plugins=True).clients["0"]
     x = torch.rand(2, 1, 8, 8)
     assert torch.equal(client.predict(x) * 2, next(iter(client.model().children()))(client.prepare(x)))
+    (tmp_path / "own.py").write_text(METHOD.replace("/ 2", "/ 3"))
+    for plugins in (True, [os.path.relpath(tmp_path / "own.py")]):
+        with pytest.raises(RunError, match=r"own\.py is not the code that .* was made with"):
+            potluck.open(tmp_path / "run", plugins=plugins)
 
 
 def test_broken_folders_are_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="there is no run folder"):
         potluck.open(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RunError, match="is no run folder"):
+    with pytest.raises(RunError, match=r"empty is not the folder of a run or of a comparison$"):
         potluck.open(tmp_path / "empty")
     run(tmp_path / "run", method="local", models=["mlp-small"])
+    with pytest.raises(RunError, match=rf"of a comparison; open one that is in it: {tmp_path / 'run'}$"):
+        potluck.open(tmp_path)
     about = tmp_path / "run/models/round-000001/about.json"
     _refused(
         tmp_path,
@@ -223,6 +252,58 @@ def _refused(tmp_path: Path, sentence: str, name: str, change: Any) -> None:
         potluck.open(folder).clients["0"].model()
 
 
+@pytest.mark.parametrize(
+    ("file", "place", "value", "sentence"),
+    [
+        ("summary.json", "accuracy", 5, "summary.json is not the summary of a run: accuracy: "),
+        ("summary.json", "messages", {"up": 3}, r"messages\.up: "),
+        ("split.json", "clients", 3, "split.json is not the split of a run: clients: "),
+        ("environment.json", "code", [], "environment.json is not the environment of a run"),
+        ("about.json", "outline.groups", None, r"outline\.groups: "),
+        ("about.json", "outline.groups.0.stored.type", "load", r"outline\.groups\.0\.stored\.type: "),
+        ("about.json", "outline.groups.0.task.kind", "other", r"task\.kind: "),
+        ("about.json", "outline.public", {"name": "x", "samples": 10**13, "lacking": [[]]}, r"public\.samples: "),
+        ("about.json", "outline.public", {"name": "x", "samples": 3, "lacking": [[5]]}, "public samples do not"),
+        ("about.json", "outline.clients", [], r"outline\.clients: "),
+        ("about.json", "outline.clients.0.group", 1, "client 0 has a group or an architecture"),
+        ("about.json", "outline.clients.0.view", {"shift": 3}, "a shift is"),
+        ("about.json", "outline.seeds", {}, r"outline\.seeds\.split: "),
+        ("about.json", "files", 3, "about.json is not the outline of a run: files: "),
+    ],
+)  # fmt: skip
+def test_odd_values_are_refused_in_a_sentence(
+    tmp_path: Path, finished: Path, file: str, place: str, value: Any, sentence: str
+) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    path = next((tmp_path / "run").rglob(file))
+    content = json.loads(path.read_text())
+    *before, last = place.split(".")
+    inner = content
+    for key in before:
+        inner = inner[int(key) if isinstance(inner, list) else key]
+    inner[last] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(RunError, match=sentence):
+        potluck.open(tmp_path / "run").clients["0"].model()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run whose models need nothing from the user."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    run(folder, method="fedproto", models=["mlp-small"])
+    return folder
+
+
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path, finished: Path) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    weights = tmp_path / "run/models/round-000001/client-0.safetensors"
+    weights.rename(tmp_path / "outside.safetensors")
+    weights.symlink_to(tmp_path / "outside.safetensors")
+    with pytest.raises(RunError, match=r"client-0\.safetensors leads out of the run folder"):
+        potluck.open(tmp_path / "run").clients["0"].model()
+
+
 def test_an_unfinished_run_says_how_to_go_on(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         potluck.run(
@@ -239,3 +320,25 @@ def test_another_version_is_said(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace(f'"potluck": "{potluck.__version__}"', '"potluck": "0.0.1"'))
     with pytest.warns(UserWarning, match=r"made by potluck 0.0.1, this is"):
         potluck.open(tmp_path / "run")
+
+
+@pytest.mark.parametrize("module", ["named_in_a_folder", "named-in-a-folder"])
+def test_a_function_that_the_folder_names_is_not_imported(
+    tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path / "run", models=["mlp-small"])
+    about = tmp_path / "run/models/round-000001/about.json"
+    content = json.loads(about.read_text())
+    content["outline"]["method"]["weight_small"] = f"{module}:weigh"
+    about.write_text(json.dumps(content))
+    mark = tmp_path / "it-ran"
+    (tmp_path / f"{module}.py").write_text(
+        f"open({str(mark)!r}, 'w').close()\ndef weigh(report):\n    return 1.0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for plugins in (False, [], ["math"]):
+        with pytest.raises(RunError, match=rf"names the function '{module}:weigh', .* pass plugins=True"):
+            potluck.open(tmp_path / "run", plugins=plugins).clients["0"].model()
+    assert not mark.exists()
+    assert potluck.open(tmp_path / "run", plugins=[module]).clients["0"].model() is not None
+    assert mark.exists()

@@ -64,6 +64,17 @@ def test_confusion_matrices_are_those_of_scikit_learn(kept):
     assert not all(head[client].equals(found[client]) for client in found)
 
 
+def test_classes_of_a_confusion_matrix_have_their_names(tmp_path):
+    labels, x = np.arange(60) % 3, np.random.default_rng(0).normal(size=(60, 5)).astype("float32")
+    data = potluck.from_arrays(x, labels, class_names=["ill", "well", "unclear"])
+    result = run(tmp_path / "run", data=data, models=["mlp-small"], partition={"kind": "iid", "clients": 2})
+    table = result.confusion()["0"]
+    assert list(table.index) == list(table.columns) == ["ill", "well", "unclear"]
+    assert (table.index.name, table.columns.name) == ("label", "prediction")
+    named = potluck.open(tmp_path / "run").confusion()["0"]
+    assert named.equals(table)
+
+
 def test_only_those_of_the_last_round_stay_where_nothing_else_is_said(tmp_path):
     result = run(tmp_path / "run", True)
     assert [file.name for file in (tmp_path / "run" / "predictions").iterdir()] == ["round-000002.parquet"]

@@ -17,6 +17,7 @@ import potluck
 from helpers import Listener, StopAfter
 from own_nets import Net, Other
 from potluck.core.dataset import Dataset
+from potluck.core.rng import Rng
 from potluck.data import Split
 from potluck.errors import ConfigError, DataError, RunError
 from potluck.experiment.schema import Experiment
@@ -162,6 +163,33 @@ def test_a_fused_predictor_is_one_module(tmp_path: Path) -> None:
     assert module.double()(client.prepare(x).double()).shape == (4, 10)
 
 
+@pytest.mark.parametrize("rep_dim", [None, 20])
+def test_what_is_saved_can_be_loaded_where_parts_predict_together(
+    tmp_path: Path, rep_dim: int | None
+) -> None:
+    asked = experiment(
+        models={"pool": [Net, Other], "rep_dim": rep_dim}, method={"name": "fedmrl", "d1": 8, "small": Other}
+    )
+    client = potluck.run(asked, out=tmp_path / "run").clients["0"]
+    module, x = client.model(), client.prepare(torch.rand(4, 1, 8, 8))
+    assert (type(module.model), type(module.small)) == (Net, Other)
+    assert type(client.model(mode="single-small")) is Other
+    expected = module(x)
+    saved = safetensors.torch.load_file(client.save(tmp_path / "fused.safetensors"))
+    with torch.no_grad():
+        for tensor in module.parameters():
+            tensor.zero_()
+    assert not torch.equal(module(x), expected)
+    module.load_state_dict(saved)
+    assert torch.equal(module(x), expected)
+    alone = client.model(mode="single-large")
+    assert torch.equal(module.model(x), alone(x))
+    module.train()(x)  # the buffers of batch norm are those of the model that the author sees
+    assert not torch.equal(module.model.norm.running_mean, alone.norm.running_mean)
+    assert not torch.equal(module.eval()(x), expected)
+    assert module.double()(x.double()).dtype == torch.float32
+
+
 # --- programs -------------------------------------------------------------------------------------------
 
 
@@ -174,6 +202,7 @@ def test_programs_give_the_same_scores(tmp_path: Path, method: dict[str, Any]) -
     expected, ready = client.predict(x), client.prepare(x)
     torch.testing.assert_close(client.export().module()(ready), expected, rtol=1e-3, atol=1e-3)
     session = runtime.InferenceSession(client.to_onnx(tmp_path / "net.onnx"))
+    assert session.get_inputs()[0].shape[0] == session.get_outputs()[0].shape[0] == "batch"
     (found,) = session.run(["scores"], {"x": ready.numpy()})
     torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-3, atol=1e-3)
 
@@ -199,6 +228,8 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ConfigError, match=r"to_onnx needs onnxscript: pip install 'potluck\[export\]'"):
         client.to_onnx(tmp_path / "net.onnx")
+    with pytest.raises(ConfigError, match=r"there is no folder .*nowhere to write net.onnx into"):
+        client.to_onnx(tmp_path / "nowhere" / "net.onnx")
 
 
 # --- samples and other arguments ------------------------------------------------------------------------
@@ -210,6 +241,12 @@ def test_wrong_samples_are_refused(tmp_path: Path) -> None:
         DataError, match=r"\(batch, 1, 8, 8\), not \(1, 8, 8\); for a single sample give x\[None\]"
     ):
         client.predict(torch.rand(1, 8, 8))
+    with pytest.raises(DataError, match=r"give the channel an axis of its own: x\[:, None\]"):
+        client.predict(torch.rand(5, 8, 8))
+    with pytest.raises(DataError, match=r"put the channels first: x.transpose\(0, 3, 1, 2\)"):
+        client.predict(torch.rand(5, 8, 8, 1))
+    with pytest.raises(DataError, match="no scores for sample 1: are there NaN"):
+        client.classify(torch.stack([torch.rand(1, 8, 8), torch.full((1, 8, 8), torch.nan)]))
     with pytest.raises(DataError, match="type float32, not uint8"):
         client.predict(torch.ones(2, 1, 8, 8, dtype=torch.uint8))
     with pytest.raises(DataError, match="cannot make a batch"):
@@ -224,6 +261,17 @@ def test_wrong_samples_are_refused(tmp_path: Path) -> None:
         potluck.open(tmp_path / "run").clients["7"]
 
 
+def test_images_of_pillow_are_samples(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    draw = Rng(0).numpy()
+    for channels in (1, 3):
+        x, y = draw.integers(0, 256, (60, channels, 8, 8), dtype="uint8"), draw.integers(0, 2, 60)
+        asked = experiment(data=potluck.from_arrays(x, y), training={"rounds": 1})
+        client = potluck.run(asked, out=tmp_path / str(channels)).clients["0"]
+        images = [image.fromarray(one[0] if channels == 1 else one.transpose(1, 2, 0)) for one in x[:4]]
+        assert torch.equal(client.predict(images), client.predict(x[:4]))
+
+
 # --- what is kept ---------------------------------------------------------------------------------------
 
 
@@ -231,7 +279,8 @@ def test_nothing_is_kept_if_not_wanted(tmp_path: Path) -> None:
     result = potluck.run(experiment(keep="none"), out=tmp_path / "run")
     assert not (tmp_path / "run/models").exists()
     assert result.clients["0"].score == result.summary["accuracy"]["per_client"]["0"]
-    with pytest.raises(RunError, match="has no trained models: it was run with keep: none"):
+    assert "none are kept: it was run with keep: none" in repr(result)
+    with pytest.raises(RunError, match=r"has no trained models: it was run with keep: none$"):
         result.clients["0"].model()
 
 
@@ -264,6 +313,10 @@ def test_the_best_round_by_validation(tmp_path: Path) -> None:
     best = result.summary["accuracy"]["rounds"]["best_by_validation"]
     assert best < 5  # with so large a step the last round is not the best one
     assert result.clients["0"].round == best
+    assert f"(round {best}, after_aggregation, model)" in repr(result.clients["0"])
+    assert f"those after round {best}, result.clients[…]; the scores there are of that round too" in repr(
+        result
+    )
     assert check_reported_scores(asked, result) == 3 * 2
     scores = [client.score for client in result.clients.values() if client.score is not None]
     assert round(sum(scores) / len(scores), 6) == result.summary["accuracy"]["best_by_validation"]
@@ -421,6 +474,7 @@ def test_the_log_as_frames(tmp_path: Path) -> None:
         "round", "client", "moment", "mode", "accuracy", "loss", "samples",
         "validation_accuracy", "validation_loss", "validation_samples", "held_out",
     ]  # fmt: skip
+    assert frame["samples"].dtype == frame["validation_samples"].dtype == "int64"
     assert len(frame) == 2 * 3 * 2 * 2  # rounds, clients, moments, modes
     assert frame.groupby("moment")["client"].nunique().to_dict() == {
         "after_aggregation": 3,

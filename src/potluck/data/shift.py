@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Literal, Self, get_args
 
 import torch
@@ -59,16 +60,24 @@ class Shift:
         """The shifted samples, of the same shape and type."""
         if self.value == 0:
             return x
-        generator = Rng(self.seed).child("noise").generator()
-        return torch.cat([self._shifted(part, generator) for part in torch.split(x, CHUNK)])
+        return torch.cat([self._shifted(part) for part in torch.split(x, CHUNK)])
 
-    def _shifted(self, x: Tensor, generator: torch.Generator) -> Tensor:
+    def _shifted(self, x: Tensor) -> Tensor:
         if self.kind == "rotation":
             return rotated(x, self.value)
         if self.kind == "noise":
-            return _in_floats(x, lambda x: x + self.value * torch.randn(x.shape, generator=generator))
+            noise = self._noise(x)
+            return _in_floats(x, lambda x: x + self.value * noise)
         change = recolored if self.kind == "color" else blurred
         return _in_floats(x, lambda x: change(x, self.value))
+
+    def _noise(self, x: Tensor) -> Tensor:
+        """Noise for each sample that depends on the sample alone, wherever it stands: a model sees it again so."""
+        root, noise, generator = Rng(self.seed).child("noise"), torch.empty(x.shape), torch.Generator()
+        for sample, out in zip(x.contiguous().numpy(), noise, strict=True):
+            content = blake2b(sample.tobytes(), digest_size=8).hexdigest()
+            out.normal_(generator=root.child(content).reseed(generator))
+        return noise
 
 
 def check_value(kind: ShiftKind, value: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +13,15 @@ from potluck.core.method import Method
 from potluck.core.state import Part
 from potluck.core.task import Batch
 from potluck.core.trial import sample_batch
-from potluck.models.unwrap import own_module
+from potluck.models.unwrap import own_module, own_view
 
 
 class Predictor(nn.Module):
     """A method's way to predict: prepared samples in, scores out.
 
-    Its submodules are the parts of the client's state that the method predicts with, under their own names. Parts
-    that are plain tensors, such as prototypes, are buffers: the module moves, saves and exports as a whole.
+    Its submodules are the parts of the client's state that the method predicts with, under their own names, and
+    models are of their authors' classes. They share layers and tensors with the models that the method works with.
+    Parts that are plain tensors, such as prototypes, are buffers: the module moves, saves and exports as a whole.
     """
 
     def __init__(self, method: Method, client: Client, mode: str, parts: Iterable[str]) -> None:
@@ -32,12 +34,18 @@ class Predictor(nn.Module):
 
     def _take(self, name: str, part: Part) -> None:
         if part.module is not None:
-            self.add_module(name, part.module)
+            self.add_module(name, own_view(part.module))
             return
         for key, value in part.tensors().items():
             buffer = f"{name}_{key}".replace(".", "_") if key else name
             self.register_buffer(buffer, value)
             self._tensors.append((buffer, name, key))
+
+    def train(self, mode: bool = True) -> Self:
+        """Set training or evaluation mode, also of the models that the method works with."""
+        for module in self._client.modules().values():
+            module.train(mode)
+        return super().train(mode)
 
     def forward(self, x: Tensor) -> Tensor:
         """The scores of a batch of prepared samples."""
@@ -54,15 +62,16 @@ class Predictor(nn.Module):
 def predictor(method: Method, client: Client, mode: str) -> nn.Module:
     """What predicts in a mode, in evaluation mode.
 
-    That is the client's own model, as its author wrote it, where the model alone gives the same scores; else a
-    `Predictor` of every part that the method uses. The client must be used for nothing else afterwards.
+    That is a model as its author wrote it, where this one alone gives the same scores; else a `Predictor` of every
+    part that the method uses. The client must be used for nothing else afterwards.
     """
     for module in client.modules().values():
         module.eval()
     x = sample_batch(client.task, next(iter(client.modules().values()), nn.Identity()))
     parts, scores = _watched(method, client, mode, x)
-    if parts == ["model"]:
-        for alone in (own_module(client.parts["model"].content), client.parts["model"].content):
+    only = client.parts[parts[0]].module if len(parts) == 1 else None
+    if only is not None:
+        for alone in (own_module(only), only):  # the first may answer with an object that has the scores
             if _gives(alone, x, scores):
                 return alone
     return Predictor(method, client, mode, parts).eval()
@@ -70,14 +79,7 @@ def predictor(method: Method, client: Client, mode: str) -> nn.Module:
 
 def own_state(module: nn.Module) -> dict[str, Tensor]:
     """The tensors of what `predictor` gave, by the names that the authors of the models gave them."""
-    if not isinstance(module, Predictor):
-        return dict(own_module(module).state_dict())
-    modules = {
-        f"{name}.{key}": value
-        for name, part in module.named_children()
-        for key, value in own_module(part).state_dict().items()
-    }
-    return modules | dict(module.named_buffers(recurse=False))
+    return dict(own_view(module).state_dict())
 
 
 class _Noting(dict[str, Part]):

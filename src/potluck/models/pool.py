@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, Self, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -78,7 +78,7 @@ class ModelPool:
         clients: Mapping[str, str],
         rep_dim: int | None = None,
         adapter: str | None = None,
-    ) -> ModelPool:
+    ) -> Self:
         """A pool whose architectures have given keys, and who has which: that of a run, made again."""
         pool = cls(list(entries.values()), rep_dim, adapter=adapter)
         pool._entries, pool._places = dict(entries), list(entries)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from copy import copy as shallow_copy
 
 from torch import nn
 
@@ -24,8 +25,25 @@ def own_module(model: nn.Module) -> nn.Module:
     Where a layer was added to reach another width, that place holds both, as `fc.adapter` and `fc.head`.
     """
     copy = duplicate(model)
-    if not isinstance(copy, Adapted):
-        return copy
-    layers = OrderedDict(flatten=nn.Flatten(1), adapter=copy.resize, head=copy.head)
-    head = copy.head if copy.adapter is None else nn.Sequential(layers)
-    return replace_layer(copy.trunk, copy.head_path, head)
+    return replace_layer(copy.trunk, copy.head_path, _own_head(copy)) if isinstance(copy, Adapted) else copy
+
+
+def own_view(model: nn.Module) -> nn.Module:
+    """As `own_module`, but made of the same layers and tensors: what changes in one changes in the other."""
+    return _twin(model.trunk, model.head_path, _own_head(model)) if isinstance(model, Adapted) else model
+
+
+def _own_head(model: Adapted) -> nn.Module:
+    if model.adapter is None:
+        return model.head
+    return nn.Sequential(OrderedDict(flatten=nn.Flatten(1), adapter=model.resize, head=model.head))
+
+
+def _twin(module: nn.Module, path: str, layer: nn.Module) -> nn.Module:
+    """A module with another layer at a dotted path, which shares everything else with the given one."""
+    if not path:
+        return layer
+    name, _, rest = path.partition(".")
+    twin = shallow_copy(module)
+    twin._modules = {**module._modules, name: _twin(module.get_submodule(name), rest, layer)}
+    return twin

@@ -22,7 +22,10 @@ def frame(log: Path) -> pd.DataFrame:
 
     found = pd.DataFrame([_row(line) for line in read_lines(log)])
     order = [*KEYS, *_columns(found, ""), *_columns(found, "validation_"), "held_out"]
-    return found.reindex(columns=order).astype({"held_out": bool})
+    counts = {
+        name: "Int64" if found[name].isna().any() else "int64" for name in order if name.endswith("samples")
+    }
+    return found.reindex(columns=order).astype({"held_out": bool, **counts})
 
 
 def curves(values: pd.DataFrame) -> pd.DataFrame:

@@ -7,24 +7,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from potluck.errors import RunError
+from potluck.errors import ConfigError, RunError
 from potluck.files import read_json
 from potluck.models import Entries
 from potluck.plugins import load_plugin
-from potluck.report.log import read_config
+from potluck.report.again import to_go_on
+from potluck.report.log import ENVIRONMENT, read_config
 from potluck.runs.comparisons.comparison import Comparison, Sweep, is_comparison, open_comparison
 from potluck.runs.folder import FORMAT
+from potluck.runs.kept_models.given import Plugins
+from potluck.runs.own_code import own_code
 from potluck.runs.results.run_result import RunResult
+from potluck.runs.stored import read_summary
 from potluck.version import __version__
 
 
 def open(
-    folder: Path | str, *, models: Entries | None = None, plugins: bool | Sequence[str] = False
+    folder: Path | str, *, models: Entries | None = None, plugins: Plugins = False
 ) -> RunResult | Comparison | Sweep:
     """The result of a finished run, as `potluck.run` gave it; of a comparison's folder, as `potluck.compare` did.
 
     No data are loaded, and no code that the folder names is run, unless `plugins=True` asks for the run's plug-ins
-    (or a list names some). A folder cannot hold classes. Where clients had models of your own, `models` brings the
+    (or a list names some), which must not have changed since. A folder cannot hold classes. Where clients had models of your own, `models` brings the
     class, or a function that builds the model: by name (`models={"Net": Net}`), by client (`{"0": Net}`), or as the
     list that the experiment had.
     """
@@ -32,30 +36,63 @@ def open(
     if not home.is_dir():
         raise RunError(f"there is no run folder {home}")
     if is_comparison(home):
+        if models is not None or plugins:
+            raise ConfigError(
+                f"{home} is a comparison, and models and plugins are for one of its runs{_inside(home)}"
+            )
         return open_comparison(home)
-    about, named = _about(home), read_config(home).get("plugins") or ()
-    for plugin in named if plugins is True else plugins or ():
+    if not (home / ENVIRONMENT).exists():
+        raise RunError(f"{home} is not the folder of a run or of a comparison{_inside(home)}")
+    about = _about(home)
+    settings = read_config(home) if plugins is True else {"plugins": _whole_paths(plugins or ())}
+    _check_code(home, settings, about.get("code", {}))
+    for plugin in settings.get("plugins") or ():
         load_plugin(str(plugin), Path())
     if not (home / "summary.json").exists():
-        raise RunError(f"the run in {home} is not finished; go on with it: potluck resume {home}")
-    summary = read_json(home / "summary.json")
-    if not isinstance(summary, Mapping) or "accuracy" not in summary:
-        raise RunError(f"{home / 'summary.json'} is not the summary of a run")
+        onward = to_go_on(home, portable=bool(about.get("portable", True)))
+        raise RunError(f"the run in {home} is not finished; go on with it: {onward}")
+    summary = read_summary(home)
     if about.get("potluck") != __version__:
         warnings.warn(
             f"{home} was made by potluck {about.get('potluck')}, this is {__version__}: what its models "
             "predict may differ",
             stacklevel=2,
         )
-    return RunResult(home, dict(summary), models)
+    result = RunResult(home, summary, models, _plugins=plugins)
+    result.clients.models.check_given()
+    return result
 
 
 def _about(home: Path) -> Mapping[str, Any]:
     """What the folder says of its origin; a folder of another format is refused."""
-    about = read_json(home / "environment.json")
+    about = read_json(home / ENVIRONMENT)
+    if isinstance(about, Mapping) and not isinstance(about.get("code", {}), Mapping):
+        raise RunError(f"{home / ENVIRONMENT} is not the environment of a run: code is no mapping")
     if not isinstance(about, Mapping) or about.get("format") != FORMAT:
         other = about.get("potluck") if isinstance(about, Mapping) else None
         raise RunError(
             f"{home} was made by potluck {other} in another format than {FORMAT}; open it with that version"
         )
     return about
+
+
+def _inside(home: Path) -> str:
+    """Which folders inside can be opened, for a sentence; nothing where there are none."""
+    found = [one for one in sorted(home.iterdir()) if is_comparison(one) or (one / ENVIRONMENT).exists()]
+    more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+    return f"; open one that is in it: {', '.join(map(str, found[:5]))}{more}" if found else ""
+
+
+def _whole_paths(plugins: Sequence[str]) -> list[str]:
+    """Plug-ins as a run folder writes them."""
+    return [str(Path(name).resolve()) if name.endswith(".py") else name for name in plugins]
+
+
+def _check_code(home: Path, settings: Mapping[str, Any], known: Mapping[str, str]) -> None:
+    """Refuse code that was changed after the run: what it predicts now is not what was measured."""
+    for name, content in own_code(settings).items():
+        if known.get(name, content) != content:
+            raise RunError(
+                f"{name} is not the code that {home} was made with, so its models may predict something else; "
+                "restore that code, or import the new one yourself and open the run without plugins"
+            )

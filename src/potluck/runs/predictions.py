@@ -105,7 +105,8 @@ def read_predictions(folder: Path | str, round: int | None = None) -> pd.DataFra
     """The predictions that a run has kept, a row per sample; of one round where it is given.
 
     The columns: round, client, moment, mode, split, row (as in split.json), label, prediction, scores; and own_row
-    (in the client's own file, or in the part that `samples` was drawn from), where that is another number.
+    (in the client's own file, or in the part that `samples` was drawn from), where that is another number. Labels
+    and predictions of classes are their numbers.
     """
     files = sorted((Path(folder) / FOLDER).glob("round-*.parquet"))
     if not files:

@@ -3,37 +3,111 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
+from torch import nn
+
 from potluck.core.method import Method
-from potluck.errors import ConfigError, ModelError, nearest
+from potluck.core.model import Model
+from potluck.errors import ConfigError, ModelError, RunError, nearest
 from potluck.experiment.validation import validated
 from potluck.methods.registry import find_method
 from potluck.models import Entries, Entry, ModelPool
 from potluck.models.build import source_name, unpack
-from potluck.runs.kept_models.outline import Outline, pool_of
+from potluck.runs.kept_models.outline import Outline
 
 NAMED = re.compile(r"<(.+)>")  # how an outline names a Python object
 PLUGINS = "import the file that defines it first, or pass plugins=True"
+Plugins = bool | Sequence[str]  # True: all code that a run folder names may run
 
 
-def method_of(outline: Outline, models: Entries | None) -> tuple[Method, ModelPool]:
+def method_of(outline: Outline, models: Entries | None, plugins: Plugins = False) -> tuple[Method, ModelPool]:
     """The method of a run and its models; `models` brings the classes that the run can only name."""
-    given = _by_name_or_key(outline, models)
+    _refuse_functions(outline, plugins)
+    given = given_models(outline, models)
     named = {name: unpack(entry)[0] for name, entry in given.items()}
-    architectures = outline["pool"]["architectures"]
-    entries = {key: _entry(key, known, given, named) for key, known in architectures.items()}
+    pool = _pool(outline, given, named)
+    own = set(_named_in(outline["method"])) - named.keys()
+    if own:
+        raise ConfigError(_bring(min(own), own | pool.lacking_names))
     options = _filled(outline["method"], named)
     try:
         found = find_method(options["name"])
     except ConfigError as error:
         raise ConfigError(f"the run's method {options['name']!r} is not known here; {PLUGINS}") from error
-    pool = pool_of(outline, entries)
     return found(validated(found.Config, options, "method"), pool), pool
 
 
-def _by_name_or_key(outline: Outline, models: Entries | None) -> dict[str, Entry]:
+class PartialPool(ModelPool):
+    """The models of a run, some of which cannot be built, as nobody has brought their classes."""
+
+    lacking: Mapping[str, Sequence[str]] = {}  # the names of these classes, by architecture
+
+    @property
+    def lacking_names(self) -> set[str]:
+        """All classes that nobody has brought."""
+        return {name for names in self.lacking.values() for name in names}
+
+    def _build(self, key: str, *place: Any, **options: Any) -> Model:
+        if self.lacking.get(key):
+            raise ConfigError(_bring(self.lacking[key][0], self.lacking_names))
+        return super()._build(key, *place, **options)
+
+
+def _pool(outline: Outline, given: Mapping[str, Entry], named: Mapping[str, Any]) -> PartialPool:
+    about, clients = outline["pool"], outline["clients"]
+    lacking = {key: _lacking(key, known, given, named) for key, known in about["architectures"].items()}
+    entries = {
+        key: nn.Module if lacking[key] else _entry(key, known, given, named)  # any callable holds the place
+        for key, known in about["architectures"].items()
+    }
+    owners = {client: facts["architecture"] for client, facts in clients.items()}
+    pool = PartialPool.of_keys(entries, owners, about["rep_dim"], about["adapter"])
+    pool.lacking = lacking
+    return pool
+
+
+def _bring(needed: str, lacking: Collection[str]) -> str:
+    """The sentence that asks for all classes and functions of the user that are lacking."""
+    names = [needed, *sorted(set(lacking) - {needed})]
+    if all(name.isidentifier() for name in names):
+        given = "{" + ", ".join(f"{name!r}: {name}" for name in names) + "}"
+    else:
+        given = "[…], the list that the experiment had"
+    others = f"; so are {', '.join(names[1:])}" if names[1:] else ""
+    return (
+        f"{needed} is needed here, a class or function of your own that a folder cannot hold{others}: "
+        f"potluck.open(folder, models={given})"
+    )
+
+
+def _refuse_functions(outline: Outline, plugins: Plugins) -> None:
+    """Refuse an outline that names functions: validating an option of a method would import them.
+
+    Every text with a colon counts, as any module name and any file can stand before it.
+    """
+    if plugins is True:
+        return
+    known = {Path(name).stem if name.endswith(".py") else name for name in plugins or ()}
+    for text in _texts([outline["method"], outline["pool"]["architectures"]]):
+        if ":" in text and not NAMED.fullmatch(text) and text.partition(":")[0] not in known:
+            raise RunError(
+                f"the run names the function {text!r}, and code that a folder names runs only if you ask for it; "
+                "pass plugins=True"
+            )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(inner)
+
+
+def given_models(outline: Outline, models: Entries | None) -> dict[str, Entry]:
     """What was given, by the name that the run has for it, or by the key of an architecture."""
     if models is None:
         return {}
@@ -41,7 +115,8 @@ def _by_name_or_key(outline: Outline, models: Entries | None) -> dict[str, Entry
         return dict(_chosen(outline, str(who), entry) for who, entry in models.items())
     listed = cast("list[Entry]", list(models) if isinstance(models, list | tuple) else [models])
     named = {source_name(unpack(entry)[0]): entry for entry in listed}
-    if len(named) == len(listed) and _names(outline) <= named.keys():
+    own = {name for name, entry in named.items() if not isinstance(unpack(entry)[0], str)}
+    if len(named) == len(listed) and own <= _names(outline) and bool(own) == bool(_names(outline)):
         return named
     return _in_order(outline, listed)
 
@@ -50,38 +125,47 @@ def _chosen(outline: Outline, who: str, entry: Entry) -> tuple[str, Entry]:
     """A given model is for a client and those like it, or for all that the run has under a name."""
     if who in outline["clients"]:
         return outline["clients"][who]["architecture"], entry
-    known = _names(outline)
+    known, clients = _names(outline), list(outline["clients"])
     if who not in known:
-        raise ConfigError(
-            f"models names {who!r}, which is no client and no class of this run; {nearest(who, known)}"
-        )
+        hint = nearest(who, [*known, *clients]) if len(clients) <= 20 else nearest(who, known)
+        raise ConfigError(f"models names {who!r}, which is no client and no class of this run; {hint}")
     return who, entry
 
 
 def _in_order(outline: Outline, listed: Sequence[Entry]) -> dict[str, Entry]:
     """A list as in the experiment: the first mention of each architecture, in order."""
-    keys, entries = list(outline["pool"]["architectures"]), list(ModelPool(list(listed)).entries.values())
+    architectures = outline["pool"]["architectures"]
+    keys, entries = list(architectures), list(ModelPool(list(listed)).entries.values())
     if len(entries) != len(keys):
         raise ConfigError(
-            f"models has {len(entries)} models, the run has {len(keys)} ({', '.join(keys)}); give the same list "
-            "as in the experiment, or name them: models={'Net': Net}"
+            f"models lists {len(entries)} different models, the run has {len(keys)} "
+            f"({', '.join(_called(known) for known in architectures.values())}); give the same list as in the "
+            "experiment, or name them: models={'Net': Net}"
         )
     return dict(zip(keys, entries, strict=True))
 
 
 def _names(outline: Outline) -> set[str]:
     """The names of all Python objects in the outline's models and in the method's options."""
-    named: set[str] = set()
+    return set(_named_in([outline["pool"]["architectures"], outline["method"]]))
 
-    def look(value: Any) -> None:
-        if isinstance(value, Mapping | list):
-            for inner in value.values() if isinstance(value, Mapping) else value:
-                look(inner)
-        elif isinstance(value, str) and (found := NAMED.fullmatch(value)):
-            named.add(found[1])
 
-    look([outline["pool"]["architectures"], outline["method"]])
-    return named
+def _named_in(value: Any) -> list[str]:
+    return [found[1] for text in _texts(value) if (found := NAMED.fullmatch(text))]
+
+
+def _called(known: Mapping[str, Any]) -> str:
+    """What the user calls an architecture."""
+    name = NAMED.fullmatch(known["source"])
+    return name[1] if name else str(known["source"])
+
+
+def _lacking(
+    key: str, known: Mapping[str, Any], given: Mapping[str, Entry], named: Mapping[str, Any]
+) -> list[str]:
+    """The Python objects that an architecture needs and that were not given."""
+    needed = known["options"] if key in given else known
+    return [name for name in _named_in(needed) if name not in named]
 
 
 def _entry(key: str, known: Mapping[str, Any], given: Mapping[str, Entry], named: Mapping[str, Any]) -> Entry:
@@ -89,11 +173,6 @@ def _entry(key: str, known: Mapping[str, Any], given: Mapping[str, Entry], named
     name = NAMED.fullmatch(known["source"])
     own = given.get(key, given.get(name[1]) if name else None)
     options = _filled(known["options"], named)
-    if own is None and name is not None:
-        raise ModelError(
-            f"the run has a model {name[1]} of your own; bring its class or a function that builds it: "
-            f"potluck.open(folder, models={{{name[1]!r}: {name[1]}}})"
-        )
     if own is None:
         return {"name": _registered(known["source"]), **options}
     source, others = unpack(own)
@@ -115,11 +194,4 @@ def _filled(value: Any, named: Mapping[str, Any]) -> Any:
     if isinstance(value, list):
         return [_filled(inner, named) for inner in value]
     found = NAMED.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
-        return value
-    if found[1] not in named:
-        raise ModelError(
-            f"the run names {found[1]}, an object of your own; bring it: "
-            f"potluck.open(folder, models={{{found[1]!r}: {found[1]}}})"
-        )
-    return named[found[1]]
+    return value if found is None else named[found[1]]

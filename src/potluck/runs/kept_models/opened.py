@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,14 @@ from potluck.core.method import Method
 from potluck.core.state import Moments
 from potluck.errors import ConfigError, ModelError, RunError, nearest
 from potluck.federation.federation import Federation
-from potluck.files import read_json
 from potluck.models import Entries, ModelPool
 from potluck.models.unwrap import own_name
-from potluck.runs.folder import FORMAT
+from potluck.report.log import read_config
 from potluck.runs.kept_models.files import ABOUT, kept_rounds, read_state, round_folder
-from potluck.runs.kept_models.given import method_of
+from potluck.runs.kept_models.given import Plugins, given_models, method_of
 from potluck.runs.kept_models.keeping import FOLDER
 from potluck.runs.kept_models.outline import without_data
+from potluck.runs.stored import read_about
 
 Remake = Callable[[], tuple[Method, ModelPool]]  # a fresh method, and the models of the run
 
@@ -30,9 +30,15 @@ Remake = Callable[[], tuple[Method, ModelPool]]  # a fresh method, and the model
 class OpenedModels:
     """The kept models of a run; nothing is read or built before it is needed."""
 
-    def __init__(self, folder: Path, models: Entries | None = None, remake: Remake | None = None) -> None:
-        """`remake` is for the process that played the run and has everything; `models` as in `potluck.open`."""
-        self.folder, self._given, self._remake = folder, models, remake
+    def __init__(
+        self,
+        folder: Path,
+        models: Entries | None = None,
+        remake: Remake | None = None,
+        plugins: Plugins = False,
+    ) -> None:
+        """`models` and `plugins` as in `potluck.open`; `remake` is for the process that played the run."""
+        self.folder, self._given, self._remake, self._plugins = folder, models, remake, plugins
 
     @cached_property
     def kept_round(self) -> int | None:
@@ -43,32 +49,38 @@ class OpenedModels:
     def round(self) -> int:
         """The round they are from."""
         if self.kept_round is None:
-            raise RunError(
-                f"{self.folder} has no trained models: it was run with keep: none, they were above keep.limit, or "
-                "they are at the sites of a federation"
-            )
+            raise RunError(f"{self.folder} has no trained models: {self.why_none}")
         return self.kept_round
+
+    @property
+    def why_none(self) -> str:
+        """Why no models are kept, in words."""
+        keep = read_config(self.folder).get("keep")
+        if keep == "none" or (isinstance(keep, dict) and keep.get("models") == "none"):
+            return "it was run with keep: none"
+        return "they were above keep.limit, or they are at the sites of a federation"
 
     @cached_property
     def about(self) -> dict[str, Any]:
         """What `about.json` says of them."""
-        path = round_folder(self.folder / FOLDER, self.round) / ABOUT
-        found = read_json(path)
-        if (
-            not isinstance(found, dict)
-            or found.get("format") != FORMAT
-            or not {"files", "outline"} <= found.keys()
-        ):
-            raise RunError(
-                f"{path} was not written by this version of potluck, so its models cannot be opened"
-            )
-        return found
+        return read_about(round_folder(self.folder / FOLDER, self.round) / ABOUT)
+
+    def check_given(self) -> None:
+        """Refuse given models that are not those of the run."""
+        if self._given is not None and self.kept_round is not None:
+            given_models(self.about["outline"], self._given)
+
+    def class_names(self, client: ClientId) -> tuple[str, ...]:
+        """What the classes of a client's task are called."""
+        outline = self.about["outline"]
+        return tuple(outline["groups"][outline["clients"][client]["group"]]["class_names"])
 
     @cached_property
     def federation(self) -> Federation:
         """The clients without their data."""
         outline = self.about["outline"]
-        method, pool = self._remake() if self._remake is not None else method_of(outline, self._given)
+        remake = self._remake or partial(method_of, outline, self._given, self._plugins)
+        method, pool = remake()
         return without_data(outline, method, pool)
 
     def client(self, client: ClientId, moment: str) -> Client:
@@ -88,6 +100,8 @@ class OpenedModels:
                 f"client {client} was never measured, so its model is not kept (evaluate.who: sampled)"
             )
         path = round_folder(self.folder / FOLDER, self.round) / Path(files[client]).name
+        if not path.resolve().is_relative_to(self.folder.resolve()):
+            raise RunError(f"{path} leads out of the run folder, so it is not read")
         return read_state(path, moment)
 
 

@@ -104,13 +104,6 @@ def _client(federation: Federation, client: ClientId) -> dict[str, Any]:
 # --- reading --------------------------------------------------------------------------------------------
 
 
-def pool_of(outline: Outline, entries: Mapping[str, Entry]) -> ModelPool:
-    """The models of a run, from the entry of each architecture."""
-    pool, clients = outline["pool"], outline["clients"]
-    owners = {client: facts["architecture"] for client, facts in clients.items()}
-    return ModelPool.of_keys(entries, owners, pool["rep_dim"], pool["adapter"])
-
-
 def without_data(outline: Outline, method: Method, pool: ModelPool) -> Federation:
     """The federation of an outline: its clients can be built and can predict, but have no samples."""
     seeds, clients = Seeds(**outline["seeds"]), outline["clients"]

@@ -20,7 +20,7 @@ from potluck.core.streams import Source
 from potluck.core.task import Batch, Task
 from potluck.core.trial import sample_batch
 from potluck.engine.evaluate import score_of
-from potluck.errors import ConfigError, nearest
+from potluck.errors import ConfigError, DataError, nearest
 from potluck.federation.groups import GroupData
 from potluck.federation.predictor import own_state, predictor
 from potluck.files import write_whole
@@ -36,9 +36,9 @@ Reported = tuple[str | None, str | None]  # moment and mode; None where nothing 
 class ClientResult:
     """A client of a finished run.
 
-    Its model is the one in the main table: in the state at the moment that the run reports, and with the way to
-    predict (the mode) that it reports. `moment=` and `mode=` choose others: the moments that the run measured, and
-    the method's modes.
+    Its model and scores are those of `round`: the last one, or with `keep: best` the best one, while the main table
+    is always about the last. The moment and the way to predict (the mode) are those that the run reports; `moment=`
+    and `mode=` choose others: the moments that the run measured, and the method's modes.
     """
 
     def __init__(
@@ -51,7 +51,9 @@ class ClientResult:
 
     def __repr__(self) -> str:
         scores = ", ".join(f"{name} {value:.4g}" for name, value in self.scores.items() if name != "samples")
-        return f"<client {self.id}: {scores or 'not measured'} ({self.moment}, {self.mode})>"
+        kept = self._models.kept_round
+        when = "no model is kept" if kept is None else f"round {kept}"
+        return f"<client {self.id}: {scores or 'not measured'} ({when}, {self.moment}, {self.mode})>"
 
     # --- what is known of it ---
 
@@ -80,7 +82,7 @@ class ClientResult:
     @property
     def class_names(self) -> tuple[str, ...]:
         """What the classes of its task are called."""
-        return self._models.federation.population.class_names(self.id)
+        return self._models.class_names(self.id)
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -97,8 +99,9 @@ class ClientResult:
     def model(self, *, moment: str | None = None, mode: str | None = None) -> nn.Module:
         """What it predicts with: prepared samples in, scores out; a new module in evaluation mode.
 
-        Where its model predicts alone this is the model as its author wrote it, of the author's class. Otherwise it
-        is one module of all that takes part: in FedMRL both models and the projector.
+        Where one model predicts alone this is the model as its author wrote it, of the author's class. Otherwise it
+        is one module of all that takes part: in FedMRL both models, of their authors' classes, and the projector.
+        What `save` writes, its `load_state_dict` reads.
         """
         return predictor(self._method, self._client(moment), self._mode(mode))
 
@@ -126,8 +129,11 @@ class ClientResult:
                 f"client {self.id} has a task of the kind {self.task.kind}, where a sample has no single class; "
                 "use predict, which gives its scores"
             )
-        chosen = self.predict(x, moment=moment, mode=mode).argmax(1)
-        return [self.class_names[number] for number in chosen.tolist()]
+        scores = self.predict(x, moment=moment, mode=mode)
+        if bool(scores.isnan().any()):
+            place = int(scores.isnan().flatten(1).any(1).nonzero()[0])
+            raise DataError(f"client {self.id} has no scores for sample {place}: are there NaN in it?")
+        return [self.class_names[number] for number in scores.argmax(1).tolist()]
 
     # --- its model, elsewhere ---
 
@@ -157,6 +163,8 @@ class ClientResult:
 
     def to_onnx(self, path: Path | str, *, moment: str | None = None, mode: str | None = None) -> Path:
         """Write its model as an ONNX file: prepared samples `x` in, `scores` out, batches of any size."""
+        if not Path(path).parent.is_dir():
+            raise ConfigError(f"there is no folder {Path(path).parent} to write {Path(path).name} into")
         module = self.model(moment=moment, mode=mode)
         x = sample_batch(self.task, module)
         write_onnx(module, x, Path(path), f"the model of client {self.id}")

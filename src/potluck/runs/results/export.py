@@ -40,7 +40,8 @@ def write_onnx(module: nn.Module, x: Tensor, path: Path, who: str) -> None:
     program = exported(module, x, who)
     try:
         with _quietly(), tempfile.TemporaryDirectory() as folder:
-            made = torch.onnx.export(program, dynamo=True, input_names=["x"], output_names=["scores"])
+            names: dict[str, Any] = {"input_names": ["x"], "output_names": ["scores"]}
+            made = torch.onnx.export(program, dynamo=True, dynamic_shapes=({0: "batch"},), **names)
             assert made is not None
             made.save(Path(folder) / "model.onnx", external_data=False)
             content = (Path(folder) / "model.onnx").read_bytes()

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from potluck.core.method import Method
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
-from potluck.files import read_json, write_json
+from potluck.files import write_json
 from potluck.models import Entries, ModelPool
 from potluck.report import plots, run_frames
 from potluck.report.format import moment
@@ -25,10 +25,12 @@ from potluck.report.render import Sheet, notebook, plain
 from potluck.report.scores import messages_block, seconds_per_round, summarise
 from potluck.report.sheets import client_rows, run_sheet
 from potluck.runs.folder import RunFolder
+from potluck.runs.kept_models.given import Plugins
 from potluck.runs.kept_models.opened import OpenedModels, Remake
 from potluck.runs.predictions import confusion, read_predictions
 from potluck.runs.results.client_result import ClientResults, Line
 from potluck.runs.state import RunState
+from potluck.runs.stored import read_client_ids
 
 SHOWN = 12  # clients that a printed result lists
 METRICS = "metrics.jsonl"
@@ -56,6 +58,7 @@ class RunResult:
     # The user's own classes, as in `potluck.open`.
     models: Entries | None = field(default=None, compare=False)
     _remake: Remake | None = field(default=None, compare=False)
+    _plugins: Plugins = field(default=False, compare=False)
 
     @property
     def accuracy(self) -> float | None:
@@ -78,7 +81,7 @@ class RunResult:
     @cached_property
     def clients(self) -> ClientResults:
         """Every client by its id, held-out ones too: `result.clients["3"].model()`."""
-        models = OpenedModels(self.folder, self.models, self._remake)
+        models = OpenedModels(self.folder, self.models, self._remake, self._plugins)
         found: dict[str, list[Line]] = {}
         for line in run_frames.read_lines(self.folder / METRICS, models.kept_round or self._last_round):
             found.setdefault(line["client"], []).append(line)
@@ -87,7 +90,7 @@ class RunResult:
 
     @property
     def _client_ids(self) -> tuple[str, ...]:
-        return tuple(str(client["id"]) for client in read_json(self.folder / "split.json")["clients"])
+        return read_client_ids(self.folder)
 
     @property
     def _last_round(self) -> int | None:
@@ -120,12 +123,22 @@ class RunResult:
         return [metrics.series[key].curve(f"{key[1]}, {moment(key[0])}", band=key == first) for key in keys]
 
     def predictions(self, round: int | None = None) -> pd.DataFrame:
-        """What the clients predicted, a row per sample; needs `evaluate: {predictions: true}`."""
+        """What the clients predicted, a row per sample; needs `evaluate: {predictions: true}`.
+
+        Labels and predictions of classes are numbers; `result.clients["3"].class_names` has their names. With
+        `predictions: all` these are of every round, otherwise of the last one; see `read_predictions`.
+        """
         return read_predictions(self.folder, round)
 
     def confusion(self, **chosen: Any) -> dict[str, pd.DataFrame]:
-        """A confusion matrix per client, from the predictions; see `potluck.runs.predictions.confusion`."""
-        return confusion(self.folder, **chosen)
+        """A confusion matrix per client, from the predictions; see `potluck.runs.predictions.confusion`.
+
+        Rows and columns have the names of the classes where models are kept, else their numbers.
+        """
+        found, models = confusion(self.folder, **chosen), self.clients.models
+        if models.kept_round is None:
+            return found
+        return {client: _with_names(table, models.class_names(client)) for client, table in found.items()}
 
     # --- in words ---
 
@@ -147,15 +160,34 @@ class RunResult:
     def _sheet(self) -> Sheet:
         """One screen: the clients, how the run went, and where it is."""
         split = read_mapping(self.folder / "split.json") or {}
-        models = (read_mapping(self.folder / "environment.json") or {}).get("models") or {}
-        sheet = run_sheet(self.summary, client_rows(split, self.summary["accuracy"], models))
+        models = (read_mapping(self.folder / "environment.json") or {}).get("models")
+        sheet = run_sheet(
+            self.summary,
+            client_rows(split, self.summary["accuracy"], models if isinstance(models, dict) else {}),
+        )
         sheet = sheet.first(SHOWN, "result.frame()")
         kept = self.clients.models.kept_round
-        closing = (
-            f"models: {'none are kept' if kept is None else f'those after round {kept}, result.clients[…]'}",
-            f"folder: {self.folder}",
-        )
+        closing = (f"models: {self._kept(kept)}", f"folder: {self.folder}")
         return Sheet(sheet.title, sheet.columns, sheet.entries, (*sheet.notes, *closing), sortable=False)
+
+    def _kept(self, round_: int | None) -> str:
+        """Which models are kept, and of which round the scores of the clients are."""
+        if round_ is None:
+            return f"none are kept: {self.clients.models.why_none}"
+        other = self._last_round not in (None, round_)
+        note = (
+            f"; the scores there are of that round too, those here of round {self._last_round}"
+            if other
+            else ""
+        )
+        return f"those after round {round_}, result.clients[…]{note}"
+
+
+def _with_names(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """A confusion matrix with the names of the classes, where there is one for each."""
+    if len(names) != len(table):
+        return table
+    return table.set_axis(pd.Index(names, name="label")).set_axis(pd.Index(names, name="prediction"), axis=1)
 
 
 def _no_score(found: Mapping[str, Any], measure: str) -> str:

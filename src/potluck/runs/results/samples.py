@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,9 @@ def as_stored(x: Any, data: Dataset, client: ClientId) -> Tensor:
     samples, wanted = _tensor(_encoded(x, data, client), client), data.x
     shape = ", ".join(map(str, wanted.shape[1:]))
     if samples.shape[1:] != wanted.shape[1:]:
-        hint = "; for a single sample give x[None]" if samples.shape == wanted.shape[1:] else ""
         raise DataError(
-            f"client {client} takes samples of shape (batch, {shape}), not {tuple(samples.shape)}{hint}"
+            f"client {client} takes samples of shape (batch, {shape}), not {tuple(samples.shape)}"
+            f"{_hint(samples.shape, wanted.shape[1:])}"
         )
     if not _of_a_kind(samples, wanted):
         raise DataError(
@@ -32,6 +33,7 @@ def as_stored(x: Any, data: Dataset, client: ClientId) -> Tensor:
         )
     samples = samples.to(wanted.dtype)
     _check_gaps(samples, data, client)
+    _check_ids(samples, data, client)
     return samples
 
 
@@ -58,8 +60,37 @@ def _check_gaps(samples: Tensor, data: Dataset, client: ClientId) -> None:
         )
 
 
+def _check_ids(samples: Tensor, data: Dataset, client: ClientId) -> None:
+    """Refuse ids of tokens that the vocabulary does not have."""
+    known = data.task.vocabulary
+    if known is None or data.task.kind != "text-classification" or not samples.numel():
+        return
+    outside = samples[(samples < 0) | (samples >= known)]
+    if len(outside):
+        raise DataError(f"client {client} knows the token ids 0 to {known - 1}, not {int(outside[0])}")
+
+
+def _hint(given: torch.Size, wanted: torch.Size) -> str:
+    """What to do about the shape of samples, where that can be told."""
+    if given == wanted:
+        return "; for a single sample give x[None]"
+    if len(wanted) == 3 and wanted[0] == 1 and given[1:] == wanted[1:]:
+        return "; give the channel an axis of its own: x[:, None]"
+    if len(wanted) == 3 and given[1:] == (*wanted[1:], wanted[0]):
+        return "; put the channels first: x.transpose(0, 3, 1, 2)"
+    return ""
+
+
+def _from_images(images: Sequence[Any]) -> np.ndarray:
+    """Images of Pillow as arrays with the channels first."""
+    arrays = [np.asarray(image) for image in images]
+    return np.stack([one[None] if one.ndim == 2 else one.transpose(2, 0, 1) for one in arrays])
+
+
 def _tensor(x: Any, client: ClientId) -> Tensor:
     try:
+        if isinstance(x, list | tuple) and x and all(hasattr(one, "getbands") for one in x):
+            return torch.from_numpy(_from_images(x))
         return x.detach().cpu() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
     except (TypeError, ValueError) as error:
         raise DataError(f"client {client}: cannot make a batch of these samples ({error})") from error

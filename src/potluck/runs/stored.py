@@ -1,0 +1,194 @@
+"""Reading what a run folder says of itself: a folder may come from anywhere, so its files are checked first.
+
+The forms have what is read here and nothing more; further keys are left alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from potluck.core.state import Precision
+from potluck.core.task import KindName
+from potluck.data.split import view_of
+from potluck.errors import RunError
+from potluck.files import read_json
+from potluck.runs.folder import FORMAT
+
+LARGEST = 100_000_000  # of any size: what is larger takes memory for nothing
+Size = Annotated[int, Field(ge=0, le=LARGEST)]
+
+
+def read_summary(home: Path) -> dict[str, Any]:
+    """The summary of a finished run."""
+    path = home / "summary.json"
+    return _checked(_Summary, read_json(path), path, "the summary of a run")
+
+
+def read_client_ids(home: Path) -> tuple[str, ...]:
+    """The ids of all clients, in client order."""
+    path = home / "split.json"
+    found = _checked(_Clients, read_json(path), path, "the split of a run")
+    return tuple(str(client["id"]) for client in found["clients"])
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """What `about.json` says of the kept models of a round."""
+    found = read_json(path)
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise RunError(f"{path} was not written by this version of potluck, so its models cannot be opened")
+    return _checked(_About, found, path, "the outline of a run")
+
+
+def _checked(form: type[BaseModel], found: Any, path: Path, what: str) -> dict[str, Any]:
+    """The content of a file as it is, if it has the form."""
+    try:
+        form.model_validate(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        message = first["msg"].removeprefix("Value error, ")
+        place = ".".join(map(str, first["loc"]))
+        raise RunError(f"{path} is not {what}: {place + ': ' if place else ''}{message}") from error
+    checked: dict[str, Any] = found
+    return checked
+
+
+# --- summary.json and split.json ------------------------------------------------------------------------
+
+
+class _Accuracy(BaseModel):
+    when: str | None
+    mode: str | None
+    last: float | None
+    rounds: dict[str, int | None] = {}
+    per_client: dict[str, float | None] = {}
+    metrics: dict[str, str] | None = None
+    metric_facts: dict[str, dict[str, Any]] | None = None
+    further: dict[str, dict[str, float | None]] | None = None
+    measured: list[_Measured] | None = None
+
+
+class _Measured(BaseModel):
+    when: str
+    mode: str
+    worst_tenth: float | None
+
+
+class _Summary(BaseModel):
+    method: str
+    rounds: int
+    accuracy: _Accuracy
+    messages: dict[str, dict[str, Any] | None] | None = None
+    seconds_per_round: float | None = None
+    advice: list[str] = []
+    stopped: str | None = None
+
+
+class _Id(BaseModel):
+    id: str | int
+
+
+class _Clients(BaseModel):
+    clients: list[_Id]
+
+
+# --- about.json -----------------------------------------------------------------------------------------
+
+
+class _Architecture(BaseModel):
+    source: str
+    options: dict[str, Any]
+
+
+class _Pool(BaseModel):
+    rep_dim: Size | None
+    adapter: str | None
+    architectures: dict[str, _Architecture]
+
+
+class _Task(BaseModel):
+    kind: KindName
+    classes: Size
+    input: list[Size]
+    vocabulary: Size | None = None
+    image: list[Size] = []
+
+
+class _Stored(BaseModel):
+    type: Literal["bool", "uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+    shape: list[Size]
+
+
+class _Group(BaseModel):
+    name: str
+    clients: Size
+    task: _Task
+    class_names: list[str]
+    stored: _Stored
+    mean: list[float]
+    std: list[float]
+
+
+class _Public(BaseModel):
+    name: str
+    samples: Size
+    lacking: list[list[Size]]
+
+
+class _Client(BaseModel):
+    architecture: str
+    model: str
+    group: Size
+    samples: dict[str, Size]
+    classes_held: list[Size]
+    view: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _has_a_view(self) -> Self:
+        view_of(self.view)
+        return self
+
+
+class _Method(BaseModel):
+    name: str
+
+
+class _Seeds(BaseModel, extra="forbid"):
+    split: int
+    init: int
+    cohort: int
+    training: int
+
+
+class _Outline(BaseModel):
+    method: _Method
+    precision: Precision
+    seeds: _Seeds
+    independent_init: bool
+    pool: _Pool
+    groups: list[_Group]
+    public: _Public | None
+    held_out: list[str]
+    clients: dict[str, _Client]
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        for client, one in self.clients.items():
+            if one.group >= len(self.groups) or one.architecture not in self.pool.architectures:
+                raise ValueError(f"client {client} has a group or an architecture that is not there")
+        if not set(self.held_out) <= self.clients.keys():
+            raise ValueError("held_out names somebody who is no client")
+        if self.public is not None:
+            rows = [row for lacking in self.public.lacking for row in lacking]
+            if len(self.public.lacking) != len(self.groups) or max(rows, default=-1) >= self.public.samples:
+                raise ValueError("the public samples do not fit the groups")
+        return self
+
+
+class _About(BaseModel):
+    round: Size
+    moments: list[str]
+    files: dict[str, str]
+    outline: _Outline
