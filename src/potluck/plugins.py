@@ -33,7 +33,13 @@ def load_plugin(name: str, folder: Path) -> None:
         else:
             importlib.import_module(name)
     except Exception as error:
-        raise ConfigError(f"plugins: {name} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"plugins: {name} cannot be loaded: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError) and error.filename is not None:
+        return f"there is no file {error.filename}"
+    return f"{type(error).__name__}: {error}"
 
 
 def _import_file(file: Path) -> ModuleType:
@@ -62,7 +68,7 @@ def load_function(name: str) -> Callable[..., Any]:
     try:
         module = _import_file(Path(home))
     except Exception as error:
-        raise ConfigError(f"{home} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{home} cannot be loaded: {_reason(error)}") from error
     return _function(module, key, name, home)
 
 

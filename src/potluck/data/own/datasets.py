@@ -186,7 +186,7 @@ def _item(where: str, source: Any, number: int) -> Any:
         return source[number]
     except Exception as error:
         raise DataError(
-            f"{where}: item {number} cannot be read ({type(error).__name__}: {first_line(error)}): mend or leave it out"
+            f"{where}: item {number} cannot be read ({type(error).__name__}: {first_line(error)}): mend it"
         ) from error
 
 

@@ -154,8 +154,8 @@ class Table:
             if few:
                 row, value = stray[0]
                 raise DataError(
-                    f"{where}: column {column!r} holds numbers but for {len(stray)} of {len(frame)} rows (row {row}: "
-                    f"{value!r}): clean it, or name it in categorical"
+                    f"{where}: column {column!r} holds numbers but for {len(stray)} of {len(frame)} rows (row "
+                    f"{row}: {value!r}): clean it, or name it in categorical"
                 )
             if not all(texts):
                 value = next(str(one) for one in frame[column].dropna())
