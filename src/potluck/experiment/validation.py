@@ -18,22 +18,29 @@ KINDS = ("int", "float", "str", "bool")  # how pydantic names the branches of a 
 INPUT = "Input should be "
 
 
-def validated(model: type[M], values: Mapping[str, Any], key: str = "") -> M:
-    """Validate a block on its own, so that an error names the full path of the wrong value."""
+def validated(
+    model: type[M], values: Mapping[str, Any], key: str = "", whole: type[BaseModel] | None = None
+) -> M:
+    """Validate a block on its own, so that an error names the full path of the wrong value.
+
+    An unknown key is also looked for in the `whole` that the block is a part of.
+    """
     try:
         return model(**values)
     except ValidationError as error:
-        raise ConfigError(one_sentence(error, model, key)) from error
+        raise ConfigError(one_sentence(error, model, key, whole)) from error
 
 
-def one_sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
+def one_sentence(
+    error: ValidationError, model: type[BaseModel], prefix: str = "", whole: type[BaseModel] | None = None
+) -> str:
     """The first error: its full key, what the option means, and for an unknown key the nearest known one."""
     errors = error.errors()
     first = errors[0]
     path = [str(part) for part in first["loc"] if str(part).isidentifier() or str(part).isdigit()]
     above = [prefix] if prefix else []
     if first["type"] == "extra_forbidden":
-        return f"unknown key {'.'.join([*above, *path])!r}; {_instead(model, path, above)}"
+        return f"unknown key {'.'.join([*above, *path])!r}; {_instead(model, path, above, whole or model)}"
     if first["type"] == "missing":
         return f"the key {'.'.join([*above, *path])!r} is missing"
     if path and path[-1] in KINDS and len(path) > 1:
@@ -85,11 +92,13 @@ def _about_block(model: type[BaseModel], path: Sequence[str], key: str) -> str:
     return f"{key}: must be a block of keys with values{such}"
 
 
-def _instead(model: type[BaseModel], path: Sequence[str], above: Sequence[str]) -> str:
+def _instead(
+    model: type[BaseModel], path: Sequence[str], above: Sequence[str], whole: type[BaseModel]
+) -> str:
     """The key that may be meant, and what it means, or all keys there are.
 
     First the same key in a block inside this one (`rounds`: `training.rounds`), then one that begins with it, then
-    the same key anywhere in an experiment, then one that is spelled alike.
+    the same key anywhere in the whole, then one that is spelled alike.
     """
     *before, last = path
     keys = _keys_at(model, before)
@@ -99,10 +108,10 @@ def _instead(model: type[BaseModel], path: Sequence[str], above: Sequence[str]) 
     longer = [key for key in keys if key.startswith(f"{last}_")]
     if len(longer) == 1:
         return f"did you mean {longer[0]!r}?{_meaning(model, (*before, *longer))}"
-    other = _elsewhere(_experiment(), last)
+    other = _elsewhere(whole, last)
     close = difflib.get_close_matches(last, keys, n=1, cutoff=0.8)
     if other is not None and not close:
-        return f"did you mean {'.'.join(other)!r}?{_meaning(_experiment(), other)}"
+        return f"did you mean {'.'.join(other)!r}?{_meaning(whole, other)}"
     close = close or difflib.get_close_matches(last, keys, n=1, cutoff=0.5)
     return f"{nearest(last, keys)}{_meaning(model, (*before, *close)) if close else ''}"
 
@@ -110,12 +119,6 @@ def _instead(model: type[BaseModel], path: Sequence[str], above: Sequence[str]) 
 def _meaning(model: type[BaseModel], path: tuple[str, ...]) -> str:
     option = find_option(model, path)
     return f" {option.summary()}" if option is not None else ""
-
-
-def _experiment() -> type[BaseModel]:
-    from potluck.experiment.settings import ExperimentSettings  # which imports this module
-
-    return ExperimentSettings
 
 
 def _elsewhere(model: type[BaseModel], key: str) -> tuple[str, ...] | None:

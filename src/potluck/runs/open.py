@@ -28,6 +28,8 @@ def open(
     class, or a function that builds the model: by name (`models={"Net": Net}`), by client (`{"0": Net}`), or as the
     list that the experiment had.
     """
+    if not isinstance(folder, Path | str):
+        raise RunError(f"open() takes the folder of a run, not a {type(folder).__name__}")
     home = Path(folder)
     if not home.is_dir():
         raise RunError(f"there is no run folder {home}")

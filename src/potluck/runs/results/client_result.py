@@ -20,7 +20,7 @@ from potluck.core.streams import Source
 from potluck.core.task import Batch, Task
 from potluck.core.trial import sample_batch
 from potluck.engine.evaluate import score_of
-from potluck.errors import ConfigError, nearest
+from potluck.errors import ConfigError, DataError, nearest
 from potluck.federation.groups import GroupData
 from potluck.federation.predictor import own_state, predictor
 from potluck.files import write_whole
@@ -126,7 +126,13 @@ class ClientResult:
                 f"client {self.id} has a task of the kind {self.task.kind}, where a sample has no single class; "
                 "use predict, which gives its scores"
             )
-        chosen = self.predict(x, moment=moment, mode=mode).argmax(1)
+        scores = self.predict(x, moment=moment, mode=mode)
+        wrong = scores.isnan().flatten(1).any(1).nonzero().flatten().tolist()
+        if wrong:
+            raise DataError(
+                f"client {self.id}: sample {wrong[0]} has no class, as its scores are NaN: clean x first"
+            )
+        chosen = scores.argmax(1)
         return [self.class_names[number] for number in chosen.tolist()]
 
     # --- its model, elsewhere ---
