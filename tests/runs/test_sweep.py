@@ -92,7 +92,7 @@ def test_methods_take_the_place_of_variants(file: Path) -> None:
     ("blocks", "sentence"),
     [
         ("variants: {a: {partition.alpha: 0.1}}", r"variants\.a changes partition\.alpha.*under sweep"),
-        ("variants: {a: {seed: 3}}", r"variants\.a changes seed"),
+        ("variants: {a: {seed: 3}}", r"variants\.a changes seed.*use --seeds"),
         ("variants: {a/b: {method.d1: 3}}", "'a/b' cannot name a folder"),
         ("variants: {method.d1: [[1, 2]]}", r"'d1=\[1, 2\]' cannot name a folder"),
         ("variants: {method.d1: [8, 8]}", "two entries 'd1=8'"),

@@ -37,6 +37,7 @@ GRID = "grid"
 # Blocks that all runs of a comparison share. Public data is not among them: it changes neither the split nor the
 # models nor the private batches.
 COMMON = ("data", "partition", "models", "federation", "seed", "seeds")
+SEEDS = "--seeds 0,1,2 (in Python seeds=[0, 1, 2])"
 Changes = dict[str, Any]  # dotted key → value
 Load = Callable[[Sequence[Override]], Experiment]
 
@@ -327,6 +328,8 @@ def _add(found: dict[str, Changes], label: str, changes: Changes, key: str) -> N
 
 def _refuse_common(label: str, changes: Changes) -> None:
     for key in changes:
+        if key == "seed":
+            raise ConfigError(f"variants.{label} changes seed, which all variants share: use {SEEDS}")
         if _block(key) in COMMON:
             raise ConfigError(
                 f"variants.{label} changes {key}, which all variants share: put it under sweep, where each "
@@ -337,8 +340,7 @@ def _refuse_common(label: str, changes: Changes) -> None:
 def _refuse_seed(setting: str, changes: Changes) -> None:
     if "seed" in changes:
         raise ConfigError(
-            f"sweep.{setting} changes seed, but every setting is played with the seeds of the comparison: use "
-            "--seeds 0,1,2 (in Python seeds=[0, 1, 2])"
+            f"sweep.{setting} changes seed, but every setting has the seeds of the comparison: use {SEEDS}"
         )
 
 
