@@ -88,7 +88,7 @@ def test_a_function_may_be_named_with_its_file(tmp_path: Path) -> None:
     for name, sentence in {
         f"{file}:load": "there is no function 'load'",
         f"{tmp_path}/broken.py:build": "broken.py cannot be loaded: ZeroDivisionError",
-        f"{tmp_path}/none.py:build": "cannot be loaded: FileNotFoundError",
+        f"{tmp_path}/none.py:build": "cannot be loaded: there is no file",
     }.items():
         with pytest.raises(ConfigError, match=sentence):
             load_function(name)

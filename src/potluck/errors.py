@@ -49,6 +49,8 @@ class PotluckAdvice(UserWarning):
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for a sentence about an unknown name: the nearest known name, or all of them."""
     known = sorted(known)
+    if not known:
+        return "there is none"
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 

@@ -40,5 +40,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except FileNotFoundError as error:
         raise RunError(f"{path} is missing: {path.parent} is no run folder") from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
         raise RunError(f"{path} cannot be read: {error}") from error

@@ -35,7 +35,13 @@ def load_plugin(name: str, folder: Path) -> None:
         else:
             importlib.import_module(name)
     except Exception as error:
-        raise ConfigError(f"plugins: {name} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"plugins: {name} cannot be loaded: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError) and error.filename is not None:
+        return f"there is no file {error.filename}"
+    return f"{type(error).__name__}: {error}"
 
 
 def module_name(plugin: str) -> str:
@@ -74,7 +80,7 @@ def load_function(name: str) -> Callable[..., Any]:
     try:
         module = _import_file(Path(home))
     except Exception as error:
-        raise ConfigError(f"{home} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{home} cannot be loaded: {_reason(error)}") from error
     return _function(module, key, name, home)
 
 

@@ -506,3 +506,18 @@ def test_the_example_experiment_is_valid() -> None:
         "fedmrl",
         0.1,
     )
+
+
+def test_variants_that_are_left_out_are_told(place: Path) -> None:
+    file = place / "small.yaml"
+    file.write_text(SMALL.replace("rounds: 2", "rounds: 1") + "variants: {a: {method: fedavg}}\n")
+    assert "variants left out; potluck compare plays them" in potluck("run", str(file)).stderr
+    result = potluck("compare", str(file), "--methods", "local")
+    assert "variants left out, as --methods takes their place" in result.stderr
+
+
+def test_options_that_say_nothing_or_the_wrong_file_are_refused(place: Path) -> None:
+    assert "--methods is empty" in refused("compare", "small.yaml", "--methods", "")
+    assert "--seeds is empty" in refused("compare", "small.yaml", "--seeds", " , ")
+    assert "ends in .pdf" in refused("compare", "small.yaml", "--pdf", "x.docx")
+    assert "ends in .png" in refused("split", "small.yaml", "--png", "x.foo")

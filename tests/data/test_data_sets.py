@@ -436,7 +436,7 @@ TWO = np.array([0, 1, 0, 1])
         (np.zeros((4, 3, 8, 8)), TWO, {"mean": [0.1], "std": [0.1]}, "each of the 3 channels"),
         (ZEROS, TWO, {"test": (np.zeros((1, 4)), [0])}, "differ in shape"),
         ([[1], [1, 2]], [0, 1], {}, "cannot make a tensor"),
-        (ZEROS[:0], TWO[:0], {}, "does not give one sample"),
+        (ZEROS[:0], TWO[:0], {}, "there is no row in it"),
     ],
 )
 def test_bad_arrays_give_one_sentence(x: Any, y: Any, options: dict[str, Any], sentence: str) -> None:

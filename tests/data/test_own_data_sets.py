@@ -114,6 +114,18 @@ def test_a_hugging_face_data_set_may_hold_vectors() -> None:
         from_datasets(whole, label="stay", target="stay")
 
 
+class Torn:
+    """A data set whose third item cannot be read."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, number: int) -> Any:
+        if number == 2:
+            raise OSError("torn")
+        return X[number], int(Y[number])
+
+
 @pytest.mark.parametrize(
     ("source", "options", "sentence"),
     [
@@ -132,6 +144,11 @@ def test_a_hugging_face_data_set_may_hold_vectors() -> None:
         ({}, {}, "there is no client in it"),
         (TensorDataset(X, Y), {"by": "site"}, "leave out by"),
         (from_arrays(X, Y), {}, "a data set of potluck already"),
+        ({1: (X, Y), "1": (X, Y)}, {}, "the number 1 and the text '1' would be one client"),
+        ({"train": (X, Y), "val": (X, Y), "valid": (X, Y)}, {}, "a part stands there twice"),
+        ([(X, Y), (X, Y)], {}, 'name the client of each: {"north": \\(x, y\\)'),
+        ([(X, Y), (X, Y), (X, Y)], {}, "name the client of each"),
+        (Torn(), {}, "item 2 cannot be read \\(OSError: torn\\)"),
     ],
 )
 def test_what_cannot_be_read_is_named(source: Any, options: dict[str, Any], sentence: str) -> None:
@@ -165,6 +182,13 @@ def test_other_tasks_have_a_door(x: Any, y: Any, task: Any, classes: int, kind: 
         (X.view(12, 2, 4).expand(12, 2, 4)[:, :, :2], Y, {}, "modality='window'"),
         (X, Y, {"clients": ["a"] * 11}, "one name per row"),
         (X, Y, {"clients": ["a"] * 11 + [None]}, "row 11 names no client"),
+        (X, Y, {"clients": ["a"] * 11 + [float("nan")]}, "row 11 names no client"),
+        (X, Y, {"clients": [1, "1"] * 6}, "would be one client"),
+        (X, Y.float(), {}, r"give y\.astype\(int\); for another task say task='regression'"),
+        (X, torch.eye(3)[Y], {}, r"one-hot classes, give y\.argmax\(1\)"),
+        (X, torch.where(Y == 0, torch.nan, Y.float()), {}, "it holds NaN"),
+        (X[:0], Y[:0], {}, "there is no row in it"),
+        (X[:, 0], Y, {}, r"give x\[:, None\]"),
         (X, Y, {"clients": ["a"] * 12, "test": (X, Y)}, "test part names no clients"),
         (X, Y, {"test": X}, "give test as"),
         (X, Y, {"task": "regression", "strata": Y.float()}, "one class number per row"),

@@ -250,6 +250,26 @@ def test_nan_is_refused_where_a_run_does_not_fill_it(tmp_path: Path) -> None:
             {"target": "stay"},
             "client b: column 'age' holds the text '\\?'",
         ),
+        (
+            {"a": patients(), "b": patients(age=[*"12345678", "forty", *"123"])},
+            {"target": "stay"},
+            "client b: column 'age' holds numbers but for 1 of 12 rows \\(row 8: 'forty'\\)",
+        ),
+        (
+            patients(age=[*"12345678", "forty", *"123"]),
+            {"target": "stay"},
+            "column 'age' holds numbers but for 1 of 12 rows \\(row 8: 'forty'\\).* name it in categorical",
+        ),
+        (
+            patients(site=[*"abcabcabcab", np.nan]),
+            {"target": "stay", "by": "site"},
+            "row 11 names no client",
+        ),
+        (
+            {1: patients(), "1": patients()},
+            {"target": "stay"},
+            "the number 1 and the text '1' would be one client",
+        ),
         ({"a": patients()}, {"target": "stay", "by": "sex"}, "given one by one: leave out by"),
         ([1, 2], {"target": "stay"}, "not a pandas frame"),
         (patients()[:0], {"target": "stay"}, "no row in it"),
@@ -293,6 +313,22 @@ def test_a_mistake_names_the_file_and_the_column(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=sentence):
             from_files(path, target="stay", dir=tmp_path)
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    for name, header in (("feature", "age,age,stay"), ("target", "age,stay,stay")):
+        (tmp_path / f"{name}.csv").write_text(f"{header}\n1,2,3.5\n4,5,6.5\n")
+        with pytest.raises(DataError, match=rf"{name}\.csv: two columns are called"):
+            from_files(f"{name}.csv", target="stay", dir=tmp_path)
+    (tmp_path / "semicolons.csv").write_text("age;stay\n1;3.5\n")
+    with pytest.raises(DataError, match="parted by semicolons"):
+        from_files("semicolons.csv", target="stay", dir=tmp_path)
+
+
+def test_numbers_with_a_text_may_be_categories() -> None:
+    sizes = patients(size=[*["38", "40"] * 5, "XL", "S"])
+    data = from_frame(sizes, target="stay", features=["size"], categorical=["size"])
+    assert data.task.input == (4,)
 
 
 def experiment_file(folder: Path, **blocks: Any) -> Path:

@@ -162,6 +162,22 @@ def test_labels_that_begin_at_one_are_told() -> None:
     )
 
 
+def test_labels_that_teach_nothing_are_told() -> None:
+    (said,) = advised(arrays([0] * 40))
+    assert "all labels of 'arrays' are equal" in said
+    x = np.zeros((40, 5), np.float32)
+    (said,) = advised(from_arrays(x, np.ones(40), task="regression"))
+    assert "all numbers to predict in 'arrays' are equal" in said
+    (said,) = advised(from_arrays(x, np.arange(40) % 3, test=(x[:9], np.arange(9) % 3 + 5)))
+    assert "3 of the classes that 'arrays' is tested on never occur in its training part (5, 6, 7)" in said
+
+
+def test_public_data_that_nobody_uses_are_told(tmp_path: Any) -> None:
+    listener = Listener()
+    run(experiment(32, "mlp-small").variant(public="digits"), out=tmp_path / "run", watcher=listener)
+    assert any("local uses no public data" in sentence for sentence in listener.notices)
+
+
 def test_numbers_of_a_large_scale_are_told() -> None:
     y = torch.linspace(900, 1100, 40)
     data = Dataset("prices", Task("regression", 1, (4,)), torch.zeros(40, 4), y, 40, ("price",))

@@ -182,8 +182,19 @@ def test_wrong_arguments_are_one_sentence(tmp_path: Path) -> None:
         potluck.compare(own(), methods=[3])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="overrides are for experiment files"):
         potluck.compare(own(), overrides=["training.rounds=1"])
-    with pytest.raises(TypeError, match="takes no 'training'"):
+    with pytest.raises(ConfigError, match="takes no 'training'"):
         potluck.compare(own(), training={})
+    for wrong, sentence in (
+        ({"seeds": 3}, r"seeds: give a list, \[3\]"),
+        ({"seeds": ["a"]}, "seeds: 'a' is no whole number"),
+        ({"targets": 0.5}, r"targets: give a list, \[0\.5\]"),
+        ({"view": "worst"}, "view: there is no 'worst'; known: best_by_test"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            potluck.compare(own(), methods=["fedavg"], out=tmp_path / "none", **wrong)
+    with pytest.raises(ConfigError, match=r"compare\(\*\*values\)"):
+        potluck.compare({"data": "digits"})  # type: ignore[arg-type]
+    assert not (tmp_path / "none").exists()
 
 
 # --- grids and sweeps -----------------------------------------------------------------------------------

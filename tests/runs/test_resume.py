@@ -360,6 +360,14 @@ def test_facts_that_are_missing_are_named(folder: Path) -> None:
         resume(folder, rounds=3)
 
 
+def test_a_refused_run_is_left_as_it_was(folder: Path) -> None:
+    (folder / "metrics.jsonl").unlink()
+    written = {path.name: path.read_bytes() for path in folder.glob("*") if path.is_file()}
+    with pytest.raises(RunError, match="is shorter than at the last checkpoint"):
+        resume(folder, rounds=3)
+    assert written == {path.name: path.read_bytes() for path in folder.glob("*") if path.is_file()}
+
+
 def test_lost_lines_are_noticed(folder: Path) -> None:
     (folder / "metrics.jsonl").write_bytes((folder / "metrics.jsonl").read_bytes()[:-10])
     with pytest.raises(RunError, match=r"metrics\.jsonl is shorter than at the last checkpoint"):

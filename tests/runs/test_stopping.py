@@ -122,12 +122,13 @@ def test_a_stop_in_the_last_round_is_none(tmp_path: Path) -> None:
         ({"moment": "before"}, {}, "add before to evaluate.when, or watch after_aggregation"),
     ],
 )
-def test_what_cannot_be_watched_is_named_after_the_first_round(
+def test_what_cannot_be_watched_is_named_before_the_folder_is_made(
     tmp_path: Path, rule: dict[str, Any], changes: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(PotluckError) as caught:
         run(experiment(**changes), out=tmp_path / "run", observers=[EarlyStopping(2, **rule)])
     assert sentence in str(caught.value)
+    assert not (tmp_path / "run").exists()
 
 
 def test_wrong_rules_are_refused_at_once() -> None:

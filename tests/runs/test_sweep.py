@@ -92,7 +92,7 @@ def test_methods_take_the_place_of_variants(file: Path) -> None:
     ("blocks", "sentence"),
     [
         ("variants: {a: {partition.alpha: 0.1}}", r"variants\.a changes partition\.alpha.*under sweep"),
-        ("variants: {a: {seed: 3}}", r"variants\.a changes seed"),
+        ("variants: {a: {seed: 3}}", r"variants\.a changes seed.*use --seeds"),
         ("variants: {a/b: {method.d1: 3}}", "'a/b' cannot name a folder"),
         ("variants: {method.d1: [[1, 2]]}", r"'d1=\[1, 2\]' cannot name a folder"),
         ("variants: {method.d1: [8, 8]}", "two entries 'd1=8'"),
@@ -108,6 +108,22 @@ def test_methods_take_the_place_of_variants(file: Path) -> None:
         ("variants: {grid: {partition.alpha: [1, 2]}}", r"changes partition\.alpha"),
         ("variants: {grid: {models: [a/b]}}", "'models=a/b' cannot name a folder"),
         ("grid: {method.d1: [8]}", "unknown key 'grid'"),
+        ("variants: {method.d1: []}", r"variants\.method\.d1: the list is empty"),
+        (
+            "variants: {a: {method: fedavg}}\nsweep: {seed: [1, 2]}",
+            r"sweep\.seed=1 changes seed.*use --seeds",
+        ),
+        (
+            "variants: {a: {method.d1: 8, method: fedavg}}",
+            r"variants\.a: method\.d1 has no meaning for fedavg",
+        ),
+        ("sweep: {a: {method.d1: 8, method: fedavg}}", r"sweep\.a: method\.d1 has no meaning for fedavg"),
+        (
+            "variants: {a: {method: fedavg}}\nsweep: {method.d1: [1, 2]}",
+            r"sweep\.d1=1: method\.d1 changes nothing.*no meaning for a",
+        ),
+        ("variants: {method.d1: [8, 4]}\nsweep: {method.d1: [1, 2]}", r"method\.d1 changes nothing"),
+        ("sweep: {method: [fedavg, fedproto]}", "method changes nothing"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tmp_path: Path, blocks: str, sentence: str) -> None:
@@ -115,8 +131,18 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, blocks: str, sentence: s
         read_sweep(write(tmp_path / "wrong.yaml", blocks))
 
 
+def test_a_sweep_over_an_option_reaches_the_methods_that_have_it(tmp_path: Path) -> None:
+    blocks = "variants: {a: {method: fedmrl}, b: {method: fedavg}}\nsweep: {method.d1: [4, 8]}"
+    path = tmp_path / "option.yaml"
+    for name in ("fedmrl", "fedavg"):
+        path.write_text(BASE.replace("{name: fedmrl, d1: 16}", name) + blocks)
+        made = read_sweep(path).experiments
+        assert [options(each["a"]).d1 for each in made.values()] == [4, 8]
+        assert {each["b"].method.name for each in made.values()} == {"fedavg"}
+
+
 def test_a_variant_that_cannot_work_is_found_in_the_last_setting(tmp_path: Path) -> None:
-    path = write(tmp_path / "late.yaml", "sweep: {first: {seed: 1}, last: {models.rep_dim: 8}}")
+    path = write(tmp_path / "late.yaml", "sweep: {first: {seeds.split: 1}, last: {models.rep_dim: 8}}")
     with pytest.raises(ConfigError, match="d1 is 16, but client 0"):
         check_sweep(read_sweep(path).experiments)
 

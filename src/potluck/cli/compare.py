@@ -24,14 +24,16 @@ def compare(
     experiment: ExperimentFile,
     overrides: Overrides = None,
     methods: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="a,b,c",
             help="The methods; Local is always among them. The one the experiment names keeps its options, the "
             "others have their defaults; fedmrl.d1=50 sets an option of one method.",
         ),
-    ] = "",
-    seeds: Annotated[str, typer.Option(metavar="0,1,2", help="Default: the experiment's own seed.")] = "",
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="0,1,2", help="Default: the experiment's own seed.")
+    ] = None,
     target: Annotated[
         str,
         typer.Option(
@@ -81,18 +83,24 @@ def compare(
     A file may name variants to compare instead, and a sweep over settings. The same command again skips the runs
     that are finished and goes on with those that were stopped.
     """
+    from potluck.experiment.overrides import read_yaml
     from potluck.runs.comparisons.api import check_views, default_folder
     from potluck.runs.comparisons.plan import read_sweep
 
     files = {"csv": csv, "latex": latex, "pdf": pdf}
     for option, file in files.items():
         _check_file(option, file)
+    for option, given in {"--methods": methods, "--seeds": seeds}.items():
+        if given is not None and not words(given):
+            raise ConfigError(f"{option} is empty; leave it out, or name some")
     targets, at = _scores(target), _numbers("--rounds", rounds, "10,50,100")
-    plan = read_sweep(experiment, words(methods), overrides or ())
+    plan = read_sweep(experiment, words(methods or ""), overrides or ())
     check_views(plan, at, against)
-    played = _numbers("--seeds", seeds, "0,1,2") or [plan.first.seed]
+    played = _numbers("--seeds", seeds or "", "0,1,2") or [plan.first.seed]
     views = {"targets": targets, "rounds": at, "against": against}
     screen = Screen(json)
+    if methods and read_yaml(experiment).get("variants"):
+        screen.err.print(f"{experiment}: variants left out, as --methods takes their place", soft_wrap=True)
     result = compared(screen, plan, played, out or default_folder(plan), sys.argv[1:], **views)
     if json:
         screen.data(_content(result))
@@ -108,6 +116,8 @@ def _check_file(option: str, file: Path | None) -> None:
         raise ConfigError(f"--{option} {file}: there is no folder {file.parent}; make it first")
     if file is not None and file.is_dir():
         raise ConfigError(f"--{option} {file} is a folder; name a file in it")
+    if file is not None and option == "pdf" and file.suffix.lower() != ".pdf":
+        raise ConfigError(f"--pdf {file}: a PDF is written; give a name that ends in .pdf")
 
 
 def _exported(option: str, result: Comparison | Sweep) -> bytes:

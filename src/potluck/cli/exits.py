@@ -31,9 +31,9 @@ class Ended(KeyboardInterrupt):
 class Stopped(KeyboardInterrupt):
     """The work was stopped and can be continued with `command`."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], note: str = "") -> None:
         super().__init__("stopped")
-        self.command = shlex.join(command)
+        self.command = f"{shlex.join(command)}{note}"
 
 
 def guarded(command: Callable[P, None]) -> Callable[P, None]:

@@ -11,7 +11,7 @@ import typer
 from potluck.cli.demo import DEMO
 from potluck.cli.options import RUNS, AsJson, Debug, ExperimentFile, Overrides
 from potluck.cli.screen import Screen
-from potluck.errors import RunError
+from potluck.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from potluck.experiment import Experiment
@@ -126,6 +126,8 @@ def split(
     from potluck.experiment import Experiment
     from potluck.experiment.build import group_data
 
+    if png is not None and png.suffix.lower() != ".png":
+        raise ConfigError(f"--png {png}: a PNG is written; give a name that ends in .png")
     screen = Screen(json)
     chosen = Experiment.load(experiment, overrides or ())
     data = chosen.load_data(labels_only=True)

@@ -33,10 +33,16 @@ def run(
 ) -> None:
     """Run an experiment."""
     from potluck.experiment import Experiment
+    from potluck.experiment.overrides import read_yaml
+    from potluck.experiment.schema import SEVERAL
     from potluck.runs.api import run as play
 
-    chosen = Experiment.load(experiment, overrides or ())
-    watched(Screen(json), chosen.method.name, lambda watcher: play(chosen, out=out, watcher=watcher))
+    chosen, screen = Experiment.load(experiment, overrides or ()), Screen(json)
+    several = [key for key in SEVERAL if key in read_yaml(experiment)]
+    if several:
+        left = " and ".join(several)
+        screen.err.print(f"{experiment}: {left} left out; potluck compare plays them", soft_wrap=True)
+    watched(screen, chosen.method.name, lambda watcher: play(chosen, out=out, watcher=watcher))
 
 
 def resume(
@@ -78,7 +84,7 @@ def watched(
             display.notices = math.inf if every_notice else display.notices
             result = play(display.watch(label))
     except Interrupted as error:
-        raise Stopped(["potluck", "resume", str(error.folder)]) from error
+        raise Stopped(["potluck", "resume", str(error.folder)], error.note) from error
     if screen.json:
         screen.data(result.summary | {"folder": str(result.folder)})
     else:

@@ -33,7 +33,11 @@ class OptimizerSettings(Settings):
     )
 
     @model_validator(mode="after")
-    def _nesterov_needs_momentum(self) -> OptimizerSettings:
+    def _has_no_idle_option(self) -> OptimizerSettings:
+        for key in ("betas",) if self.name == "sgd" else ("momentum", "nesterov"):
+            default = type(self).model_fields[key].default
+            if getattr(self, key) != default:
+                raise ValueError(f"{key} has no meaning for {self.name}; leave it out")
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs a momentum above 0")
         return self

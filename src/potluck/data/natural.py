@@ -63,6 +63,11 @@ def natural_rows(data: Dataset, config: NaturalConfig, rng: Rng) -> dict[str, Ro
 
 
 def _owners(data: Dataset, config: NaturalConfig) -> Owners:
+    if data.owners is None and config.by is not None:
+        raise DataError(
+            f"data set {data.name!r} has no column {config.by!r} that says which client a row comes from: leave "
+            "out by, and choose another kind of partition"
+        )
     if data.owners is None:
         raise DataError(
             f"data set {data.name!r} does not say which client a row comes from: name a column (by), give a "

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from potluck.errors import DataError
 
@@ -71,6 +71,13 @@ class PartitionConfig(BaseModel):
     source: Source = "auto"  # auto: separate where there is an official test part, merged for fedre
     held_out: int | float = 0  # clients that never train: a number or a fraction
     redraws: int = Field(default=1000, ge=1)  # draws before giving up on min_size
+
+    @field_validator("held_out", mode="before")
+    @classmethod
+    def _no_names(cls, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            raise ValueError("give a number or a share of the clients; names are for kind natural")
+        return value
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -130,8 +130,12 @@ class CheckpointSettings(Settings):
         """`60s`, `5m`, `1h`, a number of seconds, or `never`: a stopped run then starts over."""
         if value == "never":
             return math.inf
-        found = re.fullmatch(r"\s*([\d.]+)\s*([smh])\s*", value) if isinstance(value, str) else None
-        return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]] if found else value
+        if not isinstance(value, str):
+            return value
+        found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([smh]?)\s*", value)
+        if found is None:
+            raise ValueError("give a number of seconds, a text such as 60s, 5m or 1h, or never")
+        return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
     @field_serializer("every", when_used="json")
     def _as_written(self, every: float) -> float | str:

@@ -47,12 +47,17 @@ def read_yaml(path: Path) -> dict[str, Any]:
         values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Yaml)
     except FileNotFoundError as error:
         raise ConfigError(f"there is no experiment file {path}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+    except IsADirectoryError as error:
+        raise ConfigError(f"{path} is a folder; name the experiment file in it") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} cannot be read: it is no text in UTF-8") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "it is not YAML"
+        problem = "a tab; use spaces" if "'\\t'" in problem else problem
         raise ConfigError(f"{path}{where}: {problem}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no experiment: it must be a mapping of keys to values")

@@ -108,7 +108,7 @@ class ExperimentSettings(Settings):
         options = {"name": value} if isinstance(value, str) else dict(value)
         if "name" not in options:
             raise ValueError("method needs a name")
-        return validated(find_method(str(options["name"])).Config, options, "method")
+        return validated(find_method(str(options["name"])).Config, options, "method", cls)
 
     @classmethod
     def make(cls, **values: Any) -> Self:
@@ -150,9 +150,9 @@ def _with_blocks(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
         values["data"] = {"name": values["data"]}
     if isinstance(values.get("partition"), dict):
         kind = partition_kind(values["partition"])
-        values["partition"] = validated(kind, values["partition"], f"{where}partition")
+        values["partition"] = validated(kind, values["partition"], f"{where}partition", ExperimentSettings)
     if isinstance(values.get("data"), dict):
-        values["data"] = validated(DataConfig, values["data"], f"{where}data")
+        values["data"] = validated(DataConfig, values["data"], f"{where}data", ExperimentSettings)
     return values
 
 

@@ -4,52 +4,145 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, get_args
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from potluck.core.options import Option, find_option
 from potluck.errors import ConfigError, nearest
 
 M = TypeVar("M", bound=BaseModel)
+KINDS = ("int", "float", "str", "bool")  # how pydantic names the branches of a value of several kinds
+INPUT = "Input should be "
 
 
-def validated(model: type[M], values: Mapping[str, Any], key: str = "") -> M:
-    """Validate a block on its own, so that an error names the full path of the wrong value."""
+def validated(
+    model: type[M], values: Mapping[str, Any], key: str = "", whole: type[BaseModel] | None = None
+) -> M:
+    """Validate a block on its own, so that an error names the full path of the wrong value.
+
+    An unknown key is also looked for in the `whole` that the block is a part of.
+    """
     try:
         return model(**values)
     except ValidationError as error:
-        raise ConfigError(one_sentence(error, model, key)) from error
+        raise ConfigError(one_sentence(error, model, key, whole)) from error
 
 
-def one_sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
+def one_sentence(
+    error: ValidationError, model: type[BaseModel], prefix: str = "", whole: type[BaseModel] | None = None
+) -> str:
     """The first error: its full key, what the option means, and for an unknown key the nearest known one."""
-    first = error.errors()[0]
+    errors = error.errors()
+    first = errors[0]
     path = [str(part) for part in first["loc"] if str(part).isidentifier() or str(part).isdigit()]
-    key = ".".join([*([prefix] if prefix else []), *path])
+    above = [prefix] if prefix else []
     if first["type"] == "extra_forbidden":
-        return f"unknown key {key!r}; {_instead(model, path)}"
+        return f"unknown key {'.'.join([*above, *path])!r}; {_instead(model, path, above, whole or model)}"
     if first["type"] == "missing":
-        return f"the key {key!r} is missing"
+        return f"the key {'.'.join([*above, *path])!r} is missing"
+    if path and path[-1] in KINDS and len(path) > 1:
+        path.pop()
+    key = ".".join([*above, *path])
     if first["type"] == "model_type":
-        return f"{key.removesuffix('.DataConfig')}: must be a block of keys with values"
-    message = first["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
-    given = first.get("input")
-    shown = f" (given: {given!r})" if isinstance(given, str | int | float | bool) else ""
+        return _about_block(model, path, key)
     option = _named(model, path)
     meant = f"; {option.summary()}" if option is not None else ""
-    return f"{key}: {message}{shown}{meant}" if key else message
+    told = f"{_told(errors)}{_shown(first.get('input'))}"
+    return f"{key}: {told}{meant}" if key else told
 
 
-def _instead(model: type[BaseModel], path: Sequence[str]) -> str:
-    """The nearest known key and what it means, or all of them."""
+def _told(errors: Sequence[ErrorDetails]) -> str:
+    """What is wrong with a value; where it could be of several kinds, all of them."""
+    first = errors[0]
+    if first["type"] == "string_pattern_mismatch":
+        return "write letters, digits and . _ -, with a letter or digit first"
+    message = first["msg"].removeprefix("Value error, ")
+    if first["loc"] and _is_kind(str(first["loc"][-1])) and message.startswith(INPUT):
+        same = [one["msg"] for one in errors if one["loc"][:-1] == first["loc"][:-1]]
+        kinds = [one.removeprefix(INPUT).partition(", unable")[0] for one in same if one.startswith(INPUT)]
+        message = INPUT + " or ".join(dict.fromkeys(kinds)).replace("a valid tuple", "a list of them")
+    return message[:1].lower() + message[1:]
+
+
+def _is_kind(part: str) -> bool:
+    """Whether a part of a path is no key but a branch of a value of several kinds."""
+    return part in KINDS or "[" in part
+
+
+def _shown(given: Any) -> str:
+    if isinstance(given, list | tuple) and len(given) <= 3:
+        plain = all(isinstance(one, str | int | float | bool) for one in given)
+        return f" (given: {list(given)!r})" if plain else ""
+    return f" (given: {given!r})" if isinstance(given, str | int | float | bool) else ""
+
+
+def _about_block(model: type[BaseModel], path: Sequence[str], key: str) -> str:
+    """What to write where a block is expected and something else is given."""
+    if path and path[-1] == "DataConfig":
+        return (
+            f"{key.removesuffix('.DataConfig')}: give the name of a data set, a block such as {{name: digits}}, or "
+            "a data set made of your own by potluck.from_arrays(x, y), from_frame(frame, target=…) or "
+            "from_datasets(…)"
+        )
+    keys = _keys_at(model, path)
+    such = f", such as {{{keys[0]}: …}}" if keys else ""
+    return f"{key}: must be a block of keys with values{such}"
+
+
+def _instead(
+    model: type[BaseModel], path: Sequence[str], above: Sequence[str], whole: type[BaseModel]
+) -> str:
+    """The key that may be meant, and what it means, or all keys there are.
+
+    First the same key in a block inside this one (`rounds`: `training.rounds`), then one that begins with it, then
+    the same key anywhere in the whole, then one that is spelled alike.
+    """
     *before, last = path
     keys = _keys_at(model, before)
-    close = difflib.get_close_matches(last, keys, n=1, cutoff=0.5)
-    option = find_option(model, (*before, *close)) if close else None
-    meaning = f" {option.summary()}" if option is not None else ""
-    return f"{nearest(last, keys)}{meaning}"
+    inside = _elsewhere(_block_at(model, before), last)
+    if inside is not None:
+        return f"did you mean {'.'.join([*above, *before, *inside])!r}?{_meaning(model, (*before, *inside))}"
+    longer = [key for key in keys if key.startswith(f"{last}_")]
+    if len(longer) == 1:
+        return f"did you mean {longer[0]!r}?{_meaning(model, (*before, *longer))}"
+    other = _elsewhere(whole, last)
+    close = difflib.get_close_matches(last, keys, n=1, cutoff=0.8)
+    if other is not None and not close:
+        return f"did you mean {'.'.join(other)!r}?{_meaning(whole, other)}"
+    close = close or difflib.get_close_matches(last, keys, n=1, cutoff=0.5)
+    return f"{nearest(last, keys)}{_meaning(model, (*before, *close)) if close else ''}"
+
+
+def _meaning(model: type[BaseModel], path: tuple[str, ...]) -> str:
+    option = find_option(model, path)
+    return f" {option.summary()}" if option is not None else ""
+
+
+def _elsewhere(model: type[BaseModel], key: str) -> tuple[str, ...] | None:
+    """Where a block, or a block inside it, has a key; the outermost place of all."""
+    level: list[tuple[tuple[str, ...], type[BaseModel]]] = [((), model)]
+    while level and key != "name":
+        found = next((path for path, block in level if key in block.model_fields), None)
+        if found is not None:
+            return (*found, key)
+        level = [
+            ((*path, name), inner)
+            for path, block in level
+            for name, field in block.model_fields.items()
+            for inner in _blocks_in(field.annotation)
+            if name != "federation"
+        ]
+    return None
+
+
+def _blocks_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    union = get_origin(annotation) in (Union, UnionType)
+    return [block for one in get_args(annotation) for block in _blocks_in(one)] if union else []
 
 
 def _named(model: type[BaseModel], path: Sequence[str]) -> Option | None:
@@ -60,10 +153,15 @@ def _named(model: type[BaseModel], path: Sequence[str]) -> Option | None:
 
 def _keys_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:
     """The keys of the block that a path leads to."""
+    return list(_block_at(model, path).model_fields)
+
+
+def _block_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
+    """The block that a path leads to."""
     for part in path:
         field = model.model_fields.get(part)
         kinds = [field.annotation, *get_args(field.annotation)] if field else []
         model = next(
             (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), model
         )
-    return list(model.model_fields)
+    return model

@@ -39,6 +39,8 @@ def adapt(
     the stem. With a `task` the result is tried on a made-up batch; otherwise `build` does that. `check=False`
     skips the trial, for a module that has passed it before.
     """
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"{who}: adapt takes a torch module, not {module!r} ({type(module).__name__})")
     with blame(who):
         model = _adapted(duplicate(module), head, rep_dim, task, classes, adapter, check)
         if stem is not None or body is not None:

@@ -62,12 +62,28 @@ def _has_one_class(population: Population, client: ClientId) -> bool:
 
 
 def _about_labels(data: Dataset) -> str | None:
-    """A class 0 that no sample has, or numbers of a scale that models do not start with."""
+    """Labels that are all equal or not learned, a class 0 without samples, numbers of an unusual scale."""
     if not len(data):
         return None
     if data.task.kind == "regression":
         return _about_numbers(data)
-    if data.task.single_label and int(data.y.min()) > 0:
+    if data.task.single_label:
+        return _about_classes(data)
+    return None
+
+
+def _about_classes(data: Dataset) -> str | None:
+    taught, every = (set(part.tolist()) for part in (data.y[: data.train_rows], data.y))
+    unseen = sorted(every - taught)
+    if data.task.classes == 1:
+        return f"all labels of {data.name!r} are equal, so there is nothing to learn; check y"
+    if unseen and taught:
+        names = ", ".join(data.class_names[label] for label in unseen[:5])
+        return (
+            f"{len(unseen)} of the classes that {data.name!r} is tested on never occur in its training part "
+            f"({names}), so no model can name them; check the labels of both parts"
+        )
+    if int(data.y.min()) > 0:
         return (
             f"no sample of {data.name!r} has class 0, its labels reach from {int(data.y.min())} to "
             f"{int(data.y.max())}, and models have an output for {data.task.counted}; number classes from 0"
@@ -77,6 +93,8 @@ def _about_labels(data: Dataset) -> str | None:
 
 def _about_numbers(data: Dataset) -> str | None:
     y = data.y[: data.train_rows].double()
+    if len(y) > 1 and bool((y == y[:1]).all()):
+        return f"all numbers to predict in {data.name!r} are equal, so there is nothing to learn; check y"
     deviation, mean = float(y.std(0).max()), float(y.mean(0).abs().max())
     if max(deviation, mean) <= LARGE:
         return None

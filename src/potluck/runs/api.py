@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from potluck.data import Split
 from potluck.engine.evaluate import check_evaluation
 from potluck.engine.factory import player
 from potluck.engine.store.budget import check_memory
-from potluck.errors import RoundFailed
+from potluck.errors import ConfigError, RoundFailed
 from potluck.experiment.overrides import Override
 from potluck.experiment.schema import Experiment
 from potluck.federation.explain import explain
@@ -26,6 +26,7 @@ from potluck.runs.kept_models.keeping import check_keep
 from potluck.runs.loop import Interrupted, Run
 from potluck.runs.observers import Observer, Observers
 from potluck.runs.observers.progress import progress_display
+from potluck.runs.observers.stopping import check_observers, check_rules
 from potluck.runs.observers.trackers import check_trackers
 from potluck.runs.results.run_result import RunResult
 from potluck.runs.resuming import Past
@@ -49,24 +50,44 @@ def run(
     `observers` are told how the run goes (see `potluck.Observer`); `watcher` is one more, told first, in place of
     the progress display. `given` is data and split that were made before, so that several runs can share them.
     """
-    if experiment is not None and values:
-        raise TypeError(
-            f"run() of a ready experiment takes no {next(iter(values))!r}; change it with Experiment.variant"
-        )
-    if isinstance(experiment, Path | str):
-        experiment = Experiment.load(experiment)
-    experiment = _ready(experiment if experiment is not None else Experiment.make(**values))
+    check_observers(observers)
+    experiment = _ready(_asked(experiment, values))
     built = experiment.build(*(given or (None, None)))
     check_evaluation(experiment.evaluate, built)
+    check_rules(observers, experiment.evaluate, built)
     check_keep(experiment, built)
     check_memory(experiment.engine.memory_bytes(), built.clients)
     wanted = Path(out) if out is not None else Path("runs") / experiment.name
     check_trackers(experiment.track)
     folder = RunFolder.create(wanted, exact=out is not None)
     with folder.locked(), _told(watcher, observers, progress, built.method.name) as told:
+        if given is None and experiment.public is not None and not built.method.needs_public_data:
+            told.advise(f"public: {built.method.name} uses no public data, so these samples change nothing")
         experiment, built = _tuned(experiment, built, folder, told)
         write_start(folder, experiment, built)
-        return _play(experiment, folder, built, told, fresh=True)
+        return _play(experiment, folder, built, told)
+
+
+def _asked(experiment: Experiment | Path | str | None, values: Mapping[str, Any]) -> Experiment:
+    """The experiment that `run` is given, or that of the keyword values."""
+    if experiment is None:
+        return Experiment.make(**values)
+    check_experiment("run", experiment, values)
+    return experiment if isinstance(experiment, Experiment) else Experiment.load(experiment)
+
+
+def check_experiment(who: str, experiment: Any, values: Mapping[str, Any]) -> None:
+    """Refuse what is neither an experiment nor the path of a file, and values beside it."""
+    if isinstance(experiment, Mapping):
+        raise ConfigError(f"{who}() takes the keys of an experiment as keywords: {who}(**values)")
+    if not isinstance(experiment, Experiment | Path | str):
+        kind = type(experiment).__name__
+        raise ConfigError(f"{who}() takes an Experiment, the path of a file or keyword values, not a {kind}")
+    if values:
+        raise ConfigError(
+            f"{who}() of a ready experiment takes no {next(iter(values))!r}; load it with other values first: "
+            "Experiment.load(path, ['training.rounds=5']), or change it with Experiment.variant"
+        )
 
 
 @contextlib.contextmanager
@@ -138,6 +159,11 @@ def resume(
     name; where the work is done may change, and is written down. `trust` lets a folder of somebody else run the
     code it names. `watcher`, `observers` and `progress` as in `run`.
     """
+    check_observers(observers)
+    if experiment is not None:
+        check_experiment("resume", experiment, {})
+    if isinstance(experiment, Path | str):
+        raise ConfigError(f"resume() takes an Experiment: experiment=Experiment.load({str(experiment)!r})")
     past = Past.read(RunFolder.begun(Path(folder)))
     given = experiment if experiment is not None else past.experiment(overrides, rounds, trust)
     experiment = _ready(past.going_on(given, rounds))
@@ -148,8 +174,8 @@ def resume(
         check_keep(experiment, federation)
         check_memory(experiment.engine.memory_bytes(), federation.clients)
         past.check(experiment, federation)
-        past.record(experiment, federation)
-        return _play(experiment, past.folder, federation, told, fresh=False)
+        check_rules(observers, experiment.evaluate, federation)
+        return _play(experiment, past.folder, federation, told, past)
 
 
 def _ready(experiment: Experiment) -> Experiment:
@@ -160,14 +186,20 @@ def _ready(experiment: Experiment) -> Experiment:
 
 
 def _play(
-    experiment: Experiment, folder: RunFolder, federation: Federation, watcher: Observer, fresh: bool
+    experiment: Experiment,
+    folder: RunFolder,
+    federation: Federation,
+    watcher: Observer,
+    past: Past | None = None,
 ) -> RunResult:
-    """Play a run whose folder is begun, from its start or from its last checkpoint."""
+    """Play a run whose folder is begun, from its start or from the last checkpoint of its past."""
     own = player(experiment.engine.name)
     if own is not None:
-        result: RunResult = own.play(experiment, folder, federation, watcher, fresh)
+        if past is not None:
+            past.record(experiment, federation)
+        result: RunResult = own.play(experiment, folder, federation, watcher, fresh=past is None)
         return result
     going = Run(experiment, folder, federation, watcher)
-    if not fresh:
-        going.restore()
+    if past is not None:
+        going.restore(lambda: past.record(experiment, federation))
     return going.play()

@@ -105,15 +105,16 @@ class RunFolder:
         """The length of every log in bytes, as a checkpoint notes it."""
         return {name: (self / name).stat().st_size if (self / name).exists() else 0 for name in LOGS}
 
-    def cut(self, offsets: Mapping[str, int], shorter: bool = False) -> None:
-        """Cut every log back to its length at a checkpoint; a log without one becomes empty.
+    def check_lengths(self, offsets: Mapping[str, int]) -> None:
+        """Refuse a log that has lost lines since a checkpoint."""
+        for name, size in self.offsets().items():
+            if size < offsets.get(name, 0):
+                raise RunError(f"{self / name} is shorter than at the last checkpoint: lines of it are lost")
 
-        A log that has lost lines is refused, unless it may be `shorter`: see `drop_evaluations`.
-        """
+    def cut(self, offsets: Mapping[str, int]) -> None:
+        """Cut every log back to its length at a checkpoint; a log without one becomes empty."""
         for name, size in self.offsets().items():
             length = offsets.get(name, 0)
-            if size < length and not shorter:
-                raise RunError(f"{self / name} is shorter than at the last checkpoint: lines of it are lost")
             if size > length:
                 os.truncate(self / name, length)
 

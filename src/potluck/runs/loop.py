@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from potluck.engine.protocol import Engine
 from potluck.engine.rounds import Rounds
 from potluck.engine.store.client_store import ClientStore
 from potluck.engine.store.state_files import StateFiles
-from potluck.errors import RoundFailed
+from potluck.errors import RoundFailed, RunError
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.report.again import to_go_on
@@ -42,9 +43,10 @@ from potluck.signals import held_back
 class Interrupted(KeyboardInterrupt):
     """A run was stopped by hand, after a checkpoint."""
 
-    def __init__(self, folder: Path, onward: str) -> None:
-        super().__init__(f"stopped; go on with: {onward}")
+    def __init__(self, folder: Path, onward: str, saved: bool = True) -> None:
         self.folder = folder
+        self.note = "" if saved else " (from round 1 again, as checkpoints are turned off)"
+        super().__init__(f"stopped; go on with: {onward}{self.note}")
 
 
 class Run:
@@ -88,12 +90,12 @@ class Run:
         self.stopped: str | None = None  # why the run ended before its last round
         self._headline = _Headline()
 
-    def restore(self) -> None:
-        """Go back to the last checkpoint, or to the start if there is none.
+    def restore(self, accepted: Callable[[], None] = lambda: None) -> None:
+        """Go back to the last checkpoint, or to the start; `accepted` as in `Checkpointer.restore`.
 
         A run with rounds left to play is not finished, so what an earlier end of it wrote is removed.
         """
-        self.checkpoints.restore(self.examiner.is_due)
+        self.checkpoints.restore(self.examiner.is_due, accepted)
         if self.state.round < self.last:
             for name in ("summary.json", "report.html"):
                 (self.folder / name).unlink(missing_ok=True)
@@ -114,7 +116,12 @@ class Run:
             self.observers.end(self.folder.path)
             return result
         except KeyboardInterrupt as error:
-            raise Interrupted(self.folder.path, self._onward) from error
+            saved = self.state.round == 0 or self.checkpoints.saved_round() > 0
+            raise Interrupted(self.folder.path, self._onward, saved) from error
+        except (RunError, OSError) as error:
+            if not _is_full(error):
+                raise
+            raise RunError(f"{error}; make room, then go on with: {self._onward}") from error
         finally:
             for tracker in self.trackers:
                 tracker.close()
@@ -284,6 +291,12 @@ class Run:
             timing=played.seconds | {"seconds": seconds},
             failures=played.failures,
         )
+
+
+def _is_full(error: Exception) -> bool:
+    """Whether a file could not be written for want of space."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from potluck.engine.protocol import Engine
 from potluck.engine.rounds import Rounds
 from potluck.engine.runner import StoringEngine
 from potluck.engine.serial import SerialEngine
+from potluck.errors import ConfigError
 from potluck.experiment.schema import Experiment
 from potluck.federation.builder import ClientBuilder
 from potluck.federation.federation import Federation
@@ -146,8 +147,10 @@ def _options(method: AnyMethod) -> dict[str, Any]:
         options: dict[str, Any] = {"name": method}
     elif isinstance(method, type):
         options = {"name": method.name}
-    else:
+    elif isinstance(method, Mapping):
         options = dict(method)
+    else:
+        raise ConfigError(f"give a method by its name, its class or a block with options, not {method!r}")
     return options
 
 

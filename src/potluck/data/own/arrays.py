@@ -177,8 +177,11 @@ def describe(tensor: Tensor) -> str:
 
 def _samples(piece: Piece, about: Settings) -> Tensor:
     samples = to_tensor(piece.where, piece.x)
+    if not samples.numel():
+        raise DataError(f"{piece.where}: there is no row in it (x is {describe(samples)})")
     if samples.ndim < 2:
-        raise DataError(f"{piece.where}: x is {describe(samples)}, which does not give one sample per label")
+        hint = "for one feature per sample give x[:, None]" if samples.ndim else "give (samples, features)"
+        raise DataError(f"{piece.where}: x is {describe(samples)}, without an axis of features; {hint}")
     if about.tokens is not None:
         return _tokens(piece.where, samples, about.tokens)
     return _features(piece.where, samples, about.modality, about.gaps)
@@ -267,10 +270,23 @@ def numbered_texts(
 def _classes(where: str, y: Any, about: Settings) -> Tensor:
     labels = to_tensor(where, y)
     if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
-        other = {1: "regression", 2: "multi-label", 3: "segmentation"}.get(labels.ndim)
-        hint = f"; for another task say task={other!r}" if other and about.task is None else ""
-        raise DataError(f"{where}: y must be one integer class per sample, not {describe(labels)}{hint}")
+        raise DataError(
+            f"{where}: y must be one integer class per sample, not {describe(labels)}{_remedy(labels, about)}"
+        )
     return labels.long()
+
+
+def _remedy(y: Tensor, about: Settings) -> str:
+    """What to do about labels that are no classes."""
+    if y.is_floating_point() and not bool(torch.isfinite(y).all()):
+        return "; it holds NaN or infinite values: leave out these rows"
+    other = {1: "regression", 2: "multi-label", 3: "segmentation"}.get(y.ndim)
+    ways = [f"for another task say task={other!r}"] if other and about.task is None else []
+    if y.ndim == 1 and bool((y == y.round() if y.is_floating_point() else y == y).all()):
+        ways.insert(0, "if these are classes, give y.astype(int)")
+    if y.ndim == 2 and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(1) == 1).all()):
+        ways.insert(0, "if these are one-hot classes, give y.argmax(1)")
+    return "; " + "; ".join(ways) if ways else ""
 
 
 def _label_table(where: str, y: Any, about: Settings) -> Tensor:

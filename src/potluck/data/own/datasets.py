@@ -13,9 +13,17 @@ from torch import Tensor
 from potluck.core.dataset import Dataset
 from potluck.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, TEXT_COLUMNS
 from potluck.data.own.arrays import Modality, Settings, TaskName, count_classes, from_pieces
-from potluck.data.own.pieces import PART_NAMES, Piece, in_order, own_rows_of, owners_of, rows_of
+from potluck.data.own.pieces import (
+    PART_NAMES,
+    Piece,
+    check_names,
+    in_order,
+    own_rows_of,
+    owners_of,
+    rows_of,
+)
 from potluck.data.texts import text_dataset
-from potluck.errors import DataError
+from potluck.errors import DataError, first_line
 
 
 def from_datasets(
@@ -94,6 +102,7 @@ def _by_client(source: Mapping[Any, Any], name: str) -> list[Found]:
     """The parts of every client in `{"north": …, "south": {"train": …, "test": …}}`."""
     if not source:
         raise DataError(f"{name}: there is no client in it: give at least one")
+    check_names(name, source)
     found: list[Found] = []
     for client, own in source.items():
         where = f"{name}, client {client}"
@@ -132,6 +141,8 @@ def _parts_of(source: Mapping[Any, Any], where: str) -> dict[str, Any]:
     stray = next((key for key in source if key not in PART_NAMES), None)
     if stray is not None:
         raise DataError(f"{where}: {stray!r} is no part: give train, validation and test")
+    if len({PART_NAMES[key] for key in source}) < len(source):
+        raise DataError(f"{where}: a part stands there twice ({', '.join(source)}): give each once")
     return {PART_NAMES[key]: one for key, one in source.items()}
 
 
@@ -160,17 +171,39 @@ def _read(where: str, source: Any, columns: _Columns, part: str, client: str | N
     _refuse(where, source)
     if columns.by is not None and (client is not None or not hasattr(source, "column_names")):
         raise DataError(f"{where}: only the rows of a Hugging Face data set have columns: leave out by")
+    if columns.task == "classification" and isinstance(source, tuple | list) and all(map(_is_part, source)):
+        raise DataError(
+            f'{where}: this is a list of (x, y); name the client of each: {{"north": (x, y), "south": (x, y)}}'
+        )
     if isinstance(source, tuple | list) and len(source) == 2:
         return _Read(Piece(where, source[0], source[1], part, client))
     if isinstance(source, torch.utils.data.TensorDataset):
         return _read_tensors(where, source, part, client)
     if hasattr(source, "column_names"):
         return _read_rows(where, source, list(source.column_names), columns, part, client)
-    items = [source[number] for number in range(len(source))]
+    items = [_item(where, source, number) for number in range(len(source))]
     if items and all(isinstance(item, Mapping) for item in items):
         return _read_rows(where, items, list(items[0]), columns, part, client)
     x, y = _pairs(where, items, columns.task)
     return _Read(Piece(where, x, y, part, client), _torch_names(source, columns.task))
+
+
+def _is_part(item: Any) -> bool:
+    """Whether it is (x, y) of many samples, not one sample with its class."""
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        return False
+    x, y = item
+    arrays = isinstance(x, np.ndarray | Tensor) and isinstance(y, np.ndarray | Tensor)
+    return arrays and y.ndim == 1 and x.ndim > 1 and len(x) == len(y) > 1
+
+
+def _item(where: str, source: Any, number: int) -> Any:
+    try:
+        return source[number]
+    except Exception as error:
+        raise DataError(
+            f"{where}: item {number} cannot be read ({type(error).__name__}: {first_line(error)}): mend it"
+        ) from error
 
 
 def _refuse(where: str, source: Any) -> None:

@@ -118,8 +118,21 @@ def read_table(path: Path) -> pd.DataFrame:
             f"{path} is neither .csv nor .parquet: convert it, or read it with pandas and from_frame"
         )
     try:
-        return pd.read_csv(path) if path.suffix.lower() == ".csv" else pd.read_parquet(path)
+        return _read_csv(path) if path.suffix.lower() == ".csv" else pd.read_parquet(path)
     except FileNotFoundError as error:
         raise DataError(f"there is no file {path}: check the path") from error
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({first_line(error)}): check the file") from error
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    """The table in a CSV file. pandas would rename the second of two columns with one name."""
+    import pandas as pd
+
+    header = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna().str.strip()
+    twice = header[header.duplicated()].tolist()
+    if twice:
+        raise DataError(f"{path}: two columns are called {twice[0]!r}: rename or remove one")
+    if len(header) == 1 and ";" in header.iloc[0]:
+        raise DataError(f"{path}: its columns are parted by semicolons: save it with commas")
+    return pd.read_csv(path)

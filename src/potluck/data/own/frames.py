@@ -155,14 +155,28 @@ class Table:
             )
         if not any(texts) and not listed:
             return Column(column, scaled=any(frame[column].dtype.kind != "b" for _, frame in tables))
-        if not all(texts) and not listed:
-            where, frame = next(one for one, text in zip(tables, texts, strict=True) if text)
-            value = next(one for one in frame[column] if isinstance(one, str))
-            raise DataError(
-                f"{where}: column {column!r} holds the text {value!r}, other tables numbers: clean it, or name it "
-                "in categorical"
-            )
+        if not listed:
+            self._check_texts(column, tables)
         return Column(column, self._found(column, tables))
+
+    def _check_texts(self, column: str, tables: Sequence[tuple[str, Frame]]) -> None:
+        """Refuse a column of categories that is one of numbers but for a few texts, or numbers in other tables."""
+        texts = [_is_text(frame[column]) for _, frame in tables]
+        for where, frame in (one for one, text in zip(tables, texts, strict=True) if text):
+            stray = _stray_texts(frame[column])
+            few = 0 < len(stray) < len(frame) and (2 * len(stray) < len(frame) or not all(texts))
+            if few:
+                row, value = stray[0]
+                raise DataError(
+                    f"{where}: column {column!r} holds numbers but for {len(stray)} of {len(frame)} rows (row "
+                    f"{row}: {value!r}): clean it, or name it in categorical"
+                )
+            if not all(texts):
+                value = next(str(one) for one in frame[column].dropna())
+                raise DataError(
+                    f"{where}: column {column!r} holds the text {value!r}, other tables numbers: clean it, or name "
+                    "it in categorical"
+                )
 
     def _check_column(self, where: str, column: str, values: Values) -> None:
         dates = values.dtype.kind in "mM" or (_is_text(values) and _are_dates(values))
@@ -227,6 +241,14 @@ class Table:
 
 def _is_text(values: Values) -> bool:
     return values.dtype.kind not in "biufcmM"
+
+
+def _stray_texts(values: Values) -> list[tuple[int, str]]:
+    """The rows of a column whose text is no number, numbered from 0."""
+    import pandas as pd
+
+    stray = (pd.to_numeric(values, errors="coerce").isna() & values.notna()).to_numpy()
+    return [(int(row), str(values.iloc[row])) for row in np.flatnonzero(stray)]
 
 
 def _are_dates(values: Values) -> bool:

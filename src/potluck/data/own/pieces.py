@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,10 +43,27 @@ class Piece:
         values = np.array(self.clients)
         if values.shape != (len(self.y),):
             raise DataError(f"{self.where}: clients must be one name per row ({len(self.y)} rows)")
-        missing = [value is None or value != value for value in values.tolist()]
+        # As numpy makes the text "nan" of a missing value among texts, and "1" of 1, look at what was given.
+        given = list(self.clients) if isinstance(self.clients, list | tuple) else values.tolist()
+        missing = [_is_missing(value) for value in given]
         if any(missing):
             raise DataError(f"{self.where}: row {missing.index(True)} names no client: give every row one")
+        check_names(self.where, given)
         return values.astype(object)
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or bool(value != value)
+
+
+def check_names(where: str, clients: Iterable[Any]) -> None:
+    """Refuse a number and a text that would become one client, such as 1 and "1"."""
+    seen: dict[str, bool] = {}
+    for client in clients:
+        if seen.setdefault(str(client), isinstance(client, str)) != isinstance(client, str):
+            raise DataError(
+                f"{where}: the number {client} and the text {str(client)!r} would be one client: use one"
+            )
 
 
 def in_order(pieces: Sequence[Piece]) -> list[Piece]:
@@ -75,6 +92,7 @@ def owners_of(pieces: Sequence[Piece], by: str | None) -> Owners | None:
         lost = next(piece for piece, one in zip(pieces, values, strict=True) if one is None)
         raise DataError(f"{lost.where} names no clients, as the other parts do: give it as (x, y, clients)")
     everyone = np.concatenate(known).tolist()
+    check_names(pieces[0].where, everyone)
     given = all(piece.client is not None for piece in pieces)
     texts = list(map(str, everyone))
     names = list(dict.fromkeys(texts if given else map(str, _sorted(everyone))))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from potluck.errors import ConfigError
+from potluck.errors import ConfigError, nearest
 from potluck.experiment.plain import plain
 from potluck.experiment.schema import Experiment
 from potluck.report.chosen_rounds import check_rounds
-from potluck.report.log import View
+from potluck.report.log import VIEWS, View
+from potluck.runs.api import check_experiment
 from potluck.runs.comparisons.comparison import Comparison, Sweep
 from potluck.runs.comparisons.plan import Plan, check_sweep, plan_of, read_sweep
 from potluck.runs.comparisons.play import Skip, Watch, compare_experiments
@@ -43,6 +45,7 @@ def compare(
     finished runs from the folder and goes on with stopped ones. `overrides` (`training.rounds=5`) are for files.
     `progress` shows how far it is, as in `potluck.run`.
     """
+    _check_views(seeds, targets, rounds, view)
     plan = _planned(experiment, methods, variants, sweep, overrides, values)
     folder = Path(out) if out is not None else default_folder(plan)
     options = {"targets": targets, "rounds": rounds, "against": against, "view": view}
@@ -59,8 +62,8 @@ def _planned(
     overrides: Sequence[str],
     values: Mapping[str, Any],
 ) -> Plan:
-    if experiment is not None and values:
-        raise TypeError(f"compare() of a ready experiment takes no {next(iter(values))!r}")
+    if experiment is not None:
+        check_experiment("compare", experiment, values)
     if isinstance(methods, str):
         raise ConfigError(f"methods: give a list, [{methods!r}]")
     if isinstance(experiment, Path | str):
@@ -70,6 +73,22 @@ def _planned(
     if experiment is None:
         experiment = Experiment.make(**({"method": methods[0] if methods else "local"} | dict(values)))
     return plan_of(experiment, methods, variants, sweep)
+
+
+def _check_views(seeds: Any, targets: Any, rounds: Any, view: str) -> None:
+    """Refuse what is no list of numbers, or no view, before anything runs."""
+    for key, given, kind in (
+        ("seeds", seeds, Integral),
+        ("rounds", rounds, Integral),
+        ("targets", targets, Real),
+    ):
+        if isinstance(given, int | float | str):
+            raise ConfigError(f"{key}: give a list, [{given!r}]")
+        wrong = next((one for one in given if isinstance(one, bool) or not isinstance(one, kind)), None)
+        if wrong is not None:
+            raise ConfigError(f"{key}: {wrong!r} is no {'whole ' if kind is Integral else ''}number")
+    if view not in VIEWS:
+        raise ConfigError(f"view: there is no {view!r}; {nearest(str(view), VIEWS)}")
 
 
 def _seeds(seeds: Sequence[int], plan: Plan) -> list[int]:

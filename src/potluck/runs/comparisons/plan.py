@@ -24,7 +24,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from potluck.errors import ConfigError
+from potluck.errors import ConfigError, nearest
 from potluck.experiment.overrides import Override, apply_override, read_yaml
 from potluck.experiment.schema import Experiment, load_plugins
 from potluck.methods.registry import find_method, method_names
@@ -37,6 +37,7 @@ GRID = "grid"
 # Blocks that all runs of a comparison share. Public data is not among them: it changes neither the split nor the
 # models nor the private batches.
 COMMON = ("data", "partition", "models", "federation", "seed", "seeds")
+SEEDS = "--seeds 0,1,2 (in Python seeds=[0, 1, 2])"
 Changes = dict[str, Any]  # dotted key → value
 Load = Callable[[Sequence[Override]], Experiment]
 
@@ -168,12 +169,45 @@ def _plan(load: Load, methods: Sequence[Any], variants: Any, sweep: Any) -> Plan
         labelled = _by_method(methods or [load([]).method.name])
     for label, changes in labelled.items():
         _refuse_common(label, changes)
+        _refuse_options(f"variants.{label}", changes)
     settings = read_block(sweep, "sweep") or {"": {}}
+    for setting, common in settings.items():
+        _refuse_seed(setting, common)
+        _refuse_options(f"sweep.{setting}", common)
+        _refuse_idle(setting, common, labelled)
     experiments = {
-        setting: _variants(lambda changes, common=common: load([common, *changes]), labelled)  # type: ignore[misc]
+        setting: _variants(lambda changes, common=common: load(_together(common, *changes)), labelled)  # type: ignore[misc]
         for setting, common in settings.items()
     }
     return Plan(experiments, settings, labelled)
+
+
+def _together(common: Changes, own: Changes) -> list[Override]:
+    """What a setting and a variant change; a method comes before its options, and a variant has the last word."""
+    method = own.get("method", common.get("method"))
+    if method is None:
+        return [common, own]
+    kept = {key: value for key, value in common.items() if key != "method" and not _overwrites(own, key)}
+    return [{"method": method}, kept, {key: value for key, value in own.items() if key != "method"}]
+
+
+def _overwrites(own: Changes, key: str) -> bool:
+    """Whether a variant leaves nothing of what a setting says under a key."""
+    block, _, option = key.partition(".")
+    if block != "method" or "method" not in own or not option:
+        return any(key == other or key.startswith(f"{other}.") for other in own)
+    method = own["method"]
+    given = isinstance(method, Mapping) and option in method
+    return given or key in own or option.partition(".")[0] not in _options(method)
+
+
+def _options(method: Any) -> Collection[str]:
+    """The options of a method, given by its name or as a block."""
+    return find_method(_name(method)).Config.model_fields
+
+
+def _name(method: Any) -> str:
+    return str(method.get("name") if isinstance(method, Mapping) else method)
 
 
 def _by_method(methods: Sequence[Any]) -> dict[str, Changes]:
@@ -248,6 +282,8 @@ def _entries(name: str, value: Any, key: str) -> list[tuple[str, Changes]]:
     if isinstance(value, Mapping):
         return [(name, {str(path): one for path, one in value.items()})]
     if isinstance(value, list | tuple):
+        if not value:
+            raise ConfigError(f"{key}.{name}: the list is empty; give at least one value")
         return [(f"{name.rpartition('.')[2]}={one}", {name: one}) for one in value]
     raise ConfigError(f"{key}.{name}: give a label with a block of values, or a key with a list of them")
 
@@ -292,10 +328,40 @@ def _add(found: dict[str, Changes], label: str, changes: Changes, key: str) -> N
 
 def _refuse_common(label: str, changes: Changes) -> None:
     for key in changes:
+        if key == "seed":
+            raise ConfigError(f"variants.{label} changes seed, which all variants share: use {SEEDS}")
         if _block(key) in COMMON:
             raise ConfigError(
                 f"variants.{label} changes {key}, which all variants share: put it under sweep, where each "
                 "setting is a comparison of its own"
+            )
+
+
+def _refuse_seed(setting: str, changes: Changes) -> None:
+    if "seed" in changes:
+        raise ConfigError(
+            f"sweep.{setting} changes seed, but every setting has the seeds of the comparison: use {SEEDS}"
+        )
+
+
+def _refuse_options(where: str, changes: Changes) -> None:
+    """Refuse an option of a method beside another method, which has no such option."""
+    if "method" not in changes:
+        return
+    for key in changes:
+        option = key.split(".")[1] if key.startswith("method.") else "name"
+        if option not in (known := _options(changes["method"])):
+            name = _name(changes["method"])
+            raise ConfigError(f"{where}: {key} has no meaning for {name}; {nearest(option, known)}")
+
+
+def _refuse_idle(setting: str, common: Changes, labelled: Mapping[str, Changes]) -> None:
+    """Refuse a setting that no variant would feel: the comparisons of the sweep would be the same."""
+    for key in common:
+        if all(_overwrites(own, key) for own in labelled.values()):
+            raise ConfigError(
+                f"sweep.{setting}: {key} changes nothing, as it has no meaning for {', '.join(labelled)} or is set "
+                "there; name variants that have it"
             )
 
 

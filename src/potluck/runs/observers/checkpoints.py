@@ -47,21 +47,26 @@ class Checkpointer(Observer):
         if self.durable:
             self.files.wait()
 
-    def restore(self, is_due: Callable[[int], bool]) -> None:
+    def restore(self, is_due: Callable[[int], bool], accepted: Callable[[], None] = lambda: None) -> None:
         """Go back to the last checkpoint, or to the start if there is none; later lines of the logs are cut.
 
         `is_due` says which rounds are evaluated. The last round always is: if the run has become longer, that
-        evaluation is taken out of the logs. Predictions go with the evaluations they belong to.
+        evaluation is taken out of the logs. Predictions go with the evaluations they belong to. `accepted` is
+        called once nothing can be refused any more, before anything in the folder changes.
         """
         checkpoint = self.files.load()
         if checkpoint is None:
+            accepted()
             self.folder.cut({})
             drop_predictions(self.folder.path, 1)
             return
         self.state.restore(checkpoint)
         surplus = not is_due(checkpoint.round)
+        if not surplus:
+            self.folder.check_lengths(checkpoint.notes["logs"])
+        accepted()
         drop_predictions(self.folder.path, checkpoint.round + (0 if surplus else 1))
-        self.folder.cut(checkpoint.notes["logs"], shorter=surplus)
+        self.folder.cut(checkpoint.notes["logs"])
         if surplus and self.folder.drop_evaluations(checkpoint.round):
             self._save()  # the lengths of the logs are others now
             self.files.wait()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
-from potluck.engine.evaluate import Examined, Moment
+from potluck.core.own_metrics import told_by
+from potluck.engine.evaluate import EvaluateSettings, Examined, Moment, chosen_modes
 from potluck.errors import ConfigError, RunError, nearest
+from potluck.federation.federation import Federation
 from potluck.runs.observers.base import Observer, RoundEnd, StopRun
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -43,6 +45,22 @@ class EarlyStopping(Observer):
         self.split, self.moment, self.mode = split, moment, mode
         self._forget()
 
+    def check(self, evaluate: EvaluateSettings, federation: Federation) -> None:
+        """Refuse to watch what the clients of a run are not measured by, before it begins."""
+        population = federation.population
+        tasks = {population.task_of(client) for client in population.first_clients}
+        told = {name for task in tasks for name in told_by(task.rules.told)}
+        known = {*told, *federation.clients.metrics, "loss"}
+        modes = chosen_modes(evaluate, federation.method.modes)
+        if evaluate.when and self.moment not in evaluate.when:
+            raise ConfigError(_other_moment(self.moment, evaluate.when[-1]))
+        if self.mode is not None and self.mode not in modes:
+            raise ConfigError(_other_mode(self.mode, modes))
+        if not any(population.samples(client).get(self.split) for client in population.ids):
+            raise ConfigError(_no_samples(self.split))
+        if self.metric is not None and self.metric not in known:
+            raise ConfigError(_other_metric(self.metric, known))
+
     def _forget(self) -> None:
         self.best: float | None = None
         self.best_round = self.waited = 0
@@ -72,7 +90,7 @@ class EarlyStopping(Observer):
         """Stop if patience is over."""
         moments = [found.when for found in end.examined]
         if moments and self.moment not in moments:
-            raise RunError(f"EarlyStopping: add {self.moment} to evaluate.when, or watch {moments[-1]}")
+            raise RunError(_other_moment(self.moment, moments[-1]))
         self._decide()
 
     def _decide(self) -> None:
@@ -102,11 +120,27 @@ class EarlyStopping(Observer):
         parts = self._parts(found)
         modes = {str(line["mode"]) for line in found.lines}
         if self.mode is not None and self.mode not in modes:
-            return f"EarlyStopping: {self.mode!r} is not evaluated; {nearest(self.mode, modes)}"
+            return _other_mode(self.mode, modes)
         if not parts:
-            return f"EarlyStopping: no client has {self.split} samples; set partition.validation, or split='test'"
+            return _no_samples(self.split)
         known = [name for name in parts[0] if name not in ("samples", "metric", "score")]
-        return f"EarlyStopping: no client measures {self.metric!r}; {nearest(str(self.metric), known)}"
+        return _other_metric(str(self.metric), known)
+
+
+def _other_moment(moment: str, last: str) -> str:
+    return f"EarlyStopping: add {moment} to evaluate.when, or watch {last}"
+
+
+def _other_mode(mode: str, modes: Iterable[str]) -> str:
+    return f"EarlyStopping: {mode!r} is not evaluated; {nearest(mode, modes)}"
+
+
+def _no_samples(split: str) -> str:
+    return f"EarlyStopping: no client has {split} samples; set partition.validation, or split='test'"
+
+
+def _other_metric(metric: str, known: Iterable[str]) -> str:
+    return f"EarlyStopping: no client measures {metric!r}; {nearest(metric, known)}"
 
 
 class TimeLimit(Observer):
@@ -143,6 +177,25 @@ def seconds_of(limit: float | str) -> float:
             f"TimeLimit: {limit!r} is no duration; give seconds, or a text such as '90m' or '1h30m'"
         )
     return float(limit)
+
+
+def check_observers(observers: Sequence[Observer]) -> None:
+    """Refuse what is no list of observers."""
+    if not isinstance(observers, list | tuple):
+        shown = type(observers).__name__
+        raise ConfigError(f"observers: give a list of observers, such as [{shown}(…)] (given: a {shown})")
+    for one in observers:
+        if not isinstance(one, Observer):
+            made = isinstance(one, type) and issubclass(one, Observer)
+            hint = f"write {one.__name__}()" if made else "make a class of it, derived from potluck.Observer"
+            raise ConfigError(f"observers: {one!r} is no observer; {hint}")
+
+
+def check_rules(observers: Sequence[Observer], evaluate: EvaluateSettings, federation: Federation) -> None:
+    """Refuse a rule for early stopping that the run could not follow."""
+    for one in observers:
+        if isinstance(one, EarlyStopping):
+            one.check(evaluate, federation)
 
 
 def _one_of(what: str, given: str, known: tuple[str, ...]) -> None:

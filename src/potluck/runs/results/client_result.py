@@ -130,10 +130,13 @@ class ClientResult:
                 "use predict, which gives its scores"
             )
         scores = self.predict(x, moment=moment, mode=mode)
-        if bool(scores.isnan().any()):
-            place = int(scores.isnan().flatten(1).any(1).nonzero()[0])
-            raise DataError(f"client {self.id} has no scores for sample {place}: are there NaN in it?")
-        return [self.class_names[number] for number in scores.argmax(1).tolist()]
+        wrong = scores.isnan().flatten(1).any(1).nonzero().flatten().tolist()
+        if wrong:
+            raise DataError(
+                f"client {self.id}: sample {wrong[0]} has no class, as its scores are NaN: clean x first"
+            )
+        chosen = scores.argmax(1)
+        return [self.class_names[number] for number in chosen.tolist()]
 
     # --- its model, elsewhere ---
 

@@ -32,6 +32,8 @@ def exported(module: nn.Module, x: Tensor, who: str) -> ExportedProgram:
 
 def write_onnx(module: nn.Module, x: Tensor, path: Path, who: str) -> None:
     """Write a module as an ONNX file with an input `x` and an output `scores`, for batches of any size."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"to_onnx: there is no folder {path.parent}; make it first")
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401

@@ -1,0 +1,73 @@
+"""Settings: what is refused, and what the sentence says to do instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from potluck import Experiment
+from potluck.errors import ConfigError, nearest
+from potluck.experiment.overrides import read_yaml
+
+BASE: dict[str, Any] = {
+    "data": "digits",
+    "partition": {"kind": "iid", "clients": 3},
+    "models": ["mlp-small"],
+    "method": "fedavg",
+}
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"rounds": 3}, "did you mean 'training.rounds'"),
+        ({"participation": 0.5}, "did you mean 'training.participation'"),
+        ({"partition": {"kind": "iid", "clients": 3, "classes": 2}}, "did you mean 'classes_per_client'"),
+        ({"training": {"lr": 0.1}}, "did you mean 'training.optimizer.lr'.*learning rate"),
+        ({"method": {"name": "fedavg", "rounds": 3}}, "did you mean 'training.rounds'"),
+        ({"trainin": {}}, "did you mean 'training'"),
+        ({"evaluate": {"evry": 2}}, "did you mean 'every'"),
+        ({"training": {"optimizer": {"name": "adam", "momentum": 0.9}}}, "momentum has no meaning for adam"),
+        (
+            {"training": {"optimizer": {"name": "adamw", "nesterov": True}}},
+            "nesterov has no meaning for adamw",
+        ),
+        ({"training": {"optimizer": {"betas": [0.5, 0.9]}}}, "betas has no meaning for sgd"),
+        ({"partition": {"kind": "iid", "clients": 3, "held_out": [9]}}, "held_out: give a number or a share"),
+        (
+            {"partition": {"kind": "iid", "clients": 3, "held_out": "x"}},
+            "held_out: input.* integer or .* number",
+        ),
+        ({"data": (np.zeros((3, 2)), np.zeros(3))}, r"data: give the name.*from_arrays\(x, y\), from_frame"),
+        ({"training": 3}, "training: must be a block of keys with values, such as {epochs: …}"),
+        ({"name": "a b"}, "name: write letters, digits"),
+        ({"checkpoint": {"every": "soon"}}, "checkpoint.every: .*60s.* never"),
+        ({"evaluate": {"modes": "head"}}, "modes: input should be 'first' or 'all' or a list"),
+    ],
+)
+def test_a_sentence_says_what_is_meant(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        Experiment.make(**(BASE | values))
+
+
+@pytest.mark.parametrize("optimizer", [{"name": "adam", "lr": 0.1}, {"momentum": 0.5, "nesterov": True}])
+def test_an_optimiser_with_all_defaults_written_out_is_read(
+    tmp_path: Path, optimizer: dict[str, Any]
+) -> None:
+    experiment = Experiment.make(**BASE, training={"optimizer": optimizer})
+    (tmp_path / "config.yaml").write_text(experiment.to_yaml())
+    assert Experiment.load(tmp_path / "config.yaml").training == experiment.training
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tab.yaml").write_text("training:\n\trounds: 3\n")
+    with pytest.raises(ConfigError, match=r"tab\.yaml, line 2, column 1: a tab; use spaces"):
+        read_yaml(tmp_path / "tab.yaml")
+    with pytest.raises(ConfigError, match="is a folder"):
+        read_yaml(tmp_path)
+    with pytest.raises(ConfigError, match=r"plugins: mine\.py cannot be loaded: there is no file"):
+        Experiment.make(**BASE, plugins=["mine.py"])
+    assert nearest("x", ()) == "there is none"

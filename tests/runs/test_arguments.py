@@ -1,0 +1,88 @@
+"""Arguments that make no sense are refused in one sentence, and before a folder is made."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import potluck
+from potluck import EarlyStopping, Experiment, Observer
+from potluck.errors import PotluckError, RunError
+from potluck.models import adapt
+from potluck.runs.folder import RunFolder
+from potluck.runs.loop import Interrupted
+from potluck.testing import check_method
+
+SETTINGS: dict[str, Any] = {
+    "data": {"name": "digits", "samples": 100},
+    "partition": {"kind": "iid", "clients": 2},
+    "models": ["mlp-small"],
+    "method": "local",
+    "training": {"rounds": 2, "batch_size": 64},
+    "engine": {"device": "cpu"},
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: potluck.run({"data": "digits"}), r"run\(\*\*values\)"),  # type: ignore[arg-type]
+        (lambda: potluck.run(3), "not a int"),  # type: ignore[arg-type]
+        (lambda: potluck.run("trial.yaml", training={}), "run.. of a ready experiment takes no 'training'"),
+        (
+            lambda: potluck.run(**SETTINGS, observers=EarlyStopping(3)),
+            r"give a list .*\[EarlyStopping\(…\)\]",
+        ),
+        (lambda: potluck.run(**SETTINGS, observers=[print]), "print.* is no observer"),
+        (lambda: potluck.run(**SETTINGS, observers=[EarlyStopping]), r"write EarlyStopping\(\)"),
+        (lambda: potluck.resume("run", experiment={"data": "digits"}), "takes the keys"),  # type: ignore[arg-type]
+        (lambda: potluck.open(3), "takes the folder of a run, not a int"),  # type: ignore[arg-type]
+        (lambda: adapt("x"), "adapt takes a torch module, not 'x'"),  # type: ignore[arg-type]
+        (lambda: check_method(3), "give a method by its name"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_makes_no_sense_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any], sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PotluckError, match=sentence):
+        call()
+    assert not [*tmp_path.iterdir()]
+
+
+class CtrlC(Observer):
+    """Stops after the first round."""
+
+    def round(self, end: Any) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_stopped_run_without_checkpoints_says_that_it_starts_over(tmp_path: Path) -> None:
+    never = Experiment.make(**SETTINGS, checkpoint={"every": "never"})
+    with pytest.raises(Interrupted, match=r"potluck resume .* \(from round 1 again"):
+        potluck.run(never, out=tmp_path / "never", observers=[CtrlC()])
+
+
+def test_a_full_disk_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise RunError("cannot write a log: No space left") from OSError(errno.ENOSPC, "No space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "append", full)
+        with pytest.raises(RunError, match="make room, then go on with: potluck resume"):
+            potluck.run(Experiment.make(**SETTINGS), out=tmp_path / "run")
+    assert potluck.resume(tmp_path / "run").summary["rounds"] == 2
+
+
+def test_a_sample_without_scores_has_no_class(tmp_path: Path) -> None:
+    client = potluck.run(Experiment.make(**SETTINGS), out=tmp_path / "run").clients["0"]
+    x = potluck.Experiment.make(**SETTINGS).load_data().x[:3].float()  # type: ignore[union-attr]
+    x[1] = float("nan")
+    with pytest.raises(PotluckError, match="sample 1 has no class"):
+        client.classify(x)
+    with pytest.raises(PotluckError, match="to_onnx: there is no folder"):
+        client.to_onnx(tmp_path / "none" / "model.onnx")
