@@ -51,7 +51,7 @@ def _faults(rng: Rng, before: dict[str, Any]) -> Iterator[str]:
 
 def _global_states() -> dict[str, Any]:
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002
-    return {"NumPy": (kind, keys.tobytes(), *rest), "Python's random": random.getstate()}  # type: ignore[union-attr]
+    return {"NumPy": (kind, keys.tobytes(), *rest), "Python's random": random.getstate()}  # type: ignore[attr-defined]
 
 
 def _where(rng: Rng) -> str:
