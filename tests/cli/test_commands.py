@@ -318,6 +318,7 @@ def test_a_list_among_a_models_options_is_written_as_a_list(place: Path) -> None
         ("method=3", ["method", "name of a method"]),
         ("method=null", ["method", "name of a method"]),
         ("models=[mlp-smal]", ["'mlp-smal'", "'mlp-small'"]),
+        ("models={rep_dim: 8, models: [mlp-small]}", ["no 'pool'", "'models'", "{pool: […], rep_dim: 8}"]),
         ("models=[cnn1]", ["cnn1", "(1, 8, 8)"]),
         ("data=digit", ["'digit'", "'digits'"]),
         ("data=null", ["data", "block"]),
@@ -448,7 +449,24 @@ def test_unknown_names_of_the_other_commands(place: Path) -> None:
     assert "'fedmrl'" in refused("explain", "fedmlr")
     assert "gone.yaml" in refused("explain", "fedmrl", "gone.yaml")
     assert potluck("rum").exit_code == 2
+    assert potluck("rum").stderr.count("Did you mean") == 1
     assert potluck("run", "small.yaml", "--ot", "x").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "key"),
+    [
+        ("--rounds", "training.rounds"),
+        ("--batch-size", "training.batch_size"),
+        ("--lr", "training.optimizer.lr"),
+        ("--seed", "seed"),
+    ],
+)
+def test_a_key_written_as_an_option_is_answered_with_the_key(place: Path, option: str, key: str) -> None:
+    result = potluck("run", "small.yaml", option, "3")
+    assert result.exit_code == 2
+    assert f"write {key}=VALUE" in result.stderr
+    assert "Did you mean" not in result.stderr
 
 
 def test_debug_shows_where(place: Path) -> None:
@@ -483,6 +501,23 @@ def test_stopped_before_a_run_began(place: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Experiment, "load", stopped)
     result = potluck("run", "small.yaml")
     assert (result.exit_code, result.stderr) == (130, "stopped\n")
+
+
+def test_stopped_while_the_commands_are_loaded() -> None:
+    script = """
+import sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+from potluck.__main__ import main
+main()
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "stopped\n")
 
 
 def test_the_signal_decides_the_exit_code() -> None:

@@ -23,7 +23,7 @@ from potluck.core.task import Task
 from potluck.core.trial import sample_batch
 from potluck.errors import ConfigError
 from potluck.kit.nested import Nested
-from potluck.kit.requirements import require_width
+from potluck.kit.requirements import require_widths
 from potluck.models import build
 
 
@@ -72,8 +72,7 @@ class SharedSmall(Method):
             require_validation(population, "method.d1")
         option = "tune.candidates" if self.config.d1 == "auto" else "d1"
         widths = self.slices.widths
-        for client in population.ids:
-            require_width(population, client, option, widths[client])
+        require_widths(population, option, {client: widths[client] for client in population.ids})
         self.slices.check("method.small")
         for client in {d1: client for client, d1 in widths.items() if d1 < self.slices.widest}.values():
             self._check_slice(population.task, client)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.errors import RunError
+from potluck.plugins import imported_beside
 
 FUNCTION = re.compile(r"([A-Za-z_][\w.]*|.+\.py):[A-Za-z_]\w*")
 
@@ -87,7 +88,10 @@ def _file_of(name: str) -> Path | None:
 
 
 def _hash(file: Path) -> str:
+    """A hash of a file and of the files beside it that it imports."""
     try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
+        return hashlib.sha256(
+            b"".join(one.read_bytes() for one in (file, *imported_beside(file)))
+        ).hexdigest()
     except OSError as error:
         raise RunError(f"{file} cannot be read: {error.strerror or error}") from error
