@@ -29,6 +29,8 @@ class _Uncached(SourceFileLoader):
 
 def load_plugin(name: str, folder: Path) -> None:
     """Import a module by name, or a file by its path, so that what it registers can be used."""
+    if name.endswith(".py") and not (folder / name).is_file():
+        raise ConfigError(f"plugins: there is no file {folder / name}")
     try:
         if name.endswith(".py"):
             _import_file(folder / name)

@@ -139,7 +139,7 @@ def _data() -> Iterator[Finding]:
 
 
 _ABOUT_DATA = (
-    "set it to a folder with NAME/*.parquet for each data set; without it the hub fetches most at first use"
+    "set it to a folder with NAME/*.parquet for each data set; else the hub fetches most at first use"
 )
 
 

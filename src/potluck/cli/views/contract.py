@@ -86,12 +86,14 @@ def _crossing(steps: Sequence[Mapping[str, Any]], direction: str, total: int) ->
             when = PURPOSES[step["purpose"]]
             if "times" in step:
                 when = f"{count(step['times'][direction])} times a round"
+            when += ", optional" if entry["optional"] else ""
             numbers = (count(entry["scalars"]), size(entry["bytes"]))
             row = (entry["name"], entry["shape"], *numbers, when, entry["meaning"])
             table.add_row(*map(Text, row))
     if not table.row_count:
         return Text("nothing")
-    return Group(table, Text(f"in all {count(total)} scalars a round", "bold"))
+    optional = any(entry["optional"] for step in steps for entry in step[direction])
+    return Group(table, Text(f"{'at most' if optional else 'in all'} {count(total)} scalars a round", "bold"))
 
 
 def _small(explained: Mapping[str, Any]) -> Text:
