@@ -114,6 +114,13 @@ def test_resuming_a_finished_run_changes_no_number(place: Path, finished: Path) 
     assert json.loads(result.stdout)["rounds"] == 2
 
 
+def test_progress_lines_begin_with_the_method_after_a_resume_too(place: Path, finished: Path) -> None:
+    shutil.copytree(finished, "run")
+    result = potluck("resume", "run", "--rounds", "3")
+    assert result.exit_code == 0, result.output
+    assert "fedmrl: round 3/3" in result.stderr
+
+
 def test_an_override_reaches_any_leaf(place: Path) -> None:
     result = potluck("run", "small.yaml", "training.optimizer.lr=0.5", "method=fedavg", "method.share=layers",
                      "training.rounds=1", "training.per_client.1.epochs=2", "--out", "run")  # fmt: skip
@@ -222,6 +229,17 @@ def test_explain_promises_what_a_run_then_sends(place: Path, finished: Path) -> 
     sent = json.loads((finished / "summary.json").read_text())["messages"]
     assert explained["up_scalars"] == sent["up"]["scalars"]
     assert explained["down_scalars"] == sent["down"]["scalars"]
+
+
+def test_explain_says_which_model_is_the_small_one_and_what_is_optional(place: Path) -> None:
+    (step,) = json.loads(potluck("explain", "small.yaml", "--json").stdout)["steps"]
+    for entry in (*step["up"], *step["down"]):
+        assert entry["meaning"].endswith("(mlp-small, the smallest of the pool)")
+    named = json.loads(potluck("explain", "small.yaml", "method.small=conv-small", "--json").stdout)
+    assert named["steps"][0]["down"][0]["meaning"] == "the small model's averaged parameters (conv-small)"
+    shown = " ".join(potluck("explain", "fedproto").stdout.split())
+    assert "optional" in shown
+    assert "at most" in shown
 
 
 def test_explain_says_what_never_leaves(place: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from potluck.cli.app import app
+from potluck.core.method import registered
 
 EXPERIMENT = """\
 plugins: [my_method.py]
@@ -26,13 +27,6 @@ from potluck.cli.app import app
 
 assert CliRunner().invoke(app, ["run", "mine.yaml"]).exit_code == 0
 print(CliRunner().invoke(app, ["explain", "my-method", "mine.yaml", "--options", "--json"]).stdout)
-"""
-FIND = """
-from typer.testing import CliRunner
-from potluck.cli.app import app
-
-for words in (["methods"], ["explain", "fedours"]):
-    print(" ".join(CliRunner().invoke(app, [*words, "--plugin", "fedours.py", "--json"]).stdout.split()))
 """
 
 
@@ -59,16 +53,19 @@ def test_what_is_written_passes_its_test_and_runs_as_a_plugin(place: Path) -> No
     assert {one["name"]: one["source"] for one in options["options"]}["weight"] == "ours"
 
 
-def test_capitals_name_the_class_and_explain_finds_it_as_a_plugin(place: Path) -> None:
+def test_capitals_name_the_class_and_explain_finds_it_as_a_plugin(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert potluck("new", "method", "FedOurs").exit_code == 0
     text = (place / "fedours.py").read_text()
     assert "class FedOurs(Method):" in text
     assert 'name = "fedours"' in text
     assert "--plugin FILE.py" in potluck("explain", "fedours").stderr
-    done = subprocess.run([sys.executable, "-c", FIND], capture_output=True, text=True, check=True)
-    listed, explained = done.stdout.splitlines()
-    assert "fedours" in [one["name"] for one in json.loads(listed)]
-    assert json.loads(explained)["method"] == "fedours"
+    monkeypatch.setattr("potluck.core.method._registry", dict(registered()))
+    listed = json.loads(potluck("methods", "--plugin", "fedours.py", "--json").stdout)
+    assert "fedours" in [one["name"] for one in listed]
+    explained = potluck("explain", "fedours", "--plugin", "fedours.py", "--json")
+    assert json.loads(explained.stdout)["method"] == "fedours"
 
 
 def test_a_plugin_that_is_not_there_is_told(place: Path) -> None:

@@ -62,11 +62,13 @@ def _has_one_class(population: Population, client: ClientId) -> bool:
 
 
 def _about_labels(data: Dataset) -> str | None:
-    """A class 0 that no sample has, or numbers of a scale that models do not start with."""
+    """One label for all, a class 0 that no sample has, or numbers of a scale that models do not start with."""
     if not len(data):
         return None
     if data.task.kind == "regression":
         return _about_numbers(data)
+    if data.task.single_label and int(data.y.min()) == int(data.y.max()):
+        return f"every sample of {data.name!r} has the same label, {int(data.y[0])}: there is nothing to tell apart"
     if data.task.single_label and int(data.y.min()) > 0:
         return (
             f"no sample of {data.name!r} has class 0, its labels reach from {int(data.y.min())} to "

@@ -49,6 +49,7 @@ def explain_view(explained: Mapping[str, Any], experiment: str) -> RenderableTyp
     client, steps = explained["client"], explained["steps"]
     head = Text.assemble((explained["method"], "bold"), f"  {explained['citation']}".rstrip())
     about = Text(f"sizes for client {client['id']} ({client['model']}) of {experiment}", "dim")
+    about.append(", of the numbers alone; a run's bytes count their names and shapes, too")
     if explained["open"] is not None:
         tried = ", ".join(map(str, explained["open"]["candidates"]))
         about.append(
