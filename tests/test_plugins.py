@@ -14,6 +14,7 @@ from potluck.errors import ConfigError
 from potluck.experiment import Experiment
 from potluck.kit.loss_weights import rules, weigh
 from potluck.plugins import find_function, load_function, load_plugin
+from potluck.runs.own_code import own_code
 
 FILE = """\
 data: digits
@@ -124,3 +125,30 @@ def test_a_plugin_that_fails_leaves_nothing_behind(tmp_path: Path, code: str) ->
     file.write_text("def half(): return 2\n# 1")
     load_plugin("failing.py", tmp_path)
     assert find_function("failing:half")() == 2
+
+
+def test_a_plugin_may_import_the_file_beside_it(tmp_path: Path) -> None:
+    """Files of one name in two folders stay apart, nothing is written there, and the path is as before."""
+    before = list(sys.path)
+    for folder, size in (("one", 1), ("two", 2)):
+        home = tmp_path / folder
+        home.mkdir()
+        (home / "beside_sizes.py").write_text(f"SIZE = {size}\n")
+        (home / "own_plug.py").write_text("from beside_sizes import SIZE\n\n\ndef size():\n    return SIZE\n")
+        load_plugin("own_plug.py", home)
+        assert find_function("own_plug:size")() == size
+        assert sorted(path.name for path in home.iterdir()) == ["beside_sizes.py", "own_plug.py"]
+    assert sys.path == before
+
+
+def test_the_file_beside_a_plugin_is_part_of_its_code(tmp_path: Path) -> None:
+    plugin = tmp_path / "plug.py"
+    plugin.write_text("import os\nfrom first import A\n")
+    (tmp_path / "first.py").write_text("import second\nA = 1\n")
+    (tmp_path / "second.py").write_text("B = 1\n")
+    (tmp_path / "unused.py").write_text("C = 1\n")
+    known = own_code({"plugins": [str(plugin)]})
+    (tmp_path / "unused.py").write_text("C = 2\n")
+    assert own_code({"plugins": [str(plugin)]}) == known
+    (tmp_path / "second.py").write_text("B = 2\n")
+    assert own_code({"plugins": [str(plugin)]}) != known

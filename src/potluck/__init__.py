@@ -8,23 +8,23 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from potluck.version import __version__
-
 if TYPE_CHECKING:
     from potluck.core.card import Card, ClientId
     from potluck.core.client import Client
     from potluck.core.contract import Contract, numbers, state_of, tensor
     from potluck.core.dataset import Dataset
     from potluck.core.message import Content, Message
-    from potluck.core.method import Clients, Method, MethodConfig, client_step
+    from potluck.core.method import Clients, Method, MethodConfig, PrivateModelConfig, client_step
     from potluck.core.metrics import metric
     from potluck.core.model import Model
     from potluck.core.options import option
     from potluck.core.population import Population
+    from potluck.core.public import Public
     from potluck.core.replies import Replies
+    from potluck.core.rng import Rng
     from potluck.core.server import Server
     from potluck.core.settings import OptimizerSettings, Settings
-    from potluck.core.state import Moments
+    from potluck.core.state import Moments, Part, Report
     from potluck.core.streams import Source, Stream, shuffled_batches
     from potluck.core.task import Batch, Task
     from potluck.data import Split, from_arrays, from_datasets, from_files, from_frame, from_index_file
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from potluck.experiment import Experiment
     from potluck.kit.averaging import average
     from potluck.kit.class_means import ClassStats, merge_classes
+    from potluck.kit.early_stopping import fit_patiently
     from potluck.kit.public_knowledge import OnPublicData
     from potluck.kit.shared_head import SharedHead
     from potluck.kit.shared_small import SharedSmall
@@ -40,14 +41,16 @@ if TYPE_CHECKING:
     from potluck.runs.api import resume, run
     from potluck.runs.comparisons.api import compare
     from potluck.runs.comparisons.comparison import Comparison, Sweep
-    from potluck.runs.observers import EarlyStopping, Observer, StopRun, TimeLimit, Watcher
+    from potluck.runs.observers import EarlyStopping, Observer, RoundEnd, StopRun, TimeLimit, Watcher
     from potluck.runs.open import open as open
     from potluck.runs.results.client_result import ClientResult
     from potluck.runs.results.run_result import RunResult
     from potluck.testing.contract import check_method
     from potluck.training.collect import collect
     from potluck.training.fit import Fit, Gradients, fit
+    from potluck.training.modes import still_statistics
     from potluck.training.optimizers import Group
+    from potluck.version import __version__
 
 _HOMES = {
     "core.card": ("Card", "ClientId"),
@@ -55,15 +58,17 @@ _HOMES = {
     "core.contract": ("Contract", "numbers", "state_of", "tensor"),
     "core.dataset": ("Dataset",),
     "core.message": ("Content", "Message"),
-    "core.method": ("Clients", "Method", "MethodConfig", "client_step"),
+    "core.method": ("Clients", "Method", "MethodConfig", "PrivateModelConfig", "client_step"),
     "core.metrics": ("metric",),
     "core.model": ("Model",),
     "core.options": ("option",),
     "core.population": ("Population",),
+    "core.public": ("Public",),
     "core.replies": ("Replies",),
+    "core.rng": ("Rng",),
     "core.server": ("Server",),
     "core.settings": ("OptimizerSettings", "Settings"),
-    "core.state": ("Moments",),
+    "core.state": ("Moments", "Part", "Report"),
     "core.streams": ("Source", "Stream", "shuffled_batches"),
     "core.task": ("Batch", "Task"),
     "data": ("Split", "from_arrays", "from_datasets", "from_files", "from_frame", "from_index_file"),
@@ -71,6 +76,7 @@ _HOMES = {
     "experiment": ("Experiment",),
     "kit.averaging": ("average",),
     "kit.class_means": ("ClassStats", "merge_classes"),
+    "kit.early_stopping": ("fit_patiently",),
     "kit.public_knowledge": ("OnPublicData",),
     "kit.shared_head": ("SharedHead",),
     "kit.shared_small": ("SharedSmall",),
@@ -80,13 +86,15 @@ _HOMES = {
     "runs.results.client_result": ("ClientResult",),
     "runs.comparisons.api": ("compare",),
     "runs.comparisons.comparison": ("Comparison", "Sweep"),
-    "runs.observers": ("EarlyStopping", "Observer", "StopRun", "TimeLimit", "Watcher"),
+    "runs.observers": ("EarlyStopping", "Observer", "RoundEnd", "StopRun", "TimeLimit", "Watcher"),
     "runs.open": ("open",),
     "runs.results.run_result": ("RunResult",),
     "testing.contract": ("check_method",),
     "training.collect": ("collect",),
     "training.fit": ("Fit", "Gradients", "fit"),
+    "training.modes": ("still_statistics",),
     "training.optimizers": ("Group",),
+    "version": ("__version__",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -117,10 +125,16 @@ __all__ = [
     "Observer",
     "OnPublicData",
     "OptimizerSettings",
+    "Part",
     "Population",
     "PotluckAdvice",
     "PotluckError",
+    "PrivateModelConfig",
+    "Public",
     "Replies",
+    "Report",
+    "Rng",
+    "RoundEnd",
     "RunResult",
     "Server",
     "Settings",
@@ -144,6 +158,7 @@ __all__ = [
     "collect",
     "compare",
     "fit",
+    "fit_patiently",
     "from_arrays",
     "from_datasets",
     "from_files",
@@ -157,6 +172,7 @@ __all__ = [
     "run",
     "shuffled_batches",
     "state_of",
+    "still_statistics",
     "tensor",
 ]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -65,11 +67,67 @@ def _import_file(file: Path) -> ModuleType:
     assert spec.loader is not None
     module = sys.modules[key] = module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        with _importable(file.resolve().parent):
+            spec.loader.exec_module(module)
     except BaseException:
         sys.modules.pop(key, None)
         raise
     return module
+
+
+@contextlib.contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """While a file is loaded it may import the files beside it, as a script may.
+
+    A module that an earlier file imported from another folder is forgotten, so that each gets its own.
+    """
+    for name in [name for name, home in _beside.items() if home != folder]:
+        del _beside[name]
+        sys.modules.pop(name, None)
+    known, writes = set(sys.modules), sys.dont_write_bytecode
+    sys.path.insert(0, str(folder))
+    sys.dont_write_bytecode = True
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        sys.dont_write_bytecode = writes
+        _beside.update((name, folder) for name in set(sys.modules) - known if _is_in(name, folder))
+
+
+_beside: dict[str, Path] = {}  # modules that plugin files imported from their own folder
+
+
+def _is_in(name: str, folder: Path) -> bool:
+    file = getattr(sys.modules[name], "__file__", None)
+    return not name.startswith(_PREFIX) and file is not None and folder in Path(file).resolve().parents
+
+
+def imported_beside(file: Path) -> list[Path]:
+    """The Python files that a file imports from its own folder, and what these import; none is run."""
+    found: list[Path] = []
+    waiting = [file]
+    while waiting:
+        for name in _imports(waiting.pop()):
+            path = file.parent / f"{name}.py"
+            if path.is_file() and path not in (file, *found):
+                found.append(path)
+                waiting.append(path)
+    return sorted(found)
+
+
+def _imports(file: Path) -> Iterator[str]:
+    """The first word of every module that a file imports by its full name."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # whoever loads it will say so
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (one.name.partition(".")[0] for one in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
 
 
 def load_function(name: str) -> Callable[..., Any]:

@@ -114,6 +114,13 @@ def test_resuming_a_finished_run_changes_no_number(place: Path, finished: Path) 
     assert json.loads(result.stdout)["rounds"] == 2
 
 
+def test_progress_lines_begin_with_the_method_after_a_resume_too(place: Path, finished: Path) -> None:
+    shutil.copytree(finished, "run")
+    result = potluck("resume", "run", "--rounds", "3")
+    assert result.exit_code == 0, result.output
+    assert "fedmrl: round 3/3" in result.stderr
+
+
 def test_an_override_reaches_any_leaf(place: Path) -> None:
     result = potluck("run", "small.yaml", "training.optimizer.lr=0.5", "method=fedavg", "method.share=layers",
                      "training.rounds=1", "training.per_client.1.epochs=2", "--out", "run")  # fmt: skip
@@ -224,6 +231,17 @@ def test_explain_promises_what_a_run_then_sends(place: Path, finished: Path) -> 
     assert explained["down_scalars"] == sent["down"]["scalars"]
 
 
+def test_explain_says_which_model_is_the_small_one_and_what_is_optional(place: Path) -> None:
+    (step,) = json.loads(potluck("explain", "small.yaml", "--json").stdout)["steps"]
+    for entry in (*step["up"], *step["down"]):
+        assert entry["meaning"].endswith("(mlp-small, the smallest of the pool)")
+    named = json.loads(potluck("explain", "small.yaml", "method.small=conv-small", "--json").stdout)
+    assert named["steps"][0]["down"][0]["meaning"] == "the small model's averaged parameters (conv-small)"
+    shown = " ".join(potluck("explain", "fedproto").stdout.split())
+    assert "optional" in shown
+    assert "at most" in shown
+
+
 def test_explain_says_what_never_leaves(place: Path) -> None:
     shown = potluck("explain", "fedmrl", "small.yaml").stdout
     assert "never leaves the client" in shown
@@ -318,6 +336,7 @@ def test_a_list_among_a_models_options_is_written_as_a_list(place: Path) -> None
         ("method=3", ["method", "name of a method"]),
         ("method=null", ["method", "name of a method"]),
         ("models=[mlp-smal]", ["'mlp-smal'", "'mlp-small'"]),
+        ("models={rep_dim: 8, models: [mlp-small]}", ["no 'pool'", "'models'", "{pool: […], rep_dim: 8}"]),
         ("models=[cnn1]", ["cnn1", "(1, 8, 8)"]),
         ("data=digit", ["'digit'", "'digits'"]),
         ("data=null", ["data", "block"]),
@@ -448,7 +467,24 @@ def test_unknown_names_of_the_other_commands(place: Path) -> None:
     assert "'fedmrl'" in refused("explain", "fedmlr")
     assert "gone.yaml" in refused("explain", "fedmrl", "gone.yaml")
     assert potluck("rum").exit_code == 2
+    assert potluck("rum").stderr.count("Did you mean") == 1
     assert potluck("run", "small.yaml", "--ot", "x").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "key"),
+    [
+        ("--rounds", "training.rounds"),
+        ("--batch-size", "training.batch_size"),
+        ("--lr", "training.optimizer.lr"),
+        ("--seed", "seed"),
+    ],
+)
+def test_a_key_written_as_an_option_is_answered_with_the_key(place: Path, option: str, key: str) -> None:
+    result = potluck("run", "small.yaml", option, "3")
+    assert result.exit_code == 2
+    assert f"write {key}=VALUE" in result.stderr
+    assert "Did you mean" not in result.stderr
 
 
 def test_debug_shows_where(place: Path) -> None:
@@ -483,6 +519,23 @@ def test_stopped_before_a_run_began(place: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Experiment, "load", stopped)
     result = potluck("run", "small.yaml")
     assert (result.exit_code, result.stderr) == (130, "stopped\n")
+
+
+def test_stopped_while_the_commands_are_loaded() -> None:
+    script = """
+import sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+from potluck.__main__ import main
+main()
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "stopped\n")
 
 
 def test_the_signal_decides_the_exit_code() -> None:

@@ -33,7 +33,9 @@ def test_it_finds_what_is_here_and_says_how_to_get_the_rest(monkeypatch: pytest.
     found = examined()
     assert found["data digits"]["state"] == "ok"
     assert found["data cifar10"]["state"] == "missing"
-    assert "POTLUCK_DATA" in found["data cifar10"]["remedy"]
+    assert found["data cifar10"]["remedy"] == "from POTLUCK_DATA/cifar10, or the hub at first use"
+    assert found["data newsgroups20"]["remedy"] == "only from POTLUCK_DATA/newsgroups20"
+    assert found["data digits-captions"]["found"] == "embedded"
     assert found["extra far"]["found"] == "without nowhere"
     assert found["extra far"]["remedy"] == "pip install 'potluck[far]'"
     assert found["extra near"]["state"] == "ok"
@@ -53,3 +55,10 @@ def test_an_extra_brings_what_the_extras_it_names_bring(monkeypatch: pytest.Monk
     required = {"potluck": ["a[b]; extra == 'c'"], "a": ["ray; extra == 'b'", "other; extra == 'd'"]}
     monkeypatch.setattr(doctor, "_requirements", lambda name: required.get(name, []))
     assert doctor._packages_by_extra() == {"c": ["a", "ray"]}
+
+
+def test_data_made_from_others_is_read_from_their_folder(tmp_path: Path) -> None:
+    (tmp_path / "cifar10").mkdir()
+    for name in ("cifar10", "cifar10-captions"):
+        assert doctor._folder(name, str(tmp_path)) == tmp_path / "cifar10"
+    assert doctor._folder("cifar100", str(tmp_path)) is None

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from potluck.cli.app import app
+from potluck.core.method import registered
 
 EXPERIMENT = """\
 plugins: [my_method.py]
@@ -52,12 +53,33 @@ def test_what_is_written_passes_its_test_and_runs_as_a_plugin(place: Path) -> No
     assert {one["name"]: one["source"] for one in options["options"]}["weight"] == "ours"
 
 
+def test_capitals_name_the_class_and_explain_finds_it_as_a_plugin(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert potluck("new", "method", "FedOurs").exit_code == 0
+    text = (place / "fedours.py").read_text()
+    assert "class FedOurs(Method):" in text
+    assert 'name = "fedours"' in text
+    assert "--plugin FILE.py" in potluck("explain", "fedours").stderr
+    monkeypatch.setattr("potluck.core.method._registry", dict(registered()))
+    listed = json.loads(potluck("methods", "--plugin", "fedours.py", "--json").stdout)
+    assert "fedours" in [one["name"] for one in listed]
+    explained = potluck("explain", "fedours", "--plugin", "fedours.py", "--json")
+    assert json.loads(explained.stdout)["method"] == "fedours"
+
+
+def test_a_plugin_that_is_not_there_is_told(place: Path) -> None:
+    result = potluck("methods", "--plugin", "gone.py")
+    assert (result.exit_code, result.stderr) == (2, "error: plugins: there is no file gone.py\n")
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("method", "My Method"), "'My Method' cannot be a method's name; use small letters"),
+        (("method", "My Method"), "'My Method' cannot be a method's name; use letters"),
         (("method", "class"), "'class' cannot be a method's name"),
         (("method", "../escape"), "cannot be a method's name"),
+        (("method", "FedAvg"), "there is a method 'FedAvg' already"),
         (("method", "fedavg"), "there is a method 'fedavg' already"),
         (("method", "torch"), "torch.py would hide the module 'torch'"),
         (("model", "mine"), "'model' cannot be made; write: potluck new method NAME"),

@@ -608,7 +608,11 @@ class Bent(Sized):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"d1": 7}, r"d1 is 7, but client a \(Shallow\) has representation width 6"),
+        (
+            {"d1": 7},
+            r"d1 is 7, but client a \(Shallow\) has representation width 6; set method.d1 to at most 4 \(where "
+            r"methods are compared: fedmrl.d1\)",
+        ),
         ({"d1": [4, 5]}, r"d1 is 5, but client b \(Narrow\) has representation width 4"),
         ({"d1": {"a": 4, "b": 4}}, "leaves out client 'c'"),
         ({"d1": {"a": 4, "b": 4, "c": 4, "z": 4}}, "names client 'z', which does not exist"),

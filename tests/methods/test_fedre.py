@@ -464,7 +464,8 @@ class TestBadInput:
             federation(kit, models=[kit.Shallow, kit.Narrow])
         assert str(caught.value) == (
             "fedre: the head of client b (Narrow) is weight 4×4, bias 4, that of client a (Shallow) is weight 4×6, "
-            "bias 4; set models.rep_dim to one width for all"
+            "bias 4; set models.rep_dim to one width for all (models: {pool: […], rep_dim: 4}; in Python "
+            "models={'pool': […], 'rep_dim': 4})"
         )
 
     def test_heads_of_one_width_and_two_forms(self, kit):

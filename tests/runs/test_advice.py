@@ -155,6 +155,12 @@ def test_tf32_on_a_cpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert advised(data) == []
 
 
+@pytest.mark.parametrize("label", [0, 1])
+def test_labels_that_are_all_the_same_are_told(label: int) -> None:
+    said = advised(arrays([label] * 40))
+    assert f"every sample of 'arrays' has the same label, {label}: there is nothing to tell apart" in said
+
+
 def test_labels_that_begin_at_one_are_told() -> None:
     (said,) = advised(arrays([1, 2, 3, 2] * 10))
     assert said.startswith(

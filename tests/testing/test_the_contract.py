@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random  # noqa: TID251
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from potluck.core.model import Model
 from potluck.core.population import Population
 from potluck.core.server import Server
 from potluck.core.task import Batch, Task
+from potluck.kit.class_means import ClassStats
 from potluck.methods.registry import find_method
 from potluck.testing import contract as testing
 from potluck.testing.double_precision import double_precision
@@ -124,6 +126,63 @@ class GlobalRandomness(Plain):
         return {"level": torch.tensor(float(np.random.rand()))}  # noqa: NPY002
 
 
+class SeedsOnTheServer(Plain):
+    def round(self, server: Server, clients: Clients) -> None:
+        super().round(server, clients)
+        torch.manual_seed(0)  # noqa: TID251
+        server["level"].load(server["level"].value + torch.randn(()))
+
+
+class SeedsInAStep(Plain):
+    @client_step(up={"level": tensor("", "the client's level")})
+    def train(self, client: Client) -> Content:
+        super().train(client)
+        torch.default_generator.manual_seed(3)
+        return {"level": torch.randn(())}
+
+
+class SeedsToPredict(Plain):
+    def predict(self, client: Client, batch: Batch, mode: str) -> Tensor:
+        torch.manual_seed(0)  # noqa: TID251
+        return super().predict(client, batch, mode)
+
+
+class PythonsRandom(Plain):
+    @client_step(up={"level": tensor("", "the client's level")})
+    def train(self, client: Client) -> Content:
+        super().train(client)
+        random.seed(0)
+        return {"level": torch.tensor(random.random())}
+
+
+class DrawsFromTheDefault(Plain):
+    """Allowed: torch's default generator is seeded for every step."""
+
+    @client_step(up={"level": tensor("", "the client's level")})
+    def train(self, client: Client) -> Content:
+        super().train(client)
+        return {"level": torch.randn(())}
+
+
+class LooseClassMeans(Plain):
+    """Sums into a `ClassStats` of its own, which a captured collection knows nothing of: a level too short."""
+
+    @client_step(up={"level": tensor("", "the client's level")})
+    def train(self, client: Client) -> Content:
+        super().train(client)
+        stats = ClassStats(3, 64)
+        collect(client, lambda batch: stats.add(client["model"].features(batch.x), batch.y))
+        return {"level": stats.counts[stats.counts > 0].mean(0) if stats.counts.sum() else stats.counts[:0]}
+
+
+class OneHotInCollect(Plain):
+    @client_step(up={"level": tensor("", "the client's level")})
+    def train(self, client: Client) -> Content:
+        super().train(client)
+        rows = collect(client, lambda batch: F.one_hot(batch.y))
+        return {"level": torch.cat(rows).float().mean()}
+
+
 class Undeclared(Plain):
     @client_step(up={"level": tensor("", "the client's level")})
     def train(self, client: Client) -> Content:
@@ -183,7 +242,21 @@ BROKEN = [
     (HiddenState, testing.state_survives, "saved and resumed"),
     (CountsCalls, testing.order_does_not_matter, "order of clients matters"),
     (CountsCalls, testing.faults_leave_no_trace, "left a trace|differs from an absent client"),
-    (GlobalRandomness, testing.no_global_randomness, "global"),
+    (GlobalRandomness, testing.no_global_randomness, "the step train uses the global generator of NumPy"),
+    (SeedsOnTheServer, testing.no_global_randomness, "round seeds torch's default generator"),
+    (SeedsInAStep, testing.no_global_randomness, "the step train seeds torch's default generator"),
+    (SeedsToPredict, testing.no_global_randomness, "predict seeds torch's default generator"),
+    (
+        PythonsRandom,
+        testing.no_global_randomness,
+        "the step train uses the global generator of Python's random",
+    ),
+    (
+        LooseClassMeans,
+        testing.a_captured_step_is_right,
+        "when fit and collect are captured: .*ClassStats.into",
+    ),
+    (OneHotInCollect, testing.a_captured_step_is_right, r"given to collect .*test_the_contract.py, line \d+"),
     (Undeclared, testing.only_declared_crosses, "refused|not declared"),
     (Leaks, testing.only_declared_crosses, "said to stay at home"),
     (NoSuchPart, testing.only_declared_crosses, "'projector' is said to stay .* no such part"),
@@ -294,6 +367,24 @@ def test_double_precision_reaches_every_state_and_ends() -> None:
             played = testing.Bench("fedproto").play([testing.ALL])
         found = [value for state in played.states().values() for value in (state or {}).values()]
         assert {value.dtype for value in found if value.is_floating_point()} == {expected}
+
+
+def test_torchs_default_generator_may_be_drawn_from(registered: Any) -> None:
+    testing.no_global_randomness(testing.Bench(registered(DrawsFromTheDefault)))
+
+
+@pytest.mark.parametrize(
+    ("cls", "sentence"),
+    [
+        (HiddenState, "hiddenstate: state_survives: .* changed after setup: memory: declare"),
+        (Undeclared, "undeclared: clients_of_every_kind_work: .*'samples' is not declared"),
+    ],
+)
+def test_check_method_names_the_check_and_what_a_method_remembers(
+    registered: Any, cls: Any, sentence: str
+) -> None:
+    with pytest.raises(AssertionError, match=sentence):
+        testing.check_method(registered(cls))
 
 
 def test_check_method_says_which_part_is_broken(registered: Any) -> None:

@@ -17,10 +17,12 @@ from potluck.cli.federation import join, keys, serve
 from potluck.cli.inspect import explain, methods, split
 from potluck.cli.new import new
 from potluck.cli.run import resume, run
+from potluck.cli.suggestions import Command, Commands
 from potluck.version import __version__
 
 app = typer.Typer(
     name="potluck",
+    cls=Commands,
     help="Federated learning where everyone brings their own model.",
     no_args_is_help=True,
     add_completion=False,
@@ -41,7 +43,7 @@ for _command in (
     doctor,
     keys,
 ):  # as --help lists them
-    app.command(_command.__name__)(guarded(_command))
+    app.command(_command.__name__, cls=Command)(guarded(_command))
 
 
 def _version(asked: bool) -> None:
@@ -60,6 +62,6 @@ def options(
 
 
 def main() -> None:
-    """Start `potluck` and `python -m potluck`."""
+    """Run the command that was asked for."""
     end_on_signals()
     app()

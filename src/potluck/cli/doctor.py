@@ -88,7 +88,7 @@ def _packages_by_extra() -> dict[str, list[str]]:
     """The packages of each extra but `dev`; none for a source tree that was never installed."""
     lines = _requirements("potluck")
     extras = dict.fromkeys(found[1] for line in lines if (found := _EXTRA.search(line)))
-    return {extra: [*_packages("potluck", extra)] for extra in extras if extra != "dev"}
+    return {extra: [*dict.fromkeys(_packages("potluck", extra))] for extra in extras if extra != "dev"}
 
 
 def _packages(distribution: str, extra: str) -> Iterator[str]:
@@ -127,17 +127,37 @@ def _data() -> Iterator[Finding]:
     yield Finding("data", "POTLUCK_DATA", "ok" if shelf else "missing", shelf or "not set", _ABOUT_DATA)
     with _without_hub():
         for name in (one for one in names() if not needed(one)):
-            folder = Path(shelf, name) if shelf else None
-            here = folder is not None and folder.exists()
+            folder = _folder(name, shelf)
             try:
                 load(name, labels_only=True)
             except DataError as error:
-                yield Finding("data", name, "missing", first_line(error) if here else "not here", _ABOUT_DATA)
+                found = first_line(error) if folder is not None else "not here"
+                yield Finding("data", name, "missing", found, _how_to_get(name, str(error)))
             else:
-                yield Finding("data", name, "ok", str(folder) if here else "embedded, or in the hub's cache")
+                cached = "embedded" if _source(name) in ("digits", "noise") else "in the hub's cache"
+                yield Finding("data", name, "ok", str(folder) if folder is not None else cached)
 
 
-_ABOUT_DATA = "set POTLUCK_DATA to a folder with NAME/*.parquet, or let the hub fetch it at first use"
+_ABOUT_DATA = (
+    "set it to a folder with NAME/*.parquet for each data set; else the hub fetches most at first use"
+)
+
+
+def _source(name: str) -> str:
+    """The data set whose files are read: `cifar10` for `cifar10-captions`, which is made from it."""
+    return name.partition("-")[0]
+
+
+def _folder(name: str, shelf: str | None) -> Path | None:
+    """The folder that the data set is read from, if it is there."""
+    places = [Path(shelf, one) for one in (name, _source(name))] if shelf else []
+    return next((place for place in places if place.exists()), None)
+
+
+def _how_to_get(name: str, why: str) -> str:
+    """What to do for a data set that is not here; some are read from a folder only."""
+    place = f"POTLUCK_DATA/{_source(name)}"
+    return f"only from {place}" if "the hub has no copy" in why else f"from {place}, or the hub at first use"
 
 
 @contextmanager

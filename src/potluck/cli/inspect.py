@@ -19,11 +19,20 @@ if TYPE_CHECKING:
 FOR_DEMO = {"fedin": ["method.project=fixed"]}  # options a method needs to fit the demo's models
 
 
-def methods(json: AsJson = False, debug: Debug = False) -> None:
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin", metavar="FILE.py", help="Load a file with methods of your own first; repeatable."
+    ),
+]
+
+
+def methods(plugin: Plugins = None, json: AsJson = False, debug: Debug = False) -> None:
     """List the methods."""
     from potluck.cli.views.methods import method_entry, methods_sheet
     from potluck.methods.registry import find_method, method_names
 
+    _load(plugin)
     screen = Screen(json)
     entries = [method_entry(find_method(name)) for name in method_names()]
     if json:
@@ -44,12 +53,14 @@ def explain(
     options: Annotated[
         bool, typer.Option("--options", help="Show the method's options instead: meaning, default, source.")
     ] = False,
+    plugin: Plugins = None,
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Show what leaves a client, what comes to it and what never leaves it, with real sizes."""
     from potluck.cli.views.contract import explain_entry, explain_view
 
+    _load(plugin)
     screen = Screen(json)
     if options:
         return _show_options(screen, method, experiment, overrides or ())
@@ -61,6 +72,13 @@ def explain(
         screen.data(entry)
     else:
         screen.show(explain_view(entry, ", ".join([chosen.name, *added])))
+
+
+def _load(plugins: Sequence[str] | None) -> None:
+    from potluck.plugins import load_plugin
+
+    for plugin in plugins or ():
+        load_plugin(plugin, Path())
 
 
 def _show_options(screen: Screen, method: str, experiment: str | None, overrides: Sequence[str]) -> None:

@@ -53,10 +53,11 @@ class $title(Method):
     name = "$name"
     citation = ""  # authors, venue, year
     stays = ("data", "labels", "model")
+    modes = ("model", "small")  # ways to predict; the first is the reported one
     down = {"small": state_of("small", "the averaged small model")}
 
     class Config(MethodConfig):
-        """Options of $name; `potluck explain $name --options` lists them."""
+        """Options of $name; `potluck explain $name --plugin $stem.py --options` lists them."""
 
         small: str = option(default="mlp-small", description="the shared architecture", source="ours")
         weight: float = option(default=0.5, ge=0, description="weight of the mutual term", source="ours")
@@ -94,13 +95,18 @@ class $title(Method):
         return {
             "own": client.task.loss(own, batch.y, batch.weight),
             "small": client.task.loss(small, batch.y, batch.weight),
-            "mutual": self.config.weight * (divergence(own, small) + divergence(small, own)),
+            "mutual": self.config.weight * batch.mean(divergence(own, small) + divergence(small, own)),
         }
+
+    def predict(self, client: Client, batch: Batch, mode: str) -> Tensor:
+        """The scores in one of the `modes`, after `receive`: here each is the name of a model."""
+        scores: Tensor = client[mode](batch.x)
+        return scores
 
 
 def divergence(scores: Tensor, target: Tensor) -> Tensor:
-    """KL(target, scores), the mean over samples; the target is a constant."""
-    return F.kl_div(scores.log_softmax(1), target.detach().softmax(1), reduction="batchmean")
+    """KL(target, scores) of every sample; the target is a constant."""
+    return F.kl_div(scores.log_softmax(1), target.detach().softmax(1), reduction="none").sum(1)
 ''')
 
 TEST = Template('''"""Tests of $name: python -m pytest test_$stem.py"""
@@ -110,7 +116,7 @@ import math
 import potluck
 import torch
 
-from $stem import divergence
+from $stem import $title, divergence
 
 
 def test_contract():
@@ -122,6 +128,31 @@ def test_divergence_by_hand():
     """All of the target on one of two classes, the scores even: log 2. Replace it by numbers of your paper."""
     found = divergence(torch.zeros(1, 2), torch.tensor([[99.0, 0.0]]))
     assert math.isclose(float(found), math.log(2), rel_tol=1e-5)
+
+
+class Given:
+    """Clients that answer as the test says."""
+
+    def __init__(self, replies):
+        self.replies = replies
+
+    def ask(self, step, down=None, only=None):
+        return self.replies
+
+
+def test_the_server_by_hand():
+    """Clients of 1 and 3 samples that send zeros and ones: the average is 3/4."""
+    method, task = $title(), potluck.Task("classification", 2, (1, 8, 8))
+    server = potluck.Server(task, cards={})
+    server.declare(method.server_state(task))
+    small = server["small"].state()
+    sent = {
+        "a": {"small": {name: torch.zeros_like(value) for name, value in small.items()}},
+        "b": {"small": {name: torch.ones_like(value) for name, value in small.items()}},
+    }
+    method.round(server, Given(potluck.Replies.of(sent, samples={"a": 1, "b": 3})))
+    for value in server["small"].state().values():
+        torch.testing.assert_close(value, torch.full_like(value, 0.75))
 
 
 def test_a_round(tmp_path):
@@ -140,13 +171,13 @@ NEXT = """\
 {method} and {test} are written. What next:
 - `python -m pytest {test}` tries the method against the contract;
 - `plugins: [{method}]` in an experiment file loads it, `method: {name}` chooses it;
-- `potluck explain {name} FILE.yaml` shows what leaves a client there, with --options what can be set.
+- `potluck explain {name} --plugin {method}` shows what leaves a client, with --options what can be set.
 CONTRIBUTING.md says what each part of a method is for."""
 
 
 def new(
     kind: Annotated[str, typer.Argument(metavar="method", help="What to make: a method.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, such as my-method.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, such as my-method or FedMine.")],
     folder: Annotated[
         Path, typer.Option(metavar="FOLDER", help="Where to write it. Default: here.")
     ] = Path(),
@@ -157,7 +188,8 @@ def new(
     if kind != "method":
         raise ConfigError(f"{kind!r} cannot be made; write: potluck new method NAME")
     stem = _checked(name)
-    words = {"name": name.replace("_", "-"), "stem": stem, "title": stem.title().replace("_", "")}
+    title = "".join(word[0].upper() + word[1:] for word in re.split("[-_]", name))
+    words = {"name": stem.replace("_", "-"), "stem": stem, "title": title}
     files = {folder / f"{stem}.py": METHOD, folder / f"test_{stem}.py": TEST}
     _write({path: template.substitute(words) for path, template in files.items()})
     method, test = map(str, files)
@@ -172,12 +204,13 @@ def _checked(name: str) -> str:
     """The name of the file; refuses a name that is taken, or would hide a module."""
     from potluck.methods.registry import method_names
 
-    stem = name.replace("-", "_")
-    if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", name) or keyword.iskeyword(stem):
+    stem = name.lower().replace("-", "_")
+    if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", name, re.IGNORECASE) or keyword.iskeyword(stem):
         raise ConfigError(
-            f"{name!r} cannot be a method's name; use small letters, digits and single hyphens, such as my-method"
+            f"{name!r} cannot be a method's name; use letters, digits and single hyphens, such as my-method or "
+            "FedMine"
         )
-    if name.replace("_", "-") in method_names():
+    if stem.replace("_", "-") in method_names():
         raise ConfigError(f"there is a method {name!r} already; choose another name")
     if importlib.util.find_spec(stem) is not None and not Path(f"{stem}.py").exists():
         raise ConfigError(f"{stem}.py would hide the module {stem!r}; choose another name")

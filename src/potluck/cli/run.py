@@ -12,6 +12,7 @@ import typer
 from potluck.cli.exits import Stopped
 from potluck.cli.options import AsJson, Debug, ExperimentFile, Overrides
 from potluck.cli.screen import Screen
+from potluck.errors import RunError
 
 if TYPE_CHECKING:
     from potluck.runs.observers import Watcher
@@ -66,9 +67,19 @@ def resume(
 
     watched(
         Screen(json),
-        run.name,
+        _method_of(run),
         lambda watcher: go_on(run, rounds=rounds, watcher=watcher, overrides=overrides or (), trust=trust),
     )
+
+
+def _method_of(run: Path) -> str:
+    """What the progress lines of a run begin with; `resume` itself says what is wrong with a folder."""
+    from potluck.files import read_json
+
+    try:
+        return str(read_json(run / "environment.json")["settings"]["method"]["name"])
+    except (RunError, KeyError, TypeError):
+        return run.name
 
 
 def watched(

@@ -20,7 +20,19 @@ SplitName = Literal["train", "validation", "test"]
 
 
 class Client(Holder):
-    """One client while it works. Methods read it; the engine builds it and moves its state in and out."""
+    """One client while it works. Methods read it; the engine builds it and moves its state in and out.
+
+    What a method reads:
+
+    - `client["model"]`: a part of its declared state (a `Part`), or a module in one, `client["model/head"]`;
+    - `id`, `task`, `samples`, `classes_held`, `rows` (row numbers by split), `source` (its samples);
+    - `round`, from 1; `step`, the name of the step it does; `training`, its settings for this round;
+    - `device`, where its tensors are, and `precision`;
+    - `public`, the public data, for methods with `needs_public_data`;
+    - `batches()`, its shuffled samples, and `numbers([…])`, a few whole numbers on its device;
+    - `draw("purpose")`, `draw_private("purpose")`: generators; `rng`, the randomness of this round (an `Rng`);
+    - `report`: steps and losses so far, which go to the server with the reply (a `Report`).
+    """
 
     def __init__(
         self,

@@ -14,8 +14,14 @@ from potluck.core.task import Task
 class Server(Holder):
     """The shared modules and tensors, and the cards of the enrolled clients.
 
-    `task` is the task of the first client. Where tasks differ (`Method.tasks` is `any`) each is on its client's
-    card.
+    What a method reads:
+
+    - `server["small"]`: a part of its declared state (a `Part`), or a module in one, `server["small/head"]`;
+    - `cards`: the card of every enrolled client, by its id;
+    - `task`: the task of the first client; where tasks differ (`Method.tasks` is `any`) each is on a card;
+    - `round`, from 1; `device`, where its tensors are, and `precision`;
+    - `public`, the public data, for methods with `needs_public_data`;
+    - `draw("purpose")`: a generator; `rng`, the randomness of this round (an `Rng`); `numbers([…])`.
     """
 
     def __init__(

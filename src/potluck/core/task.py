@@ -103,3 +103,13 @@ class Batch:
 
     def __len__(self) -> int:
         return int(self.x.shape[0])
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of one number per sample, by the batch's weights, as `Task.loss` takes it.
+
+        >>> Batch(torch.zeros(2, 1), torch.zeros(2), weight=torch.tensor([1.0, 0.0])).mean(torch.tensor([3.0, 5.0]))
+        tensor(3.)
+        """
+        if self.weight is None:
+            return values.mean()
+        return (values * self.weight).sum() / self.weight.sum().clamp_min(1e-12)

@@ -78,7 +78,7 @@ class ExperimentSettings(Settings):
         if isinstance(values.get("federation"), list | tuple):
             values["federation"] = [_group(place, one) for place, one in enumerate(values["federation"])]
         elif models is not None and not isinstance(models, ModelSettings):
-            values["models"] = models if isinstance(models, dict) and "pool" in models else {"pool": models}
+            values["models"] = _models_block(models)
         if isinstance(values.get("public"), str | Mapping):
             public = {"data": values["public"]} if isinstance(values["public"], str) else values["public"]
             values["public"] = validated(PublicSettings, _with_blocks(public, "public."), "public")
@@ -141,6 +141,23 @@ class ExperimentSettings(Settings):
         """The four seeds: `seed`, except where `seeds` fixes one."""
         chosen = self.seeds.model_dump(exclude_none=True)
         return Seeds(**{name: chosen.get(name, self.seed) for name in SeedSettings.model_fields})
+
+
+def _models_block(models: Any) -> Any:
+    """`models` with its entries under `pool`; a setting beside entries that are not under it is refused."""
+    if isinstance(models, Mapping) and "pool" in models:
+        return models
+    apart = [key for key in ModelSettings.model_fields if isinstance(models, Mapping) and key in models]
+    if apart and not {"name", "model"} & set(models):
+        others = ", ".join(repr(key) for key in models if key not in ModelSettings.model_fields)
+        beside = f" but {others}" if others else ""
+        value = f"{apart[0]}: {models[apart[0]]}"
+        python = f"{{'pool': […], '{apart[0]}': {models[apart[0]]!r}}}"
+        raise ValueError(
+            f"models has {apart[0]} and no 'pool'{beside}; write models: {{pool: […], {value}}}, in Python "
+            f"models={python}"
+        )
+    return {"pool": models}
 
 
 def _with_blocks(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 
@@ -17,18 +17,35 @@ def named(population: Population, client: ClientId) -> str:
     return f"client {client} ({population.label(client)})"
 
 
-def require_width(population: Population, client: ClientId, option: str, width: int, spare: int = 0) -> None:
-    """The client's representation must be at least this wide, with `spare` columns left over."""
-    own = population.width(client)
-    if own < width + spare:
-        raise ConfigError(
-            f"{population.method_name}: {option} is {width}, but {named(population, client)} has representation "
-            f"width {own}; {_narrower(option, own - spare)}"
-        )
+def require_widths(
+    population: Population, option: str, widths: Mapping[ClientId, int], spare: int = 0
+) -> None:
+    """Every client's representation must be as wide as its entry in `widths`, with `spare` columns left over.
+
+    The remedy is one value that fits all clients where they are given one.
+    """
+    client = next((one for one in widths if population.width(one) < widths[one] + spare), None)
+    if client is None:
+        return
+    one_for_all = len(set(widths.values())) == 1
+    method, own = population.method_name, population.width(client)
+    least = min(map(population.width, widths)) if one_for_all else own
+    raise ConfigError(
+        f"{method}: {option} is {widths[client]}, but {named(population, client)} has representation width {own}; "
+        f"{_narrower(method, option, least - spare)}"
+    )
 
 
-def _narrower(option: str, most: int) -> str:
-    return f"set method.{option} to at most {most}" if most > 0 else "give it a wider one with models.rep_dim"
+def _narrower(method: str, option: str, most: int) -> str:
+    if most <= 0:
+        return "give it a wider one with models.rep_dim"
+    return f"set method.{option} to at most {most} (where methods are compared: {method}.{option})"
+
+
+def one_width_for_all(width: int) -> str:
+    """The advice where representations must be equally wide, as it is written in a file and in Python."""
+    python = f"models={{'pool': […], 'rep_dim': {width}}}"
+    return f"set models.rep_dim to one width for all (models: {{pool: […], rep_dim: {width}}}; in Python {python})"
 
 
 def require_apart(option: str, widths: Sequence[int], taken: Iterable[tuple[int, str]]) -> None:
@@ -47,7 +64,7 @@ def require_one_width(population: Population, reason: str) -> None:
             raise ConfigError(
                 f"{population.method_name}: {reason} needs one representation width, but "
                 f"{named(population, client)} has {population.width(client)}, {named(population, first)} has "
-                f"{width}; set models.rep_dim"
+                f"{width}; {one_width_for_all(min(map(population.width, population.ids)))}"
             )
 
 

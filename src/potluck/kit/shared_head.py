@@ -23,7 +23,7 @@ from potluck.core.settings import OptimizerSettings
 from potluck.core.streams import Source, Stream, shuffled_batches
 from potluck.core.task import Batch, Task
 from potluck.errors import ConfigError
-from potluck.kit.requirements import named
+from potluck.kit.requirements import named, one_width_for_all
 from potluck.training.collect import collect
 from potluck.training.fit import fit
 
@@ -173,7 +173,7 @@ def joined(replies: Replies, name: str) -> Tensor:
 
 def _advice(population: Population, first: ClientId, client: ClientId) -> str:
     if population.width(first) != population.width(client):
-        return "set models.rep_dim to one width for all"
+        return one_width_for_all(min(population.width(first), population.width(client)))
     return "choose models whose heads have the same layers"
 
 

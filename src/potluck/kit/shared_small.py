@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -11,7 +11,7 @@ from potluck.core.card import Card, ClientId
 from potluck.core.client import Client
 from potluck.core.contract import Shapes, state_of
 from potluck.core.message import Content, Message
-from potluck.core.method import Clients, Method, MethodConfig
+from potluck.core.method import Clients, Declared, Method, MethodConfig
 from potluck.core.model import Model
 from potluck.core.open_options import OpenOption, TuneSettings, Width, require_validation
 from potluck.core.options import option
@@ -23,8 +23,9 @@ from potluck.core.task import Task
 from potluck.core.trial import sample_batch
 from potluck.errors import ConfigError
 from potluck.kit.nested import Nested
-from potluck.kit.requirements import require_width
+from potluck.kit.requirements import require_widths
 from potluck.models import build
+from potluck.models.build import source_name, unpack
 
 
 class SharedSmall(Method):
@@ -34,8 +35,11 @@ class SharedSmall(Method):
     of θ is averaged over the clients that hold it.
     """
 
-    down = {"small": state_of("small", "the small model's averaged parameters")}
+    down: ClassVar[Declared] = lambda method: {
+        "small": state_of("small", f"the small model's averaged parameters{method.architecture}")
+    }
     train: Any
+    architecture = ""  # ends a sentence about the small model, as soon as it is known
 
     class Config(MethodConfig):
         """The shared model and its average."""
@@ -65,6 +69,16 @@ class SharedSmall(Method):
         d1 = self.config.tune.values(self.d2)[-1] if self.config.d1 == "auto" else self.config.d1
         widths = per_client(d1, population.ids, "method.d1")
         self.slices = Nested(widths, lambda d1: self.build_small(population.task, d1), self.config.buffers)
+        self.architecture = self._in_words(population.task)
+
+    def _in_words(self, task: Task) -> str:
+        """Which architecture the small model is, nothing where that is not known yet."""
+        if self.config.small is not None:
+            return f" ({source_name(unpack(self.config.small)[0])})"
+        if self.pool is None:
+            return ""
+        name = self.pool.smallest(task)  # of a class or function the key has its position before the name
+        return f" ({name.partition(':')[2] or name}, the smallest of the pool)"
 
     def check(self, population: Population) -> None:
         """Every d1 must fit into its client's representation, and the small model must have nested slices."""
@@ -72,8 +86,7 @@ class SharedSmall(Method):
             require_validation(population, "method.d1")
         option = "tune.candidates" if self.config.d1 == "auto" else "d1"
         widths = self.slices.widths
-        for client in population.ids:
-            require_width(population, client, option, widths[client])
+        require_widths(population, option, {client: widths[client] for client in population.ids})
         self.slices.check("method.small")
         for client in {d1: client for client, d1 in widths.items() if d1 < self.slices.widest}.values():
             self._check_slice(population.task, client)

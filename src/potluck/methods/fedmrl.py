@@ -76,7 +76,7 @@ class FedMRL(SharedSmall):
         """P: one linear layer from d1 + d2 to d2."""
         return nn.Linear(small.rep_dim + model.rep_dim, model.rep_dim)
 
-    @client_step(up=lambda method: {"small": state_of("small", method.sends)})
+    @client_step(up=lambda method: {"small": state_of("small", f"{method.sends}{method.architecture}")})
     def train(self, client: Client) -> Content:
         """Local epochs on the fused loss, then θ_k."""
         self.fit(client)

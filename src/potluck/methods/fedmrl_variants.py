@@ -17,7 +17,7 @@ from potluck.core.options import option
 from potluck.core.population import Population
 from potluck.core.task import Task
 from potluck.kit.loss_weights import Weight, rules, try_rules, weigh
-from potluck.kit.requirements import require_apart, require_linear_heads, require_one_width, require_width
+from potluck.kit.requirements import require_apart, require_linear_heads, require_one_width, require_widths
 from potluck.methods.fedmrl import FedMRL
 from potluck.training.fit import Fit
 
@@ -121,8 +121,8 @@ class FedMRLVariants(FedMRL):
         """The options must suit the clients' widths and headers."""
         super().check(population)
         config = self.config
-        for client in population.ids if config.widths else ():
-            require_width(population, client, "widths", config.widths[-1], spare=1)
+        if config.widths:
+            require_widths(population, "widths", dict.fromkeys(population.ids, config.widths[-1]), spare=1)
         require_apart("fedmrl: widths", config.widths, self.d1_values())
         if config.mrl == "full":
             require_one_width(population, "mrl: full")

@@ -15,5 +15,6 @@ def find_method(name: str) -> type[Method]:
     """The class of a method; an unknown name is refused with the nearest known one."""
     known = registered()
     if name not in known:
-        raise ConfigError(f"there is no method {name!r}; {nearest(name, known)}")
+        own = "one of your own is found once its file is loaded, by plugins: [FILE.py] or --plugin FILE.py"
+        raise ConfigError(f"there is no method {name!r}; {nearest(name, known)} ({own})")
     return known[name]

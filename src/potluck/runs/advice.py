@@ -75,8 +75,10 @@ def _about_labels(data: Dataset) -> str | None:
 def _about_classes(data: Dataset) -> str | None:
     taught, every = (set(part.tolist()) for part in (data.y[: data.train_rows], data.y))
     unseen = sorted(every - taught)
-    if data.task.classes == 1:
-        return f"all labels of {data.name!r} are equal, so there is nothing to learn; check y"
+    if len(every) == 1:
+        return (
+            f"every sample of {data.name!r} has the same label, {min(every)}: there is nothing to tell apart"
+        )
     if unseen and taught:
         names = ", ".join(data.class_names[label] for label in unseen[:5])
         return (

@@ -168,7 +168,7 @@ def resume(
     given = experiment if experiment is not None else past.experiment(overrides, rounds, trust)
     experiment = _ready(past.going_on(given, rounds))
     check_trackers(experiment.track)
-    with past.folder.locked(), _told(watcher, observers, progress, past.folder.path.name) as told:
+    with past.folder.locked(), _told(watcher, observers, progress, experiment.method.name) as told:
         federation = experiment.build(split=past.split())
         check_evaluation(experiment.evaluate, federation)
         check_keep(experiment, federation)

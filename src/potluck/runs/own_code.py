@@ -23,7 +23,7 @@ from potluck.experiment.origins import homes, is_foreign, model_names
 from potluck.experiment.schema import Experiment
 from potluck.methods.registry import find_method
 from potluck.models import registry as models
-from potluck.plugins import module_name
+from potluck.plugins import imported_beside, module_name
 from potluck.runs.own_objects import own_sources
 
 FUNCTION = re.compile(r"([A-Za-z_][\w.]*|.+\.py):[A-Za-z_]\w*")
@@ -127,7 +127,10 @@ def _file_of(name: str) -> Path | None:
 
 
 def _hash(file: Path) -> str:
+    """A hash of a file and of the files beside it that it imports."""
     try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
+        return hashlib.sha256(
+            b"".join(one.read_bytes() for one in (file, *imported_beside(file)))
+        ).hexdigest()
     except OSError as error:
         raise RunError(f"{file} cannot be read: {error.strerror or error}") from error

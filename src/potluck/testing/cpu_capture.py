@@ -6,7 +6,9 @@ and no value may be read back: what goes wrong here would go wrong on a GPU.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,19 +27,28 @@ from potluck.training.plan import Plan, Rows
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records every operation with the very tensors it reads and writes."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.what = what
         self.operations: list[tuple[Any, Any, Any, list[Any]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _depends_on_values(func, args):
             raise StepFailed(
-                f"a training step reads a value back or lets values decide a shape ({func.__name__}): "
-                "it cannot be captured"
+                f"{self.what} reads a value back or lets values decide a shape ({func.__name__}, {_caller()}): it "
+                "cannot be captured"
             )
         result = func(*args, **(kwargs or {}))
         self.operations.append((func, args, kwargs or {}, tree_leaves(result)))
         return result
+
+
+def _caller() -> str:
+    """The line that asked torch for the operation which is recorded now."""
+    frames = traceback.extract_stack()
+    inside = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    outer = next((frame for frame in reversed(frames) if not frame.filename.startswith(inside)), frames[0])
+    return f"{Path(outer.filename).name}, line {outer.lineno}"
 
 
 def _depends_on_values(func: Any, args: Any) -> bool:
@@ -50,9 +61,9 @@ def _depends_on_values(func: Any, args: Any) -> bool:
 class RecordedStep:
     """One training step, ready to be replayed with other values in the same tensors."""
 
-    def __init__(self, step: Step, rows: Rows) -> None:
+    def __init__(self, step: Step, rows: Rows, what: str = "a training step") -> None:
         self.rows = {name: value.clone() for name, value in rows.items()}
-        recorder = _Recorder()
+        recorder = _Recorder(what)
         with recorder:
             step(self.rows)
         self._operations = recorder.operations
@@ -78,7 +89,7 @@ class RecordedCollect:
         def step(places: Rows) -> None:
             self.outputs = function(places["rows"])
 
-        self._recorded = RecordedStep(step, {"rows": rows})
+        self._recorded = RecordedStep(step, {"rows": rows}, "the function given to collect")
 
     def replay(self, rows: Tensor) -> Any:
         """The outputs for other rows, copied."""

@@ -49,6 +49,7 @@ def explain_view(explained: Mapping[str, Any], experiment: str) -> RenderableTyp
     client, steps = explained["client"], explained["steps"]
     head = Text.assemble((explained["method"], "bold"), f"  {explained['citation']}".rstrip())
     about = Text(f"sizes for client {client['id']} ({client['model']}) of {experiment}", "dim")
+    about.append(", of the numbers alone; a run's bytes count their names and shapes, too")
     if explained["open"] is not None:
         tried = ", ".join(map(str, explained["open"]["candidates"]))
         about.append(
@@ -86,12 +87,14 @@ def _crossing(steps: Sequence[Mapping[str, Any]], direction: str, total: int) ->
             when = PURPOSES[step["purpose"]]
             if "times" in step:
                 when = f"{count(step['times'][direction])} times a round"
+            when += ", optional" if entry["optional"] else ""
             numbers = (count(entry["scalars"]), size(entry["bytes"]))
             row = (entry["name"], entry["shape"], *numbers, when, entry["meaning"])
             table.add_row(*map(Text, row))
     if not table.row_count:
         return Text("nothing")
-    return Group(table, Text(f"in all {count(total)} scalars a round", "bold"))
+    optional = any(entry["optional"] for step in steps for entry in step[direction])
+    return Group(table, Text(f"{'at most' if optional else 'in all'} {count(total)} scalars a round", "bold"))
 
 
 def _small(explained: Mapping[str, Any]) -> Text:

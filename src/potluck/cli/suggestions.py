@@ -1,0 +1,54 @@
+"""What is said about a command or an option that does not exist."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+
+class Commands(TyperGroup):
+    """All commands; an unknown one is answered with the nearest."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Typer names the nearest command in the sentence; click from 8.4 on would add it once more."""
+        try:
+            return super().resolve_command(ctx, args)
+        except Exception as error:
+            if "Did you mean" in getattr(error, "message", ""):
+                error.possibilities = None  # type: ignore[attr-defined]
+            raise
+
+
+class Command(TyperCommand):
+    """One command; for an unknown option that is a key of the experiment, the key is named."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            option = getattr(error, "option_name", None)
+            takes_keys = any(one.name == "overrides" for one in self.params)
+            key = key_named(option) if option and takes_keys and hasattr(error, "possibilities") else None
+            if key is not None:
+                error.message = f"No such option '{option}'; write {key}=VALUE"  # type: ignore[attr-defined]
+                error.possibilities = None  # type: ignore[attr-defined]
+            raise
+
+
+def key_named(option: str) -> str | None:
+    """The key of an experiment that an option such as `--rounds` or `--batch-size` may stand for."""
+    from potluck.experiment import Experiment
+
+    return _found(Experiment, option.lstrip("-").replace("-", "_"))
+
+
+def _found(block: Any, leaf: str, above: str = "") -> str | None:
+    """The first dotted key that ends in `leaf`, those of the block itself before those of blocks inside."""
+    if leaf in block.model_fields:
+        return f"{above}{leaf}"
+    inner = ((name, field.annotation) for name, field in block.model_fields.items())
+    blocks = ((name, kind) for name, kind in inner if hasattr(kind, "model_fields"))
+    keys = (_found(kind, leaf, f"{above}{name}.") for name, kind in blocks)
+    return next((key for key in keys if key is not None), None)
