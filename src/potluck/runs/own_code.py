@@ -35,19 +35,27 @@ def own_code(settings: Mapping[str, Any]) -> dict[str, str]:
     return {name: _hash(file) for name, file in found.items() if file is not None}
 
 
-def check_own_code(folder: Path, experiment: Experiment, known: Mapping[str, str]) -> None:
-    """Refuse code that has changed since the run in `folder` began, as it may compute other numbers.
+def check_named_code(folder: Path, settings: Mapping[str, Any], known: Mapping[str, str]) -> None:
+    """Refuse code that has changed since the run in `folder` began; nothing is imported to find out."""
+    _refuse_changed(folder, own_code(settings), known)
 
-    A plugin that nothing in the experiment comes from may change.
+
+def check_own_code(folder: Path, experiment: Experiment, known: Mapping[str, str]) -> None:
+    """Refuse code of an experiment that has changed since the run in `folder` began, given objects included.
+
+    The experiment is loaded, so it is known what comes from where: a plugin that nothing comes from may change.
     """
     settings = to_values(experiment)
     unused = _unused_plugins(experiment, settings)
-    changed = [
-        *(name for name, content in own_code(settings).items() if known.get(name) != content),
-        *(name for name, content in own_sources(experiment).items() if known.get(name, content) != content),
-    ]
-    for name in changed:
-        if name not in unused:
+    named = {name: content for name, content in own_code(settings).items() if name not in unused}
+    given = {name: content for name, content in own_sources(experiment).items() if name in known}
+    _refuse_changed(folder, named | given, known)
+
+
+def _refuse_changed(folder: Path, code: Mapping[str, str], known: Mapping[str, str]) -> None:
+    """It may compute other numbers."""
+    for name, content in code.items():
+        if known.get(name) != content:
             raise RunError(
                 f"{name} is not the code that {folder} was begun with, so the rest would not fit what is there; "
                 "restore that code, or start a new run in another folder (--out, in Python out=…)"

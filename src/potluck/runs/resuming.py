@@ -25,7 +25,7 @@ from potluck.files import read_json, write_json, write_whole
 from potluck.runs import pilots
 from potluck.runs.environment import check_version, data_facts, machine, views_hash
 from potluck.runs.folder import RunFolder
-from potluck.runs.own_code import check_own_code, check_trusted
+from potluck.runs.own_code import check_named_code, check_own_code, check_trusted
 
 ROUNDS = "training.rounds"
 # What decides where work is done, or what is written down about it, but no number.
@@ -73,7 +73,7 @@ class Past:
     def experiment(
         self, overrides: Sequence[Override] = (), rounds: int | None = None, trust: bool = False
     ) -> Experiment:
-        """The experiment in `config.yaml`, whose settings are compared before any code that they name is run."""
+        """The experiment in `config.yaml`, which is compared before any code that it names is run."""
         path = self.folder.path
         if not self.about["portable"]:
             raise RunError(
@@ -95,6 +95,7 @@ class Past:
             )
         if not trust:
             check_trusted(path, written)
+        check_named_code(path, written, self.about["code"])
         return Experiment.load(self.folder / "config.yaml", overrides)
 
     def going_on(self, experiment: Experiment, rounds: int | None) -> Experiment:

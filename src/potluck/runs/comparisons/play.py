@@ -157,7 +157,8 @@ class _Part:
         if self._finished():
             skip(f"{self.label}: finished before, taken from {self.folder}")
         else:
-            own = None if self.experiment.portable else settled(self.experiment, self.folder)
+            given = bool(self.experiment.plugins) or not self.experiment.portable
+            own = settled(self.experiment, self.folder) if given else None
             resume(self.folder, watcher=watch(self.label), experiment=own)
 
     def _clear(self) -> None:
