@@ -99,7 +99,14 @@ def play(
         check_sweep(plan.experiments)
     found = {
         setting: compare_experiments(
-            experiments, seeds, folder / setting, watch, skip, variants=plan.variants, **options
+            experiments,
+            seeds,
+            folder / setting,
+            watch,
+            skip,
+            variants=plan.variants,
+            base=plan.bases[setting],
+            **options,
         )
         for setting, experiments in plan.experiments.items()
     }

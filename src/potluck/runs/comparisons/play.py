@@ -58,6 +58,7 @@ def compare_experiments(
     against: str | None = None,
     view: View = "last",
     variants: Mapping[str, Mapping[str, Any]] | None = None,
+    base: Experiment | None = None,
 ) -> Comparison:
     """Run every experiment with every seed into `folder`, or what is left to run, and compare with Local.
 
@@ -65,9 +66,11 @@ def compare_experiments(
     with Local under the same settings of training, which is added where it is missing. `watch` makes the observer
     of a run from its label; `skip` is told of runs that were finished before. `targets` asks what it costs to reach
     these scores, `rounds` for the scores after these rounds. `against` names what to compare with instead of
-    Local. `variants` has what each label changes, for the page.
+    Local. `variants` has what each label changes, and `base` is the experiment without these changes (by default
+    the first one), for the page.
     """
-    experiments = with_locals(experiments)
+    base = base if base is not None else next(iter(experiments.values()))
+    experiments = with_locals(experiments, base)
     for label, experiment in experiments.items():
         check_rounds(rounds, experiment.training.rounds, experiment.evaluate.every, label)
     check_reference(against, experiments)
@@ -77,7 +80,7 @@ def compare_experiments(
     splits = {seed: first.variant(seed=seed).make_split(data) for seed in seeds}
     for experiment in experiments.values():
         check(experiment.variant(seed=seeds[0]), data, splits[seeds[0]], targets)
-    _make_folder(home.path, first)
+    _make_folder(home.path, base)
     with home.locked():
         folders: dict[str, list[Path]] = {label: [] for label in experiments}
         for label, seed, part in _parts(experiments, seeds, home):
