@@ -99,13 +99,14 @@ def test_the_frame_has_every_client_moment_and_mode(found: potluck.Comparison) -
 
 def test_every_mode_has_a_row_wherever_methods_are_shown(found: potluck.Comparison) -> None:
     rows = [row[:2] for row in found.sheet.rows]
-    assert {("fedproto", "prototype"), ("fedproto", "head"), ("Local", "model")} <= set(rows)
+    assert {("fedproto", "prototype *"), ("fedproto", "head"), ("Local", "model")} <= set(rows)
     page = (found.folder / "comparison.html").read_text()
     for text in (found.latex(), found._repr_html_(), repr(found), page):
         assert "prototype" in text
         assert "head" in text
         assert "after aggregation" in text
-    assert {"fedproto (prototype)", "fedproto (head)"} <= set(_texts(found.plot()))
+    labels = [name for text in _texts(found.plot()) for name in text.split(" = ")]
+    assert {"fedproto (prototype)", "fedproto (head)"} <= set(labels)
     report = (found.folder / "fedproto-seed0" / "report.html").read_text()
     assert "after aggregation, by prototype" in report
     assert "after training, by head" in report

@@ -151,7 +151,8 @@ class _Result:
     """What a comparison needs of one run."""
 
     folder: Path
-    method: str
+    method: str  # its label
+    name: str
     seed: str
     split: str | None
     key: Key | None
@@ -161,6 +162,7 @@ class _Result:
     messages: dict[str, Any]
     seconds: float | None
     about: dict[str, Any]
+    rounds: int | None
     names: dict[str, str]  # client → what it is measured by, where tasks or data sets differ
     data_sets: dict[str, str]
     further: dict[str, dict[str, Any]]
@@ -244,7 +246,8 @@ class _Pairing:
         if key is None or not other:
             return None
         at_headline = key == _key(own)
-        stream = self.rng.child("bootstrap", method, *(() if at_headline else key)).numpy()
+        # The same draws at every moment and in every mode, so that equal scores have equal intervals.
+        stream = self.rng.child("bootstrap", method).numpy()
         reference = _values(other) if at_headline else _values(other, _same_moment(other, key))
         found = paired_difference(_values(own, key), reference, stream, self.draws, self.level)
         return found.to_json() if found else None
@@ -286,7 +289,8 @@ def _spread_of(group: Mapping[str, _Result], key: Key) -> dict[str, Any]:
     scores = [run.scores[key] for run in runs if key in run.scores]
     drawn = headline is not None and key != headline and key[0] == headline[0]
     curve = {"curve": _curve_over_seeds(runs, key)} if drawn else {}
-    return {"when": key[0], "mode": key[1], **_over_clients(scores), **curve}
+    clients = max((len(one.clients) for one in scores), default=0)
+    return {"when": key[0], "mode": key[1], "clients": clients, **_over_clients(scores), **curve}
 
 
 def _over_clients(scores: Sequence[Scores]) -> dict[str, Any]:
@@ -338,6 +342,7 @@ def _read_result(folder: Path, label: str | None, view: View, when: str | None) 
     return _Result(
         folder=folder,
         method=label or method,
+        name=method,
         seed=json.dumps(config.get("seed"), sort_keys=True),
         split=split.get("hash"),
         key=key,
@@ -346,7 +351,8 @@ def _read_result(folder: Path, label: str | None, view: View, when: str | None) 
         sent=_sent(folder / "ledger.jsonl", sorted({n for c in curves.values() for n in c.rounds.tolist()})),
         messages=messages_block(folder / "ledger.jsonl"),
         seconds=seconds_per_round(folder / "timing.jsonl"),
-        about={name: config.get(name) for name in ("data", "partition")} | _federation(config),
+        about=_about(config),
+        rounds=(config.get("training") or {}).get("rounds"),
         names=_names(config, metrics, series.evaluated(view) if series else ()),
         data_sets=_data_sets(split),
         further=series.further_means(view) if series else {},
@@ -377,6 +383,12 @@ def _data_sets(split: Mapping[str, Any]) -> dict[str, str]:
     groups, clients = split.get("groups") or (), split.get("clients") or ()
     names = [str(group["data"]) for group in groups for _ in range(group["clients"])]
     return {str(part["id"]): name for part, name in zip(clients, names, strict=False)}
+
+
+def _about(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What all runs of a comparison share, for its titles and captions."""
+    name = {"name": config["name"]} if config.get("name") else {}
+    return name | {key: config.get(key) for key in ("data", "partition")} | _federation(config)
 
 
 def _federation(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -410,6 +422,8 @@ def _method_entry(method: str, runs: Sequence[_Result]) -> dict[str, Any]:
     key, further = runs[0].key, _further_over_seeds(runs)
     return {
         "method": method,
+        "method_name": runs[0].name,
+        "rounds_trained": runs[0].rounds,
         "when": key[0] if key else None,
         "mode": key[1] if key else None,
         "seeds": len(runs),

@@ -94,13 +94,15 @@ def summary_frame(comparison: Mapping[str, Any]) -> pd.DataFrame:
             "method": entry["method"],
             "moment": one["when"],
             "mode": one["mode"],
+            "reported": (one["when"], one["mode"]) == (entry["when"], entry["mode"]),
+            "clients": one.get("clients"),
             "mean": one["accuracy"]["mean"],
             "std_over_seeds": one["accuracy"]["std_over_seeds"],
             "std_over_clients": one["std_over_clients"]["mean"],
             "worst_tenth": one["worst_tenth"]["mean"],
             "against": entry.get("against"),
             **_interval(one.get("difference")),
-            **{f"{way}_bytes": entry["messages"][way]["bytes"] for way in ("up", "down")},
+            **{f"{way}_bytes": round(entry["messages"][way]["bytes"]) for way in ("up", "down")},
             "seconds_per_round": entry.get("seconds_per_round"),
         }
         for entry in comparison["methods"]

@@ -45,7 +45,8 @@ Load = Callable[[Sequence[Override]], Experiment]
 class Plan:
     """What is compared: experiments by setting and label, and what each setting and each label changes.
 
-    `bases` has the experiment of each setting before any variant changes it. Without a sweep the only setting is "".
+    `bases` has the experiment of each setting before any variant changes it. Without a sweep the only setting
+    is "".
     """
 
     experiments: dict[str, dict[str, Experiment]]
