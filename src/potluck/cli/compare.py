@@ -54,6 +54,13 @@ def compare(
             help="The method or variant to take differences to, then client by client too. Default: local.",
         ),
     ] = None,
+    view: Annotated[
+        str,
+        typer.Option(
+            metavar="VIEW",
+            help="The round that the tables look at: last, best_by_validation, or best_by_test (an upper bound).",
+        ),
+    ] = "last",
     out: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Where to write. Default: runs/<name>-compare."),
@@ -81,6 +88,7 @@ def compare(
     A file may name variants to compare instead, and a sweep over settings. The same command again skips the runs
     that are finished and goes on with those that were stopped.
     """
+    from potluck.report.comparison import check_view
     from potluck.runs.comparisons.api import check_views, default_folder
     from potluck.runs.comparisons.plan import read_sweep
 
@@ -89,9 +97,10 @@ def compare(
         _check_file(option, file)
     targets, at = _scores(target), _numbers("--rounds", rounds, "10,50,100")
     plan = read_sweep(experiment, words(methods), overrides or ())
+    check_view(view)
     check_views(plan, at, against)
     played = _numbers("--seeds", seeds, "0,1,2") or [plan.first.seed]
-    views = {"targets": targets, "rounds": at, "against": against}
+    views = {"targets": targets, "rounds": at, "against": against, "view": view}
     screen = Screen(json)
     result = compared(screen, plan, played, out or default_folder(plan), sys.argv[1:], **views)
     if json:

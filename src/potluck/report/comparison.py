@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from potluck.core.rng import Rng
-from potluck.errors import ConfigError, RunError, nearest
+from potluck.errors import ConfigError, RunError
 from potluck.report.format import rounded, whole
 from potluck.report.log import (
     ACCURACY,
@@ -157,6 +157,7 @@ class _Result:
     split: str | None
     key: Key | None
     scores: dict[Key, Scores]  # of every moment and mode, in the round of the view
+    chosen: dict[Key, Scores]  # the same in the round that is best by validation
     curves: dict[Key, Curve]
     sent: dict[int, float]  # evaluated round → bytes of training by then, all clients together
     messages: dict[str, Any]
@@ -177,6 +178,12 @@ class _Result:
 Groups = Mapping[str, Mapping[str, _Result]]  # label → seed → run
 
 
+def check_view(view: str) -> None:
+    """Refuse a view that there is not."""
+    if view not in VIEWS:
+        raise ConfigError(f"there is no view {view!r}; the views are {', '.join(VIEWS)}")
+
+
 def compare_runs(
     runs: Sequence[Path] | Mapping[str, Sequence[Path]],
     rng: Rng,
@@ -194,8 +201,7 @@ def compare_runs(
     method's interval does not depend on which others are compared. The result is plain data, the content of
     `comparison.json`.
     """
-    if view not in VIEWS:
-        raise ConfigError(f"there is no view {view!r}; {nearest(view, VIEWS)}")
+    check_view(view)
     labelled = runs.items() if isinstance(runs, Mapping) else [(None, runs)]
     results = [_read_result(folder, label, view, when) for label, folders in labelled for folder in folders]
     if not results:
@@ -290,7 +296,15 @@ def _spread_of(group: Mapping[str, _Result], key: Key) -> dict[str, Any]:
     drawn = headline is not None and key != headline and key[0] == headline[0]
     curve = {"curve": _curve_over_seeds(runs, key)} if drawn else {}
     clients = max((len(one.clients) for one in scores), default=0)
-    return {"when": key[0], "mode": key[1], "clients": clients, **_over_clients(scores), **curve}
+    chosen = [run.chosen[key].mean() for run in runs if key in run.chosen]
+    return {
+        "when": key[0],
+        "mode": key[1],
+        "clients": clients,
+        **_over_clients(scores),
+        "best_by_validation": over_seeds([one for one in chosen if one is not None]),
+        **curve,
+    }
 
 
 def _over_clients(scores: Sequence[Scores]) -> dict[str, Any]:
@@ -347,6 +361,7 @@ def _read_result(folder: Path, label: str | None, view: View, when: str | None) 
         split=split.get("hash"),
         key=key,
         scores={found: one.scores(view) for found, one in metrics.series.items()},
+        chosen={found: one.scores("best_by_validation") for found, one in metrics.series.items()},
         curves=curves,
         sent=_sent(folder / "ledger.jsonl", sorted({n for c in curves.values() for n in c.rounds.tolist()})),
         messages=messages_block(folder / "ledger.jsonl"),

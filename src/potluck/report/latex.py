@@ -86,7 +86,9 @@ def escaped(text: str) -> str:
 
 def _mode(row: Mapping[str, Any], comparison: Comparison) -> str:
     """The mode of a row; a star marks the reported one of a method that was measured in several."""
-    entry = next((one for one in comparison["methods"] if one["method"] == row["method"]), {})
+    entry: Mapping[str, Any] = next(
+        (one for one in comparison["methods"] if one["method"] == row["method"]), {}
+    )
     star = STAR if has_modes(entry) and row.get("mode") == entry.get("mode") else ""
     return escaped(str(row.get("mode") or "–")) + star
 

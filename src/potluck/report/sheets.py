@@ -32,6 +32,10 @@ from potluck.report.render import Column, Sheet, itself, words
 
 Comparison = Mapping[str, Any]
 REPORTED = " *"  # beside the mode that a method is judged by, where it was measured in several
+BY_VALIDATION = (
+    "Best by validation: the same in the round with the best mean validation score of each run; "
+    "--view best_by_validation (in Python view=…) gives all tables for it."
+)
 UNEVEN = (
     "Clients: how many were measured. Only those that took part in the last round are measured after training, so "
     "means over different numbers of clients are not to be compared."
@@ -216,6 +220,12 @@ def measured_sheet(comparison: Comparison) -> Sheet | None:
     if not rows:
         return None
     uneven = len({row.get("clients") for row in rows}) > 1
+
+    def by_validation(row: Mapping[str, Any]) -> Mapping[str, float | None]:
+        return row.get("best_by_validation") or _ABSENT
+
+    view = comparison.get("view", "last")
+    chosen = view == "last" and any(by_validation(row)["mean"] is not None for row in rows)
     columns = (
         words("method", itemgetter("method"), method_label),
         words("measured", itemgetter("when"), moment),
@@ -223,12 +233,14 @@ def measured_sheet(comparison: Comparison) -> Sheet | None:
         *([Column("clients", lambda row: row.get("clients"), count)] if uneven else []),
         _over_seeds(measure.head, itemgetter("accuracy"), measure.value),
         *_against(comparison, rows),
+        *([_over_seeds("best by validation", by_validation, measure.value)] if chosen else []),
         _over_seeds("spread", itemgetter("std_over_clients"), measure.value),
         _over_seeds("worst tenth", itemgetter("worst_tenth"), measure.value),
     )
     notes = (
         f"Spread: the population standard deviation over clients{_mean_of_seeds(comparison)}. Worst tenth: the "
         "mean of the worst tenth of the clients. A reference is taken at the same moment.",
+        *([BY_VALIDATION] if chosen else []),
         *([about_modes(comparison)] if about_modes(comparison) else []),
         *([UNEVEN] if uneven else []),
     )
@@ -398,6 +410,11 @@ def _notes(comparison: Comparison) -> tuple[str, ...]:
     if len(moments) > 1:
         each = ", ".join(f"{entry['method']} {moment(entry.get('when'))}" for entry in comparison["methods"])
         notes.append(f"The methods were not evaluated at the same moment: {each}.")
+    if others := comparison.get("not_shown"):
+        notes.append(
+            f"Also in this folder, from earlier calls, and not shown: {', '.join(others)}. A call that names all "
+            "methods and seeds shows them together, and trains nothing again."
+        )
     return tuple(notes)
 
 
