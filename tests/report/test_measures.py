@@ -10,6 +10,8 @@ from potluck.report import comparison_page, comparison_plots, latex, plots, shee
 from potluck.report.comparison import compare_runs
 from potluck.report.measures import measure_named, measure_of
 
+NOTHING_SENT = {way: {"scalars": 0, "bytes": 0} for way in ("up", "down")}
+
 
 def run(folder, method, metric, values, facts=None):
     folder.mkdir()
@@ -39,7 +41,7 @@ def test_less_is_better_where_the_metric_says_so(tmp_path, metric):
     sheet = sheets.comparison_sheet(comparison)
     assert sheet.rows[0][0] == "fedprox"
     name = measure_named(metric).name
-    assert name in [column.name for column in sheet.columns]
+    assert f"{name} ↓" in [column.name for column in sheet.columns]
     assert sheet.rows[0][2] == "9.5"
     assert "Lower is better." in " ".join(sheet.notes)
     gains = {entry["method"]: entry["by_client"] for entry in comparison["methods"] if "by_client" in entry}
@@ -59,6 +61,23 @@ def test_pages_and_pictures_show_plain_numbers(tmp_path):
     assert "9.5" in svg
     assert "950" not in svg
     assert " %" not in svg
+
+
+def test_plain_numbers_of_a_comparison_have_one_number_of_decimals():
+    def row(name, mean, spread, difference):
+        low, high = difference - 0.0917, difference + 0.0917
+        gain = {"mean": difference, "low": low, "high": high, "tie": low <= 0}
+        return {
+            "method": name, "mode": "model", "against": "local", "difference": gain, "messages": NOTHING_SENT,
+            "accuracy": {"mean": mean, "std_over_seeds": spread}, "runs": {}, "seeds": 2,
+        }  # fmt: skip
+
+    methods = [row("a", 0.4912, 0.14, 0.08961), row("b", 1.4, 0.08652, -0.0004)]
+    comparison = {"metrics": {"0": "r2"}, "seeds": ["0", "1"], "methods": methods}
+    shown = sheets.comparison_sheet(comparison).rows
+    assert [row[2] for row in shown] == ["1.400 ± 0.087", "0.491 ± 0.140"]
+    assert [row[3] for row in shown] == ["0.000 [−0.092, +0.091] tie", "+0.090 [−0.002, +0.181] tie"]
+    assert r"1.400 $\pm$ 0.087" in latex.comparison_table(comparison)
 
 
 def test_an_r2_may_be_negative_and_a_share_is_in_percent():

@@ -62,12 +62,19 @@ def test_lines_are_labelled_at_their_ends():
 
 
 def test_of_many_lines_the_best_and_the_reference_are_named():
-    curves = [curve(f"m{place}", 0.5 + place / 100) for place in range(20)] + [curve("local", 0.4)]
+    curves = [curve(f"m{place}", 0.5 + place / 100) for place in range(32)] + [curve("local", 0.4)]
     shown = " ".join(filter(None, texts(plots.accuracy_over_rounds(curves, reference="local"))))
-    assert "m19" in shown
+    assert "m31" in shown
+    assert "m14" in shown
     assert "local" in shown
     assert "m0" not in shown.split()
-    assert "Grey: 14 more." in shown
+    assert f"Grey: {', '.join(f'm{place}' for place in range(14))}." in shown
+
+
+def test_equal_lines_share_one_label():
+    shown = texts(plots.accuracy_over_rounds([curve("a", 0.9), curve("b", 0.9), curve("c", 0.8)]))
+    assert "90.0  a = b" in shown
+    assert "80.0  c" in shown
 
 
 @pytest.mark.parametrize("curves", [[], [curve(rounds=1)], [Curve("x", np.empty(0, np.int64), np.empty(0))]])

@@ -168,8 +168,18 @@ def test_clients_are_set_against_the_reference(comparison):
     assert a["difference"] is None
     sheet = sheets.gains_sheet(comparison)
     assert sheet is not None
-    assert sheet.title == "Clients against a"
-    expected = ("Local", "default", "4", "1 (25 %)", "0 (0 %)", "3 (75 %)", "−40.00", "−15.00", "+10.00")
+    assert sheet.title == "Clients against a (default)"
+    expected = (
+        "Local",
+        "after aggregation, by default",
+        "4",
+        "1 (25 %)",
+        "0 (0 %)",
+        "3 (75 %)",
+        "−40.00",
+        "−15.00",
+        "+10.00",
+    )
     assert sheet.rows == [expected]
     listed = sheets.differences_sheet(comparison)
     assert listed is not None

@@ -411,7 +411,7 @@ def test_runs_on_different_splits_are_not_compared(folders, tmp_path):
 
 
 def test_comparisons_refuse_what_is_not_there(folders, tmp_path):
-    with pytest.raises(ConfigError, match="did you mean 'last'"):
+    with pytest.raises(ConfigError, match="the views are last, best_by_validation, best_by_test"):
         compare_runs(folders, Rng(0), view="lats")
     with pytest.raises(ConfigError, match=r"local-0.*'before' was not evaluated"):
         compare_runs(folders, Rng(0), when="before")

@@ -99,13 +99,14 @@ def test_the_frame_has_every_client_moment_and_mode(found: potluck.Comparison) -
 
 def test_every_mode_has_a_row_wherever_methods_are_shown(found: potluck.Comparison) -> None:
     rows = [row[:2] for row in found.sheet.rows]
-    assert {("fedproto", "prototype"), ("fedproto", "head"), ("Local", "model")} <= set(rows)
+    assert {("fedproto", "prototype *"), ("fedproto", "head"), ("Local", "model")} <= set(rows)
     page = (found.folder / "comparison.html").read_text()
     for text in (found.latex(), found._repr_html_(), repr(found), page):
         assert "prototype" in text
         assert "head" in text
         assert "after aggregation" in text
-    assert {"fedproto (prototype)", "fedproto (head)"} <= set(_texts(found.plot()))
+    labels = [name for text in _texts(found.plot()) for name in text.split(" = ")]
+    assert {"fedproto (prototype)", "fedproto (head)"} <= set(labels)
     report = (found.folder / "fedproto-seed0" / "report.html").read_text()
     assert "after aggregation, by prototype" in report
     assert "after training, by head" in report
@@ -149,7 +150,7 @@ def test_pictures_of_all_kinds(found: potluck.Comparison) -> None:
     for kind in ("rounds", "differences", "bytes", "clients"):
         assert to_pdf(found.plot(kind)).startswith(b"%PDF")
     assert to_pdf(found.plot()) == to_pdf(found.plot())
-    with pytest.raises(RunError, match="nothing to show as 'grid'"):
+    with pytest.raises(RunError, match="'grid'; it has rounds, differences, bytes, clients"):
         found.plot("grid")
     with pytest.raises(ConfigError, match="did you mean 'rounds'"):
         found.plot("round")  # type: ignore[arg-type]
@@ -182,19 +183,61 @@ def test_wrong_arguments_are_one_sentence(tmp_path: Path) -> None:
         potluck.compare(own(), methods=[3])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="overrides are for experiment files"):
         potluck.compare(own(), overrides=["training.rounds=1"])
+    with pytest.raises(ConfigError, match=r"no 'observers'; .*potluck\.run"):
+        potluck.compare(data=arrays(), observers=[])
+    with pytest.raises(ConfigError, match=r"no 'target'; give a list, targets="):
+        potluck.compare(data=arrays(), target=0.3)
+    with pytest.raises(ConfigError, match="the views are last, best_by_validation"):
+        potluck.compare(own(), view="best", out=tmp_path / "all")  # type: ignore[arg-type]
+    assert not (tmp_path / "all").exists()
     with pytest.raises(ConfigError, match="takes no 'training'"):
         potluck.compare(own(), training={})
     for wrong, sentence in (
         ({"seeds": 3}, r"seeds: give a list, \[3\]"),
         ({"seeds": ["a"]}, "seeds: 'a' is no whole number"),
         ({"targets": 0.5}, r"targets: give a list, \[0\.5\]"),
-        ({"view": "worst"}, "view: there is no 'worst'; known: best_by_test"),
+        ({"view": "worst"}, "there is no view 'worst'; the views are last"),
     ):
         with pytest.raises(ConfigError, match=sentence):
             potluck.compare(own(), methods=["fedavg"], out=tmp_path / "none", **wrong)
     with pytest.raises(ConfigError, match=r"compare\(\*\*values\)"):
         potluck.compare({"data": "digits"})  # type: ignore[arg-type]
     assert not (tmp_path / "none").exists()
+
+
+def test_runs_targets_rounds_and_gains_can_be_had_in_python(found: potluck.Comparison) -> None:
+    asked: dict[str, Any] = {"methods": ["fedproto"], "seeds": [0, 1], "targets": [0.1], "rounds": [1, 2]}
+    again = potluck.compare(own(evaluate={"modes": "all"}), out=found.folder, against="fedproto", **asked)
+    assert isinstance(again, potluck.Comparison)
+    assert set(again.targets()["round"]) == {1}
+    assert set(again.rounds()["round"]) == {1, 2}
+    assert again.gains()[["better", "equal", "worse"]].to_numpy().sum() == 4
+    shown = repr(again)
+    for part in ("What a target costs", "Round by round", "against fedproto (prototype)", "prototype *"):
+        assert part in shown, part
+    assert "not shown: fedavg-seed0, fedavg-seed1" in shown
+    assert r"$^*$" in again.latex()
+    assert r"\label{tab:" in again.latex()
+    assert "iid split, 2 clients, 2 rounds" in again.latex()
+    for result in (found.run("fedproto", seed=1), again.run("fedproto", seed=1)):
+        assert result.clients["0"].predict(np.zeros((2, 6), np.float32)).shape == (2, 3)
+    with pytest.raises(ConfigError, match="its seeds: 0, 1"):
+        again.run("fedproto", seed=7)
+    with pytest.raises(RunError, match="compared without targets"):
+        found.targets()
+
+
+def test_equal_scores_have_equal_intervals(found: potluck.Comparison) -> None:
+    (local,) = (one for one in found.comparison["methods"] if one["method"] == "local")
+    assert {one["clients"] for one in local["measured"]} == {2}
+    frame = found.frame()
+    for entry in found.comparison["methods"]:
+        own = frame[frame["method"] == entry["method"]]
+        seen: dict[str, Any] = {}
+        for one in entry["measured"]:
+            rows = own[(own["moment"] == one["when"]) & (own["mode"] == one["mode"])]
+            key = str(rows["difference"].round(9).tolist())
+            assert seen.setdefault(key, one["difference"]) == one["difference"]
 
 
 # --- grids and sweeps -----------------------------------------------------------------------------------
@@ -234,6 +277,15 @@ def test_variants_can_be_a_grid(tmp_path: Path) -> None:
     assert labels[:3] == ["local,lr=0.1", "local,lr=0.01", "weight=1.0,lr=0.1"]
     assert len(labels) == 6
     assert len(found.plot("grid").axes) == 1
+    more = {**grid, "fedavg": {"method": "fedavg"}}
+    found = potluck.compare(own(training={"rounds": 1}), variants=more, out=tmp_path / "more")
+    assert isinstance(found, potluck.Comparison)
+    assert len(found.plot("grid").axes) == 1
+    for frame in (found.frame(), found.summary(), found.gains()):
+        rows = frame.drop_duplicates("method").set_index("method")
+        chosen = rows.loc[["weight=5.0,lr=0.1", "fedavg"], ["method.name", "training.optimizer.lr"]]
+        assert chosen.to_numpy().tolist() == [["fedproto", 0.1], ["fedavg", 0.01]]
+        assert rows.loc["weight=5.0,lr=0.1", "method.weight"] == 5.0
 
 
 # --- the command line -----------------------------------------------------------------------------------

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 import potluck
 from potluck.experiment.schema import Experiment
@@ -86,3 +88,38 @@ def test_differences_are_those_to_the_local_of_the_same_settings(file: Path, tmp
     own = frame[(frame["method"] == "lr=0.5") & (frame["moment"] == "after_training")]
     told = found.summary().set_index(["method", "moment"])["difference"]
     assert own["difference"].mean() == pytest.approx(told["lr=0.5", "after_training"], abs=1e-6)
+
+
+def test_a_local_is_named_after_what_it_trains_with_other_than_the_experiment(file: Path) -> None:
+    variants = {
+        "fedproto": {"method": "fedproto"},
+        "long": {"training.epochs": 2},
+        "large": {"training.batch_size": 64, "training.participation": 0.5},
+        "one": {"training.per_client": {"1": {"lr": 0.01}}},
+        "same": {"training.batch_size": 32, "training.epochs": 3},
+    }
+    assert {*read_sweep(file, variants=variants).experiments[""]} - {*variants} == {
+        "local",
+        "local,epochs=2",
+        "local,batch_size=64,participation=0.5",
+        "local,per_client.1.lr=0.01",
+        "local,epochs=3",
+    }
+
+
+def test_the_settings_that_are_shown_are_those_of_the_experiment_as_written(
+    file: Path, tmp_path: Path
+) -> None:
+    variants = {
+        "fedproto": {"method": "fedproto"},
+        "slow": {"method": "fedproto", "training.optimizer.lr": 0.001},
+    }
+    asked: dict[str, Any] = {"variants": variants, "overrides": ["training.optimizer.lr=0.1"]}
+    potluck.compare(file, out=tmp_path / "one", **asked)
+    potluck.compare(file, out=tmp_path / "sweep", sweep={"partition.clients": [2]}, **asked)
+    for folder in (tmp_path / "one", tmp_path / "sweep" / "clients=2"):
+        settings = yaml.safe_load((folder / "experiment.yaml").read_text())
+        assert settings["method"]["name"] == "fedavg"
+        assert settings["training"]["optimizer"]["lr"] == 0.1
+        assert "name: fedavg" in (folder / "comparison.html").read_text()
+    assert "name: fedavg" in (tmp_path / "sweep" / "sweep.html").read_text()

@@ -56,6 +56,13 @@ def compare(
             help="The method or variant to take differences to, then client by client too. Default: local.",
         ),
     ] = None,
+    view: Annotated[
+        str,
+        typer.Option(
+            metavar="VIEW",
+            help="The round that the tables look at: last, best_by_validation, or best_by_test (an upper bound).",
+        ),
+    ] = "last",
     out: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Where to write. Default: runs/<name>-compare."),
@@ -84,6 +91,7 @@ def compare(
     that are finished and goes on with those that were stopped.
     """
     from potluck.experiment.overrides import read_yaml
+    from potluck.report.comparison import check_view
     from potluck.runs.comparisons.api import check_views, default_folder
     from potluck.runs.comparisons.plan import read_sweep
 
@@ -95,9 +103,10 @@ def compare(
             raise ConfigError(f"{option} is empty; leave it out, or name some")
     targets, at = _scores(target), _numbers("--rounds", rounds, "10,50,100")
     plan = read_sweep(experiment, words(methods or ""), overrides or ())
+    check_view(view)
     check_views(plan, at, against)
     played = _numbers("--seeds", seeds or "", "0,1,2") or [plan.first.seed]
-    views = {"targets": targets, "rounds": at, "against": against}
+    views = {"targets": targets, "rounds": at, "against": against, "view": view}
     screen = Screen(json)
     if methods and read_yaml(experiment).get("variants"):
         screen.err.print(f"{experiment}: variants left out, as --methods takes their place", soft_wrap=True)

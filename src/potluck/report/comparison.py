@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from potluck.core.rng import Rng
-from potluck.errors import ConfigError, RunError, nearest
+from potluck.errors import ConfigError, RunError
 from potluck.report.format import rounded, whole
 from potluck.report.log import (
     ACCURACY,
@@ -151,16 +151,19 @@ class _Result:
     """What a comparison needs of one run."""
 
     folder: Path
-    method: str
+    method: str  # its label
+    name: str
     seed: str
     split: str | None
     key: Key | None
     scores: dict[Key, Scores]  # of every moment and mode, in the round of the view
+    chosen: dict[Key, Scores]  # the same in the round that is best by validation
     curves: dict[Key, Curve]
     sent: dict[int, float]  # evaluated round → bytes of training by then, all clients together
     messages: dict[str, Any]
     seconds: float | None
     about: dict[str, Any]
+    rounds: int | None
     names: dict[str, str]  # client → what it is measured by, where tasks or data sets differ
     data_sets: dict[str, str]
     further: dict[str, dict[str, Any]]
@@ -173,6 +176,12 @@ class _Result:
 
 
 Groups = Mapping[str, Mapping[str, _Result]]  # label → seed → run
+
+
+def check_view(view: str) -> None:
+    """Refuse a view that there is not."""
+    if view not in VIEWS:
+        raise ConfigError(f"there is no view {view!r}; the views are {', '.join(VIEWS)}")
 
 
 def compare_runs(
@@ -192,8 +201,7 @@ def compare_runs(
     method's interval does not depend on which others are compared. The result is plain data, the content of
     `comparison.json`.
     """
-    if view not in VIEWS:
-        raise ConfigError(f"there is no view {view!r}; {nearest(view, VIEWS)}")
+    check_view(view)
     labelled = runs.items() if isinstance(runs, Mapping) else [(None, runs)]
     results = [_read_result(folder, label, view, when) for label, folders in labelled for folder in folders]
     if not results:
@@ -244,7 +252,8 @@ class _Pairing:
         if key is None or not other:
             return None
         at_headline = key == _key(own)
-        stream = self.rng.child("bootstrap", method, *(() if at_headline else key)).numpy()
+        # The same draws at every moment and in every mode, so that equal scores have equal intervals.
+        stream = self.rng.child("bootstrap", method).numpy()
         reference = _values(other) if at_headline else _values(other, _same_moment(other, key))
         found = paired_difference(_values(own, key), reference, stream, self.draws, self.level)
         return found.to_json() if found else None
@@ -286,7 +295,16 @@ def _spread_of(group: Mapping[str, _Result], key: Key) -> dict[str, Any]:
     scores = [run.scores[key] for run in runs if key in run.scores]
     drawn = headline is not None and key != headline and key[0] == headline[0]
     curve = {"curve": _curve_over_seeds(runs, key)} if drawn else {}
-    return {"when": key[0], "mode": key[1], **_over_clients(scores), **curve}
+    clients = max((len(one.clients) for one in scores), default=0)
+    chosen = [run.chosen[key].mean() for run in runs if key in run.chosen]
+    return {
+        "when": key[0],
+        "mode": key[1],
+        "clients": clients,
+        **_over_clients(scores),
+        "best_by_validation": over_seeds([one for one in chosen if one is not None]),
+        **curve,
+    }
 
 
 def _over_clients(scores: Sequence[Scores]) -> dict[str, Any]:
@@ -338,15 +356,18 @@ def _read_result(folder: Path, label: str | None, view: View, when: str | None) 
     return _Result(
         folder=folder,
         method=label or method,
+        name=method,
         seed=json.dumps(config.get("seed"), sort_keys=True),
         split=split.get("hash"),
         key=key,
         scores={found: one.scores(view) for found, one in metrics.series.items()},
+        chosen={found: one.scores("best_by_validation") for found, one in metrics.series.items()},
         curves=curves,
         sent=_sent(folder / "ledger.jsonl", sorted({n for c in curves.values() for n in c.rounds.tolist()})),
         messages=messages_block(folder / "ledger.jsonl"),
         seconds=seconds_per_round(folder / "timing.jsonl"),
-        about={name: config.get(name) for name in ("data", "partition")} | _federation(config),
+        about=_about(config),
+        rounds=(config.get("training") or {}).get("rounds"),
         names=_names(config, metrics, series.evaluated(view) if series else ()),
         data_sets=_data_sets(split),
         further=series.further_means(view) if series else {},
@@ -377,6 +398,12 @@ def _data_sets(split: Mapping[str, Any]) -> dict[str, str]:
     groups, clients = split.get("groups") or (), split.get("clients") or ()
     names = [str(group["data"]) for group in groups for _ in range(group["clients"])]
     return {str(part["id"]): name for part, name in zip(clients, names, strict=False)}
+
+
+def _about(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What all runs of a comparison share, for its titles and captions."""
+    name = {"name": config["name"]} if config.get("name") else {}
+    return name | {key: config.get(key) for key in ("data", "partition")} | _federation(config)
 
 
 def _federation(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -410,6 +437,8 @@ def _method_entry(method: str, runs: Sequence[_Result]) -> dict[str, Any]:
     key, further = runs[0].key, _further_over_seeds(runs)
     return {
         "method": method,
+        "method_name": runs[0].name,
+        "rounds_trained": runs[0].rounds,
         "when": key[0] if key else None,
         "mode": key[1] if key else None,
         "seeds": len(runs),

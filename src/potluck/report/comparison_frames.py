@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,32 @@ def comparison_frame(folder: Path, comparison: Mapping[str, Any]) -> pd.DataFram
         for name, entry in runs.items()
         for seed, place in entry["runs"].items()
     }
-    view = comparison.get("view", "last")
+    view, keys = comparison.get("view", "last"), _own_keys(comparison)
     references = {key: _by_client(metrics, view) for key, metrics in read.items()}
     rows = [
-        {"method": name, "seed": _seed(seed), "against": runs[name].get("against"), **row}
+        {**_names(runs[name], keys), "seed": _seed(seed), "against": runs[name].get("against"), **row}
         | _difference(row, references.get((runs[name].get("against"), seed)))
         for (name, seed), metrics in read.items()
         for row in client_rows(metrics, view)
     ]
     frame = pd.DataFrame(rows).drop(columns="score")
-    first = ["method", "seed", "client", "moment", "mode", "round", "metric"]
+    first = ["method", *keys, "seed", "client", "moment", "mode", "round", "metric"]
     last = ["difference", "against", "held_out", "samples"]
     return frame[[*first, *(name for name in frame.columns if name not in {*first, *last}), *last]]
+
+
+def _own_keys(comparison: Mapping[str, Any]) -> list[str]:
+    """The columns that tell variants apart: the name of the method, and the keys that some variant changes."""
+    entries = comparison["methods"]
+    keys = dict.fromkeys(key for entry in entries for key in entry.get("settings") or ())
+    named = keys or any(entry.get("method_name", entry["method"]) != entry["method"] for entry in entries)
+    return [*(["method.name"] if named else []), *keys]
+
+
+def _names(entry: Mapping[str, Any], keys: Sequence[str]) -> Row:
+    """The label of a row, and its values of these columns."""
+    values = {"method.name": entry.get("method_name")} | (entry.get("settings") or {})
+    return {"method": entry["method"]} | {key: values.get(key) for key in keys}
 
 
 def _seed(seed: str) -> Any:
@@ -89,18 +103,21 @@ def _difference(row: Row, reference: Mapping[tuple[str, str], float] | None) -> 
 
 def summary_frame(comparison: Mapping[str, Any]) -> pd.DataFrame:
     """A row per method, moment and mode: means over clients and seeds, and the paired difference."""
+    keys = _own_keys(comparison)
     rows = [
         {
-            "method": entry["method"],
+            **_names(entry, keys),
             "moment": one["when"],
             "mode": one["mode"],
+            "reported": (one["when"], one["mode"]) == (entry["when"], entry["mode"]),
+            "clients": one.get("clients"),
             "mean": one["accuracy"]["mean"],
             "std_over_seeds": one["accuracy"]["std_over_seeds"],
             "std_over_clients": one["std_over_clients"]["mean"],
             "worst_tenth": one["worst_tenth"]["mean"],
             "against": entry.get("against"),
             **_interval(one.get("difference")),
-            **{f"{way}_bytes": entry["messages"][way]["bytes"] for way in ("up", "down")},
+            **{f"{way}_bytes": round(entry["messages"][way]["bytes"]) for way in ("up", "down")},
             "seconds_per_round": entry.get("seconds_per_round"),
         }
         for entry in comparison["methods"]
@@ -112,3 +129,64 @@ def summary_frame(comparison: Mapping[str, Any]) -> pd.DataFrame:
 def _interval(difference: Mapping[str, Any] | None) -> Row:
     known = difference or {}
     return {"difference": known.get("mean")} | {name: known.get(name) for name in ("low", "high", "tie")}
+
+
+def targets_frame(comparison: Mapping[str, Any]) -> pd.DataFrame:
+    """A row per method and target: the round that reached it, and what was sent for training until then."""
+    keys = _own_keys(comparison)
+    rows = [
+        {
+            **_names(entry, keys),
+            "moment": entry["when"],
+            "mode": entry["mode"],
+            "target": cost["target"],
+            "seeds": len(cost["runs"]),
+            "reached": cost["reached"],
+            "round": cost["round"]["mean"],
+            "round_std": cost["round"]["std_over_seeds"],
+            **{
+                f"{unit}_{way}": cost[way][unit]["mean"]
+                for unit in ("scalars", "bytes")
+                for way in ("up", "down")
+            },
+        }
+        for entry in comparison["methods"]
+        for cost in entry["targets"]
+    ]
+    return pd.DataFrame(rows)
+
+
+def rounds_frame(comparison: Mapping[str, Any]) -> pd.DataFrame:
+    """A row per method, moment, mode and chosen round."""
+    keys = _own_keys(comparison)
+    rows = [
+        {
+            **_names(entry, keys),
+            "moment": one["when"],
+            "mode": one["mode"],
+            "round": number,
+            "mean": score["mean"],
+            "std_over_seeds": score["std_over_seeds"],
+        }
+        for entry in comparison["methods"]
+        for one in entry["rounds"]
+        for number, score in zip(comparison["rounds"], one["scores"], strict=True)
+    ]
+    return pd.DataFrame(rows)
+
+
+def gains_frame(comparison: Mapping[str, Any]) -> pd.DataFrame:
+    """A row per method that is compared: how many clients are better, equal and worse, a client once per seed."""
+    keys = _own_keys(comparison)
+    rows = [
+        {
+            **_names(entry, keys),
+            "moment": entry["when"],
+            "mode": entry["mode"],
+            "against": entry["against"],
+            **{sign: entry["by_client"][sign] for sign in ("better", "equal", "worse")},
+        }
+        for entry in comparison["methods"]
+        if entry.get("by_client")
+    ]
+    return pd.DataFrame(rows)

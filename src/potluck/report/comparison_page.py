@@ -18,14 +18,17 @@ from potluck.report.log import read_mapping
 from potluck.report.page import split_part
 from potluck.report.render import Column, Sheet, words
 from potluck.report.sheets import (
+    about_means,
     clients_sheet,
     comparison_sheet,
     differences_sheet,
     further_sheet,
     gains_sheet,
+    has_modes,
     in_given_order,
     measure_in,
     measured_sheet,
+    moments_of,
     rounds_sheet,
     row_label,
     sweep_sheet,
@@ -51,6 +54,10 @@ def write_comparison(path: Path, comparison: Mapping[str, Any]) -> Path:
         "subtitle": f"seeds {', '.join(map(str, seeds))} · {_view(comparison)}",
         "measure": capital(measure_in(comparison).name),
         "several_seeds": len(seeds) > 1,
+        "lower": "" if measure_in(comparison).higher_is_better else " Lower is better.",
+        "means": capital(about_means(comparison)),
+        "moments": moments_of(comparison["methods"]),
+        "by_reported_mode": _by_reported_mode(comparison),
         "sheets": [("Methods", methods), *((sheet.title, sheet) for sheet in others)],
         "gains": gains_sheet(comparison),
         "differences": differences_sheet(comparison),
@@ -73,17 +80,24 @@ def _view(comparison: Mapping[str, Any]) -> str:
 
 
 def variants_heat_map(comparison: Mapping[str, Any]) -> Figure | None:
-    """The scores of variants over the two keys that they change; None where they are no such product."""
+    """The scores of variants over the two keys that they change, a map for every product; None without one."""
     changes = {
         label: {key: in_words(value) for key, value in each.items()}
         for label, each in (comparison.get("variants") or {}).items()
     }
-    keys = {tuple(each) for each in changes.values()}
-    if len(changes) < 4 or len(keys) != 1 or len(next(iter(keys))) != 2:
-        return None
     found = {entry["method"]: entry["accuracy"]["mean"] for entry in comparison["methods"]}
-    measure = measure_in(comparison)
-    return heat_map(grids(changes, {measure.head: found}), measure)
+    measure, drawn = measure_in(comparison), []
+    for keys in dict.fromkeys(tuple(each) for each in changes.values()):
+        part = {label: each for label, each in changes.items() if tuple(each) == keys}
+        if len(keys) == 2 and len(part) >= 4:
+            drawn += grids(part, {measure.head: found})
+    note = f"{capital(measure.name)}: {about_means(comparison)}{_by_reported_mode(comparison)}"
+    return heat_map(drawn, measure, note) if drawn else None
+
+
+def _by_reported_mode(comparison: Mapping[str, Any]) -> str:
+    """Where methods have several modes, that the reported one is shown."""
+    return ", by the reported mode of each method" if any(map(has_modes, comparison["methods"])) else ""
 
 
 def _split(folder: Path, comparison: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -137,6 +151,8 @@ def write_sweep(path: Path, sweep: Mapping[str, Any], comparisons: Mapping[str, 
         "title": f"{len(comparisons)} settings of {sweep['name']}",
         "subtitle": f"seeds {', '.join(map(str, first.get('seeds') or ()))} · {_view(first)}",
         "measure": capital(measure.name),
+        "lower": "" if measure.higher_is_better else " Lower is better.",
+        "means": capital(about_means(first)),
         "heat": sweep_heat_map(sweep, comparisons),
         "sheet": sweep_sheet(sweep["settings"], comparisons),
         "links": [(setting, f"{quote(setting)}/comparison.html") for setting in comparisons],
@@ -156,4 +172,6 @@ def sweep_heat_map(sweep: Mapping[str, Any], comparisons: Mapping[str, Mapping[s
         setting: {key: in_words(value) for key, value in sweep["settings"][setting].items()}
         for setting in comparisons
     }
-    return heat_map(grids(changes, scores), measure_in(next(iter(comparisons.values()))))
+    first = next(iter(comparisons.values()))
+    measure = measure_in(first)
+    return heat_map(grids(changes, scores), measure, f"{capital(measure.name)}: {about_means(first)}")

@@ -10,30 +10,38 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from potluck.report.format import method_label, size
 from potluck.report.log import Curve
 from potluck.report.measures import Measure
 from potluck.report.plots import (
     FAINT,
+    GREY,
     INK,
+    LABEL,
+    LABEL_GAP,
     PALETTE,
     RULE,
     WIDTH,
+    Styles,
     accuracy_over_rounds,
     axes_of_differences,
     clean_axes,
     framed,
     label_right,
+    note_below,
     own_style,
+    room_for,
+    row_styles,
     score_ticks,
     shorten,
-    spread_apart,
+    write_ends,
 )
 from potluck.report.sheets import measure_in, ranked, row_label, rows_of
 
 Comparison = Mapping[str, Any]
+FOOT = 0.3  # inches below a heat map, for a note
 MOST_CLIENTS = 400  # dots in a row of the picture of gains; more are thinned out
 
 
@@ -43,7 +51,8 @@ def curves_picture(comparison: Comparison) -> Figure | None:
     curves = [_curve(row) for row in rows if row.get("curve")]
     baseline = str(comparison.get("baseline", "local"))
     reference = next((row_label(row) for row in rows if row["method"] == baseline), None)
-    return accuracy_over_rounds(curves, reference, measure_in(comparison)) if curves else None
+    styles = row_styles(comparison)
+    return accuracy_over_rounds(curves, reference, measure_in(comparison), styles) if curves else None
 
 
 def _curve(entry: Mapping[str, Any]) -> Curve:
@@ -61,49 +70,61 @@ def _curve(entry: Mapping[str, Any]) -> Curve:
 def bytes_picture(comparison: Comparison) -> Figure | None:
     """The score over what all clients have sent and received; a method that sends nothing is a dashed line."""
     measure = measure_in(comparison)
-    curves = [(row_label(row), row["curve"]) for row in rows_of(comparison) if _sent(row)]
-    if not curves:
+    rows = [row for row in rows_of(comparison) if row.get("curve")]
+    if not any(map(_sent, rows)):
         return None
-    figure, axes = framed(WIDTH, 3.7, right=2.6)
-    ends = []
-    for place, (name, curve) in enumerate(curves):
-        color = PALETTE[place] if place < len(PALETTE) else FAINT
+    styles = row_styles(comparison)
+    ends = _ends(rows, styles, measure)
+    longest = max(len(name) for _, name, _ in ends)
+    height = max(3.7, 0.9 + LABEL_GAP * len(ends))
+    figure, axes = framed(WIDTH, height, right=0.35 + 0.076 * longest)
+    for row in rows:
+        style, curve = styles.get(row_label(row), GREY), row["curve"]
         x, y = np.array(curve["bytes"], float), measure.scale * np.array(curve["mean"], float)
-        axes.plot(
-            x, y, color=color, linewidth=2, marker="o" if len(x) <= 12 else "", markersize=4.5, zorder=3
-        )
-        ends.append((float(y[-1]), f"{shorten(name, 22)}, {size(x[-1])}", color))
-    for entry in comparison["methods"]:
-        if entry.get("curve") and not _sent(entry):
-            last = measure.scale * entry["curve"]["mean"][-1]
-            axes.axhline(last, color=INK, linewidth=1.2, linestyle="--", zorder=2)
-            ends.append((last, f"{shorten(row_label(entry), 22)}, nothing", INK))
-    _bytes_axis(axes, measure)
-    _write_ends(axes, ends)
+        if _sent(row):
+            (drawn,) = axes.plot(x, y, color=style.color, linestyle=style.dash, linewidth=2, zorder=3)
+            drawn.set(marker="o" if len(x) <= 12 else "", markersize=4.5)
+        else:
+            axes.axhline(y[-1], color=style.color, linewidth=1.2, linestyle="--", zorder=2)
+    _bytes_axis(axes, measure, [one for row in rows if _sent(row) for one in row["curve"]["bytes"] if one])
+    write_ends(axes, ends)
     return figure
+
+
+def _ends(
+    rows: Sequence[Mapping[str, Any]], styles: Styles, measure: Measure
+) -> list[tuple[float, str, str]]:
+    """The height, the name and the colour of every line's end; equal lines have one name together."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(str((row["curve"]["bytes"], row["curve"]["mean"])), []).append(row)
+    ends = []
+    for equal in found.values():
+        curve = equal[0]["curve"]
+        sent = size(curve["bytes"][-1]) if _sent(equal[0]) else "nothing"
+        name = shorten(" = ".join(map(row_label, equal)), LABEL)
+        color = styles.get(row_label(equal[0]), GREY).color
+        ends.append((measure.scale * float(curve["mean"][-1]), f"{name}, {sent}", color))
+    return ends
 
 
 def _sent(entry: Mapping[str, Any]) -> bool:
     return any((entry.get("curve") or {}).get("bytes") or ())
 
 
-def _bytes_axis(axes: Axes, measure: Measure) -> None:
+def _bytes_axis(axes: Axes, measure: Measure, sent: Sequence[float]) -> None:
+    """A logarithmic axis with several ticks, however little the sizes differ."""
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(numticks=8))
+    ratio = max(sent) / min(sent)
+    steps = (1.0,) if ratio > 1000 else (1.0, 2.0, 5.0)
+    axes.xaxis.set_major_locator(
+        LogLocator(subs=steps, numticks=8) if ratio > 10 else MaxNLocator(nbins=5, min_n_ticks=2)
+    )
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
     axes.set_xlabel("sent and received for training by all clients together", color=FAINT)
     score_ticks(axes.yaxis, measure)
     axes.grid(axis="y", color=RULE, linewidth=0.8)
-
-
-def _write_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Names at the right, at the height of the lines' ends, moved apart where they would touch."""
-    low, high = axes.get_ylim()
-    known = sorted(ends)
-    heights = spread_apart([end for end, _, _ in known], (high - low) * 0.062, low, high)
-    for (_, name, color), height in zip(known, heights, strict=True):
-        label_right(axes, height, name, color)
 
 
 # --- clients --------------------------------------------------------------------------------------------
@@ -116,16 +137,18 @@ def gains_picture(comparison: Comparison) -> Figure | None:
     entries = [entry for entry in ranked(comparison["methods"], measure) if entry.get("by_client")]
     if not entries:
         return None
-    figure, axes = framed(WIDTH, 1.05 + 0.36 * len(entries), left=2.1, right=1.6)
+    figure, axes = framed(WIDTH, 1.05 + 0.36 * len(entries), left=room_for(entries), right=1.6)
     axes.axvline(0, color=INK, linewidth=1.2, zorder=1)
+    styles = row_styles(comparison)
     for row, entry in enumerate(entries):
-        _draw_gains(axes, row, entry["by_client"], measure)
-    axes_of_differences(axes, entries, measure, "local", ", a dot per client and seed")
+        color = styles.get(row_label(entry), GREY).color
+        _draw_gains(axes, row, entry["by_client"], measure, color)
+    axes_of_differences(axes, entries, measure, comparison, ", a dot per client and seed")
     axes.grid(axis="x", color=RULE, linewidth=0.8)
     return figure
 
 
-def _draw_gains(axes: Axes, row: int, by_client: Mapping[str, Any], measure: Measure) -> None:
+def _draw_gains(axes: Axes, row: int, by_client: Mapping[str, Any], measure: Measure, color: str) -> None:
     values = [
         value for seed in by_client["differences"].values() for value in seed.values() if value is not None
     ]
@@ -133,8 +156,7 @@ def _draw_gains(axes: Axes, row: int, by_client: Mapping[str, Any], measure: Mea
     if not len(shown):
         return
     shift = 0.24 * np.sin(2.4 * np.arange(len(shown)))  # equal differences lie beside each other
-    colors = [PALETTE[0] if measure.is_gain(value) else PALETTE[1] if value else FAINT for value in shown]
-    axes.scatter(shown, row + shift, s=16, color=colors, alpha=0.7, linewidth=0, zorder=2)
+    axes.scatter(shown, row + shift, s=16, color=color, alpha=0.7, linewidth=0, zorder=2)
     median = measure.scale * float(np.median(values))
     axes.plot([median, median], [row - 0.32, row + 0.32], color=INK, linewidth=2, zorder=3)
     label_right(axes, row, f"{by_client['better']:,} of {len(values):,} gain", FAINT)
@@ -181,23 +203,27 @@ def _matrix(
 
 
 @own_style()
-def heat_map(grids: Sequence[Grid], measure: Measure) -> Figure:
-    """Tables of scores, one below the other; the better a value, the stronger its colour."""
+def heat_map(grids: Sequence[Grid], measure: Measure, note: str = "") -> Figure:
+    """Tables of scores, one below the other; the better a value, the stronger its colour. `note` stands below."""
     cells = [(len(grid.rows), len(grid.columns)) for grid in grids]
     heights = [0.95 + 0.34 * rows for rows, _ in cells]
-    left, right = 2.1, 0.3
+    longest = max(len(shorten(name, LABEL)) for grid in grids for name in (*grid.rows, grid.row_name))
+    left, right = max(1.2, 0.4 + 0.074 * longest), 0.3
     across = max(columns for _, columns in cells)
-    width = left + right + min(max(0.8, (WIDTH - left - right) / across), 1.1) * across
-    figure = Figure(figsize=(width, sum(heights)))
+    cell = min(max(0.8, (WIDTH - left - right) / across), 1.1)
+    width = left + right + cell * across
+    width, whole = max(width, 0.4 + 0.066 * len(note)), sum(heights) + FOOT
+    figure = Figure(figsize=(width, whole))
     known = [value for grid in grids for row in grid.values for value in row if value is not None]
     low, high = min(known, default=0.0), max(known, default=1.0)
-    top = sum(heights)
+    top = whole
     for grid, height in zip(grids, heights, strict=True):
         top -= height
-        share = (width - left - right) * len(grid.columns) / across / width
+        share = cell * len(grid.columns) / width
         rows = 0.34 * len(grid.rows)
-        axes = figure.add_axes((left / width, (top + 0.55) / sum(heights), share, rows / sum(heights)))
+        axes = figure.add_axes((left / width, (top + 0.55) / whole, share, rows / whole))
         _draw_grid(axes, grid, measure, low, high)
+    note_below(figure, note)
     return figure
 
 
@@ -214,7 +240,7 @@ def _draw_grid(axes: Axes, grid: Grid, measure: Measure, low: float, high: float
     axes.set_xlim(-0.5, len(grid.columns) - 0.5)
     axes.set_ylim(len(grid.rows) - 0.5, -0.5)
     axes.set_xticks(range(len(grid.columns)), [shorten(name, 16) for name in grid.columns])
-    axes.set_yticks(range(len(grid.rows)), [shorten(name, 24) for name in grid.rows])
+    axes.set_yticks(range(len(grid.rows)), [shorten(name, LABEL) for name in grid.rows])
     axes.tick_params(labelcolor=INK, labelsize=8.5)
     axes.set_title(shorten(grid.title, 60), loc="left", color=INK, fontsize=9.5)
     axes.set_xlabel(shorten(grid.column_name, 40), color=FAINT)

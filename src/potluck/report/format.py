@@ -89,16 +89,18 @@ def points(value: float | None) -> str:
     return "0.00" if float(shown) == 0 else shown.replace("-", "−")
 
 
-def number(value: float | None) -> str:
-    """A plain number with four digits, and a real minus sign."""
-    return NOTHING if value is None else f"{value:.4g}".replace("-", "−")
-
-
-def signed(value: float | None) -> str:
-    """A plain difference with its sign."""
+def number(value: float | None, places: int | None = None) -> str:
+    """A plain number with so many decimals, by default with four digits, and a real minus sign."""
     if value is None:
         return NOTHING
-    return "0" if value == 0 else f"{value:+.4g}".replace("-", "−")
+    shown = f"{value:.4g}" if places is None else f"{value:.{places}f}"
+    return shown.removeprefix("-") if float(shown) == 0 else shown.replace("-", "−")
+
+
+def signed(value: float | None, places: int | None = None) -> str:
+    """A plain difference with its sign."""
+    shown = number(value, places)
+    return shown if value is None or shown.startswith("−") or float(shown) == 0 else f"+{shown}"
 
 
 def with_spread(value: Mapping[str, Any], show: Callable[[float | None], str]) -> str:

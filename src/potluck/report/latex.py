@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from potluck.report.format import VIEW_NAMES, capital, method_label, moment, with_interval
+from potluck.report.format import VIEW_NAMES, capital, count, method_label, moment, with_interval
 from potluck.report.measures import Measure
-from potluck.report.sheets import data_name, measure_in, references_of, rows_of
+from potluck.report.sheets import (
+    data_name,
+    has_modes,
+    measure_in,
+    reference_label,
+    references_of,
+    rows_of,
+)
 
 Comparison = Mapping[str, Any]
+STAR = "$^*$"
 SPECIAL = {
     "\\": r"\textbackslash{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
@@ -17,6 +26,7 @@ SPECIAL = {
     "^": r"\textasciicircum{}",
     "²": "$^2$",
     "–": "--",
+    "↓": r"$\downarrow$",
 }
 
 
@@ -29,7 +39,7 @@ def comparison_table(comparison: Comparison) -> str:
     body = [
         [
             escaped(method_label(row["method"])),
-            escaped(str(row.get("mode") or "–")),
+            _mode(row, comparison),
             _score(row["accuracy"], measure, best),
             *([escaped(method_label(row["against"] or "–"))] if several else []),
             _difference(row.get("difference"), measure),
@@ -37,7 +47,8 @@ def comparison_table(comparison: Comparison) -> str:
         for row in rows
     ]
     align = "ll" + "r" + ("l" if several else "") + "l"
-    return _table(align, [escaped(name) for name in head], body, _caption(comparison, measure, rows))
+    caption = _caption([comparison], measure, rows)
+    return _table(align, [escaped(name) for name in head], body, caption, _label(comparison))
 
 
 def sweep_table(comparisons: Mapping[str, Comparison]) -> str:
@@ -55,7 +66,7 @@ def sweep_table(comparisons: Mapping[str, Comparison]) -> str:
     body = [
         [
             escaped(method_label(method)),
-            escaped(str(mode or "–")),
+            _mode({"method": method, "mode": mode}, first),
             *(
                 _score(each.get((method, mode), {"mean": None}), measure, best[setting])
                 for setting, each in scores.items()
@@ -64,12 +75,28 @@ def sweep_table(comparisons: Mapping[str, Comparison]) -> str:
         for method, mode in names
     ]
     head = ["method", "mode", *map(escaped, scores)]
-    return _table("ll" + "r" * len(scores), head, body, _caption(first, measure, rows_of(first), False))
+    caption = _caption(list(comparisons.values()), measure, rows_of(first), differences=False)
+    return _table("ll" + "r" * len(scores), head, body, caption, _label(first))
 
 
 def escaped(text: str) -> str:
     """Text without signs that LaTeX would read as commands."""
     return "".join(SPECIAL.get(sign, sign) for sign in text)
+
+
+def _mode(row: Mapping[str, Any], comparison: Comparison) -> str:
+    """The mode of a row; a star marks the reported one of a method that was measured in several."""
+    entry: Mapping[str, Any] = next(
+        (one for one in comparison["methods"] if one["method"] == row["method"]), {}
+    )
+    star = STAR if has_modes(entry) and row.get("mode") == entry.get("mode") else ""
+    return escaped(str(row.get("mode") or "–")) + star
+
+
+def _label(comparison: Comparison) -> str:
+    """What a paper refers to the table by: `tab:digits`."""
+    words = re.findall(r"[A-Za-z0-9]+", str(comparison.get("name") or data_name(comparison) or "comparison"))
+    return f"tab:{'-'.join(words)}"
 
 
 def _unit(measure: Measure) -> str:
@@ -100,22 +127,50 @@ def _signs(number: str) -> str:
     return number.replace("−", "$-$").replace("–", "--")
 
 
+def _setup(comparison: Comparison) -> list[str]:
+    """How the clients came to be and how long they trained: `dirichlet split`, `8 clients`, `10 rounds`."""
+    partition, methods = comparison.get("partition"), comparison["methods"]
+    kind = partition.get("kind") if isinstance(partition, Mapping) else partition
+    alpha = partition.get("alpha") if isinstance(partition, Mapping) else None
+    clients = max((entry.get("clients") or 0 for entry in methods), default=0)
+    rounds = sorted({entry["rounds_trained"] for entry in methods if entry.get("rounds_trained")})
+    return [
+        f"{kind} split" if kind else "",
+        rf"$\alpha = {alpha:g}$" if isinstance(alpha, int | float) else "",
+        f"{count(clients)} client{'s' * (clients != 1)}" if clients else "",
+        f"{' to '.join(map(count, dict.fromkeys((rounds[0], rounds[-1]))))} rounds" if rounds else "",
+    ]
+
+
 def _caption(
-    comparison: Comparison, measure: Measure, rows: Sequence[Mapping[str, Any]], differences: bool = True
+    comparisons: Sequence[Comparison],
+    measure: Measure,
+    rows: Sequence[Mapping[str, Any]],
+    differences: bool = True,
 ) -> str:
-    """What the numbers are: data, view, moment, modes, seeds, and how the interval was made."""
+    """What the numbers are: data, split, clients, rounds, view, moment, seeds, and how the interval was made.
+
+    Of several comparisons it says what they have in common.
+    """
+    comparison = comparisons[0]
+    shared = [part for part in _setup(comparison) if part and all(part in _setup(one) for one in comparisons)]
+    setup = f" ({', '.join(shared)})" if shared else ""
     seeds, view = comparison.get("seeds") or [], comparison.get("view", "last")
     moments = ", ".join(dict.fromkeys(moment(row.get("when")) for row in rows))
-    modes = ", ".join(dict.fromkeys(f"{method_label(row['method'])} by {row.get('mode')}" for row in rows))
+    star = f" {STAR}: the reported mode of the method." if any(map(has_modes, comparison["methods"])) else ""
     references = references_of(rows)
     level = f"{100 * comparison.get('level', 0.95):g}\\,\\%"
-    to = method_label(references[0]) if len(references) == 1 else "Local under the same settings"
-    over = f", mean $\\pm$ standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else ", one seed"
+    to = "Local under the same settings"
+    if len(references) == 1:
+        to = reference_label(references[0], comparison)
+    over = ", one seed"
+    if len(seeds) > 1:
+        over = f", mean $\\pm$ sample standard deviation over {len(seeds)} seeds"
     on = f" on {data_name(comparison)}" if data_name(comparison) else ""
     best = "best in bold" if measure.higher_is_better else "lower is better, best in bold"
     return (
-        f"{escaped(f'{capital(measure.name)}{on}')}, {VIEW_NAMES.get(view, view)}, "
-        f"{moments}{over}; {best}. Predictions: {escaped(modes)}."
+        f"{escaped(f'{capital(measure.name)}{on}')}{setup}, {VIEW_NAMES.get(view, view)}, "
+        f"{moments}{over}; {best}.{star}"
         + (
             f" Differences: paired with {escaped(to)}, with {level} bootstrap intervals."
             if differences
@@ -124,12 +179,13 @@ def _caption(
     )
 
 
-def _table(align: str, head: Sequence[str], body: Sequence[Sequence[str]], caption: str) -> str:
+def _table(align: str, head: Sequence[str], body: Sequence[Sequence[str]], caption: str, label: str) -> str:
     lines = [
         "% \\usepackage{booktabs}",
         r"\begin{table}",
         r"\centering",
         rf"\caption{{{caption}}}",
+        rf"\label{{{label}}}",
         rf"\begin{{tabular}}{{{align}}}",
         r"\toprule",
         " & ".join(head) + r" \\",

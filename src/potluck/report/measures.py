@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from potluck.core.metrics import common_facts, metric_facts
@@ -20,11 +20,13 @@ class Measure:
     name: str = "accuracy"
     is_share: bool = True
     higher_is_better: bool = True
+    # Decimals of a value that is no share; None shows each with four digits.
+    places: int | None = None
 
     @property
     def head(self) -> str:
-        """The name as the head of a column: `accuracy %`, `R²`."""
-        return f"{self.name} %" if self.is_share else self.name
+        """The name as the head of a column: `accuracy %`, `R²`, `MSE ↓`; the arrow says that lower is better."""
+        return f"{self.name}{' %' * self.is_share}{' ↓' * (not self.higher_is_better)}"
 
     @property
     def in_unit(self) -> str:
@@ -43,15 +45,30 @@ class Measure:
 
     def value(self, value: float | None) -> str:
         """A value under a head that has the unit: 91.23, or 0.4123."""
-        return hundredths(value) if self.is_share else number(value)
+        return hundredths(value) if self.is_share else number(value, self.places)
 
     def full(self, value: float | None) -> str:
         """A value with its unit: 91.23 %, or 0.4123."""
-        return percent(value) if self.is_share else number(value)
+        return percent(value) if self.is_share else number(value, self.places)
 
     def difference(self, value: float | None) -> str:
         """A signed difference: +1.24 points, or +0.0124."""
-        return points(value) if self.is_share else signed(value)
+        return points(value) if self.is_share else signed(value, self.places)
+
+    def fitted(
+        self, values: Iterable[float | None], deviations: Iterable[float | None], widths: Iterable[float] = ()
+    ) -> Measure:
+        """With as many decimals as two digits of the smallest deviation need, or of the smallest interval.
+
+        Without either, the largest value has four digits. No value has more than five.
+        """
+        largest = max((abs(value) for value in values if value), default=0.0)
+        if self.is_share or not math.isfinite(largest) or not largest:
+            return self
+        before = math.floor(math.log10(largest))
+        spreads = [one for one in deviations if one] or [one for one in widths if one]
+        wanted = 1 - math.floor(math.log10(min(spreads))) if spreads else 3 - before
+        return replace(self, places=max(0, min(wanted, 4 - before)))
 
     def rank(self, value: float | None) -> float:
         """A sorting key that puts the best value first and None last."""

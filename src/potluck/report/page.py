@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from potluck.errors import RunError
@@ -250,7 +251,7 @@ def _tuning(tuning: Mapping[str, Any]) -> _Part:
 
 def _clients(run: _Run) -> _Part:
     accuracy = run.summary.get("accuracy") or {}
-    rows = client_rows(run.split, accuracy, _models(run))
+    rows = client_rows(run.split, accuracy, _models(run), _further(run))
     if not rows:
         return None
     values = accuracy.get("per_client") or {}
@@ -260,6 +261,23 @@ def _clients(run: _Run) -> _Part:
         "picture": plots.client_bars(values, run.measure) if values else None,
         "sheet": run_sheet(run.summary, rows),
         "bars": bool(values),
+    }
+
+
+def _further(run: _Run) -> dict[str, dict[str, float]]:
+    """The further measures of every client in the last evaluated round, by name."""
+    series = run.metrics.series.get(run.key) if run.key else None
+    row = series.row("last") if series else None
+    if series is None or row is None:
+        return {}
+    places = range(int(series.starts[row]), int(series.starts[row + 1]))
+    return {
+        series.names[series.client[place]]: {
+            name: float(values[place])
+            for name, values in series.further.items()
+            if np.isfinite(values[place])
+        }
+        for place in places
     }
 
 

@@ -24,16 +24,19 @@ from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from potluck.report.format import method_label, number, size
+from potluck.report.format import size
 from potluck.report.log import Curve
 from potluck.report.measures import ACCURACY, Measure
-from potluck.report.sheets import measure_in, references_of, row_label, rows_of
+from potluck.report.sheets import measure_in, reference_label, references_of, row_label, rows_of
 
 INK = "#24292f"
 FAINT = "#6e7781"
 RULE = "#d8dee4"
 PAPER = "#fefefe"
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)))  # of lines, when the colours begin again
+LABEL = 60  # characters of a name beside a line
+LABEL_GAP = 0.19  # inches from one such name to the next
 MOST_CLIENTS = 100  # more columns are not readable; the picture says what it leaves out
 MOST_CLASSES = 100
 MOST_MARKS = 2000  # more marks are drawn as an image, to keep pages small
@@ -96,29 +99,61 @@ def to_pdf(figure: Figure) -> bytes:
 # --- accuracy over rounds -------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Style:
+    """How a line looks."""
+
+    color: str
+    dash: Any = "-"
+
+
+REFERENCE, GREY = Style(INK, "--"), Style(FAINT)
+Styles = Mapping[str, Style]  # label → how its line looks; those left out are thin and grey
+
+
+def styles_for(labels: Sequence[str], reference: str | None = None) -> dict[str, Style]:
+    """A look for each label: the colours in turn, then again with dashes and with dots."""
+    looks = [Style(color, dash) for dash in DASHES for color in PALETTE]
+    others = [label for label in labels if label != reference]
+    found = dict(zip(others, looks, strict=False))
+    return found | {label: REFERENCE for label in labels if label == reference}
+
+
+def row_styles(comparison: Mapping[str, Any]) -> dict[str, Style]:
+    """One look per row of a comparison, the same in all its pictures; the plain reference is black and dashed."""
+    rows, baseline = rows_of(comparison), str(comparison.get("baseline", "local"))
+    reference = next((row_label(row) for row in rows if row["method"] == baseline), None)
+    return styles_for([row_label(row) for row in rows], reference)
+
+
 @own_style()
 def accuracy_over_rounds(
-    curves: Sequence[Curve], reference: str | None = None, measure: Measure = ACCURACY
+    curves: Sequence[Curve],
+    reference: str | None = None,
+    measure: Measure = ACCURACY,
+    styles: Styles | None = None,
 ) -> Figure:
-    """Lines of accuracy over rounds with their bands, labelled at their ends.
+    """Lines of accuracy over rounds with their bands, labelled at their ends; equal lines share a label.
 
-    The curve called `reference` is dashed. If there are more lines than colours, the best are coloured and the
-    others grey.
+    The curve called `reference` is dashed. If there are more lines than looks, the best have one and the others
+    are grey.
     """
     shown = [curve for curve in curves if len(curve.rounds)]
-    styles = _colors(shown, reference)
-    others = len(shown) - len(styles)
-    note = f"Grey: {others} more." if others else ""
-    longest = max((len(shorten(label, 34)) for label in styles), default=0)
-    figure, axes = framed(WIDTH, 3.7, right=0.75 + 0.078 * longest, below=0.7 if note else 0.5)
-    for curve in shown:
-        _draw_curve(axes, curve, styles.get(curve.label), "--" if curve.label == reference else "-", measure)
+    styles = _styles(shown, reference) if styles is None else styles
+    grey = [curve.label for curve in shown if curve.label not in styles]
+    note = f"Grey: {shorten(', '.join(grey), 130)}." if grey else ""
+    labelled = _merged([curve for curve in shown if curve.label in styles])
+    longest = max((len(shorten(label, LABEL)) for label, _ in labelled), default=0)
+    height = max(3.7, 0.9 + LABEL_GAP * len(labelled))
+    figure, axes = framed(WIDTH, height, right=0.75 + 0.078 * longest, below=0.7 if note else 0.5)
+    for curve in reversed(shown):
+        _draw_curve(axes, curve, styles.get(curve.label), measure)
     _score_axis(axes, shown, measure)
     axes.set_xlabel("round", color=FAINT)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9, steps=[1, 2, 5, 10], min_n_ticks=1))
     if shown:
         axes.set_xlim(*_round_limits(shown))
-    _label_ends(axes, [curve for curve in shown if curve.label in styles], styles, measure)
+    _label_ends(axes, labelled, styles, measure)
     note_below(figure, note)
     return figure
 
@@ -128,26 +163,34 @@ def _round_limits(curves: Sequence[Curve]) -> tuple[float, float]:
     return (first, last) if last > first else (first - 0.5, last + 0.5)
 
 
-def _colors(curves: Sequence[Curve], reference: str | None) -> dict[str, str]:
-    """Label → colour, for all curves or, of many, for those that end highest."""
+def _styles(curves: Sequence[Curve], reference: str | None) -> dict[str, Style]:
+    """The looks of all curves or, of many, of those that end highest."""
     others = [curve for curve in curves if curve.label != reference]
-    best = sorted(others, key=lambda curve: -float(curve.mean[-1]))[: len(PALETTE)]
-    chosen = [curve for curve in others if curve in best]
-    colors = {curve.label: color for curve, color in zip(chosen, PALETTE, strict=False)}
-    return colors | {curve.label: INK for curve in curves if curve.label == reference}
+    best = sorted(others, key=lambda curve: -float(curve.mean[-1]))[: len(PALETTE) * len(DASHES)]
+    return styles_for([one.label for one in curves if one in best or one.label == reference], reference)
 
 
-def _draw_curve(axes: Axes, curve: Curve, color: str | None, line: str, measure: Measure) -> None:
+def _merged(curves: Sequence[Curve]) -> list[tuple[str, Curve]]:
+    """Each different line once, under the names of all curves that are equal to it."""
+    found: dict[bytes, list[Curve]] = {}
+    for curve in curves:
+        found.setdefault(curve.rounds.tobytes() + curve.mean.tobytes(), []).append(curve)
+    return [(" = ".join(one.label for one in equal), equal[0]) for equal in found.values()]
+
+
+def _draw_curve(axes: Axes, curve: Curve, style: Style | None, measure: Measure) -> None:
     mean = measure.scale * curve.mean
-    if color is None:
+    if style is None:
         axes.plot(curve.rounds, mean, color=FAINT, linewidth=0.8, alpha=0.45, zorder=2)
         return
     if curve.low is not None and curve.high is not None:
         low, high = measure.scale * curve.low, measure.scale * curve.high
-        axes.fill_between(curve.rounds, low, high, color=color, alpha=0.13, linewidth=0, zorder=1)
+        axes.fill_between(curve.rounds, low, high, color=style.color, alpha=0.13, linewidth=0, zorder=1)
     marker = "o" if len(curve.rounds) <= 12 else ""
-    (drawn,) = axes.plot(curve.rounds, mean, line, color=color, marker=marker, clip_on=False, zorder=3)
-    drawn.set(linewidth=2 if line == "-" else 1.5, markersize=4.5)
+    (drawn,) = axes.plot(
+        curve.rounds, mean, color=style.color, linestyle=style.dash, marker=marker, clip_on=False, zorder=3
+    )
+    drawn.set(linewidth=1.5 if style == REFERENCE else 2, markersize=4.5)
 
 
 def _score_axis(axes: Axes, curves: Sequence[Curve], measure: Measure) -> None:
@@ -169,18 +212,29 @@ def score_ticks(axis: Axis, measure: Measure) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}{unit}".replace("-", "−")))
 
 
-def _label_ends(axes: Axes, curves: Sequence[Curve], styles: Mapping[str, str], measure: Measure) -> None:
-    """Put names beside the ends of the lines, moved apart where they would touch."""
-    ends = sorted((measure.scale * float(curve.mean[-1]), curve.label) for curve in curves)
+def _label_ends(axes: Axes, labelled: Sequence[tuple[str, Curve]], styles: Styles, measure: Measure) -> None:
+    ends = [
+        (measure.scale * float(curve.mean[-1]), shorten(label, LABEL), styles[curve.label].color)
+        for label, curve in labelled
+    ]
+    write_ends(axes, [(end, f"{_short(end, measure)}  {label}", color) for end, label, color in ends])
+
+
+def write_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
+    """Names with their colours beside the ends of lines, moved apart where they would touch."""
     low, high = axes.get_ylim()
-    heights = spread_apart([end for end, _ in ends], (high - low) * 0.062, low, high)
-    for (end, label), height in zip(ends, heights, strict=True):
-        label_right(axes, height, f"{_short(end, measure)}  {shorten(label, 34)}", styles[label])
+    figure = axes.get_figure()
+    assert isinstance(figure, Figure)
+    gap = (high - low) * LABEL_GAP / (axes.get_position().height * figure.get_figheight())
+    known = sorted(ends)
+    heights = spread_apart([end for end, _, _ in known], gap, low, high)
+    for (_, name, color), height in zip(known, heights, strict=True):
+        label_right(axes, height, name, color)
 
 
 def _short(value: float, measure: Measure) -> str:
     """A value beside a line: 91.2, or 0.412."""
-    return f"{value:.1f}" if measure.is_share else number(value)
+    return f"{value:.1f}" if measure.is_share else measure.value(value)
 
 
 def spread_apart(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
@@ -384,14 +438,18 @@ def _mean_line(axes: Axes, mean: float, measure: Measure) -> None:
 
 
 def axes_of_differences(
-    axes: Axes, entries: Sequence[Mapping[str, Any]], measure: Measure, baseline: str, note: str = ""
+    axes: Axes,
+    entries: Sequence[Mapping[str, Any]],
+    measure: Measure,
+    comparison: Mapping[str, Any],
+    note: str = "",
 ) -> None:
     """A row per entry from the top down, and along the bottom the difference to what they are compared with."""
     axes.set_ylim(len(entries) - 0.4, -0.6)
-    axes.set_yticks(range(len(entries)), [shorten(row_label(entry), 26) for entry in entries])
+    axes.set_yticks(range(len(entries)), [shorten(row_label(entry), LABEL) for entry in entries])
     axes.tick_params(axis="y", labelcolor=INK, labelsize=9)
-    names = references_of(entries) or [baseline]
-    reference = method_label(names[0]) if len(names) == 1 else "its Local"
+    names = references_of(entries) or [str(comparison.get("baseline", "local"))]
+    reference = reference_label(names[0], comparison) if len(names) == 1 else "the Local of its settings"
     unit = "points" if measure.is_share else measure.name
     axes.set_xlabel(f"{unit} against {reference}{note}", color=FAINT)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8))
@@ -399,15 +457,17 @@ def axes_of_differences(
 
 @own_style()
 def interval_picture(comparison: Mapping[str, Any]) -> Figure:
-    """Each method's paired difference to the baseline with its interval; ties are hollow and grey."""
+    """Each method's paired difference to the baseline with its interval; ties are hollow."""
     measure = measure_in(comparison)
     entries = [row for row in rows_of(comparison) if row.get("difference")]
     entries.sort(key=lambda entry: measure.rank(entry["difference"]["mean"]))
-    figure, axes = framed(WIDTH, 1.05 + 0.3 * len(entries), left=2.1, right=1.4)
+    figure, axes = framed(WIDTH, 1.05 + 0.3 * len(entries), left=room_for(entries), right=1.4)
     axes.axvline(0, color=INK, linewidth=1.2, zorder=1)
+    styles = row_styles(comparison)
     for row, entry in enumerate(entries):
-        _draw_interval(axes, row, entry["difference"], measure)
-    axes_of_differences(axes, entries, measure, str(comparison.get("baseline", "local")))
+        color = styles.get(row_label(entry), GREY).color
+        _draw_interval(axes, row, entry["difference"], measure, color)
+    axes_of_differences(axes, entries, measure, comparison)
     axes.xaxis.set_major_formatter(
         FuncFormatter(lambda value, _: f"{value:+g}".replace("-", "−") if value else "0")
     )
@@ -415,9 +475,13 @@ def interval_picture(comparison: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _draw_interval(axes: Axes, row: int, against: Mapping[str, Any], measure: Measure) -> None:
-    clear = PALETTE[0] if measure.is_gain(against["mean"]) else PALETTE[1]
-    color = FAINT if against["tie"] in (True, None) else clear
+def room_for(entries: Sequence[Mapping[str, Any]]) -> float:
+    """The inches that the names of rows need at the left."""
+    longest = max((len(shorten(row_label(entry), LABEL)) for entry in entries), default=0)
+    return max(1.2, 0.3 + 0.075 * longest)
+
+
+def _draw_interval(axes: Axes, row: int, against: Mapping[str, Any], measure: Measure, color: str) -> None:
     if against["low"] is not None:
         ends = [measure.scale * against["low"], measure.scale * against["high"]]
         axes.plot(ends, [row, row], color=color, linewidth=2, solid_capstyle="round", zorder=2)

@@ -31,6 +31,15 @@ from potluck.report.measures import ACCURACY, Measure, measure_named, measure_of
 from potluck.report.render import Column, Sheet, itself, words
 
 Comparison = Mapping[str, Any]
+REPORTED = " *"  # beside the mode that a method is judged by, where it was measured in several
+BY_VALIDATION = (
+    "Best by validation: the same in the round with the best mean validation score of each run; "
+    "--view best_by_validation (in Python view=…) gives all tables for it."
+)
+UNEVEN = (
+    "Clients: how many were measured. Only those that took part in the last round are measured after training, so "
+    "means over different numbers of clients are not to be compared."
+)
 _ABSENT: Mapping[str, float | None] = {"mean": None, "std_over_seeds": None}
 
 # --- a run ----------------------------------------------------------------------------------------------
@@ -40,6 +49,8 @@ def run_sheet(summary: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) 
     """One run, client by client: `clients` have an id and, where known, model, train, test, accuracy."""
     metrics = (summary.get("accuracy") or {}).get("metrics") or {}
     measure = measure_in(summary.get("accuracy") or {})
+    measure = measure.fitted([client.get("accuracy") for client in clients], ())
+    further = dict.fromkeys(name for client in clients for name in client.get("further") or ())
     by_metric = words("measured by", lambda client: metric_name(metrics.get(client["id"], NOTHING)))
     columns = (
         words("client", itemgetter("id")),
@@ -48,9 +59,21 @@ def run_sheet(summary: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) 
         Column("test samples", lambda client: client.get("test"), count),
         *([by_metric] if len({*metrics.values()}) > 1 else []),
         Column(measure.name, lambda client: client.get("accuracy"), measure.full),
+        *(_further_column(name, clients, summary.get("accuracy") or {}) for name in further),
     )
     title = f"{summary.get('method', 'run')}, {count(summary.get('rounds'))} rounds"
     return Sheet(title, columns, clients, headline(summary)).without_empty_columns()
+
+
+def _further_column(name: str, clients: Sequence[Mapping[str, Any]], accuracy: Mapping[str, Any]) -> Column:
+    """A further measure of every client, where it has it."""
+
+    def value(client: Mapping[str, Any]) -> float | None:
+        found: float | None = (client.get("further") or {}).get(name)
+        return found
+
+    measure = measure_named(name, accuracy.get("metric_facts")).fitted(map(value, clients), ())
+    return Column(measure.head, value, measure.value)
 
 
 def headline(summary: Mapping[str, Any]) -> tuple[str, ...]:
@@ -104,7 +127,15 @@ def _spread(block: Mapping[str, Any], measure: Measure) -> str:
 
 def measure_in(block: Mapping[str, Any]) -> Measure:
     """What the scores of a summary or a comparison are."""
-    return measure_of(block.get("metrics"), block.get("metric_facts"))
+    measure = measure_of(block.get("metrics"), block.get("metric_facts"))
+    rows = [row for entry in block.get("methods") or () for row in (entry, *(entry.get("measured") or ()))]
+    scores = [row["accuracy"] for row in rows]
+    differences = [row["difference"] for row in rows if (row.get("difference") or {}).get("low") is not None]
+    return measure.fitted(
+        [one["mean"] for one in scores],
+        [one.get("std_over_seeds") for one in scores],
+        [one["high"] - one["low"] for one in differences],
+    )
 
 
 def _further(name: str, block: Mapping[str, Any]) -> Callable[[float | None], str]:
@@ -127,9 +158,15 @@ def run_further_sheet(summary: Mapping[str, Any]) -> Sheet | None:
 
 
 def client_rows(
-    split: Mapping[str, Any], accuracy: Mapping[str, Any], models: Mapping[str, Any]
+    split: Mapping[str, Any],
+    accuracy: Mapping[str, Any],
+    models: Mapping[str, Any],
+    further: Mapping[str, Mapping[str, float]] | None = None,
 ) -> list[dict[str, Any]]:
-    """The clients of `run_sheet`, from `split.json`, a summary's accuracy, and the clients' models."""
+    """The clients of `run_sheet`, from `split.json`, a summary's accuracy, and the clients' models.
+
+    `further` has the further measures of each client, by name.
+    """
     parts = {str(part["id"]): part for part in split.get("clients") or ()}
     values = accuracy.get("per_client") or {}
     held_out = {str(client) for client in split.get("held_out") or ()}
@@ -140,6 +177,7 @@ def client_rows(
             "train": len(parts[client]["train"]) if "train" in parts.get(client, {}) else None,
             "test": len(parts[client]["test"]) if "test" in parts.get(client, {}) else None,
             "accuracy": values.get(client),
+            **({"further": further.get(client)} if further else {}),
         }
         for client in sorted((parts.keys() | values.keys()) - held_out, key=natural)
     ]
@@ -160,7 +198,7 @@ def comparison_sheet(comparison: Comparison) -> Sheet:
     columns = (
         words("method", itemgetter("method"), method_label),
         *([words("measured", lambda entry: entry.get("when"), moment)] if _several_moments(rows) else []),
-        *([words("mode", itemgetter("mode"))] if all(row.get("mode") for row in rows) else []),
+        *([_mode([comparison])] if all(row.get("mode") for row in rows) else []),
         _over_seeds(measure.head, itemgetter("accuracy"), measure.value),
         *_against(comparison, rows),
         *([Column("Δ %", itself, gain, key=itemgetter("gain"))] if shows_gain else []),
@@ -181,20 +219,36 @@ def measured_sheet(comparison: Comparison) -> Sheet | None:
     ]
     if not rows:
         return None
+    uneven = len({row.get("clients") for row in rows}) > 1
+
+    def by_validation(row: Mapping[str, Any]) -> Mapping[str, float | None]:
+        return row.get("best_by_validation") or _ABSENT
+
+    view = comparison.get("view", "last")
+    chosen = view == "last" and any(by_validation(row)["mean"] is not None for row in rows)
     columns = (
         words("method", itemgetter("method"), method_label),
         words("measured", itemgetter("when"), moment),
-        words("mode", itemgetter("mode")),
+        _mode([comparison]),
+        *([Column("clients", lambda row: row.get("clients"), count)] if uneven else []),
         _over_seeds(measure.head, itemgetter("accuracy"), measure.value),
         *_against(comparison, rows),
+        *([_over_seeds("best by validation", by_validation, measure.value)] if chosen else []),
         _over_seeds("spread", itemgetter("std_over_clients"), measure.value),
         _over_seeds("worst tenth", itemgetter("worst_tenth"), measure.value),
     )
-    note = (
-        "Spread: the standard deviation over clients. Worst tenth: the mean of the worst tenth of the clients. "
-        "A reference is taken at the same moment."
+    notes = (
+        f"Spread: the population standard deviation over clients{_mean_of_seeds(comparison)}. Worst tenth: the "
+        "mean of the worst tenth of the clients. A reference is taken at the same moment.",
+        *([BY_VALIDATION] if chosen else []),
+        *([about_modes(comparison)] if about_modes(comparison) else []),
+        *([UNEVEN] if uneven else []),
     )
-    return Sheet("Every moment and mode", columns, rows, (note,))
+    return Sheet("Every moment and mode", columns, rows, notes)
+
+
+def _mean_of_seeds(comparison: Comparison) -> str:
+    return ", its mean ± the sample standard deviation over seeds" if _several_seeds(comparison) else ""
 
 
 def rows_of(comparison: Comparison) -> list[Mapping[str, Any]]:
@@ -209,9 +263,48 @@ def in_given_order(comparison: Comparison) -> list[Mapping[str, Any]]:
 
 
 def row_label(row: Mapping[str, Any]) -> str:
-    """A method with the mode of its row, unless that is the plain model: `fedproto (prototype)`."""
+    """A method with the mode of its row, unless the plain model is its only one: `fedproto (prototype)`."""
     name, mode = method_label(row["method"]), row.get("mode")
-    return name if mode in (None, "model") else f"{name} ({mode})"
+    plain = mode is None or (mode == "model" and not has_modes(row))
+    return name if plain else f"{name} ({mode})"
+
+
+def has_modes(entry: Mapping[str, Any]) -> bool:
+    """Whether a method was measured in more than one way to predict."""
+    return len({one["mode"] for one in entry.get("measured") or ()}) > 1
+
+
+def reference_label(name: str, comparison: Comparison) -> str:
+    """What differences are taken to, with the mode it is judged by: `fedproto (prototype)`."""
+    entry = next((one for one in comparison["methods"] if one["method"] == name), {"method": name})
+    return row_label(entry)
+
+
+def moments_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """When the scores of some rows were measured: `after aggregation`."""
+    return ", ".join(dict.fromkeys(moment(row["when"]) for row in rows if row.get("when")))
+
+
+def _mode(comparisons: Sequence[Comparison]) -> Column:
+    """The mode of a row; a star marks the reported one of each method that was measured in several."""
+    entries = [entry for one in comparisons for entry in one["methods"]]
+    starred = {(entry["method"], entry.get("mode")) for entry in entries if has_modes(entry)}
+
+    def shown(row: Mapping[str, Any]) -> str | None:
+        star = REPORTED if (row["method"], row.get("mode")) in starred else ""
+        return f"{row['mode']}{star}" if row.get("mode") else None
+
+    return words("mode", shown)
+
+
+def about_modes(comparison: Comparison) -> str:
+    """What a mode is, and what the star beside some of them means; empty where no method has several."""
+    if not any(map(has_modes, comparison["methods"])):
+        return ""
+    return (
+        "*: the reported mode of its method, the one of its paper. Methods are ranked, and compared client by "
+        "client, by it."
+    )
 
 
 def _in_all_modes(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -237,7 +330,7 @@ def _against(comparison: Comparison, rows: Sequence[Mapping[str, Any]]) -> list[
     """The difference to the reference, and where there are several references, which one it is."""
     names = references_of(rows) or [_baseline(comparison)]
     difference = Column(
-        "difference" if len(names) > 1 else f"against {method_label(names[0])}",
+        "difference" if len(names) > 1 else f"against {reference_label(names[0], comparison)}",
         lambda entry: entry.get("difference") or {},
         partial(with_interval, show=measure_in(comparison).difference),
         key=lambda difference: difference.get("mean"),
@@ -259,10 +352,14 @@ def ranked(methods: Sequence[Mapping[str, Any]], measure: Measure = ACCURACY) ->
 
 
 def data_name(config: Mapping[str, Any]) -> str | None:
-    """What an experiment runs on: its data set, or those of its federation, each once."""
+    """What an experiment runs on: its data set, or those of its federation, each once.
+
+    Files have no name, so the experiment's own stands for them.
+    """
     groups = config.get("federation") or [config]
     found = [group.get("data") for group in groups]
     names = [data.get("name") if isinstance(data, Mapping) else data for data in found]
+    names = [config.get("name") or name if name == "files" else name for name in names]
     return ", ".join(dict.fromkeys(str(name) for name in names if name)) or None
 
 
@@ -295,19 +392,11 @@ def _title(comparison: Comparison) -> str:
 
 def _notes(comparison: Comparison) -> tuple[str, ...]:
     """How to read the comparison: what each column is, and what must not be read into it."""
-    seeds, view, measure = (
-        comparison.get("seeds") or [],
-        comparison.get("view", "last"),
-        measure_in(comparison),
-    )
-    several = _several_seeds(comparison)
-    over = f"± the sample standard deviation over {len(seeds)} seeds" if several else "one seed"
+    measure = measure_in(comparison)
     moments = {entry.get("when") for entry in comparison["methods"]} - {None}
-    at = f", {moment(next(iter(moments)))}" if len(moments) == 1 else ""
     notes = [
-        f"{capital(measure.name)}: mean over clients, {VIEW_NAMES.get(view, view)}{at}, {over}."
-        + ("" if measure.higher_is_better else " Lower is better."),
-        "Mode: the way to predict." + _not_measured(comparison),
+        about_scores(comparison, measure),
+        " ".join(["Mode: the way to predict.", about_modes(comparison), _not_measured(comparison)]).strip(),
         _about_differences(comparison, measure),
     ]
     if any(entry.get("gain") is not None for entry in comparison["methods"]):
@@ -321,7 +410,35 @@ def _notes(comparison: Comparison) -> tuple[str, ...]:
     if len(moments) > 1:
         each = ", ".join(f"{entry['method']} {moment(entry.get('when'))}" for entry in comparison["methods"])
         notes.append(f"The methods were not evaluated at the same moment: {each}.")
+    if others := comparison.get("not_shown"):
+        notes.append(
+            f"Also in this folder, from earlier calls, and not shown: {', '.join(others)}. A call that names all "
+            "methods and seeds shows them together, and trains nothing again."
+        )
     return tuple(notes)
+
+
+def about_means(comparison: Comparison) -> str:
+    """What a picture shows, in a few words: `mean over clients and 3 seeds, last round, after aggregation`."""
+    seeds, view = len(comparison.get("seeds") or ()), comparison.get("view", "last")
+    over = f"mean over clients and {seeds} seeds" if seeds > 1 else "mean over clients"
+    at = moments_of(comparison["methods"])
+    return ", ".join(part for part in (over, VIEW_NAMES.get(view, view), at) if part)
+
+
+def about_scores(comparison: Comparison, measure: Measure) -> str:
+    """What a score is: a mean over clients, in which round, at which moment, over how many seeds."""
+    seeds, view = comparison.get("seeds") or [], comparison.get("view", "last")
+    over = (
+        f"± the sample standard deviation over {len(seeds)} seeds"
+        if _several_seeds(comparison)
+        else "one seed"
+    )
+    moments = {entry.get("when") for entry in comparison["methods"]} - {None}
+    at = f", {moment(next(iter(moments)))}" if len(moments) == 1 else ""
+    return f"{capital(measure.name)}: mean over clients, {VIEW_NAMES.get(view, view)}{at}, {over}." + (
+        "" if measure.higher_is_better else " Lower is better."
+    )
 
 
 def _about_differences(comparison: Comparison, measure: Measure) -> str:
@@ -332,7 +449,7 @@ def _about_differences(comparison: Comparison, measure: Measure) -> str:
     names = references_of(comparison["methods"]) or [_baseline(comparison)]
     what = "Difference to Local under the same settings of training"
     if len(names) == 1:
-        what = f"Against {method_label(names[0])}"
+        what = f"Against {reference_label(names[0], comparison)}"
     return (
         f"{what}: paired difference{measure.in_points} with its {level} bootstrap interval, resampling "
         f"{resampled} ({draws} draws); a tie is an interval that holds 0."
@@ -347,7 +464,7 @@ def _not_measured(comparison: Comparison) -> str:
     if not left_out:
         return ""
     each = "; ".join(f"{method_label(method)} by {', '.join(modes)}" for method, modes in left_out.items())
-    return f" Not measured: {each} (evaluate.modes=all measures them)."
+    return f"Not measured: {each} (evaluate.modes=all measures them)."
 
 
 # --- what else a comparison shows -----------------------------------------------------------------------
@@ -360,7 +477,19 @@ def clients_sheet(comparison: Comparison) -> Sheet | None:
         return None
 
     stored = comparison.get("metric_facts")
-    by_client = {client: measure_named(name, stored) for client, name in metrics.items()}
+    by_name = {
+        name: measure_named(name, stored).fitted(
+            (
+                entry["per_client"].get(client)
+                for entry in comparison["methods"]
+                for client in metrics
+                if metrics[client] == name
+            ),
+            (),
+        )
+        for name in metrics.values()
+    }
+    by_client = {client: by_name[name] for client, name in metrics.items()}
 
     def of_method(entry: Mapping[str, Any]) -> Column:
         values = entry["per_client"]
@@ -397,7 +526,14 @@ def further_sheet(comparison: Comparison) -> Sheet | None:
     names = list(dict.fromkeys(name for entry in methods for name in entry.get("further") or ()))
     if not names:
         return None
-    by_name = {name: measure_named(name, comparison.get("metric_facts")) for name in names}
+    stored = comparison.get("metric_facts")
+    found = {name: [(entry.get("further") or {}).get(name, _ABSENT) for entry in methods] for name in names}
+    by_name = {
+        name: measure_named(name, stored).fitted(
+            [one["mean"] for one in scores], [one.get("std_over_seeds") for one in scores]
+        )
+        for name, scores in found.items()
+    }
     shares = all(measure.is_share for measure in by_name.values())
     shown = {name: measure.value if shares else measure.full for name, measure in by_name.items()}
 
@@ -416,7 +552,9 @@ def further_sheet(comparison: Comparison) -> Sheet | None:
         f"Mean over the clients that have the measure, {VIEW_NAMES.get(view, view)}{spread}.{_each(methods)}"
     )
     columns = (
-        words("measure", metric_name),
+        words(
+            "measure", lambda name: f"{by_name[name].name}{'' if by_name[name].higher_is_better else ' ↓'}"
+        ),
         *map(of_method, methods),
     )
     return Sheet(f"Further measures{', in percent' if shares else ''}", columns, names, (note,))
@@ -517,7 +655,7 @@ def gains_sheet(comparison: Comparison) -> Sheet | None:
     which = words("against", lambda entry: method_label(entry[0].get("against") or _baseline(comparison)))
     columns = (
         words("method", lambda entry: entry[0]["method"], method_label),
-        words("mode", lambda entry: entry[0].get("mode")),
+        words("measured", lambda entry: how(entry[0])),
         *([which] if len(names) > 1 else []),
         Column("clients", lambda entry: len(entry[2]), count),
         *(_share(sign) for sign in ("better", "equal", "worse")),
@@ -525,14 +663,15 @@ def gains_sheet(comparison: Comparison) -> Sheet | None:
         Column("median", lambda entry: median(entry[2]) if entry[2] else None, measure.difference),
         Column("highest", lambda entry: max(entry[2], default=None), measure.difference),
     )
-    reference = method_label(names[0]) if len(names) == 1 else "its Local"
+    one = reference_label(names[0], comparison)
+    reference, theirs = (one, one) if len(names) == 1 else ("the Local of its settings", "their Local")
     higher = "higher" if measure.higher_is_better else "lower"
     note = (
         f"Better: clients whose {measure.name} is {higher} than under {reference}, "
         f"{VIEW_NAMES[comparison.get('view', 'last')]}. Lowest to highest: differences{measure.in_points}."
         + (" A client counts once per seed." if _several_seeds(comparison) else "")
     )
-    return Sheet(f"Clients against {reference}", columns, entries, (note,), sortable=False)
+    return Sheet(f"Clients against {theirs}", columns, entries, (note,), sortable=False)
 
 
 def _differences(by_client: Mapping[str, Any]) -> list[float]:
@@ -584,10 +723,15 @@ def sweep_sheet(settings: Mapping[str, Mapping[str, Any]], comparisons: Mapping[
         words("setting", itemgetter("setting")),
         words("method", itemgetter("method"), method_label),
         words("measured", itemgetter("when"), moment),
-        words("mode", itemgetter("mode")),
+        _mode(list(comparisons.values())),
         _over_seeds(measure.head, itemgetter("accuracy"), measure.value),
         *_against(first, rows),
     )
     keys = ", ".join(dict.fromkeys(key for changes in settings.values() for key in changes))
-    note = f"Settings of {keys}; each is a comparison of its own."
-    return Sheet(f"{len(comparisons)} settings", columns, rows, (note, _about_differences(first, measure)))
+    notes = (
+        f"Settings of {keys}; each is a comparison of its own.",
+        about_scores(first, measure),
+        *([about_modes(first)] if about_modes(first) else []),
+        _about_differences(first, measure),
+    )
+    return Sheet(f"{len(comparisons)} settings", columns, rows, notes)

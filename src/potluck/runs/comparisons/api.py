@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from potluck.errors import ConfigError, nearest
+from potluck.errors import ConfigError
 from potluck.experiment.plain import plain
 from potluck.experiment.schema import Experiment
 from potluck.report.chosen_rounds import check_rounds
-from potluck.report.log import VIEWS, View
+from potluck.report.comparison import check_view
+from potluck.report.log import View
 from potluck.runs.api import check_experiment
 from potluck.runs.comparisons.comparison import Comparison, Sweep
 from potluck.runs.comparisons.plan import Plan, check_sweep, plan_of, read_sweep
 from potluck.runs.comparisons.play import Skip, Watch, compare_experiments
 from potluck.runs.comparisons.references import check_reference
 from potluck.runs.observers.progress import progress_display
+
+NOT_TAKEN = {
+    "observers": "an observer that stops a run early would make the runs unlike; give it to potluck.run",
+    "target": "give a list, targets=[0.9]",
+    "round": "give a list, rounds=[10]",
+}
 
 
 def compare(
@@ -44,7 +52,19 @@ def compare(
     a file. `seeds` default to the experiment's own, `out` to `runs/<name>-compare`. The same call again takes
     finished runs from the folder and goes on with stopped ones. `overrides` (`training.rounds=5`) are for files.
     `progress` shows how far it is, as in `potluck.run`.
+
+    The rest are views of the same runs, and train nothing again:
+
+    - `against`: the method or variant to take all differences to, instead of Local under the same settings.
+    - `targets`: scores such as 0.9; `found.targets()` and the tables then say which round first reached each, and
+      what was sent until then.
+    - `rounds`: rounds that are evaluated; `found.rounds()` and the tables then have the scores after each.
+    - `view`: the round that all tables look at: the `last` one, that with the best mean validation score
+      (`best_by_validation`), or with the best test score (`best_by_test`, an upper bound and no result).
     """
+    for name, hint in NOT_TAKEN.items():
+        if name in values:
+            raise ConfigError(f"compare() takes no {name!r}; {hint}")
     _check_views(seeds, targets, rounds, view)
     plan = _planned(experiment, methods, variants, sweep, overrides, values)
     folder = Path(out) if out is not None else default_folder(plan)
@@ -87,8 +107,7 @@ def _check_views(seeds: Any, targets: Any, rounds: Any, view: str) -> None:
         wrong = next((one for one in given if isinstance(one, bool) or not isinstance(one, kind)), None)
         if wrong is not None:
             raise ConfigError(f"{key}: {wrong!r} is no {'whole ' if kind is Integral else ''}number")
-    if view not in VIEWS:
-        raise ConfigError(f"view: there is no {view!r}; {nearest(str(view), VIEWS)}")
+    check_view(view)
 
 
 def _seeds(seeds: Sequence[int], plan: Plan) -> list[int]:
@@ -109,16 +128,49 @@ def check_views(plan: Plan, rounds: Sequence[int], against: str | None) -> None:
             check_rounds(rounds, one.training.rounds, one.evaluate.every, who)
 
 
+@dataclass
+class _Counted:
+    """Tells of each run its number and, in a sweep, its setting: `run 7 of 18, alpha=0.1: fedproto, seed 1`."""
+
+    show: Watch
+    say: Skip
+    runs: int
+    begun: int = 0
+
+    def watch(self, setting: str) -> Watch:
+        """Watch a run of this setting."""
+        return lambda label: self.show(self._named(setting, label))
+
+    def skip(self, setting: str) -> Skip:
+        """Say that a run of this setting was finished before."""
+        return lambda sentence: self.say(self._named(setting, sentence))
+
+    def _named(self, setting: str, rest: str) -> str:
+        self.begun += 1
+        if not setting:
+            return rest
+        return f"run {self.begun} of {self.runs}, {setting}: {rest}"
+
+
 def play(
     plan: Plan, seeds: Sequence[int], folder: Path, watch: Watch, skip: Skip, **options: Any
 ) -> Comparison | Sweep:
     """Run what is left of a plan, and compare; `options` are the views that `compare` takes."""
+    check_view(options.get("view", "last"))
     check_views(plan, options.get("rounds") or (), options.get("against"))
     if len(plan.experiments) > 1:
         check_sweep(plan.experiments)
+    told = _Counted(watch, skip, len(seeds) * plan.size)
     found = {
         setting: compare_experiments(
-            experiments, seeds, folder / setting, watch, skip, variants=plan.variants, **options
+            experiments,
+            seeds,
+            folder / setting,
+            told.watch(setting),
+            told.skip(setting),
+            variants=plan.variants,
+            base=plan.bases[setting],
+            **options,
         )
         for setting, experiments in plan.experiments.items()
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,12 +11,14 @@ from matplotlib.figure import Figure
 
 from potluck.errors import ConfigError, RunError, nearest
 from potluck.files import read_json, write_json
+from potluck.models import Entries
 from potluck.report import latex, plots
 from potluck.report.comparison_page import sweep_heat_map, variants_heat_map, write_sweep
 from potluck.report.comparison_plots import bytes_picture, curves_picture, gains_picture
 from potluck.report.render import Sheet, notebook, plain
-from potluck.report.sheets import comparison_sheet, measure_in, sweep_sheet
+from potluck.report.sheets import comparison_sheet, measure_in, rounds_sheet, sweep_sheet, targets_sheet
 from potluck.runs.folder import FORMAT
+from potluck.runs.results.run_result import RunResult
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +33,7 @@ PICTURES = {
     "clients": gains_picture,
     "grid": variants_heat_map,
 }
-ROWS = 20  # of a table in a notebook or at a prompt
+ROWS = 40  # of a table in a notebook or at a prompt
 
 
 def _has_differences(comparison: Mapping[str, Any]) -> bool:
@@ -47,6 +49,25 @@ class Comparison:
 
     folder: Path
     comparison: dict[str, Any]
+    # The runs by label and seed, with the models of the process that played them.
+    _results: Mapping[tuple[str, int], RunResult] = field(default_factory=dict, compare=False)
+
+    def run(self, method: str, seed: int | None = None, *, models: Entries | None = None) -> RunResult:
+        """One of its runs, with clients and models; by default that of the first seed.
+
+        Where clients had models of your own and another process ran the comparison, `models` brings the classes, as
+        in `potluck.open`.
+        """
+        runs = {entry["method"]: entry["runs"] for entry in self.comparison["methods"]}
+        if method not in runs:
+            raise ConfigError(f"there is no {method!r} here; {nearest(method, runs)}")
+        seed = int(next(iter(runs[method]))) if seed is None else seed
+        if str(seed) not in runs[method]:
+            raise ConfigError(f"{method} was not run with seed {seed}; its seeds: {', '.join(runs[method])}")
+        if models is None and (method, seed) in self._results:
+            return self._results[method, seed]
+        folder = self.folder / runs[method][str(seed)]
+        return RunResult(folder, read_json(folder / "summary.json"), models)
 
     def frame(self) -> pd.DataFrame:
         """A row per method, seed, client, moment and mode, in the round that the comparison looks at."""
@@ -60,6 +81,32 @@ class Comparison:
 
         return summary_frame(self.comparison)
 
+    def targets(self) -> pd.DataFrame:
+        """A row per method and target: the round that reached it, and what was sent until then.
+
+        The targets are those that `potluck.compare(targets=…)` was asked for.
+        """
+        from potluck.report.comparison_frames import targets_frame
+
+        return targets_frame(self._asked("targets"))
+
+    def rounds(self) -> pd.DataFrame:
+        """A row per method, moment, mode and round, for the rounds of `potluck.compare(rounds=…)`."""
+        from potluck.report.comparison_frames import rounds_frame
+
+        return rounds_frame(self._asked("rounds"))
+
+    def gains(self) -> pd.DataFrame:
+        """A row per method: how many clients are better, equal and worse than under the reference."""
+        from potluck.report.comparison_frames import gains_frame
+
+        return gains_frame(self.comparison)
+
+    def _asked(self, what: str) -> dict[str, Any]:
+        if not self.comparison.get(what):
+            raise RunError(f"{self.folder} was compared without {what}; run potluck.compare(…, {what}=[…])")
+        return self.comparison
+
     def latex(self) -> str:
         """A table for a paper (booktabs): mean ± deviation, differences with intervals, the best in bold."""
         return latex.comparison_table(self.comparison)
@@ -72,7 +119,8 @@ class Comparison:
             raise ConfigError(f"there is no picture {kind!r}; {nearest(kind, PICTURES)}")
         figure = PICTURES[kind](self.comparison)
         if figure is None:
-            raise RunError(f"{self.folder} has nothing to show as {kind!r}; choose another kind of picture")
+            there = [name for name, draw in PICTURES.items() if draw(self.comparison) is not None]
+            raise RunError(f"{self.folder} has nothing to show as {kind!r}; it has {', '.join(there)}")
         return figure
 
     @property
@@ -81,7 +129,10 @@ class Comparison:
         return comparison_sheet(self.comparison)
 
     def __repr__(self) -> str:
-        return f"{plain(self.sheet.first(ROWS, 'comparison.html'))}\n{self.folder}"
+        asked = [make(self.comparison) for make in (rounds_sheet, targets_sheet)]
+        sheets = [self.sheet, *(sheet for sheet in asked if sheet)]
+        shown = [plain(sheet.first(ROWS, "comparison.html")) for sheet in sheets]
+        return "\n".join([*shown, str(self.folder)])
 
     def _repr_html_(self) -> str:
         return _in_notebook(self.sheet, self.folder / "comparison.html")
@@ -109,6 +160,18 @@ class Sweep:
         """The summaries of all comparisons, with the setting and a column for each key in front."""
         return self._together({name: one.summary() for name, one in self.comparisons.items()})
 
+    def targets(self) -> pd.DataFrame:
+        """The targets of all comparisons, with the setting and a column for each key in front."""
+        return self._together({name: one.targets() for name, one in self.comparisons.items()})
+
+    def rounds(self) -> pd.DataFrame:
+        """The chosen rounds of all comparisons, with the setting and a column for each key in front."""
+        return self._together({name: one.rounds() for name, one in self.comparisons.items()})
+
+    def gains(self) -> pd.DataFrame:
+        """The gains of clients in all comparisons, with the setting and a column for each key in front."""
+        return self._together({name: one.gains() for name, one in self.comparisons.items()})
+
     def _together(self, frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
         import pandas as pd
 
@@ -117,7 +180,7 @@ class Sweep:
         for setting, frame in frames.items():
             own = {"setting": setting} | {key: self.settings[setting].get(key) for key in keys}
             front = pd.DataFrame({key: [value] * len(frame) for key, value in own.items()}, index=frame.index)
-            parts.append(pd.concat([front, frame], axis=1))
+            parts.append(pd.concat([front, frame.drop(columns=[*own], errors="ignore")], axis=1))
         return pd.concat(parts, ignore_index=True)
 
     def latex(self) -> str:

@@ -46,17 +46,19 @@ Load = Callable[[Sequence[Override]], Experiment]
 class Plan:
     """What is compared: experiments by setting and label, and what each setting and each label changes.
 
-    Without a sweep the only setting is "".
+    `bases` has the experiment of each setting before any variant changes it. Without a sweep the only setting
+    is "".
     """
 
     experiments: dict[str, dict[str, Experiment]]
     settings: dict[str, Changes]
     variants: dict[str, Changes]
+    bases: dict[str, Experiment]
 
     @property
     def first(self) -> Experiment:
-        """The first experiment, which gives the whole its name and its seed."""
-        return next(one for experiments in self.experiments.values() for one in experiments.values())
+        """The experiment as written, which gives the whole its name and its seed."""
+        return next(iter(self.bases.values()))
 
     @property
     def size(self) -> int:
@@ -175,11 +177,24 @@ def _plan(load: Load, methods: Sequence[Any], variants: Any, sweep: Any) -> Plan
         _refuse_seed(setting, common)
         _refuse_options(f"sweep.{setting}", common)
         _refuse_idle(setting, common, labelled)
+    bases = {setting: _base(load, common, labelled) for setting, common in settings.items()}
     experiments = {
-        setting: _variants(lambda changes, common=common: load(_together(common, *changes)), labelled)  # type: ignore[misc]
+        setting: _variants(
+            lambda changes, common=common: load(_together(common, *changes)),  # type: ignore[misc]
+            labelled,
+            bases[setting],
+        )
         for setting, common in settings.items()
     }
-    return Plan(experiments, settings, labelled)
+    return Plan(experiments, settings, labelled, bases)
+
+
+def _base(load: Load, common: Changes, labelled: Mapping[str, Changes]) -> Experiment:
+    """The experiment as written; with its first variant where it is whole only with one."""
+    try:
+        return load([common])
+    except ConfigError:
+        return load(_together(common, next(iter(labelled.values()))))
 
 
 def _together(common: Changes, own: Changes) -> list[Override]:
@@ -224,7 +239,7 @@ def _by_method(methods: Sequence[Any]) -> dict[str, Changes]:
     return found
 
 
-def _variants(load: Load, labelled: Mapping[str, Changes]) -> dict[str, Experiment]:
+def _variants(load: Load, labelled: Mapping[str, Changes], base: Experiment) -> dict[str, Experiment]:
     """The experiments of one setting: the variants, and the Locals that they are paired with.
 
     A plain `local` is for the variants that leave training as it is. One that sets a learning rate, be it the same,
@@ -234,7 +249,7 @@ def _variants(load: Load, labelled: Mapping[str, Changes]) -> dict[str, Experime
     plain = any(all(_block(key) in APART for key in changes) for changes in labelled.values())
     if BASELINE not in made and plain:
         made = {BASELINE: _measurable(load([{"method": BASELINE}]))} | made
-    return with_locals(made)
+    return with_locals(made, base, labelled)
 
 
 def _block(key: str) -> str:

@@ -36,6 +36,7 @@ from potluck.runs.folder import RunFolder
 from potluck.runs.observers import Observer
 from potluck.runs.own_code import check_own_code
 from potluck.runs.pilots import PILOTS, settled
+from potluck.runs.results.run_result import RunResult, remaking
 from potluck.runs.resuming import is_free
 
 # What a run may leave behind that was stopped before its first round.
@@ -57,6 +58,7 @@ def compare_experiments(
     against: str | None = None,
     view: View = "last",
     variants: Mapping[str, Mapping[str, Any]] | None = None,
+    base: Experiment | None = None,
 ) -> Comparison:
     """Run every experiment with every seed into `folder`, or what is left to run, and compare with Local.
 
@@ -64,9 +66,11 @@ def compare_experiments(
     with Local under the same settings of training, which is added where it is missing. `watch` makes the observer
     of a run from its label; `skip` is told of runs that were finished before. `targets` asks what it costs to reach
     these scores, `rounds` for the scores after these rounds. `against` names what to compare with instead of
-    Local. `variants` has what each label changes, for the page.
+    Local. `variants` has what each label changes, and `base` is the experiment without these changes (by default
+    the first one), for the page.
     """
-    experiments = with_locals(experiments)
+    base = base if base is not None else next(iter(experiments.values()))
+    experiments = with_locals(experiments, base)
     for label, experiment in experiments.items():
         check_rounds(rounds, experiment.training.rounds, experiment.evaluate.every, label)
     check_reference(against, experiments)
@@ -76,11 +80,12 @@ def compare_experiments(
     splits = {seed: first.variant(seed=seed).make_split(data) for seed in seeds}
     for experiment in experiments.values():
         check(experiment.variant(seed=seeds[0]), data, splits[seeds[0]], targets)
-    _make_folder(home.path, first)
+    _make_folder(home.path, base)
     with home.locked():
         folders: dict[str, list[Path]] = {label: [] for label in experiments}
+        results: dict[tuple[str, int], RunResult] = {}
         for label, seed, part in _parts(experiments, seeds, home):
-            part.finish(data, splits[seed], watch, skip)
+            results[label, seed] = part.finish(data, splits[seed], watch, skip)
             folders[label].append(part.folder)
         comparison = _compared(experiments, folders, against, view)
         if targets:
@@ -89,9 +94,43 @@ def compare_experiments(
             comparison = with_rounds(comparison, folders, rounds)
         changes = {label: each for label, each in (variants or {}).items() if label in experiments}
         comparison |= {"variants": plain(changes)} if changes else {}
+        comparison = _with_settings(comparison, experiments, changes)
+        comparison |= _not_shown(home.path, folders)
         write_json(home / COMPARISON, comparison)
         write_comparison(home / "comparison.html", comparison)
-    return Comparison(home.path, comparison)
+    return Comparison(home.path, comparison, results)
+
+
+def _with_settings(
+    comparison: Mapping[str, Any],
+    experiments: Mapping[str, Experiment],
+    changes: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Add to every entry its own values of all keys that some variant changes."""
+    keys = list(dict.fromkeys(key for each in changes.values() for key in each if key != "method"))
+    if not keys:
+        return dict(comparison)
+    values = {label: yaml.safe_load(one.to_yaml()) for label, one in experiments.items()}
+    methods = [
+        entry | {"settings": {key: _value(values[entry["method"]], key) for key in keys}}
+        for entry in comparison["methods"]
+    ]
+    return {**comparison, "methods": methods}
+
+
+def _value(values: Any, key: str) -> Any:
+    """What a dotted key says; None where there is no such value."""
+    for word in key.split("."):
+        values = values.get(word) if isinstance(values, Mapping) else None
+    return values
+
+
+def _not_shown(home: Path, folders: Mapping[str, Sequence[Path]]) -> dict[str, list[str]]:
+    """The runs of earlier calls in this folder that were not asked for now."""
+    shown = {folder.name for each in folders.values() for folder in each}
+    found = sorted(path.parent.name for path in home.glob("*-seed*/config.yaml"))
+    others = [name for name in found if name not in shown]
+    return {"not_shown": others} if others else {}
 
 
 def _parts(
@@ -147,19 +186,20 @@ class _Part:
     folder: Path
     label: str
 
-    def finish(self, data: Data, split: Split, watch: Watch, skip: Skip) -> None:
+    def finish(self, data: Data, split: Split, watch: Watch, skip: Skip) -> RunResult:
         """Run it, resume it, or skip it if it is finished."""
         if not (self.folder / "config.yaml").exists():
             self._clear()
-            run(self.experiment, out=self.folder, watcher=watch(self.label), given=(data, split))
-            return
+            return run(self.experiment, out=self.folder, watcher=watch(self.label), given=(data, split))
         self._check_same(data, split)
         if self._finished():
             skip(f"{self.label}: finished before, taken from {self.folder}")
-        else:
-            given = bool(self.experiment.plugins) or not self.experiment.portable
-            own = settled(self.experiment, self.folder) if given else None
-            resume(self.folder, watcher=watch(self.label), experiment=own)
+            federation = settled(self.experiment, self.folder).build(data, split)
+            summary = read_json(self.folder / "summary.json")
+            return RunResult(self.folder, summary, _remake=remaking(federation))
+        given = bool(self.experiment.plugins) or not self.experiment.portable
+        own = settled(self.experiment, self.folder) if given else None
+        return resume(self.folder, watcher=watch(self.label), experiment=own)
 
     def _clear(self) -> None:
         """Remove what is left of a run that was stopped before its first round."""

@@ -24,17 +24,25 @@ ILLEGAL = re.compile(r"[^A-Za-z0-9._=+-]+")  # what a value may not bring into t
 Leaves = dict[str, Any]  # dotted key → value
 
 
-def with_locals(experiments: Mapping[str, Experiment]) -> dict[str, Experiment]:
-    """The experiments, with a Local in front for all settings of training that have none yet."""
+def with_locals(
+    experiments: Mapping[str, Experiment],
+    base: Experiment | None = None,
+    changes: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, Experiment]:
+    """The experiments, with a Local in front for all settings of training that have none yet.
+
+    A Local is named after what it trains with other than `base`, by default the first experiment. `changes` has
+    the keys that each label sets.
+    """
     settings = {label: training_settings(one) for label, one in experiments.items()}
     known = [settings[label] for label, one in experiments.items() if is_local(one)]
-    changing = _changing(settings.values())
+    usual = training_settings(base if base is not None else next(iter(experiments.values())))
     added: dict[str, Experiment] = {}
     for label, experiment in experiments.items():
         if settings[label] not in known:
             known.append(settings[label])
-            name = _free_label(settings[label], changing, {*experiments, *added})
-            added[name] = alone(experiment)
+            own = _own_settings(settings[label], usual, (changes or {}).get(label, ()))
+            added[_free_label(own, {*experiments, *added})] = alone(experiment)
     return added | dict(experiments)
 
 
@@ -77,19 +85,28 @@ def training_settings(experiment: Experiment) -> Leaves:
     return by_dotted_key(kept) | {"engine.precision": values["engine"]["precision"]}
 
 
-def _changing(settings: Iterable[Leaves]) -> list[str]:
-    """The keys whose values are not the same in all settings."""
-    first, *others = settings
-    keys = dict.fromkeys(key for one in (first, *others) for key in one)
-    return [key for key in keys if any(one.get(key) != first.get(key) for one in others)]
+def _own_settings(settings: Leaves, usual: Leaves, changed: Iterable[str]) -> Leaves:
+    """The settings that are not the usual ones; where all are, those that were set to what they are anyway."""
+    keys = [*settings, *(key for key in usual if key not in settings)]
+    other = [key for key in keys if (settings.get(key) or None) != (usual.get(key) or None)]
+    set_ = tuple(f"{key}." for key in changed)
+    return {
+        key: settings.get(key) for key in other or [key for key in settings if f"{key}.".startswith(set_)]
+    }
 
 
-def _free_label(settings: Leaves, changing: Iterable[str], taken: set[str]) -> str:
-    """`local`, or `local,lr=0.1` where the settings of training change; a number tells equal ones apart."""
-    parts = [f"{key.rpartition('.')[2]}={settings.get(key)}" for key in changing]
+def _free_label(settings: Leaves, taken: set[str]) -> str:
+    """`local`, or `local,lr=0.1` after its settings of training; a number tells equal labels apart."""
+    parts = [f"{_short_name(key)}={value}" for key, value in settings.items()]
     label = ",".join([BASELINE, *(ILLEGAL.sub("-", part) for part in parts)])[:100]
     number, free = 1, label
     while free in taken:
         number += 1
         free = f"{label}-{number}"
     return free
+
+
+def _short_name(key: str) -> str:
+    """The last word of a dotted key, or `per_client.1.lr` for what one client has of its own."""
+    _, own, rest = key.partition("per_client.")
+    return own + rest if own else key.rpartition(".")[2]

@@ -225,10 +225,10 @@ def conclude(
     }
     write_json(folder / "summary.json", summary)
     write_report(folder.path)
-    return RunResult(folder.path, summary, _remake=_remake(federation))
+    return RunResult(folder.path, summary, _remake=remaking(federation))
 
 
-def _remake(federation: Federation) -> Remake:
+def remaking(federation: Federation) -> Remake:
     """Makes the method anew. It holds on to the user's classes and options, not to the data."""
     made, config, pool = type(federation.method), federation.method.config, federation.clients.models.pool
 
