@@ -28,7 +28,7 @@ def open(
     """The result of a finished run, as `potluck.run` gave it; of a comparison's folder, as `potluck.compare` did.
 
     No data are loaded, and no code that the folder names is run, unless `plugins=True` asks for the run's plug-ins
-    (or a list names some), which must not have changed since. A folder cannot hold classes. Where clients had models
+    (or a list names some), which must not have changed since. A folder cannot hold classes. If clients had models
     of your own, `models` brings the class, or a function that builds the model: by name (`models={"Net": Net}`), by
     client (`{"0": Net}`), or as the list that the experiment had.
     """
