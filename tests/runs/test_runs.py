@@ -348,7 +348,7 @@ def test_a_method_of_ones_own_in_an_experiment_file(tmp_path: Path, monkeypatch:
     assert ended.summary["method"] == "mine"
     assert resume(ended.folder).summary == ended.summary
     file.write_text(text.replace("plugins: []", "plugins: [nothing.py]"))
-    with pytest.raises(ConfigError, match=r"plugins: nothing\.py cannot be loaded"):
+    with pytest.raises(ConfigError, match=r"plugins: there is no file .*nothing\.py"):
         Experiment.load(file)
 
 
