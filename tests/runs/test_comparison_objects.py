@@ -271,15 +271,11 @@ def test_a_sweep_over_two_keys_is_a_frame_a_table_and_a_heat_map(tmp_path: Path)
 
 def test_variants_can_be_a_grid(tmp_path: Path) -> None:
     grid = {"grid": {"method.weight": [1.0, 5.0], "training.optimizer.lr": [0.1, 0.01]}}
-    found = potluck.compare(own(training={"rounds": 1}), variants=grid, out=tmp_path / "all")
-    assert isinstance(found, potluck.Comparison)
-    labels = [entry["method"] for entry in found.comparison["methods"]]
-    assert labels[:3] == ["local,lr=0.1", "local,lr=0.01", "weight=1.0,lr=0.1"]
-    assert len(labels) == 6
-    assert len(found.plot("grid").axes) == 1
     more = {**grid, "fedavg": {"method": "fedavg"}}
-    found = potluck.compare(own(training={"rounds": 1}), variants=more, out=tmp_path / "more")
+    found = potluck.compare(own(training={"rounds": 1}), variants=more, out=tmp_path / "all")
     assert isinstance(found, potluck.Comparison)
+    labels = {entry["method"] for entry in found.comparison["methods"]}
+    assert {"local", "local,lr=0.1", "weight=1.0,lr=0.1", "fedavg"} <= labels
     assert len(found.plot("grid").axes) == 1
     for frame in (found.frame(), found.summary(), found.gains()):
         rows = frame.drop_duplicates("method").set_index("method")

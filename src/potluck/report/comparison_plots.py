@@ -36,6 +36,7 @@ from potluck.report.plots import (
     row_styles,
     score_ticks,
     shorten,
+    with_names,
     write_ends,
 )
 from potluck.report.sheets import measure_in, ranked, row_label, rows_of
@@ -77,7 +78,7 @@ def bytes_picture(comparison: Comparison) -> Figure | None:
     ends = _ends(rows, styles, measure)
     longest = max(len(name) for _, name, _ in ends)
     height = max(3.7, 0.9 + LABEL_GAP * len(ends))
-    figure, axes = framed(WIDTH, height, right=0.35 + 0.076 * longest)
+    figure, axes = with_names(height, 0.35 + 0.076 * longest)
     for row in rows:
         style, curve = styles.get(row_label(row), GREY), row["curve"]
         x, y = np.array(curve["bytes"], float), measure.scale * np.array(curve["mean"], float)
@@ -116,7 +117,7 @@ def _bytes_axis(axes: Axes, measure: Measure, sent: Sequence[float]) -> None:
     """A logarithmic axis with several ticks, however little the sizes differ."""
     axes.set_xscale("log")
     ratio = max(sent) / min(sent)
-    steps = (1.0,) if ratio > 1000 else (1.0, 2.0, 5.0)
+    steps = (1.0,) if ratio > 1000 else (1.0, 3.0) if ratio > 30 else (1.0, 2.0, 5.0)
     axes.xaxis.set_major_locator(
         LogLocator(subs=steps, numticks=8) if ratio > 10 else MaxNLocator(nbins=5, min_n_ticks=2)
     )

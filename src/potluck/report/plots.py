@@ -35,6 +35,7 @@ RULE = "#d8dee4"
 PAPER = "#fefefe"
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)))  # of lines, when the colours begin again
+ROOM = 5.4  # inches for lines and the axis at their left
 LABEL = 60  # characters of a name beside a line
 LABEL_GAP = 0.19  # inches from one such name to the next
 MOST_CLIENTS = 100  # more columns are not readable; the picture says what it leaves out
@@ -145,7 +146,7 @@ def accuracy_over_rounds(
     labelled = _merged([curve for curve in shown if curve.label in styles])
     longest = max((len(shorten(label, LABEL)) for label, _ in labelled), default=0)
     height = max(3.7, 0.9 + LABEL_GAP * len(labelled))
-    figure, axes = framed(WIDTH, height, right=0.75 + 0.078 * longest, below=0.7 if note else 0.5)
+    figure, axes = with_names(height, 0.75 + 0.078 * longest, below=0.7 if note else 0.5)
     for curve in reversed(shown):
         _draw_curve(axes, curve, styles.get(curve.label), measure)
     _score_axis(axes, shown, measure)
@@ -534,6 +535,11 @@ def framed(
     axes = figure.add_axes(box)
     clean_axes(axes)
     return figure, axes
+
+
+def with_names(height: float, right: float, below: float = 0.5) -> tuple[Figure, Axes]:
+    """A figure of lines with their names at the right; long names make it wider, and the lines keep their room."""
+    return framed(max(WIDTH, ROOM + right), height, right=right, below=below)
 
 
 def clean_axes(axes: Axes) -> None:
