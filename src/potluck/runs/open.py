@@ -27,11 +27,11 @@ def open(
 ) -> RunResult | Comparison | Sweep:
     """The result of a finished run, as `potluck.run` gave it; of a comparison's folder, as `potluck.compare` did.
 
-        No data are loaded, and no code that the folder names is run, unless `plugins=True` asks for the run's plug-ins
-            (or a list names some), which must not have changed since. A folder cannot hold classes. Where clients had
-        models of your own, `models` brings the class, or a function that builds the model: by name
-        (`models={"Net": Net}`), by client (`{"0": Net}`), or as the list that the experiment had.
-        """
+    No data are loaded, and no code that the folder names is run, unless `plugins=True` asks for the run's plug-ins
+    (or a list names some), which must not have changed since. A folder cannot hold classes. Where clients had
+    models of your own, `models` brings the class, or a function that builds the model: by name
+    (`models={"Net": Net}`), by client (`{"0": Net}`), or as the list that the experiment had.
+    """
     if not isinstance(folder, Path | str):
         raise RunError(f"open() takes the folder of a run, not a {type(folder).__name__}")
     home = Path(folder)
