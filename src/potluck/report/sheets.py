@@ -302,7 +302,7 @@ def about_modes(comparison: Comparison) -> str:
     if not any(map(has_modes, comparison["methods"])):
         return ""
     return (
-        "*: the reported mode of its method, the one of its paper. Methods are ranked, and compared client by "
+        "*: the reported mode of its method. Methods are ranked, and compared client by "
         "client, by it."
     )
 
@@ -396,7 +396,9 @@ def _notes(comparison: Comparison) -> tuple[str, ...]:
     moments = {entry.get("when") for entry in comparison["methods"]} - {None}
     notes = [
         about_scores(comparison, measure),
-        " ".join(["Mode: the way to predict.", about_modes(comparison), _not_measured(comparison)]).strip(),
+        " ".join(
+            filter(None, ["Mode: the way to predict.", about_modes(comparison), _not_measured(comparison)])
+        ),
         _about_differences(comparison, measure),
     ]
     if any(entry.get("gain") is not None for entry in comparison["methods"]):
