@@ -301,10 +301,7 @@ def about_modes(comparison: Comparison) -> str:
     """What a mode is, and what the star beside some of them means; empty where no method has several."""
     if not any(map(has_modes, comparison["methods"])):
         return ""
-    return (
-        "*: the reported mode of its method. Methods are ranked, and compared client by "
-        "client, by it."
-    )
+    return "*: the reported mode of its method. Methods are ranked, and compared client by client, by it."
 
 
 def _in_all_modes(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
