@@ -236,7 +236,7 @@ def test_no_tensor_is_larger_than_the_memory_allows(loss, vectors, tuples):
     """The Gramian has as many numbers for a tuple as there are vectors."""
     anchor, peers = batch(6, 4, dtype=torch.float32)
     anchor.requires_grad_()
-    with Peak() as recorder:  # which also refuses what cannot be captured
+    with Peak("the loss") as recorder:  # which also refuses what cannot be captured
         loss(anchor, peers, memory=tuples * vectors * TUPLE).backward()
     assert recorder.largest <= tuples
 

@@ -170,7 +170,7 @@ def test_labels_that_begin_at_one_are_told() -> None:
 
 def test_labels_that_teach_nothing_are_told() -> None:
     (said,) = advised(arrays([0] * 40))
-    assert "all labels of 'arrays' are equal" in said
+    assert "every sample of 'arrays' has the same label" in said
     x = np.zeros((40, 5), np.float32)
     (said,) = advised(from_arrays(x, np.ones(40), task="regression"))
     assert "all numbers to predict in 'arrays' are equal" in said

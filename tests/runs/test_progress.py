@@ -148,7 +148,7 @@ def test_a_resumed_run_says_where_it_goes_on_in_python_too(
         potluck.run(**TINY, out=tmp_path / "run", observers=[StopAfter(1)])
     capfd.readouterr()
     potluck.resume(tmp_path / "run")
-    assert capfd.readouterr().err.startswith("run: going on after round 1\nrun: round 2/2")
+    assert capfd.readouterr().err.startswith("fedavg: going on after round 1\nfedavg: round 2/2")
 
 
 @pytest.mark.usefixtures("asked")

@@ -245,7 +245,7 @@ def test_wrong_samples_are_refused(tmp_path: Path) -> None:
         client.predict(torch.rand(5, 8, 8))
     with pytest.raises(DataError, match=r"put the channels first: x.transpose\(0, 3, 1, 2\)"):
         client.predict(torch.rand(5, 8, 8, 1))
-    with pytest.raises(DataError, match="no scores for sample 1: are there NaN"):
+    with pytest.raises(DataError, match="sample 1 holds NaN, which this run does not fill"):
         client.classify(torch.stack([torch.rand(1, 8, 8), torch.full((1, 8, 8), torch.nan)]))
     with pytest.raises(DataError, match="type float32, not uint8"):
         client.predict(torch.ones(2, 1, 8, 8, dtype=torch.uint8))
