@@ -84,5 +84,5 @@ def test_a_sample_without_scores_has_no_class(tmp_path: Path) -> None:
     x[1] = float("nan")
     with pytest.raises(PotluckError, match="sample 1 holds NaN"):
         client.classify(x)
-    with pytest.raises(PotluckError, match="there is no folder .* to write model.onnx into"):
+    with pytest.raises(PotluckError, match=r"there is no folder .* to write model\.onnx into"):
         client.to_onnx(tmp_path / "none" / "model.onnx")
