@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -10,6 +11,19 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from potluck.errors import ConfigError, nearest
 
 T = TypeVar("T")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"\s*(?:\d+(?:\.\d*)?\s*[smhd]\s*)+")
+
+
+def seconds_of(text: str) -> float | None:
+    """A duration in seconds; None where the text is none.
+
+    >>> seconds_of("1h30m"), seconds_of("2 h"), seconds_of("soon")
+    (5400.0, 7200.0, None)
+    """
+    if not _DURATION.fullmatch(text):
+        return None
+    return sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+)\s*([smhd])", text))
 
 
 class Settings(BaseModel):

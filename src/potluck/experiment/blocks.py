@@ -6,7 +6,6 @@ The blocks `method`, `evaluate` and `engine` are defined beside the code they co
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from typing import Any, Literal
 from pydantic import ByteSize, Field, field_serializer, field_validator
 
 from potluck.core.dataset import Dataset
-from potluck.core.settings import ClientOverrides, ClientTraining, Settings
+from potluck.core.settings import ClientOverrides, ClientTraining, Settings, seconds_of
 from potluck.data import AnyConfig, DataConfig, Split
 from potluck.engine.settings import as_size
 from potluck.experiment.plain import is_plain, plain
@@ -132,10 +131,10 @@ class CheckpointSettings(Settings):
             return math.inf
         if not isinstance(value, str):
             return value
-        found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([smh]?)\s*", value)
-        if found is None:
+        seconds = seconds_of(value if value.strip()[-1:].isalpha() else f"{value}s")
+        if seconds is None:
             raise ValueError("give a number of seconds, a text such as 60s, 5m or 1h, or never")
-        return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+        return seconds
 
     @field_serializer("every", when_used="json")
     def _as_written(self, every: float) -> float | str:

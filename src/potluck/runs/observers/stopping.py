@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from potluck.core.own_metrics import told_by
+from potluck.core.settings import seconds_of
 from potluck.engine.evaluate import EvaluateSettings, Examined, Moment, chosen_modes
 from potluck.errors import ConfigError, RunError, nearest
 from potluck.federation.federation import Federation
 from potluck.runs.observers.base import Observer, RoundEnd, StopRun
-
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+")
 
 
 class EarlyStopping(Observer):
@@ -151,7 +148,7 @@ class TimeLimit(Observer):
     """
 
     def __init__(self, limit: float | str) -> None:
-        self.limit, self.text = seconds_of(limit), str(limit)
+        self.limit, self.text = _limit(limit), str(limit)
         self._started = time.monotonic()
 
     def begin(self, name: str, method: str, rounds: int, done: int) -> None:
@@ -164,19 +161,14 @@ class TimeLimit(Observer):
             raise StopRun(f"the time limit of {self.text} leaves no room for another round")
 
 
-def seconds_of(limit: float | str) -> float:
-    """A duration in seconds.
-
-    >>> seconds_of("1h30m"), seconds_of("2h"), seconds_of(45)
-    (5400.0, 7200.0, 45.0)
-    """
-    if isinstance(limit, str) and DURATION.fullmatch(limit):
-        return sum(float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", limit))
-    if isinstance(limit, str) or not limit > 0:
+def _limit(given: float | str) -> float:
+    """A time limit in seconds."""
+    seconds = seconds_of(given) if isinstance(given, str) else given
+    if seconds is None or not seconds > 0:
         raise ConfigError(
-            f"TimeLimit: {limit!r} is no duration; give seconds, or a text such as '90m' or '1h30m'"
+            f"TimeLimit: {given!r} is no duration; give seconds, or a text such as '90m' or '1h30m'"
         )
-    return float(limit)
+    return float(seconds)
 
 
 def check_observers(observers: Sequence[Observer]) -> None:
