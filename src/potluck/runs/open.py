@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from potluck.errors import ConfigError, RunError
-from potluck.files import read_json
 from potluck.models import Entries
 from potluck.plugins import load_plugin
 from potluck.report.again import to_go_on
 from potluck.report.log import ENVIRONMENT, read_config
 from potluck.runs.comparisons.comparison import Comparison, Sweep, is_comparison, open_comparison
-from potluck.runs.folder import FORMAT
+from potluck.runs.folder import FORMAT, RunFolder
 from potluck.runs.kept_models.given import Plugins
 from potluck.runs.own_code import own_code
 from potluck.runs.results.run_result import RunResult
@@ -67,13 +66,13 @@ def open(
 
 def _about(home: Path) -> Mapping[str, Any]:
     """What the folder says of its origin; a folder of another format is refused."""
-    about = read_json(home / ENVIRONMENT)
-    if isinstance(about, Mapping) and not isinstance(about.get("code", {}), Mapping):
+    about = RunFolder(home).about()
+    if not isinstance(about.get("code", {}), Mapping):
         raise RunError(f"{home / ENVIRONMENT} is not the environment of a run: code is no mapping")
-    if not isinstance(about, Mapping) or about.get("format") != FORMAT:
-        other = about.get("potluck") if isinstance(about, Mapping) else None
+    if about.get("format") != FORMAT:
         raise RunError(
-            f"{home} was made by potluck {other} in another format than {FORMAT}; open it with that version"
+            f"{home} was made by potluck {about.get('potluck')} in another format than {FORMAT}; open it with "
+            "that version"
         )
     return about
 
