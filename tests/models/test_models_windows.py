@@ -16,6 +16,7 @@ from potluck.core.rng import Rng
 from potluck.core.task import Task
 from potluck.errors import ConfigError, ModelError
 from potluck.models import build, input_kind
+from potluck.runs.results.export import exported
 from potluck.testing.contract import check_method
 
 WINDOWS = Task("classification", 3, (2, 20))
@@ -64,6 +65,14 @@ def test_they_keep_the_contract_at_any_length_and_width(name: str, shape: tuple[
 def test_their_stems_give_the_same_shape() -> None:
     x = torch.zeros(4, *WINDOWS.input)
     assert {tuple(build(name, WINDOWS).stem(x).shape) for name in NAMES} == {(4, 10, 32)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_they_are_exported_for_batches_of_any_size(name: str) -> None:
+    model = build(name, WINDOWS).eval()
+    program = exported(model, torch.zeros(3, *WINDOWS.input), name).module()
+    for x in (torch.rand(size, *WINDOWS.input) for size in (1, 5)):
+        torch.testing.assert_close(program(x), model(x))
 
 
 @pytest.mark.parametrize("method", ["local", {"name": "fedin", "batch": 4}, FEDMUSCLE])

@@ -24,6 +24,7 @@ from potluck.experiment.schema import Experiment
 from potluck.runs.kept_models.files import kept_rounds
 from potluck.runs.loop import Interrupted
 from potluck.runs.observers import RoundEnd
+from potluck.runs.results.export import exported
 from potluck.runs.results.run_result import RunResult
 
 SETTINGS: dict[str, Any] = {
@@ -221,6 +222,20 @@ def test_what_cannot_be_exported_says_so(tmp_path: Path) -> None:
     with pytest.raises(potluck.PotluckError, match="model of client 0 cannot be exported"):
         client.to_onnx(tmp_path / "net.onnx")
     assert not (tmp_path / "net.onnx").exists()
+
+
+class Counts(torch.nn.Module):
+    """A batch of another size than the example's would not pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.zeros(len(x), 1)
+
+
+def test_a_fixed_batch_size_is_named_as_the_reason() -> None:
+    with pytest.raises(
+        potluck.PotluckError, match=r"fixes the size of a batch.*x.shape\[0\].*constant \(3\)"
+    ):
+        exported(Counts(), torch.zeros(3, 4), "a model")
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,7 @@ class VisionTransformer(Backbone):
     def stem(self, x: Tensor) -> Tensor:
         """The tokens with their positions, (batch, patches + 1, 768)."""
         patches = self.patches(self.pad(x)).flatten(2).transpose(1, 2)
-        token = self.token.expand(len(x), -1, -1)
+        token = self.token.expand(x.shape[0], -1, -1)  # len(x) would fix the batch in torch.export
         return torch.cat([token, patches], 1) + self.positions
 
     def body(self, s: Tensor) -> Tensor:

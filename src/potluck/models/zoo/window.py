@@ -66,7 +66,7 @@ class WindowGru(WindowModel):
 
     def pool(self, s: Tensor) -> Tensor:
         """The last state. A loop over cells: cuDNN's unit wants its weights in memory of its own."""
-        state = s.new_zeros(len(s), WIDTH)
+        state = s.new_zeros(s.shape[0], WIDTH)  # len(s) would fix the batch in torch.export
         for moment in s.unbind(1):
             state = self.cell(moment, state)
         return state

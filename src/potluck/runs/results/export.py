@@ -27,7 +27,18 @@ def exported(module: nn.Module, x: Tensor, who: str) -> ExportedProgram:
         with torch.no_grad(), _quietly(), _PlainDistances():
             return torch.export.export(module, (x,), dynamic_shapes=({0: batch},))
     except Exception as error:  # a user's forward pass may raise anything
-        raise ModelError(f"{who} cannot be exported by torch.export: {first_line(error)}") from error
+        raise ModelError(f"{who} cannot be exported by torch.export: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """What torch says: the first line, and the one below that explains it."""
+    said = [line.strip() for line in str(error).splitlines()]
+    if any("specialized it to be a constant" in line for line in said):
+        return (
+            "its forward pass fixes the size of a batch, as len(x), int(…) or an `if` on the size do; "
+            f"use x.shape[0] (torch: {next(line for line in said if 'specialized' in line).lstrip('- ')})"
+        )
+    return first_line(error)
 
 
 def write_onnx(module: nn.Module, x: Tensor, path: Path, who: str) -> None:
