@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from potluck.core.client import Client
-from potluck.core.contract import state_of, tensor
+from potluck.core.contract import numbers, state_of, tensor
 from potluck.core.message import Content, Message
 from potluck.core.method import Clients, Method, _registry, client_step
 from potluck.core.model import Model
 from potluck.core.population import Population
 from potluck.core.server import Server
+from potluck.core.streams import Stream
 from potluck.core.task import Batch, Task
 from potluck.kit.class_means import ClassStats
 from potluck.methods.registry import find_method
@@ -229,7 +230,129 @@ class ClaimsNumbers(Plain):
         return weight * F.cross_entropy(client["model"](batch.x), batch.y)
 
 
+class TrainsOnItsTestSplit(Plain):
+    @client_step(up={"level": tensor("", "the client's level")})
+    def train(self, client: Client) -> Content:
+        weight = torch.ones(())
+        fit(client, self.loss, streams={"seen": client.batches("test")}, scalars={"weight": weight})
+        return {"level": client["level"].value + 1}
+
+
+class TrainsOnEverything(Plain):
+    @client_step(up={"level": tensor("", "the client's level")})
+    def train(self, client: Client) -> Content:
+        everything = Stream(client.source, [np.arange(len(client.source.x))])
+        fit(client, self.loss, streams={"all": everything}, scalars={"weight": torch.ones(())})
+        return {"level": client["level"].value + 1}
+
+
+class MeanOfEverything(Plain):
+    """Looks at the rows of others in code of its own, and sends what it saw."""
+
+    @client_step(up={"level": tensor("", "the client's level")})
+    def train(self, client: Client) -> Content:
+        super().train(client)
+        return {"level": client.source.x.mean()}
+
+
+class CollectsTestLabels(Plain):
+    """Keeps what it saw in its state and sends nothing of it."""
+
+    @client_step(up={"level": tensor("", "the client's level")})
+    def train(self, client: Client) -> Content:
+        seen = collect(client, lambda batch: batch.y.float().mean(), "test")
+        client["level"].load(seen[0])
+        return {"level": torch.zeros(())}
+
+
+class FixedTorchSeed(Plain):
+    def round(self, server: Server, clients: Clients) -> None:
+        super().round(server, clients)
+        draw = torch.Generator().manual_seed(0)
+        server["level"].load(server["level"].value + torch.randn((), generator=draw))
+
+
+class FixedNumpySeed(Plain):
+    @client_step(up={"level": tensor("", "the client's level")})
+    def train(self, client: Client) -> Content:
+        super().train(client)
+        return {"level": torch.tensor(np.random.default_rng(int(client.id)).random())}
+
+
+class UnseededGenerator(Plain):
+    @client_step(up={"level": tensor("", "the client's level")})
+    def train(self, client: Client) -> Content:
+        super().train(client)
+        return {"level": torch.tensor(np.random.default_rng().random())}
+
+
+MEMORY: dict[str, int] = {}
+
+
+class ModuleMemory(Plain):
+    @client_step(up={"level": tensor("", "the client's level")})
+    def train(self, client: Client) -> Content:
+        super().train(client)
+        MEMORY[client.id] = MEMORY.get(client.id, 1000) + 1
+        return {"level": torch.tensor(1.0 / MEMORY[client.id])}
+
+
+class NeedsEveryone(Plain):
+    def round(self, server: Server, clients: Clients) -> None:
+        replies = clients.ask(self.train)
+        assert len(replies) == 4
+        server["level"].load(torch.stack([message["level"] for message in replies.values()]).mean())
+
+
+class TellsItsClasses(Plain):
+    @client_step(
+        up={"level": tensor("", "the client's level"), "held": numbers("C_k", "which classes", below="C")}
+    )
+    def train(self, client: Client) -> Content:
+        return {**super().train(client), "held": client.numbers(client.classes_held)}
+
+
 BROKEN = [
+    (
+        TrainsOnItsTestSplit,
+        testing.clients_of_every_kind_work,
+        r"step train trains on rows .* the stream 'seen', of the split test, has \d+ of them",
+    ),
+    (
+        TrainsOnEverything,
+        testing.clients_of_every_kind_work,
+        r"step train trains on rows .* the stream 'all' has \d+ of them",
+    ),
+    (
+        MeanOfEverything,
+        testing.only_training_rows_matter,
+        r"step train of client 0 depends on samples that are not in client.rows\['train'\]",
+    ),
+    (
+        CollectsTestLabels,
+        testing.only_training_rows_matter,
+        r"step train of client 0 depends on samples that are not in client.rows\['train'\]",
+    ),
+    (
+        FixedTorchSeed,
+        testing.no_global_randomness,
+        r"round \(test_the_contract.py, line \d+\) seeds .* with 0",
+    ),
+    (
+        FixedNumpySeed,
+        testing.no_global_randomness,
+        r"train \(test_the_contract.py, line \d+\) seeds .* with \d",
+    ),
+    (
+        UnseededGenerator,
+        testing.no_global_randomness,
+        "the step train of client 0 depends on randomness that no seed .* or on something remembered outside",
+    ),
+    (
+        TellsItsClasses,
+        testing.only_declared_crosses,
+        "'?held'? of the step train tells which classes are held",
+    ),
     (
         ClaimsNumbers,
         testing.tasks_it_claims_work,
@@ -378,6 +501,15 @@ def test_torchs_default_generator_may_be_drawn_from(registered: Any) -> None:
     [
         (HiddenState, "hiddenstate: state_survives: .* changed after setup: memory: declare"),
         (Undeclared, "undeclared: clients_of_every_kind_work: .*'samples' is not declared"),
+        (
+            ModuleMemory,
+            "modulememory: .* outside the declared state.*variables of its module .*: MEMORY: declare",
+        ),
+        (
+            NeedsEveryone,
+            r"state_survives: round raised AssertionError .*at test_the_contract.py, line \d+: assert len.*, "
+            "in round 1 with the clients 0, 1, 3 of 0, 1, 2, 3",
+        ),
     ],
 )
 def test_check_method_names_the_check_and_what_a_method_remembers(
@@ -390,3 +522,17 @@ def test_check_method_names_the_check_and_what_a_method_remembers(
 def test_check_method_says_which_part_is_broken(registered: Any) -> None:
     with pytest.raises(AssertionError, match=r"frozennumber: a_captured_step_is_right: .*scalars"):
         testing.check_method(registered(FrozenNumber))
+
+
+def test_check_method_shows_its_progress_when_asked(
+    registered: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(AssertionError):
+        testing.check_method(registered(Undeclared), verbose=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("undeclared: check_only_refuses … 0.")
+    assert lines[1] == "undeclared: clients_of_every_kind_work … failed"
+
+
+def test_help_says_what_the_source_of_a_client_is() -> None:
+    assert "rows of all clients and all splits" in " ".join((Client.__doc__ or "").split())

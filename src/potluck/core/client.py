@@ -15,6 +15,7 @@ from potluck.core.rng import Rng
 from potluck.core.state import Holder, Precision
 from potluck.core.streams import Source, Stream, several_each, shuffled_batches
 from potluck.core.task import Task
+from potluck.errors import ConfigError
 
 SplitName = Literal["train", "validation", "test"]
 
@@ -25,7 +26,10 @@ class Client(Holder):
     What a method reads:
 
     - `client["model"]`: a part of its declared state (a `Part`), or a module in one, `client["model/head"]`;
-    - `id`, `task`, `samples`, `classes_held`, `rows` (row numbers by split), `source` (its samples);
+    - `id`, `task`, `samples`, `classes_held`, `rows` (row numbers by split);
+    - `source`: the samples and labels that row numbers refer to. In a simulation it is the whole data set, with the
+      rows of all clients and all splits, so take what is in `rows["train"]` and nothing else: `batches()` and
+      `collect` do. `fit` refuses other rows, and `check_method` finds a step that looks at them in another way;
     - `round`, from 1; `step`, the name of the step it does; `training`, its settings for this round;
     - `device`, where its tensors are, and `precision`;
     - `public`, the public data, for methods with `needs_public_data`;
@@ -73,7 +77,20 @@ class Client(Holder):
         )
         if order and len(order[-1]) == 1 and self._has_batch_norm():
             order = several_each(order)
-        return Stream(self.source, order, augment=split == "train")
+        return Stream(self.source, order, augment=split == "train", split=split)
+
+    def require_training_rows(self, name: str, stream: Stream) -> None:
+        """Refuse a stream of this client's data with rows that it must not be trained on."""
+        if stream.split == "train" or stream.source.x is not self.source.x or not len(stream):
+            return
+        foreign = np.setdiff1d(np.concatenate(stream.order), self.rows["train"])
+        if len(foreign):
+            split = f", of the split {stream.split}," if stream.split else ""
+            raise ConfigError(
+                f"the step {self.step} trains on rows that are not in client.rows['train']: the stream "
+                f"{name!r}{split} has {len(foreign)} of them; take client.batches(), or choose among those rows, as "
+                "client.source holds the rows of all clients and splits"
+            )
 
     def _has_batch_norm(self) -> bool:
         """Looks at the private model alone: what else a method declares must not change the order."""

@@ -54,6 +54,7 @@ class Stream:
     source: Source
     order: Sequence[np.ndarray]
     augment: bool = False
+    split: str = ""  # the split of a client whose rows these are, in a stream made by `Client.batches`
 
     def __len__(self) -> int:
         return len(self.order)

@@ -240,7 +240,7 @@ def require_stem(population: Population, client: ClientId) -> None:
 def _advice(label: str) -> str:
     if label.partition("(")[0] in names():
         return "choose one with stem and body (docs/models.md lists them)"
-    return "name its layers with stem= and body="
+    return "say where its stem ends: potluck.adapt(model, stem=…, body=…), shown in docs/models.md"
 
 
 def _shapes(card: Card) -> Shapes:

@@ -115,7 +115,8 @@ class FedINVariants(FedIN):
         )
         project_in: tuple[PositiveInt, PositiveInt, PositiveInt] = option(
             default=(64, 8, 8),
-            description="channels, height and width of s_in in the shared space",
+            description="channels, height and width of s_in in the shared space; for windows and texts "
+            "height × width is the time",
             source="ours",
         )
         project_out: PositiveInt = option(
@@ -131,7 +132,9 @@ class FedINVariants(FedIN):
         @classmethod
         def _three_numbers(cls, value: Any) -> Any:
             if not isinstance(value, list | tuple) or len(value) != 3:
-                raise ValueError("give channels, height and width, such as [64, 8, 8]")
+                raise ValueError(
+                    "give channels, height and width, such as [64, 8, 8], for windows [64, 1, 24]"
+                )
             return value
 
         @model_validator(mode="after")

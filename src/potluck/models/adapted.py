@@ -60,7 +60,8 @@ class Adapted(Model):
     def _through(self, paths: tuple[str, ...], x: Tensor) -> Tensor:
         if not self.has_stem:
             raise ModelError(
-                f"{self.source} has no stem(x) and body(s); name their layers with stem= and body="
+                f"{self.source} has no stem(x) and body(s); name their layers with potluck.adapt(model, stem=…, "
+                "body=…)"
             )
         for path in paths:
             x = self.trunk.get_submodule(path)(x)

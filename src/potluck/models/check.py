@@ -124,7 +124,10 @@ def _check_parts(trial: Model, x: Tensor, features: Tensor) -> None:
     parts = attempt(trial, lambda batch: trial.body(trial.stem(batch)), x)
     if not agree(parts, features):
         source = trial.source if isinstance(trial, Adapted) else kind(trial)
-        raise ModelError(f"body(stem(x)) differs from features(x) in {source}; name other layers")
+        raise ModelError(
+            f"body(stem(x)) differs from features(x) in {source}; name other layers, and make what forward does "
+            "between them (F.relu, flatten) layers too, such as nn.ReLU()"
+        )
 
 
 def _expect_scores(scores: Tensor, samples: int, task: Task) -> None:

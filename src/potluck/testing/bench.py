@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
@@ -32,8 +33,10 @@ from potluck.experiment.schema import Experiment
 from potluck.federation.builder import ClientBuilder
 from potluck.federation.federation import Federation
 from potluck.runs.environment import threads
+from potluck.testing.faulty_engines import Spy
 
 CLASSES = 3
+ALL = ("0", "1", "2", "3")
 SIZES = (12, 9, 8, 1)  # the third client has one class, the last one sample
 DEFAULT_MODELS = ("mlp-small", "conv-large")  # conv-large has batch norm
 
@@ -60,6 +63,7 @@ class Bench:
     def with_numbers(self, outputs: int) -> Bench:
         """The same clients with numbers to predict instead of a class: regression, whose loss is steeper."""
         other = copy.copy(self)
+        vars(other).pop("spied", None)
         if self.settings["training"] == _training(0.05):
             other.settings = self.settings | {"training": _training(0.001)}
         other.data = _as_numbers(self.data, outputs)
@@ -77,6 +81,21 @@ class Bench:
             **self.settings,
         )
         return experiment.build()
+
+    @functools.cached_property
+    def spied(self) -> tuple[Played, Spy]:
+        """Two rounds of everyone; several checks compare with them."""
+        return self.spy()
+
+    def spy(self, kind: type[Spy] = Spy) -> tuple[Played, Spy]:
+        """Two rounds of everyone with a spy around the engine."""
+        spies: list[Spy] = []
+
+        def wrap(engine: Engine) -> Spy:
+            spies.append(kind(engine))
+            return spies[0]
+
+        return self.play([ALL, ALL], wrap), spies[0]
 
     def play(
         self,
@@ -109,8 +128,15 @@ class Played:
     def round(self, ids: Sequence[ClientId]) -> Cohort:
         """Play one more round."""
         self.number += 1
-        with threads(1):
-            cohort = self.rounds.play(self.number, tuple(ids))
+        try:
+            with threads(1):
+                cohort = self.rounds.play(self.number, tuple(ids))
+        except Exception as error:
+            everyone = self.federation.population.ids
+            error.add_note(
+                f"in round {self.number} with the clients {', '.join(ids)} of {', '.join(everyone)}"
+            )
+            raise
         self.cohorts.append(cohort)
         return cohort
 
@@ -182,13 +208,14 @@ def _tiny_split(data: Dataset) -> Split:
 
 @contextlib.contextmanager
 def listening() -> Iterator[dict[tuple[str, int], list[list[int]]]]:
-    """Record the rows of the first private batches of every client in each round."""
+    """Record the rows of the first private training batches of every client in each round."""
     heard: dict[tuple[str, int], list[list[int]]] = {}
     original = Client.batches
 
     def listen(client: Client, *args: Any, **keywords: Any) -> Stream:
         stream = original(client, *args, **keywords)
-        heard.setdefault((client.id, client.round), [rows.tolist() for rows in stream.order])
+        if stream.split == "train":
+            heard.setdefault((client.id, client.round), [rows.tolist() for rows in stream.order])
         return stream
 
     with mock.patch.object(Client, "batches", listen):

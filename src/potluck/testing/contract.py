@@ -7,7 +7,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,16 +26,13 @@ from potluck.core.task import Task
 from potluck.engine.protocol import Answer, Examination
 from potluck.engine.serial import SerialEngine
 from potluck.errors import ModelError, RoundFailed, first_line
-from potluck.testing.bench import CLASSES, DEFAULT_MODELS, AnyMethod, Bench, Played, listening
+from potluck.testing.bench import ALL, CLASSES, DEFAULT_MODELS, AnyMethod, Bench, Played, listening
 from potluck.testing.double_precision import double_precision
-from potluck.testing.faulty_engines import Losing, Repeating, Reversed, Spy, Taped
+from potluck.testing.faulty_engines import Losing, OtherRows, Repeating, Reversed, Spy, Taped
 from potluck.testing.global_randomness import watching_generators
 from potluck.testing.leaks import contains, secrets_of
 
 Check = Callable[["Bench"], None]
-
-
-ALL = ("0", "1", "2", "3")
 
 
 def clients_of_every_kind_work(bench: Bench) -> None:
@@ -113,10 +114,10 @@ def check_only_refuses(bench: Bench) -> None:
 
 def only_declared_crosses(bench: Bench) -> None:
     """Every name is declared on both sides, and no message holds a copy of what is said to stay."""
-    spies: list[Spy] = []
-    played = bench.play([ALL, ALL], wrap=lambda engine: spies.append(Spy(engine)) or spies[0])  # type: ignore[func-returns-value]
+    played, spy = bench.spied
     _require(not any(cohort.failures for cohort in played.cohorts), "a message was refused")
-    for answer, state in spies[0].seen:
+    _held_classes_stay(played.federation.method)
+    for answer, state in spy.seen:
         client = played.federation.clients.build_client(answer.client)
         client.restore(state)
         for private, secret in secrets_of(client, played.federation.method.stays):
@@ -125,26 +126,74 @@ def only_declared_crosses(bench: Bench) -> None:
                 _require(not contains(value, secret), sentence)
 
 
+def _held_classes_stay(method: Method) -> None:
+    """Which classes a client has is told by its labels, so a method that sends them cannot say that labels stay."""
+    for step in method.steps() if "labels" in method.stays else ():
+        for name, field in method.up_contract(step).items():
+            told = field.below == "C" and field.shape.partition("<=")[0].strip() == "C_k"
+            sentence = (
+                f"labels are said to stay at home, but {name} of the step {step} tells which classes are held"
+            )
+            _require(not told, f"{sentence}: leave 'labels' out of stays")
+
+
+def only_training_rows_matter(bench: Bench) -> None:
+    """A step reads a client's training rows alone: other samples in all other rows change no bit."""
+    straight, spy = bench.spied
+    played, other = bench.spy(OtherRows)
+    where = _first_difference(spy, other)
+    sentence = (
+        "depends on samples that are not in client.rows['train']: take client.batches() or collect(client, …)"
+    )
+    reason = "client.source holds the rows of all clients and splits"
+    _require(not where, f"{where} {sentence}, or choose among those rows, as {reason}")
+    _same(straight.states(), played.states(), f"the result {sentence}; {reason}")
+
+
 def no_global_randomness(bench: Bench) -> None:
-    """No global generator is seeded, and those of NumPy and Python are not used; their seeds do not matter."""
-    states = []
+    """No generator has a fixed seed, those of NumPy and Python are not used, and their seeds do not matter."""
+    states, spies = [], []
+    method = bench.build().method
     for seed in (1, 2):
         with Rng(seed).as_default():
             before = torch.get_rng_state()
-            with watching_generators() as found:
-                played = bench.play([ALL, ALL])
+            with watching_generators(method) as found:
+                played, spy = bench.spy()
                 _evaluate(played)
             _require(
                 not found, f"{next(iter(found), '')}: draw from client.draw(…) or server.draw(…) instead"
             )
             _require(torch.equal(before, torch.get_rng_state()), "torch's global generator was used")
             states.append(played.states())
-    _same(states[0], states[1], "the result depends on randomness that no seed of the experiment decides")
+            spies.append(spy)
+    _same(
+        states[0],
+        states[1],
+        f"{_first_difference(*spies) or 'round'} depends on randomness that no seed of the experiment decides, "
+        "or on something remembered outside the declared state",
+    )
+
+
+def _first_difference(one: Spy, other: Spy) -> str:
+    """Where two plays go apart: `round`, if the server sent something else, or a step of a client."""
+    pairs = zip(one.seen, other.seen, strict=False)
+    for asked, again, ((answer, state), (answer2, state2)) in zip(
+        one.requests, other.requests, pairs, strict=False
+    ):
+        if not _equal(asked.down, again.down):
+            return "round"
+        if not (_equal(answer.up, answer2.up) and _equal(state, state2)):
+            return f"the step {'+'.join(asked.steps)} of client {asked.client}"
+    return ""
+
+
+def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(_alike(value, other[name], 0.0) for name, value in one.items())
 
 
 def order_does_not_matter(bench: Bench) -> None:
     """Clients served in another order give the same bits."""
-    straight = bench.play([ALL, ALL])
+    straight, _ = bench.spied
     turned = bench.play([ALL, ALL], wrap=Reversed)
     _same(straight.states(), turned.states(), "the order of clients matters")
 
@@ -234,6 +283,7 @@ CHECKS: tuple[Check, ...] = (
     clients_of_every_kind_work,
     tasks_it_claims_work,
     no_global_randomness,  # before the others: it says more of the fault than they would
+    only_training_rows_matter,
     state_survives,
     unsampled_clients_stay,
     only_declared_crosses,
@@ -244,30 +294,81 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def check_method(method: AnyMethod, models: Any = DEFAULT_MODELS, **settings: Any) -> None:
+def check_method(
+    method: AnyMethod, models: Any = DEFAULT_MODELS, *, verbose: bool | None = None, **settings: Any
+) -> None:
     """Check the whole contract; an `AssertionError` says which part is broken and how.
 
-    `method` is a name, a class or a mapping with options; `settings` are blocks of an experiment.
+    `method` is a name, a class or a mapping with options; `settings` are blocks of an experiment. `verbose` writes
+    each check and its time to stderr, by default if that is a terminal.
     """
     bench = Bench(method, models, **settings)
+    show = sys.stderr.isatty() if verbose is None else verbose
     for check in CHECKS:
-        try:
-            check(bench)
-        except (AssertionError, RoundFailed) as error:
-            sentence = f"{bench.options['name']}: {check.__name__}: {error}"
-            raise AssertionError(sentence + _remembered(bench)) from error
+        with _timed(f"{bench.options['name']}: {check.__name__}") if show else contextlib.nullcontext():
+            _checked(bench, check)
+
+
+@contextlib.contextmanager
+def _timed(what: str) -> Iterator[None]:
+    sys.stderr.write(f"{what} … ")
+    sys.stderr.flush()
+    start, end = time.perf_counter(), "failed"
+    try:
+        yield
+        end = f"{time.perf_counter() - start:.1f} s"
+    finally:
+        sys.stderr.write(f"{end}\n")
+
+
+def _checked(bench: Bench, check: Check) -> None:
+    """Run a check; what it finds gets the name of the method and of the check."""
+    try:
+        check(bench)
+    except (AssertionError, RoundFailed) as error:
+        sentence = f"{bench.options['name']}: {check.__name__}: {_said(error)}"
+        raise AssertionError(sentence + _remembered(bench)) from error
+
+
+def _said(error: Exception) -> str:
+    """Our own sentence, or where the code of a method raised something."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, RoundFailed) or Path(frames[-1].filename).is_relative_to(Path(__file__).parent):
+        return str(error)
+    last, text = frames[-1], f" ({first_line(error)})" if str(error) else ""
+    place = (
+        f"{last.name} raised {type(error).__name__}{text} at {Path(last.filename).name}, line {last.lineno}"
+    )
+    return ", ".join([f"{place}: {last.line}", *getattr(error, "__notes__", ())])
 
 
 def _remembered(bench: Bench) -> str:
-    """The end of a sentence about a broken method: which of its attributes rounds have changed, if any."""
+    """The end of a sentence about a broken method: what changed outside the declared state."""
     played = bench.play([])
     method = played.federation.method
-    before = _attributes(method)
-    with contextlib.suppress(RoundFailed):
+    places = {"attributes of the method": [method], "variables of its module": _own_modules(method)}
+    before = {id(place): _attributes(place) for found in places.values() for place in found}
+    with contextlib.suppress(RoundFailed, AssertionError):
         played.round(ALL)
-    names = ", ".join(name for name in _changed(before, method) if name not in _OF_THE_BASE)
-    remedy = "declare what is remembered in server_state or client_state"
-    return f"; attributes of the method that changed after setup: {names}: {remedy}" if names else ""
+    said = ""
+    for what, found in places.items():
+        changed = (name for place in found for name in _changed(before[id(place)], place))
+        if names := ", ".join(name for name in changed if name not in _OF_THE_BASE):
+            said += f"; {what} that changed after setup: {names}"
+    return said and f"{said}: declare what is remembered in server_state or client_state"
+
+
+def _own_modules(method: Method) -> list[Any]:
+    """The modules a method of one's own is written in, and its classes."""
+    kinds = [kind for kind in type(method).__mro__ if issubclass(kind, Method) and not _is_ours(kind)]
+    modules = {
+        kind.__module__: sys.modules[kind.__module__] for kind in kinds if kind.__module__ in sys.modules
+    }
+    return [*modules.values(), *kinds]
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "potluck"
 
 
 _OF_THE_BASE = ("_contracts", "_sent")  # contracts that the base class resolves when they are first asked for
@@ -276,9 +377,9 @@ _OF_THE_BASE = ("_contracts", "_sent")  # contracts that the base class resolves
 Contents = list[tuple[Any, int]]  # objects, and how often each was written to if it is a tensor
 
 
-def _attributes(method: Method) -> dict[str, Contents]:
+def _attributes(method: Any) -> dict[str, Contents]:
     """Each attribute with what it holds, to be compared later."""
-    return {name: [*map(_noted, [value, *_items(value)])] for name, value in vars(method).items()}
+    return {name: [*map(_noted, [value, *_items(value)])] for name, value in [*vars(method).items()]}
 
 
 def _noted(value: Any) -> tuple[Any, int]:
@@ -293,7 +394,7 @@ def _items(value: Any) -> list[Any]:
     return [*value] if isinstance(value, list | set | tuple) else []
 
 
-def _changed(before: Mapping[str, Contents], method: Method) -> list[str]:
+def _changed(before: Mapping[str, Contents], method: Any) -> list[str]:
     """The names of the attributes that were set, replaced, filled or written to since."""
     now = _attributes(method)
     return [name for name, contents in now.items() if not _same_objects(before.get(name, []), contents)]

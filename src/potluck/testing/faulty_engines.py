@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
 
 from potluck.core.card import ClientId
 from potluck.core.packed import State
 from potluck.engine.protocol import Answer, Engine, Examination, Failure, Outcome, Request
 from potluck.engine.runner import StoringEngine
+from potluck.engine.serial import SerialEngine
 from potluck.testing.cpu_capture import Tape
 from potluck.training.collect import collecting_with
 from potluck.training.fit import running_with
@@ -80,18 +84,49 @@ class Losing(Wrapped):
 
 
 class Spy(Wrapped):
-    """Keeps every answer, with the state of the client that gave it."""
+    """Keeps every answer, with the request and the state of the client that gave it."""
 
     def __init__(self, inner: Engine) -> None:
         super().__init__(inner)
         self.seen: list[tuple[Answer, State]] = []
+        self.requests: list[Request] = []
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
         """Keep what leaves the clients."""
         outcomes = self.inner.run(requests)
         assert isinstance(self.inner, StoringEngine)
-        for outcome in outcomes:
+        for request, outcome in zip(requests, outcomes, strict=True):
             record = self.inner.store.peek(outcome.client)
             if isinstance(outcome, Answer) and record is not None and record.work is not None:
                 self.seen.append((outcome, record.work.state))
+                self.requests.append(request)
         return outcomes
+
+
+class OtherRows(Spy):
+    """Serves each client while all rows but its training rows hold other samples and labels."""
+
+    def __init__(self, inner: Engine) -> None:
+        super().__init__(inner)
+        assert isinstance(inner, SerialEngine), "the data are changed in this process"
+        self.clients = inner.clients
+        self.own = self.clients.sources
+        self.clients.sources = [
+            replace(source, x=source.x.clone(), y=source.y.clone()) for source in self.own
+        ]
+
+    def run(self, requests: Sequence[Request]) -> list[Outcome]:
+        """One client after the other, each with other data around its own."""
+        outcomes: list[Outcome] = []
+        for request in requests:
+            self._hide(request.client)
+            outcomes += super().run([request])
+        return outcomes
+
+    def _hide(self, client: ClientId) -> None:
+        rows = torch.from_numpy(self.clients.split[client].train)
+        labels = self.clients.population.task_of(client).classes
+        for now, own in zip(self.clients.sources, self.own, strict=True):
+            now.x.copy_(-own.x - 1)
+            now.y.copy_(own.y + 1 if own.y.is_floating_point() else (own.y + 1) % labels)
+            now.x[rows], now.y[rows] = own.x[rows], own.y[rows]

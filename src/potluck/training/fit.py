@@ -97,6 +97,9 @@ def fit(
         if not isinstance(holder, Client):
             raise ConfigError("fit() on the server needs its streams named")
         streams = {"private": holder.batches(epochs=epochs)}
+    elif isinstance(holder, Client):
+        for name, stream in streams.items():
+            holder.require_training_rows(name, stream)
     settings = optimizer or holder.training.optimizer
     request = _Request(
         None if train is None else tuple(train),
