@@ -88,8 +88,8 @@ class Client(Holder):
             split = f", of the split {stream.split}," if stream.split else ""
             raise ConfigError(
                 f"the step {self.step} trains on rows that are not in client.rows['train']: the stream "
-                f"{name!r}{split} has {len(foreign)} of them; take client.batches(), or choose among these, as "
-                "client.source holds the rows of all clients and splits"
+                f"{name!r}{split} has {len(foreign)} of them; take client.batches() or some of "
+                "client.rows['train'], as client.source holds the rows of all clients and splits"
             )
 
     def _has_batch_norm(self) -> bool:
