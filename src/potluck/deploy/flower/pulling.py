@@ -55,14 +55,29 @@ class Reply:
         """Take what is there. Whatever is wrong with the reply is a sentence; only the end of the run is raised."""
         try:
             with bounded(ROOM + COPIES * self.most):
-                return self._take()
+                found = self._take()
         except MemoryError:
-            return f"its reply takes far more memory than the {self.most:,} bytes allowed", b""
+            found = f"its reply takes far more memory than the {self.most:,} bytes allowed", b""
         except RunNotRunningException:
             raise
         except Exception as error:
             why = printable(f"{type(error).__name__}: {error}".rstrip(": "))
-            return f"its reply cannot be read: {why}", b""
+            found = f"its reply cannot be read: {why}", b""
+        if found is not None:
+            self._forget()
+        return found
+
+    def _forget(self) -> None:
+        """Have the SuperLink delete the reply, read or refused; it stays there until the run ends if that fails."""
+        self.taken.clear()
+        client: Any = getattr(self.grid, "_runtime_client", None)
+        if client is not None and self.message:
+            grid: Any = self.grid
+            about = ConfirmMessageReceivedRequest(
+                node=grid.node, run_id=grid.run.run_id, message_object_id=self.message
+            )
+            with contextlib.suppress(Exception):
+                client.ConfirmMessageReceived(about)
 
     def late(self, timeout: float) -> Read:
         """What to say of a reply that has not come in time."""
@@ -110,10 +125,6 @@ class Reply:
             self.size += len(content)
             if self.size > self.most + FRAME:
                 return f"its reply has more than the {self.most:,} bytes allowed", b""
-        about = ConfirmMessageReceivedRequest(
-            node=grid.node, run_id=grid.run.run_id, message_object_id=self.message
-        )
-        client.ConfirmMessageReceived(about)
         found = inflate_object_from_contents(self.message, self.taken)
         if not isinstance(found, Message):
             raise TypeError(f"Flower's {type(found).__name__} in place of a message")

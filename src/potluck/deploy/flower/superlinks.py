@@ -55,7 +55,9 @@ class Superlink:
     def lost(self) -> str:
         """Why the SuperLink cannot answer, or nothing."""
         if self.own is not None and not self.own.alive:
-            return f"the SuperLink has ended: {self.own.tail()}"
+            code = self.own.popen.returncode
+            how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+            return f"the SuperLink has ended {how}, see {self.own.log}"
         return "" if is_open(self.address) else f"nobody listens at {self.address}"
 
     def mend(self) -> None:
