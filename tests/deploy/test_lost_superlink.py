@@ -103,7 +103,7 @@ def test_an_operators_superlink_may_be_away_behind_the_gate(federation, tmp_path
     federation.wait(lambda: federation.rounds() == 1)
     (folder / "0" / "hold").touch()
     federation.wait((folder / "0" / "held").exists)
-    os.kill(first.popen.pid, signal.SIGKILL)
+    kill(superlinks(federation))
     first.popen.wait()
     (folder / "0" / "hold").unlink()
     time.sleep(20)  # as a supervisor would take its time
@@ -111,7 +111,7 @@ def test_an_operators_superlink_may_be_away_behind_the_gate(federation, tmp_path
     federation.wait(lambda: "connected to Flower again" in federation.log("serve"))
 
     federation.wait(lambda: federation.rounds() == 2)
-    os.kill(gate.popen.pid, signal.SIGKILL)
+    kill(found(f"potluck gate --listen {outside}", "-e"))
     gate.popen.wait()
     time.sleep(5)
     federation.start("gate", *words, "--key", str(keys / "server.key"))
