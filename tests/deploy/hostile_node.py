@@ -82,9 +82,9 @@ def answer(site, folder, pulled, node, send, pull, push):
     order, token = unwrap(inflate(message.metadata.message_id, content).content)
     fault = folder / "fault"
     lie = fault.read_text() if fault.exists() and isinstance(unpack_order(order), Request) else ""
-    about = Metadata(
-        run, "", node, 1, message.metadata.message_id, "", time.time(), 60.0, message.metadata.message_type
-    )
+    asked, now = message.metadata, time.time()
+    left = asked.created_at + asked.ttl - now  # Flower takes no reply that would outlive its order
+    about = Metadata(run, "", node, 1, asked.message_id, "", now, left, asked.message_type)
     reply = make_message(metadata=about, content=wrap(site.answer(order), token))
     objects, tree = forged(reply, elsewhere) if lie == "array" else objects_of(reply)
     reply.metadata.__dict__["_message_id"] = tree.object_id
