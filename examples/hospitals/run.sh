@@ -15,7 +15,7 @@ for program in potluck python flwr flower-superlink flower-supernode; do
 done
 [ ! -e "$work" ] || { echo "$work exists" >&2; exit 2; }
 mkdir -p "$work" && cd "$work"
-for file in experiment.yaml make_data.py gate.py; do cp "$here/$file" .; done
+for file in experiment.yaml make_data.py; do cp "$here/$file" .; done
 for site in "${sites[@]}"; do mkdir "$site" && cp "$here/$site/site.py" "$site/"; done
 read -r inside outside < <(python -c '
 import socket
@@ -72,7 +72,8 @@ TOML
 start superlink flower-superlink --host 127.0.0.1 --port "$inside" --database superlink.db \
     --ssl-ca-certfile "$keys/ca.crt" --ssl-certfile "$keys/server.crt" --ssl-keyfile "$keys/server.key" \
     --enable-supernode-auth --disable-runtime-dependency-installation
-start gate python gate.py --listen "127.0.0.1:$outside" --superlink "127.0.0.1:$inside" --keys "$keys"
+start gate potluck gate --listen "127.0.0.1:$outside" --superlink "127.0.0.1:$inside" \
+    --ca "$keys/ca.crt" --certificate "$keys/server.crt" --key "$keys/server.key"
 until_open "$inside"
 until_open "$outside"
 for site in "${sites[@]}"; do

@@ -39,8 +39,9 @@ CLOSED = (
 
 
 def gate(federation, keys, port):
-    words = ["--listen", f"{OUTSIDE}:{port}", "--superlink", federation.address, "--keys", str(keys)]
-    return [sys.executable, str(ROOT / "examples" / "hospitals" / "gate.py"), *words]
+    words = ["--listen", f"{OUTSIDE}:{port}", "--superlink", federation.address, "--ca", str(keys / "ca.crt")]
+    words += ["--certificate", str(keys / "server.crt"), "--key", str(keys / "server.key")]
+    return [sys.executable, "-m", "potluck", "gate", *words]
 
 
 def nginx(federation, keys, port):

@@ -1,11 +1,9 @@
-"""The three hospitals of the example: their files work as they stand, and the gate lets through what it should."""
+"""The three hospitals of the example: their files work as they stand."""
 
 from __future__ import annotations
 
-import asyncio
 import runpy
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,68 +95,3 @@ def test_three_hospitals_have_three_models_and_send_the_same(hospitals: Path) ->
     sent = [Agreement.of(federations[site].method, clients[site]).steps for site in SITES]
     assert sent[0] == sent[1] == sent[2]
     assert all(model(torch.zeros(2, 1, 8, 8)).shape == (2, 10) for model in models.values())
-
-
-# --- the gate -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, list[Any]]]:
-    """A request to the gate: the answer, and the requests that reached the SuperLink behind it."""
-    httpx = pytest.importorskip("httpx")
-    pytest.importorskip("starlette")
-    pytest.importorskip("uvicorn")
-    outer, reached = httpx.AsyncClient, []
-
-    async def superlink(request: Any) -> Any:
-        await request.aread()
-        reached.append(request)
-        return httpx.Response(201, stream=httpx.ByteStream(b"answer"), headers={"x-kind": "protobuf"})
-
-    def inner(**options: Any) -> Any:
-        return outer(base_url=options["base_url"], transport=httpx.MockTransport(superlink))
-
-    def request(method: str, path: str, **options: Any) -> tuple[Any, list[Any]]:
-        names = runpy.run_path(str(EXAMPLE / "gate.py"))
-        monkeypatch.setattr(names["ssl"], "create_default_context", lambda cafile: None)
-        monkeypatch.setattr(httpx, "AsyncClient", inner)
-        transport = httpx.ASGITransport(names["gate"]("127.0.0.1:8000", Path("ca.crt")))
-
-        async def go() -> Any:
-            async with outer(transport=transport, base_url="https://gate") as client:
-                return await client.request(method, path, **options)
-
-        return asyncio.run(go()), reached
-
-    return request
-
-
-def test_the_gate_passes_calls_to_the_fleet_api_on(ask: Callable[..., Any]) -> None:
-    answer, reached = ask(
-        "POST", "/v1/fleet/pull-messages", content=b"call", headers={"flwr-signature": "abc"}
-    )
-    assert (answer.status_code, answer.content) == (201, b"answer")
-    assert answer.headers["x-kind"] == "protobuf"
-    (request,) = reached
-    assert str(request.url) == "https://127.0.0.1:8000/v1/fleet/pull-messages"
-    assert request.content == b"call"
-    assert request.headers["flwr-signature"] == "abc"
-    assert request.headers["host"] == "127.0.0.1:8000"
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "/v1/control/start-run"),
-        ("POST", "/v1/runtime/pull"),
-        ("POST", "/v1/fleet/%2e%2e/control/start-run"),
-        ("POST", "/v1/fleet/..%2fcontrol%2fstart-run"),
-        ("POST", "//v1/control/start-run"),
-        ("GET", "/v1/fleet/pull-messages"),
-        ("GET", "/docs"),
-    ],
-)
-def test_the_gate_passes_nothing_else_on(ask: Callable[..., Any], method: str, path: str) -> None:
-    answer, reached = ask(method, path)
-    assert answer.status_code in (404, 405)
-    assert reached == []

@@ -237,8 +237,8 @@ def test_the_relay_gives_every_letter_its_answer_or_a_sentence(monkeypatch):
 
 
 def test_the_relay_stays_within_its_memory():
-    apps = pytest.importorskip("potluck.deploy.flower.apps", exc_type=ImportError)
-    with apps.bounded(1 << 26), pytest.raises(MemoryError):
+    pulling = pytest.importorskip("potluck.deploy.flower.pulling", exc_type=ImportError)
+    with pulling.bounded(1 << 26), pytest.raises(MemoryError):
         bytes(1 << 32)
     assert len(bytes(1 << 27)) == 1 << 27
 

@@ -1,4 +1,4 @@
-"""`potluck serve`, `join` and `keys`: a federation over the network."""
+"""`potluck serve`, `gate`, `join` and `keys`: a federation over the network."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ Insecure = Annotated[
 Ca = Annotated[
     Path | None, typer.Option(metavar="FILE", help="TLS: the certificate of the authority both sides trust.")
 ]
+Certificate = Annotated[Path | None, typer.Option(metavar="FILE", help="TLS: the server's certificate.")]
+Key = Annotated[Path | None, typer.Option(metavar="FILE", help="TLS: the server's private key.")]
 
 
 def serve(
@@ -35,10 +37,8 @@ def serve(
     ] = None,
     insecure: Insecure = False,
     ca: Ca = None,
-    certificate: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="TLS: the server's certificate.")
-    ] = None,
-    key: Annotated[Path | None, typer.Option(metavar="FILE", help="TLS: the server's private key.")] = None,
+    certificate: Certificate = None,
+    key: Key = None,
     node_keys: Annotated[
         bool | None,
         typer.Option(
@@ -78,6 +78,34 @@ def serve(
         )
     except KeyboardInterrupt as error:
         raise Stopped(["potluck", *sys.argv[1:]]) from error
+
+
+def gate(
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where nodes connect.")] = "127.0.0.1:8443",
+    superlink: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where the SuperLink is, on this machine.")
+    ] = "127.0.0.1:8000",
+    insecure: Insecure = False,
+    ca: Ca = None,
+    certificate: Certificate = None,
+    key: Key = None,
+    debug: Debug = False,
+) -> None:
+    """Let nodes through to a SuperLink, and keep its control API closed to all but this machine.
+
+    A SuperLink that is away is waited for: nodes are told to try again. SIGHUP reads the certificate again.
+    """
+    from potluck.deploy.flower.connections import Security
+    from potluck.deploy.flower.processes import require_flower
+
+    require_flower()
+    from potluck.deploy.flower.gate import gate as let_through
+
+    screen = Screen(json=False)
+    security = Security(insecure, ca, certificate, key)
+    let_through(
+        listen, superlink, security, lambda said: screen.err.print(said, soft_wrap=True, markup=False)
+    )
 
 
 def join(

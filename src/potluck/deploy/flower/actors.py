@@ -17,7 +17,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from potluck.deploy.flower.apps import ORDER, serve_relay, unwrap, wrap
+from potluck.deploy.flower.apps import ORDER, serve_relay, wrap
+from potluck.deploy.flower.pulling import unwrap
 
 if TYPE_CHECKING:
     from potluck.deploy.flower.simulation import SimulatedClients

@@ -7,29 +7,27 @@ from `potluck serve`, which holds the run, to Flower's Grid and returns the answ
 from __future__ import annotations
 
 import contextlib
-import resource
 import secrets
+import select
+import socket
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from potluck.deploy.fingerprints import fingerprint
+from potluck.deploy.flower.pulling import KEY, TOKEN, Read, Reply, outcomes, unwrap
 from potluck.engine import frames
 
 ORDER = "order"
-KEY = "potluck"
-TOKEN = "token"  # a random number in every order: only a node that got the order can answer it
 WORKER_WAIT = 60.0  # seconds to wait for a worker that is being restarted
 PULL = 0.3  # seconds between two polls for answers
-ROOM = 1 << 31  # bytes of memory that reading an answer may take, whatever its size
-COPIES = 6  # of an answer that may be in memory while it is read
 
 client = ClientApp()
 server = ServerApp()
@@ -40,11 +38,6 @@ def wrap(data: bytes, token: str) -> RecordDict:
     array = Array(dtype="uint8", shape=(len(data),), stype="potluck", data=data)
     about = ConfigRecord({TOKEN: token})
     return RecordDict({KEY: ArrayRecord(OrderedDict({KEY: array})), TOKEN: about})
-
-
-def unwrap(content: RecordDict) -> tuple[bytes, str]:
-    """The bytes and the token in a record."""
-    return content.array_records[KEY][KEY].data, str(content.config_records[TOKEN][TOKEN])
 
 
 @client.query(ORDER)
@@ -86,90 +79,63 @@ def relay(grid: Grid, context: Context) -> None:
 
 def serve_relay(grid: Grid, path: str) -> None:
     """Answer requests from the socket at a path, for nodes or for an exchange, until it is closed."""
-    with frames.connect(path) as channel:
+    with frames.connect(path) as channel, contextlib.suppress(EOFError, BrokenPipeError, ConnectionError):
         while True:
-            try:
-                note, letters = frames.receive(channel)
-            except (EOFError, OSError):
-                return
+            note, letters = frames.receive(channel)
             if note["ask"] == "nodes":
                 there = [*grid.get_nodes()]
                 keys = [key_of(node.public_key) for node in there]
                 frames.send(channel, {"nodes": [node.node_id for node in there], "keys": keys})
             else:
-                failures, answers = exchange(grid, note["to"], letters, note["timeout"], note["most"])
+                gone = partial(is_closed, channel)
+                failures, answers = exchange(grid, note["to"], letters, note["timeout"], note["most"], gone)
                 frames.send(channel, {"failures": failures}, answers)
+
+
+def is_closed(channel: socket.socket) -> bool:
+    """Whether the server is gone: it says nothing while it waits for answers."""
+    return bool(select.select([channel], [], [], 0)[0])
 
 
 def key_of(public_key: bytes) -> str:
     """The fingerprint of a node's registered key, or an empty string."""
     try:
-        key = load_pem_public_key(public_key)
-    except ValueError:
+        key = load_pem_public_key(public_key).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         return ""
-    return fingerprint(key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    return fingerprint(key)
 
 
 def exchange(
-    grid: Grid, nodes: Sequence[int], letters: Sequence[bytes], timeout: float, most: Sequence[int]
+    grid: Grid,
+    nodes: Sequence[int],
+    letters: Sequence[bytes],
+    timeout: float,
+    most: Sequence[int],
+    gone: Callable[[], bool] = lambda: False,
 ) -> tuple[list[str], list[bytes]]:
-    """Send letters and collect the answers: for each a sentence if it failed, and the bytes."""
+    """Send letters and collect the answers: for each a sentence if it failed, and the bytes.
+
+    Whatever is wrong with a reply costs that reply alone. Ends early when `gone` says that nobody waits any more.
+    """
     end = time.monotonic() + timeout
     tokens = [secrets.token_hex(16) for _ in letters]
     messages = [
         Message(wrap(data, token), node, f"query.{ORDER}", ttl=timeout)
         for node, data, token in zip(nodes, letters, tokens, strict=True)
     ]
-    numbers = [*grid.push_messages(messages)]
-    waiting = {  # a letter to a node that has gone gets no number
-        number: (token, limit) for number, token, limit in zip(numbers, tokens, most, strict=True) if number
+    numbers = [str(number or "") for number in grid.push_messages(messages)] or [""] * len(letters)
+    replies = {
+        number: Reply(grid, number, token, limit)
+        for number, token, limit in zip(numbers, tokens, most, strict=True)
+        if number  # a letter to a node that has gone gets none
     }
-    found: dict[str, tuple[str, bytes]] = {}
-    while waiting and time.monotonic() < end:
+    found: dict[str, Read] = {}
+    while len(found) < len(replies) and time.monotonic() < end and not gone():
         time.sleep(PULL)
-        found |= {number: read for number, how in waiting.items() if (read := _pull(grid, number, *how))}
-        waiting = {number: how for number, how in waiting.items() if number not in found}
-    outcomes = [found.get(number, (f"no answer within {timeout:g} s", b"")) for number in numbers]
-    return [sentence for sentence, _ in outcomes], [data for _, data in outcomes]
-
-
-def _pull(grid: Grid, number: str, token: str, most: int) -> tuple[str, bytes] | None:
-    """One answer, if it has come. Flower reads it into memory whole, so memory is bounded to protect the relay."""
-    try:
-        with bounded(ROOM + COPIES * most):
-            for reply in grid.pull_messages([number]):
-                return _read(reply, token, most)
-    except MemoryError:
-        return f"its reply takes far more memory than the {most:,} bytes allowed", b""
-    return None
-
-
-@contextlib.contextmanager
-def bounded(room: int) -> Iterator[None]:
-    """Limit this process to `room` bytes of memory beyond what it has now, where the system supports it."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except OSError:
-        yield
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = pages * resource.getpagesize() + room
-    resource.setrlimit(resource.RLIMIT_AS, (wanted if hard < 0 else min(wanted, hard), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-def _read(reply: Message, token: str, most: int) -> tuple[str, bytes]:
-    if reply.has_error():
-        error: Any = reply.error
-        lines = str(error.reason or "").strip().splitlines() or ["no reason given"]
-        return f"Flower reports error {error.code}: {lines[-1][:500]}", b""
-    try:
-        data, named = unwrap(reply.content)
-    except (KeyError, AttributeError, TypeError):
-        return "its reply holds no message", b""
-    if not secrets.compare_digest(named.encode(), token.encode()):
-        return "its reply does not name the order it is one to", b""
-    return (frames.too_large("its reply", len(data), most), b"") if len(data) > most else ("", data)
+        for number, reply in replies.items():
+            if number not in found and time.monotonic() < end:
+                read = reply.turn()
+                found |= {number: read} if read else {}
+    told = outcomes(numbers, replies, found, timeout)
+    return [sentence for sentence, _ in told], [data for _, data in told]

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from potluck.deploy.flower.connections import Security, is_open, split_address
+from potluck.deploy.printable import printable
 from potluck.errors import ConfigError, RunError
 
 START = 120.0  # seconds Flower's processes have to start
@@ -84,7 +85,7 @@ class Process:
         said = COLOURS.sub("", self.log.read_bytes()[self._begins :].decode(errors="replace"))
         errors = FLOWER_ERROR.findall(said)
         lines = [errors[-1] if errors else line for line in said.splitlines() if line.strip()]
-        return " ".join(lines[-1].split()) if lines else "it wrote nothing"
+        return printable(lines[-1]) if lines else "it wrote nothing"
 
     def wait(self) -> None:
         """Give the process time to end by itself."""
@@ -110,11 +111,12 @@ def program(name: str) -> str:
     return found
 
 
-def start_superlink(address: str, security: Security, home: Path) -> Process:
-    """Start a SuperLink and wait until it listens."""
+def start_superlink(address: str, security: Security, home: Path, database: Path | None = None) -> Process:
+    """Start a SuperLink and wait until it listens; with a database it knows its nodes again after a restart."""
     host, port = split_address(address)
     words = [program("flower-superlink"), "--host", host, "--port", str(port)]
     words += ["--disable-runtime-dependency-installation"]
+    words += ["--database", str(database)] if database is not None else []
     if security.plain:
         words += ["--insecure"]
     else:

@@ -1,57 +1,47 @@
 """The way from `potluck serve` to the nodes: a run on a SuperLink whose app relays our letters.
 
-The other end of the relay is `server` in `apps`, which Flower starts.
+The other end of the relay is `server` in `apps`, which Flower starts. A relay or a SuperLink that is lost is waited
+for and replaced, and what was asked is asked again: sites answer a repeated order from their record.
 """
 
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
-import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from potluck.deploy.flower.connections import Security, from_here, is_open
-from potluck.deploy.flower.processes import (
-    START,
-    Process,
-    environment,
-    program,
-    require_flower,
-    start_superlink,
-)
+from potluck.deploy.flower.connections import Security
+from potluck.deploy.flower.processes import START, require_flower
+from potluck.deploy.flower.superlinks import Superlink
 from potluck.engine import frames
 from potluck.engine.frames import Letter, Node
 from potluck.errors import RunError
-from potluck.version import __version__
 
-NAME = "potluck"  # of the SuperLink in Flower's configuration
 SLACK = 60.0  # seconds beyond an exchange's deadline after which the relay is given up
-APP = f"""\
-[project]
-name = "potluck-relay"
-version = "{__version__}"
-dependencies = []
+LOOK = 2.0  # seconds between two looks at whether the SuperLink is still there
+LOOKS = 3  # in vain, one after the other, after which it is lost
+RETURN = 60.0  # seconds nodes have to come back to a SuperLink that was away
+LONGEST = 30.0  # seconds between two attempts to connect
+TRIES = 20  # at one exchange, each of which lost the relay
 
-[tool.flwr.app]
-publisher = "potluck"
+T = TypeVar("T")
 
-[tool.flwr.app.components]
-serverapp = "potluck.deploy.flower.apps:server"
-clientapp = "potluck.deploy.flower.apps:client"
 
-[tool.flwr.app.config]
-socket = ""
-"""
+class Lost(RunError):
+    """The relay is gone, or does not answer."""
 
 
 class Relay:
     """A courier that sends letters to nodes through the ServerApp that Flower runs."""
 
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
+    def __init__(self, channel: socket.socket, lost: Callable[[], str] = lambda: "") -> None:
+        """`lost` says why no answer can come any more, or nothing."""
+        self._channel, self._lost = channel, lost
         self._keys: dict[Node, str] = {}
 
     def nodes(self) -> list[Node]:
@@ -77,66 +67,125 @@ class Relay:
         self._channel.settimeout(timeout)
         try:
             frames.send(self._channel, note, pieces)
+            self._await(time.monotonic() + timeout)
             return frames.receive(self._channel, most)
         except (EOFError, OSError, frames.TooLarge) as error:
-            raise RunError(f"the connection to Flower is lost ({error}); the same command goes on") from error
+            raise Lost(f"the connection to Flower is lost ({error}); the same command goes on") from error
+
+    def _await(self, end: float) -> None:
+        """Wait until an answer begins to come."""
+        vain = 0
+        while not select.select([self._channel], [], [], LOOK)[0]:
+            why = self._lost()
+            vain = vain + 1 if why else 0
+            if vain >= LOOKS:
+                raise EOFError(why)
+            if time.monotonic() > end:
+                raise EOFError("the relay does not answer")
+
+
+class Courier:
+    """A courier that outlives relays and SuperLinks."""
+
+    def __init__(
+        self, superlink: Superlink, folder: Path, patience: float, notice: Callable[[str], None]
+    ) -> None:
+        """`folder` is for sockets; `patience` how many seconds a connection may take to come back."""
+        self.superlink, self.folder, self.patience, self.notice = superlink, folder, patience, notice
+        self._relay: Relay | None = None
+        self._channel: socket.socket | None = None
+        self._number = (
+            0  # of relays so far; each has a socket of its own, so that no earlier one takes its place
+        )
+
+    def nodes(self) -> list[Node]:
+        """The nodes that are connected now."""
+        return self._asked(lambda relay: relay.nodes())
+
+    def keys(self) -> Mapping[Node, str]:
+        """The keys of the nodes at the last call of `nodes`."""
+        return self._relay.keys() if self._relay is not None else {}
+
+    def exchange(self, letters: Sequence[Letter], timeout: float, most: Sequence[int]) -> list[bytes | str]:
+        """The answer to every letter, or a sentence; sent again when the relay is lost over it."""
+        to = {node for node, _ in letters}
+        return self._asked(lambda relay: relay.exchange(letters, timeout, most), to)
+
+    def connect(self) -> Relay:
+        """Submit a relay to the SuperLink and wait until it is there."""
+        self._number += 1
+        path = self.folder / f"serve-{self._number}"
+        with frames.listening(path) as door:
+            self.superlink.submit(path)
+            door.settimeout(START)
+            try:
+                self._channel, _ = door.accept()
+            except OSError as error:
+                where = self.superlink.home
+                raise RunError(f"Flower does not start the server's relay (see {where})") from error
+        self._relay = Relay(self._channel, self.superlink.lost)
+        return self._relay
+
+    def close(self) -> None:
+        """Let the relay go; it ends by itself."""
+        self._relay = None
+        if self._channel is not None:
+            self._channel.close()
+
+    def _asked(self, ask: Callable[[Relay], T], to: Collection[Node] = ()) -> T:
+        for _ in range(TRIES):
+            try:
+                return ask(self._relay or self._reconnect(to))
+            except Lost as error:
+                self.close()
+                why = str(error).partition(";")[0]
+                self.notice(
+                    f"{why}; it is sought for up to {self.patience:g} s, then the same is asked again"
+                )
+        raise RunError(
+            f"Flower's relay was lost {TRIES} times over the same exchange; the same command goes on"
+        )
+
+    def _reconnect(self, to: Collection[Node]) -> Relay:
+        """A new relay, after waits that grow; `RunError` when patience is at its end."""
+        start, wait = time.monotonic(), 1.0
+        while True:
+            try:
+                self.superlink.mend()
+                relay = self.connect()
+                break
+            except RunError as error:
+                left = start + self.patience - time.monotonic()
+                if left <= 0:
+                    told = (
+                        f"no connection to Flower for {self.patience:g} s ({error}); the same command goes on"
+                    )
+                    raise RunError(told) from error
+                time.sleep(min(wait, left))
+                wait = min(2 * wait, LONGEST)
+        self._expect(relay, to)
+        self.notice(f"connected to Flower again after {time.monotonic() - start:.0f} s")
+        return relay
+
+    def _expect(self, relay: Relay, to: Collection[Node]) -> None:
+        """Give the nodes that letters are for time to come back."""
+        end = time.monotonic() + min(RETURN, self.patience)
+        while not set(to) <= set(relay.nodes()) and time.monotonic() < end:
+            time.sleep(LOOK)
 
 
 @contextlib.contextmanager
-def relaying(address: str, security: Security, home: Path, notice: Callable[[str], None]) -> Iterator[Relay]:
+def relaying(
+    address: str, security: Security, home: Path, patience: float, notice: Callable[[str], None]
+) -> Iterator[Courier]:
     """A courier over the SuperLink at an address; one is started if nobody listens there."""
     require_flower()
-    home.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        _name_superlink(address, security, home)
-        if is_open(address):
-            notice(f"a SuperLink is at {address} already: it is used, and left running")
-        else:
-            stack.callback(start_superlink(address, security, home).end)
-            _register(security, home)
+        superlink = Superlink(address, security, home, notice)
+        stack.callback(superlink.close)
+        superlink.open()
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="potluck-")))
-        door = stack.enter_context(frames.listening(folder / "serve"))
-        log = _submit(home, folder / "serve")
-        door.settimeout(START)
-        try:
-            channel, _ = door.accept()
-        except OSError as error:
-            raise RunError(f"Flower does not start the server's relay (see {log.parent})") from error
-        stack.callback(channel.close)
-        yield Relay(channel)
-
-
-def _name_superlink(address: str, security: Security, home: Path) -> None:
-    """Write the configuration that tells Flower's commands where the SuperLink is."""
-    trust = "insecure = true"
-    if security.ca is not None:
-        trust = f'root-certificates = "{security.ca.resolve()}"'
-    (home / "config.toml").write_text(f'[superlink.{NAME}]\naddress = "{from_here(address)}"\n{trust}\n')
-
-
-def _register(security: Security, home: Path) -> None:
-    """Register the clients' keys with a SuperLink that has just been started."""
-    if security.client_keys is None or not security.node_keys:
-        return
-    for key in sorted(security.client_keys.glob("*.pub")):
-        _command(["supernode", "register", str(key), NAME], home / "keys.log", f"the key {key}", home)
-
-
-def _submit(home: Path, path: Path) -> Path:
-    """Submit the relay to the SuperLink as a Flower app."""
-    app, log = home / "potluck-relay", home / "run.log"
-    app.mkdir(exist_ok=True)
-    (app / "pyproject.toml").write_text(APP)
-    _command(["run", str(app), NAME, "--run-config", f'socket="{path}"'], log, "the run", home)
-    return log
-
-
-def _command(words: Sequence[str], log: Path, what: str, home: Path) -> None:
-    """Run one of Flower's commands; if it fails, a sentence says what was not accepted."""
-    process = Process([program("flwr"), *words], log, environment(home))
-    try:
-        process.popen.wait(START)
-    except subprocess.TimeoutExpired:
-        process.end()
-    if process.popen.returncode != 0:
-        raise RunError(f"Flower does not take {what}: {process.tail()} (see {log})")
+        courier = Courier(superlink, folder, patience, notice)
+        stack.callback(courier.close)
+        courier.connect()
+        yield courier

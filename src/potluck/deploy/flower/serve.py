@@ -27,7 +27,8 @@ def serve(
     experiment = prepared(experiment)
     keys = chosen_keys(experiment, security, address)
     home = open_folder(folder)
-    with relaying(address, security, (home / "flower").resolve(), watcher.notice) as courier:
+    place, patience = (home / "flower").resolve(), experiment.engine.patience
+    with relaying(address, security, place, patience, watcher.notice) as courier:
         watcher.notice(f"waiting at {address} for the clients of {experiment.name}")
         return play(experiment, courier, home, watcher, keys)
 

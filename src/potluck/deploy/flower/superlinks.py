@@ -1,0 +1,137 @@
+"""The SuperLink that `potluck serve` uses: one that listens already, or one that it starts and starts again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from potluck.deploy.flower.commands import NAME, flwr
+from potluck.deploy.flower.connections import Security, from_here, is_open
+from potluck.deploy.flower.processes import Process, start_superlink
+from potluck.errors import RunError
+from potluck.files import read_json, write_json
+from potluck.version import __version__
+
+DATABASE = "superlink.db"  # of a SuperLink of our own: it knows its nodes again when it is started again
+KEPT = "superlink.json"  # beside it: the keys that are registered, and the relays that may still run
+IN_USE = "already in use"  # what Flower says of a key that it knows
+APP = f"""\
+[project]
+name = "potluck-relay"
+version = "{__version__}"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "potluck"
+
+[tool.flwr.app.components]
+serverapp = "potluck.deploy.flower.apps:server"
+clientapp = "potluck.deploy.flower.apps:client"
+
+[tool.flwr.app.config]
+socket = ""
+"""
+
+
+class Superlink:
+    """A SuperLink at an address, and the relays that were submitted to it from this run's folder."""
+
+    def __init__(self, address: str, security: Security, home: Path, notice: Callable[[str], None]) -> None:
+        self.address, self.security, self.home, self.notice = address, security, home, notice
+        self.own: Process | None = None
+
+    def open(self) -> None:
+        """Use the SuperLink that listens, or start one, which knows the clients' keys."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        self._name()
+        if is_open(self.address):
+            self.notice(f"a SuperLink is at {self.address} already: it is used, and left running")
+            return
+        self._start()
+        self._register()
+
+    def lost(self) -> str:
+        """Why the SuperLink cannot answer, or nothing."""
+        if self.own is not None and not self.own.alive:
+            code = self.own.popen.returncode
+            how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+            return f"the SuperLink has ended {how}, see {self.own.log}"
+        return "" if is_open(self.address) else f"nobody listens at {self.address}"
+
+    def mend(self) -> None:
+        """Start a SuperLink of our own again if it has ended; `RunError` while there is none."""
+        if self.own is not None and not self.own.alive:
+            self.own.end()
+            self._start()
+            self.notice(f"the SuperLink at {self.address} is started again")
+        if why := self.lost():
+            raise RunError(why)
+
+    def submit(self, path: Path) -> None:
+        """Have Flower start a relay that connects to a socket; relays of earlier starts are stopped."""
+        self._stop_relays()
+        app = self.home / "potluck-relay"
+        app.mkdir(exist_ok=True)
+        (app / "pyproject.toml").write_text(APP)
+        # `flwr run` wants the SuperLink's name before its options
+        given = flwr(self.home, "run.log", "the run", "run", "--run-config", f'socket="{path}"', str(app))
+        self._keep(relays=[*self._kept().get("relays", []), str(given.get("run-id", ""))])
+
+    def close(self) -> None:
+        """End a SuperLink of our own; a relay ends by itself when its server is gone."""
+        if self.own is not None:
+            self.own.end()
+
+    def _start(self) -> None:
+        if not (self.home / DATABASE).exists():
+            (self.home / KEPT).unlink(missing_ok=True)  # it tells of another SuperLink
+        self.own = start_superlink(self.address, self.security, self.home, self.home / DATABASE)
+
+    def _name(self) -> None:
+        """Write the configuration that tells Flower's commands where the SuperLink is."""
+        trust = "insecure = true"
+        if self.security.ca is not None:
+            trust = f'root-certificates = "{self.security.ca.resolve()}"'
+        text = f'[superlink.{NAME}]\naddress = "{from_here(self.address)}"\n{trust}\n'
+        (self.home / "config.toml").write_text(text)
+
+    def _stop_relays(self) -> None:
+        for run in self._kept().get("relays", []):
+            with contextlib.suppress(RunError):  # it has ended, or the SuperLink knows it no longer
+                flwr(self.home, "run.log", "the end of a relay", "stop", run)
+        self._keep(relays=[])
+
+    def _register(self) -> None:
+        """Register the clients' keys; those that are no longer among them are struck off."""
+        if self.security.client_keys is None or not self.security.node_keys:
+            return
+        known: dict[str, str] = self._kept().get("keys", {})
+        keys = {path.read_text().strip(): path for path in sorted(self.security.client_keys.glob("*.pub"))}
+        for key in [key for key in known if key not in keys]:
+            with contextlib.suppress(RunError):
+                flwr(self.home, "keys.log", "the end of a key", "supernode", "unregister", known[key])
+            del known[key]
+            self._keep(keys=known)
+        for key, path in keys.items():
+            if key not in known:
+                known[key] = self._register_one(path)
+                self._keep(keys=known)
+
+    def _register_one(self, path: Path) -> str:
+        """Register a key; the number of its node."""
+        try:
+            words = "supernode", "register", str(path.resolve())
+            return str(flwr(self.home, "keys.log", f"the key {path}", *words).get("node-id", ""))
+        except RunError as error:
+            if IN_USE not in str(error):  # else a server has died between registering and writing that down
+                raise
+            return ""
+
+    def _kept(self) -> dict[str, Any]:
+        path = self.home / KEPT
+        return dict(read_json(path)) if path.exists() else {}
+
+    def _keep(self, **changes: Any) -> None:
+        write_json(self.home / KEPT, self._kept() | changes)

@@ -1,0 +1,303 @@
+"""The gate before a SuperLink: what it lets through, what it answers for one that is away, and its bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from potluck.cli.app import app
+from potluck.deploy.flower.connections import Security, free_port
+from potluck.errors import ConfigError
+
+httpx = pytest.importorskip("httpx")
+gates = pytest.importorskip("potluck.deploy.flower.gate", exc_type=ImportError)
+make_keys = pytest.importorskip("potluck.deploy.trial_keys", exc_type=ImportError).make_keys
+
+QUICK = gates.Bounds(
+    head=0.5,
+    idle=5,
+    silence=0.5,
+    body=2,
+    answer=1,
+    linger=0.2,
+    most=1 << 20,
+    head_bytes=2048,
+    connections=8,
+    per_host=6,
+)
+ROOT = Path(__file__).parents[2]
+
+
+class FakeSuperlink:
+    """Answers every call with the same bytes, or behaves as `broken` says; remembers what reached it."""
+
+    def __init__(self):
+        self.port, self.reached, self.broken, self.door = free_port(), [], "", None
+        self.start()
+
+    def start(self):
+        self.door = socket.create_server(("127.0.0.1", self.port))
+        threading.Thread(target=self._accept, args=(self.door,), daemon=True).start()
+
+    def stop(self):
+        with contextlib.suppress(OSError):
+            self.door.shutdown(socket.SHUT_RDWR)
+        self.door.close()
+
+    def _accept(self, door):
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=self._one, args=(door.accept()[0],), daemon=True).start()
+
+    def _one(self, channel):
+        with channel, contextlib.suppress(OSError):
+            data = b""
+            while b"\r\n\r\n" not in data:
+                data += channel.recv(65536) or b"\r\n\r\n"
+            head, _, body = data.partition(b"\r\n\r\n")
+            if not head:
+                return
+            size = re.search(rb"content-length: (\d+)", head.lower())
+            while size and len(body) < int(size[1]):
+                body += channel.recv(65536)
+            self.reached.append((head, body))
+            if self.broken == "silent":
+                time.sleep(3)
+            elif self.broken == "mid-answer":
+                channel.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf")
+            elif self.broken == "nonsense":
+                channel.sendall(b"no http at all\r\n\r\n")
+            elif self.broken != "at once":
+                told = b"HTTP/1.1 201 Created\r\nx-kind: protobuf\r\ncontent-length: 6\r\nconnection: close\r\n\r\n"
+                channel.sendall(told + b"answer")
+
+
+@pytest.fixture
+def superlink():
+    found = FakeSuperlink()
+    yield found
+    found.stop()
+
+
+@contextlib.contextmanager
+def opened(superlink, bounds=QUICK, tls=None, notices=None):
+    """A gate in a thread of its own; gives its port."""
+    door = gates.open_door(f"127.0.0.1:{free_port()}")
+    loop = asyncio.new_event_loop()
+    told = [].append if notices is None else notices.append
+
+    async def serve():
+        behind = gates.Superlink(f"127.0.0.1:{superlink.port}", None, bounds, told)
+        await gates.Gate(behind, tls, bounds).serve(door)
+
+    task = loop.create_task(serve())
+
+    def play():
+        with contextlib.suppress(asyncio.CancelledError):
+            loop.run_until_complete(task)
+
+    thread = threading.Thread(target=play)
+    thread.start()
+    try:
+        yield door.getsockname()[1]
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+        door.close()
+
+
+def ask(port, method="POST", path="/v1/fleet/pull-messages", **options):
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=10) as client:
+        return client.request(method, path, **options)
+
+
+def raw(port, data, seconds=5.0):
+    """What the gate says to some bytes, until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", port), seconds) as channel:
+        channel.sendall(data)
+        said = b""
+        with contextlib.suppress(ConnectionError):
+            while piece := channel.recv(65536):
+                said += piece
+        return said
+
+
+def test_calls_to_the_fleet_api_are_passed_on(superlink):
+    with opened(superlink) as port:
+        answer = ask(port, content=b"call" * 50_000, headers={"flwr-signature": "abc", "te": "gzip"})
+    assert (answer.status_code, answer.content, answer.headers["x-kind"]) == (201, b"answer", "protobuf")
+    ((head, body),) = superlink.reached
+    assert head.startswith(b"POST /v1/fleet/pull-messages HTTP/1.1")
+    assert b"flwr-signature: abc" in head
+    assert f"Host: 127.0.0.1:{superlink.port}".encode() in head
+    assert b"te: " not in head
+    assert body == b"call" * 50_000
+
+
+CLOSED = [
+    ("POST", "/v1/control/start-run"),
+    ("POST", "/v1/runtime/pull"),
+    ("POST", "/v1/fleet/"),
+    ("POST", "/v1/fleet/pull-messages?x=1"),
+    ("POST", "/v1/fleet/pull-messages/"),
+    ("GET", "/v1/fleet/pull-messages"),
+    ("GET", "/docs"),
+]
+
+RAW = [
+    "/v1/fleet/%2e%2e/control/start-run",
+    "/v1/fleet/../control/start-run",
+    "//v1/fleet/pull-messages",
+    "http://x/v1/fleet/pull-messages",
+    "/V1/Fleet/pull",
+]
+
+
+def test_nothing_else_is_passed_on(superlink):
+    with opened(superlink) as port:
+        assert {ask(port, method, path).status_code for method, path in CLOSED} == {404}
+        for target in RAW:
+            call = f"POST {target} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+            assert raw(port, call.encode()).startswith(b"HTTP/1.1 404")
+        smuggled = b"POST /v1/fleet/pull HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n"
+        assert raw(port, smuggled + b"transfer-encoding: chunked, x\r\n\r\n0\r\n\r\n")[9:10] in (b"4", b"5")
+        assert raw(port, b"\x16\x03\x01 no http\r\n\r\n").startswith(b"HTTP/1.1 400")
+        assert raw(port, b"POST /v1/fleet/pull HTTP/1.1\r\nx: " + b"y" * 5000).startswith(b"HTTP/1.1 431")
+    assert superlink.reached == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "status"), [("at once", 502), ("mid-answer", 502), ("nonsense", 502), ("silent", 504)]
+)
+def test_a_superlink_that_breaks_off_gives_what_flower_retries(superlink, broken, status):
+    superlink.broken = broken
+    with opened(superlink) as port:
+        assert ask(port, content=b"call").status_code == status
+
+
+def test_a_superlink_may_go_and_come_back(superlink):
+    notices = []
+    with opened(superlink, notices=notices) as port:
+        assert ask(port).status_code == 201
+        superlink.stop()
+        assert [ask(port, content=b"x" * 500_000).status_code for _ in range(3)] == [502] * 3
+        superlink.start()
+        assert ask(port).status_code == 201
+    assert [sentence.partition(" (")[0] for sentence in notices] == [
+        f"the SuperLink at 127.0.0.1:{superlink.port} is away",
+        f"the SuperLink at 127.0.0.1:{superlink.port} answers again",
+    ]
+
+
+def test_several_calls_use_one_connection(superlink):
+    with (
+        opened(superlink) as port,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
+    ):
+        streams = [client.post("/v1/fleet/pull").extensions["network_stream"] for _ in range(3)]
+        assert len({id(stream.get_extra_info("socket")) for stream in streams}) == 1
+
+
+def test_who_says_nothing_or_little_is_put_out(superlink):
+    head = b"POST /v1/fleet/push-object HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n"
+    with opened(superlink) as port:
+        start = time.monotonic()
+        assert raw(port, b"") == b""
+        assert raw(port, head) == b""  # a head without an end
+        assert raw(port, head + b"\r\nsome bytes") == b""  # a body without an end
+        assert time.monotonic() - start < 4
+        with socket.create_connection(("127.0.0.1", port), 10) as channel:  # a byte now and then
+            channel.sendall(head + b"\r\n")
+            start = time.monotonic()
+            with contextlib.suppress(ConnectionError):
+                while time.monotonic() - start < 8:
+                    channel.sendall(b"x")
+                    time.sleep(0.2)
+            assert time.monotonic() - start < 6
+        assert raw(port, head.replace(b"100000", b"9000000") + b"\r\n" + bytes(3 << 20)) == b""
+        assert ask(port).status_code == 201
+
+
+def test_silent_connections_do_not_shut_the_others_out(superlink):
+    with opened(superlink) as port, contextlib.ExitStack() as stack:
+        for _ in range(20):  # more than there may be, in all and from one address
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
+        start = time.monotonic()
+        while True:
+            try:
+                assert ask(port).status_code == 201
+                break
+            except httpx.TransportError:
+                assert time.monotonic() - start < 8
+
+
+def test_tls_ends_at_the_gate(superlink, tmp_path):
+    make_keys(tmp_path / "k", ["127.0.0.1"], [])
+    keys = tmp_path / "k"
+    security = Security(ca=keys / "ca.crt", certificate=keys / "server.crt", key=keys / "server.key")
+    with opened(superlink, tls=gates.tls_of(security)) as port:
+        trust = ssl.create_default_context(cafile=keys / "ca.crt")
+        with socket.create_connection(("127.0.0.1", port), 10) as silent:  # never shakes hands
+            with httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=trust, trust_env=False) as client:
+                assert client.post("/v1/fleet/pull").status_code == 201
+            assert silent.recv(1) == b""
+        assert raw(port, b"POST /v1/fleet/pull HTTP/1.1\r\nhost: x\r\n\r\n")[:4] != b"HTTP"
+
+
+def test_bad_files_and_ports_are_one_sentence(tmp_path, monkeypatch):
+    pytest.importorskip("flwr")
+    make_keys(tmp_path / "k", ["127.0.0.1"], [])
+    make_keys(tmp_path / "other", ["127.0.0.1"], [])
+    (tmp_path / "empty").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gates.asyncio, "run", lambda going: pytest.fail("it has started"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        full = f"127.0.0.1:{taken.getsockname()[1]}"
+        tls = ["--ca", "k/ca.crt", "--certificate", "k/server.crt", "--key"]
+        wrong = {
+            ("--listen", full): "somebody listens there already",
+            ("--listen", "127.0.0.1:x"): "is no address",
+            ("--superlink", "127.0.0.1"): "is no address",
+            ("--listen", "0.0.0.0:9"): "is beyond this machine: give --ca",
+            ("--listen", "127.0.0.1:8000"): "are both 127.0.0.1:8000",
+            ("--ca", "k/ca.crt"): "--certificate is missing",
+            (*tls, "none"): "there is no file none",
+            (*tls, "empty"): "are no certificate and its key",
+            (*tls, "other/server.key"): "are no certificate and its key",
+            ("--ca", "empty", "--certificate", "k/server.crt", "--key", "k/server.key"): "empty is no certif",
+        }
+        for words, sentence in wrong.items():
+            ended = CliRunner().invoke(app, ["gate", *words])
+            assert (ended.exit_code, ended.stdout) == (2, ""), words
+            assert sentence in ended.stderr
+            assert len(ended.stderr.splitlines()) == 1
+
+
+def test_an_address_that_is_not_ours_is_refused():
+    with pytest.raises(ConfigError, match=re.escape("--listen 203.0.113.1:8443: ")):
+        gates.open_door("203.0.113.1:8443")
+
+
+def test_nginx_takes_the_configuration_of_the_guide(tmp_path):
+    program = shutil.which("nginx")
+    if program is None:
+        pytest.skip("there is no nginx")
+    make_keys(tmp_path / "keys", ["localhost"], [])
+    (block,) = re.findall(r"```nginx\n(.*?)```", (ROOT / "docs" / "deploy.md").read_text(), re.DOTALL)
+    block = block.replace("/etc/potluck/keys", str(tmp_path / "keys"))
+    (tmp_path / "c").write_text(f"pid {tmp_path}/pid;\nevents {{}}\nhttp {{\n{block}}}\n")
+    done = subprocess.run(
+        [program, "-t", "-p", str(tmp_path), "-c", str(tmp_path / "c")], capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
