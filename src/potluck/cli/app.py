@@ -17,6 +17,7 @@ from potluck.cli.federation import join, keys, serve
 from potluck.cli.inspect import explain, methods, split
 from potluck.cli.new import new
 from potluck.cli.run import resume, run
+from potluck.cli.status import status
 from potluck.cli.suggestions import Command, Commands
 from potluck.version import __version__
 
@@ -36,6 +37,7 @@ for _command in (
     compare,
     serve,
     join,
+    status,
     methods,
     explain,
     split,
