@@ -109,9 +109,9 @@ class Federation:
         return len(log.read_text().splitlines()) if log.exists() else 0
 
     def children(self, client, name):
-        """The processes of a client's join whose command line holds a word."""
-        join = next(one for one in self.processes if one.log.name == f"join-{client}.log")
-        return found(name, "--ppid", str(join.popen.pid))
+        """The processes of a client's join whose command line holds a word, without their guards."""
+        join = next(one for one in reversed(self.processes) if one.log.name == f"join-{client}.log")
+        return [pid for pid, args in below(join.popen.pid) if name in args and "guard.py" not in args]
 
     def close(self):
         for process in reversed(self.processes):
@@ -120,6 +120,26 @@ class Federation:
         for superlink in found(f"flower-superlink --host 127.0.0.1 --port {port}", "-e"):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(superlink, signal.SIGKILL)  # one that outlived a killed server
+
+
+def below(pid):
+    """The processes that a process has started, and these in turn, with their command lines."""
+    listed = subprocess.run(
+        ["ps", "-ww", "-e", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
+    )
+    lines = [line.split(maxsplit=2) for line in listed.stdout.splitlines()]
+    waiting = [pid]
+    while waiting:
+        parent = waiting.pop()
+        for child, ppid, *args in lines:
+            if int(ppid) == parent:
+                waiting.append(int(child))
+                yield int(child), " ".join(args)
+
+
+def command(process):
+    """The number of the process that a guard has started."""
+    return next(pid for pid, _ in below(process.popen.pid))
 
 
 def found(words, *which):

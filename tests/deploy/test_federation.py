@@ -6,8 +6,9 @@ import signal
 
 import pytest
 import sites
-from federations import Federation, engine
+from federations import Federation, below, command, engine
 
+from potluck.deploy.flower.processes import _started
 from potluck.runs.api import run
 
 flwr = pytest.importorskip("flwr")
@@ -53,14 +54,14 @@ def test_a_run_survives_a_killed_worker_a_killed_node_and_a_killed_server(federa
     federation.wait(lambda: federation.rounds() == 2)
     (folder / "2" / "hold").touch()
     federation.wait((folder / "2" / "held").exists)
-    for process in federation.children("2", "flower-supernode"):
+    for process in federation.children("2", "deploy.flower.node"):
         os.kill(process, signal.SIGKILL)
     (folder / "2" / "hold").unlink()
 
     federation.wait(lambda: federation.rounds() == 3)
     (folder / "0" / "hold").touch()
     federation.wait((folder / "0" / "held").exists)
-    os.kill(server.popen.pid, signal.SIGKILL)
+    os.kill(command(server), signal.SIGKILL)
     server.popen.wait()
     (folder / "0" / "hold").unlink()
     federation.finish(federation.serve(sites.federated(method, rounds, **engine(deadline=60))))
@@ -71,3 +72,23 @@ def test_a_run_survives_a_killed_worker_a_killed_node_and_a_killed_server(federa
     assert "round 4 goes on without" not in told
     expected = sites.serial(method, folder / "serial", away={("1", 2), ("2", 3)}, rounds=rounds)
     assert sites.log(federation.run) == expected
+
+
+@pytest.mark.faults
+def test_a_killed_join_leaves_nobody_behind_and_its_successor_is_taken_in(federation):
+    method, rounds = {"name": "fedmrl", "d1": 8}, 4
+    known = federation.tied(sites.IDS)
+    joins = {client: federation.join(client, *known[client]) for client in sites.IDS}
+    server = federation.serve(sites.federated(method, rounds, **engine(deadline=90)))
+    federation.wait(lambda: federation.rounds() == 1)
+    (federation.folder / "1" / "hold").touch()
+    federation.wait((federation.folder / "1" / "held").exists)
+    left = [pid for pid, _ in below(command(joins["1"]))]
+    os.kill(command(joins["1"]), signal.SIGKILL)
+    (federation.folder / "1" / "hold").unlink()
+    federation.join("1", *known["1"])
+    federation.wait(lambda: not any(map(_started, left)), 30)
+    federation.finish(server)
+    expected = sites.serial(method, federation.folder / "serial", rounds=rounds)
+    assert {line["client"] for line in sites.log(federation.run) if line["round"] == rounds} == {*sites.IDS}
+    assert len(sites.log(federation.run)) == len(expected)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 import sites
-from federations import Federation, engine, found
+from federations import Federation, command, engine, found
 
 from potluck.deploy.flower.connections import Security, free_port, is_open
 from potluck.deploy.flower.processes import start_superlink
@@ -127,12 +127,8 @@ def test_a_server_killed_with_all_that_it_started_leaves_nothing_in_the_way(fede
         federation.join(client, *tied[client])
     server = federation.serve(sites.federated(METHOD, ROUNDS, **engine(deadline=120)))
     federation.wait(lambda: federation.rounds() == 1)
-    running = superlinks(federation)
-    os.kill(server.popen.pid, signal.SIGKILL)
+    os.kill(command(server), signal.SIGKILL)
     server.popen.wait()
-    for process in running:  # where the system does not end children with their parent
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
     federation.wait(lambda: not is_open(federation.address), 30)
     federation.finish(federation.serve(sites.federated(METHOD, ROUNDS, **engine(deadline=120))))
     undisturbed(federation)
@@ -144,5 +140,5 @@ def test_the_relay_ends_with_a_killed_server(federation):
     server = federation.serve(sites.federated(METHOD, ROUNDS, **engine()))
     federation.wait(lambda: federation.rounds() == 1)
     assert relays(federation)
-    os.kill(server.popen.pid, signal.SIGKILL)
+    os.kill(command(server), signal.SIGKILL)
     federation.wait(lambda: not relays(federation), 60)

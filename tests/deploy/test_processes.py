@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from potluck.cli.app import app
 from potluck.deploy.fingerprints import client_keys
 from potluck.deploy.flower.connections import Security, check_server, free_port, is_loopback, split_address
-from potluck.deploy.flower.join import Watched
 from potluck.deploy.flower.processes import Process, environment
+from potluck.deploy.flower.watching import Watched
 from potluck.engine import frames
 from potluck.errors import ConfigError
 
@@ -98,7 +98,7 @@ def test_a_process_that_ends_is_started_again_unless_its_input_is_bad(tmp_path):
     first.popen.wait(30)
     watched.look(notices.append)
     assert watched.process is not first
-    assert "(oh); it is started again" in notices[0]
+    assert "ended: oh; it is started again" in notices[0]
     watched.process.end()
     bad = start("import sys; print('error: no such model'); sys.exit(2)")
     watched = Watched(bad, bad(), time.monotonic())

@@ -20,7 +20,7 @@ from potluck.core.state import Report
 from potluck.core.task import Task
 from potluck.data import DataConfig
 from potluck.deploy import wire
-from potluck.deploy.flower.worker import answer_one
+from potluck.deploy.flower.worker import read_one
 from potluck.deploy.rehearsal import rehearse
 from potluck.deploy.run import key_register, open_folder, prepared
 from potluck.deploy.run import play as play_prepared
@@ -435,7 +435,7 @@ def test_nothing_larger_than_a_legal_order_is_read(site, down, tmp_path):
     with here, there:
         head = json.dumps({"note": {}, "sizes": [most + 1]}).encode()
         here.sendall(len(head).to_bytes(8, "little") + head)
-        answer_one(site, there)
+        assert read_one(site, there) is None
         _, (reply,) = frames.receive(here)
     sentence = f"client 0: an order has {most + 1:,} bytes, at most {most:,} are allowed"
     assert wire.unpack_reply(reply).reason == sentence

@@ -17,6 +17,7 @@ from potluck.cli.federation import gate, join, keys, serve
 from potluck.cli.inspect import explain, methods, split
 from potluck.cli.new import new
 from potluck.cli.run import resume, run
+from potluck.cli.status import status
 from potluck.cli.suggestions import Command, Commands
 from potluck.version import __version__
 
@@ -37,6 +38,7 @@ for _command in (
     serve,
     gate,
     join,
+    status,
     methods,
     explain,
     split,

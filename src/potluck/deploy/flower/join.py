@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from potluck.deploy.flower.connections import Security, check_server, free_port, split_address
 from potluck.deploy.flower.processes import Process, require_files, require_flower, start_supernode
+from potluck.deploy.flower.watching import PAUSE, NodeWatch, Watched, WorkerWatch
 from potluck.errors import ConfigError
 
-BAD_INPUT = 2  # exit code of a worker whose input is bad: starting it again would not help
 HALVES = ("", "worker", "node")
-PAUSE = 1.0  # seconds between two checks
-LONGEST = 30.0  # seconds between two starts of a process that keeps ending
 
 
 @dataclass(frozen=True)
@@ -66,35 +65,32 @@ class Joining:
         return words + (["--simulated"] if self.simulated else [])
 
 
-@dataclass
-class Watched:
-    """A process that is restarted when it ends, with growing pauses."""
-
-    start: Callable[[], Process]
-    process: Process
-    since: float
-    pause: float = PAUSE
-
-    def look(self, notice: Callable[[str], None]) -> None:
-        """Restart the process if it has ended; the pause doubles each time it ends soon."""
-        if self.process.alive:
-            return
-        lived = time.monotonic() - self.since
-        self.pause = PAUSE if lived > LONGEST else min(2 * self.pause, LONGEST)
-        if self.process.popen.returncode == BAD_INPUT:
-            raise ConfigError(self.process.tail().removeprefix("error: "))
-        self.process.end()  # its own children may have outlived it
-        notice(f"{self.process.name} ended ({self.process.tail()}); it is started again")
-        time.sleep(self.pause)
-        self.process, self.since = self.start(), time.monotonic()
-
-
 def join(joining: Joining, notice: Callable[[str], None]) -> None:
     """Take part until interrupted."""
     joining.check()
+    joining.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with alone(joining.home / f".join{'-' if joining.only else ''}{joining.only}.lock", joining.home):
+        _take_part(joining, notice)
+
+
+@contextlib.contextmanager
+def alone(lock: Path, home: Path) -> Iterator[None]:
+    """Hold a lock, so that a second `join` does not end the processes of the first as leftovers."""
+    try:
+        handle = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise ConfigError(f"cannot write {lock}: {error.strerror}") from error
+    with os.fdopen(handle, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(f"another potluck join is at work in {home}; end it first") from error
+        yield
+
+
+def _take_part(joining: Joining, notice: Callable[[str], None]) -> None:
     if joining.only != "worker":
         check_server(joining.server, joining.security)
-    joining.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     flower, port = joining.home / "flower", free_port()
     flower.mkdir(exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -105,14 +101,21 @@ def join(joining: Joining, notice: Callable[[str], None]) -> None:
         words = joining.worker_words(path)
 
         def worker() -> Process:
-            log = joining.home / "worker.log"
-            return Process(words, log, {**os.environ, "PYTHONUNBUFFERED": "1"}, piped=True)
+            log, note = joining.home / "worker.log", joining.home / "worker.pid"
+            unbuffered = {**os.environ, "PYTHONUNBUFFERED": "1"}
+            return Process(words, log, unbuffered, piped=True, name="the worker", note=note)
 
         def supernode() -> Process:
             return start_supernode(joining.server, joining.security, flower, path, port)
 
-        halves = {"worker": worker, "node": supernode}
-        watched = [_watch(start, stack) for half, start in halves.items() if joining.only in ("", half)]
+        watched: list[Watched] = []
+        if joining.only != "node":
+            watched.append(_watch(worker, stack))
+            watched[-1].stalled = WorkerWatch(path).stalled
+        if joining.only != "worker":
+            node = NodeWatch(flower)
+            watched.append(_watch(supernode, stack))
+            watched[-1].reason, watched[-1].stalled = node.reason, node.stalled
         notice(f"client {joining.client}: logs are in {joining.home}")
         where = f"takes part at {joining.server}" if joining.only != "worker" else f"waits at {path}"
         notice(f"client {joining.client} {where}; Ctrl-C ends it")

@@ -10,16 +10,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from potluck.deploy import guard
 from potluck.deploy.flower.connections import Security, is_open, split_address
 from potluck.deploy.printable import printable
 from potluck.errors import ConfigError, RunError
+from potluck.files import read_json, write_json
 
 START = 120.0  # seconds Flower's processes have to start
 GRACE = 10.0  # seconds a process has to end by itself
+LOOK_BACK = 1 << 16  # bytes of a log in which an error is looked for
+PULSE = "pulse.json"  # what a SuperNode notes of its calls
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 FLOWER_ERROR = re.compile(r"^ERROR\s*:\s*(.+(?:\n.+)*)", re.MULTILINE)  # up to the next empty line
 
@@ -58,22 +62,39 @@ def environment(home: Path) -> dict[str, str]:
 
 
 class Process:
-    """A child process with all that it starts in turn, and its output in a log file."""
+    """A child process with all that it starts in turn, and its output in a log file.
+
+    It ends with this process, however that ends: a guard beside it watches a pipe. With `note`, a file, a child
+    that outlived even that is found and ended before a new one starts.
+    """
 
     def __init__(
-        self, words: Sequence[str], log: Path, environment: Mapping[str, str], piped: bool = False
+        self,
+        words: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        piped: bool = False,
+        name: str = "",
+        note: Path | None = None,
     ) -> None:
-        self.name, self.log = Path(words[0]).name, log
+        self.name, self.log = name or Path(words[0]).name, log
+        if note is not None:
+            end_stale(note)
+        watched, self._held = os.pipe()
         with log.open("ab") as file:
             self._begins = file.tell()
             self.popen = subprocess.Popen(
-                words,
+                [sys.executable, "-I", "-S", guard.__file__, str(watched), *words],
                 stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=dict(environment),
                 start_new_session=True,
+                pass_fds=[watched],
             )
+        os.close(watched)
+        if note is not None:
+            write_json(note, {"pid": self.popen.pid, "started": _started(self.popen.pid)})
 
     @property
     def alive(self) -> bool:
@@ -81,8 +102,11 @@ class Process:
         return self.popen.poll() is None
 
     def tail(self) -> str:
-        """The last error in the format of Flower's log, else the last line of the output."""
-        said = COLOURS.sub("", self.log.read_bytes()[self._begins :].decode(errors="replace"))
+        """The last error in the format of Flower's log, else the last line of the output; safe to print."""
+        with self.log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(self._begins, size - LOOK_BACK))
+            said = COLOURS.sub("", file.read().decode(errors="replace"))
         errors = FLOWER_ERROR.findall(said)
         lines = [errors[-1] if errors else line for line in said.splitlines() if line.strip()]
         return printable(lines[-1]) if lines else "it wrote nothing"
@@ -94,12 +118,45 @@ class Process:
 
     def end(self) -> None:
         """End the process and all that it started: first with SIGTERM, then with SIGKILL."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.popen.pid, number)
-            self.wait()
+        _end_group(self.popen.pid, self.wait)
         if self.popen.stdin is not None:
             self.popen.stdin.close()
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
+
+
+def _end_group(pid: int, wait: Callable[[], None]) -> None:
+    """End a process group; one that is stopped (SIGSTOP) does not hear SIGTERM before it is continued."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, number)
+            os.killpg(pid, signal.SIGCONT)
+        wait()
+
+
+def end_stale(note: Path) -> None:
+    """End the process that a note names, left behind by a parent that is gone; a stranger with its number stays."""
+    try:
+        about = read_json(note)
+        pid, started = int(about["pid"]), str(about["started"])
+    except (RunError, KeyError, TypeError, ValueError):
+        return
+    if started and pid > 1 and _started(pid) == started:
+        _end_group(pid, lambda: _await_end(pid, started))
+
+
+def _await_end(pid: int, started: str) -> None:
+    end = time.monotonic() + GRACE
+    while time.monotonic() < end and _started(pid) == started:
+        time.sleep(0.1)
+
+
+def _started(pid: int) -> str:
+    """When a process started, which tells it from a later one with its number; empty if there is none."""
+    words = ["ps", "-o", "lstart=,stat=", "-p", str(pid)]
+    said = subprocess.run(words, capture_output=True, text=True, check=False).stdout.split()
+    return "" if not said or said[-1].startswith("Z") else " ".join(said[:-1])
 
 
 def program(name: str) -> str:
@@ -123,7 +180,8 @@ def start_superlink(address: str, security: Security, home: Path, database: Path
         words += ["--ssl-ca-certfile", str(security.ca), "--ssl-certfile", str(security.certificate)]
         words += ["--ssl-keyfile", str(security.key)]
     words += ["--enable-supernode-auth"] if security.node_keys else []
-    process = Process(words, home / "superlink.log", environment(home))
+    log, note = home / "superlink.log", home / "superlink.pid"
+    process = Process(words, log, environment(home), name="the SuperLink", note=note)
     end = time.monotonic() + START
     while not is_open(address):
         if not process.alive or time.monotonic() > end:
@@ -134,10 +192,12 @@ def start_superlink(address: str, security: Security, home: Path, database: Path
 
 
 def start_supernode(address: str, security: Security, home: Path, socket_path: Path, port: int) -> Process:
-    """Start a SuperNode that hands orders to the worker at a socket."""
-    words = [program("flower-supernode"), "--superlink", address, "--port", str(port)]
-    words += ["--node-config", f'socket="{socket_path}"']
+    """Start a SuperNode that hands orders to the worker at a socket; it ends when it no longer pulls."""
+    words = [sys.executable, "-P", "-m", "potluck.deploy.flower.node", str(home / PULSE)]
+    words += ["--superlink", address, "--port", str(port), "--node-config", f'socket="{socket_path}"']
     words += ["--insecure"] if security.plain else ["--root-certificates", str(security.ca)]
     if security.node_key is not None:
         words += ["--auth-supernode-private-key", str(security.node_key)]
-    return Process(words, home / "supernode.log", environment(home))
+    (home / PULSE).unlink(missing_ok=True)  # that of an earlier one
+    log, note = home / "supernode.log", home / "supernode.pid"
+    return Process(words, log, environment(home), name="the SuperNode", note=note)

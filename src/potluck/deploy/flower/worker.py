@@ -11,12 +11,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import queue
 import socket
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from potluck.deploy.flower.watching import ALIVE
 from potluck.deploy.resident import load_agreement
 from potluck.deploy.site import Site, metric_functions, model_entry
 from potluck.engine import frames
@@ -25,31 +28,73 @@ from potluck.plugins import load_function
 from potluck.runs.folder import RunFolder
 
 READY = "ready"  # printed on standard output once the socket is there
-SILENCE = 60.0  # seconds without a byte of an order after which a connection is dropped
+SILENCE = (
+    60.0  # seconds without a byte of an order, or of its answer taken, after which a connection is dropped
+)
+READERS = 32  # connections that are read, or wait with their order, at the same time
 
 
 def work(site: Site, path: Path, mode: int = 0o600) -> None:
-    """Answer one order after the other, for ever."""
+    """Answer one order after the other, for ever. Threads read them, so that no connection holds the others."""
+    orders: queue.Queue[Call] = queue.Queue(1)  # one is at hand, further ones wait with their readers
     with frames.listening(path, mode) as door:
         print(READY, flush=True)
+        threading.Thread(target=_accept, args=(door, site, orders), daemon=True).start()
         while True:
+            call = orders.get()
+            with call.channel, contextlib.suppress(EOFError, OSError):  # the other side may have gone
+                frames.send(call.channel, {}, [site.answer(call.order)])
+
+
+@dataclass(frozen=True)
+class Call:
+    """An order, and the connection its answer goes to."""
+
+    channel: socket.socket
+    order: bytes
+
+
+def _accept(door: socket.socket, site: Site, orders: queue.Queue[Call]) -> None:
+    """Have every connection read by a thread of its own; beyond so many one is closed at once."""
+    room = threading.BoundedSemaphore(READERS)
+
+    def read(channel: socket.socket) -> None:
+        try:
+            call = read_one(site, channel)
+            if call is None:
+                channel.close()
+            else:
+                orders.put(call)
+        except (EOFError, OSError):
+            channel.close()
+        finally:
+            room.release()
+
+    while True:
+        try:
             channel, _ = door.accept()
-            with channel, contextlib.suppress(EOFError, OSError):  # the other side may have gone
-                answer_one(site, channel)
+        except OSError:
+            return
+        if room.acquire(blocking=False):
+            threading.Thread(target=read, args=(channel,), daemon=True).start()
+        else:
+            channel.close()
 
 
-def answer_one(site: Site, channel: socket.socket) -> None:
-    """Answer the one order of a connection."""
+def read_one(site: Site, channel: socket.socket) -> Call | None:
+    """The one order of a connection; None for a question that is answered already."""
     channel.settimeout(SILENCE)
     try:
-        _, pieces = frames.receive(channel, site.most_bytes, "an order")
+        note, pieces = frames.receive(channel, site.most_bytes, "an order")
     except frames.TooLarge as error:
         frames.send(channel, {}, [site.refuse(MessageError(str(error)))])
-        return
+        return None
+    if note.get("ask") == ALIVE:
+        frames.send(channel, {})
+        return None
     if len(pieces) != 1:
         raise EOFError("an order is one piece")
-    channel.settimeout(None)
-    frames.send(channel, {}, [site.answer(pieces[0])])
+    return Call(channel, pieces[0])
 
 
 def _parser() -> argparse.ArgumentParser:

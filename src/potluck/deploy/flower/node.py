@@ -1,0 +1,75 @@
+"""A SuperNode of Flower's that ends when it no longer pulls, and notes how its calls are answered.
+
+    python -P -m potluck.deploy.flower.node PULSE OPTIONS OF flower-supernode …
+
+Flower's own program stays alive after its loop has ended over an answer that it does not retry, and would never
+take part again. `potluck join` starts this one anew when it has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from potluck.deploy.node_pulse import PulseFile
+
+FLEET = "/v1/fleet/"
+ENDED = 3  # exit code of a node whose loop has ended
+
+
+def noting(send: Callable[..., httpx.Response], pulse: PulseFile) -> Callable[..., httpx.Response]:
+    """The same `httpx.Client.send`, with the outcome of every call to the server noted."""
+
+    def noted(self: httpx.Client, request: httpx.Request, **options: Any) -> httpx.Response:
+        call = request.url.path.removeprefix(FLEET)
+        if call == request.url.path:
+            return send(self, request, **options)
+        try:
+            response = send(self, request, **options)
+        except httpx.TransportError:
+            pulse.note(call, 0)
+            raise
+        pulse.note(call, response.status_code, response.headers.get("date"))
+        return response
+
+    return noted
+
+
+def _end(arguments: threading.ExceptHookArgs) -> None:
+    """A thread has died, that of the heartbeats for one: without it the node would count as gone."""
+    traceback.print_exception(arguments.exc_value)
+    _exit(ENDED)
+
+
+def _exit(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a thread that serves Flower's apps would keep the process alive
+
+
+def main() -> None:
+    """Run the SuperNode until its loop ends."""
+    from flwr.supernode.cli.flower_supernode import flower_supernode
+
+    pulse = PulseFile(Path(sys.argv.pop(1)))
+    httpx.Client.send = noting(httpx.Client.send, pulse)  # type: ignore[method-assign]
+    threading.excepthook = _end
+    code = ENDED
+    try:
+        flower_supernode()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else ENDED
+    except BaseException:
+        traceback.print_exc()
+    _exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Watching the two processes of a site, so that one that has ended, or only seems to live, is started again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from potluck.deploy.flower.processes import PULSE, Process
+from potluck.deploy.node_pulse import REFUSED, STALL, UNAUTHORISED, Pulse, trouble
+from potluck.engine import frames
+from potluck.errors import ConfigError
+
+BAD_INPUT = 2  # exit code of a worker whose input is bad: starting it again would not help
+PAUSE = 1.0  # seconds between two checks
+LONGEST = 30.0  # seconds between two starts of a process that keeps ending
+ALIVE = "alive"  # the question whether a worker is there; it is answered at once, whatever the worker does
+ASK_EVERY = 60.0  # seconds between two such questions
+ANSWER_WAIT = 30.0  # seconds it has to answer one
+MISSES = 2  # questions in a row without an answer, after which it is started again
+
+
+@dataclass
+class Watched:
+    """A process that is restarted with growing pauses when it ends, or when it lives but no longer works.
+
+    `reason` says why it ended, where more is known than its last line; `stalled` says that it hangs.
+    """
+
+    start: Callable[[], Process]
+    process: Process
+    since: float
+    pause: float = PAUSE
+    reason: Callable[[], str] = lambda: ""
+    stalled: Callable[[float], str] = lambda lived: ""
+
+    def look(self, notice: Callable[[str], None]) -> None:
+        """Restart the process if it has ended or hangs; the pause doubles each time it ends soon."""
+        lived = time.monotonic() - self.since
+        hangs = self.stalled(lived) if self.process.alive else ""
+        if self.process.alive and not hangs:
+            return
+        self.pause = PAUSE if lived > LONGEST else min(2 * self.pause, LONGEST)
+        if self.process.popen.returncode == BAD_INPUT:
+            raise ConfigError(self.process.tail().removeprefix("error: "))
+        self.process.end()  # its own children may have outlived it
+        why = f"hangs: {hangs}" if hangs else f"ended: {self.reason() or self.process.tail()}"
+        notice(f"{self.process.name} {why}; it is started again")
+        time.sleep(self.pause)
+        self.process, self.since = self.start(), time.monotonic()
+
+
+class NodeWatch:
+    """What the pulse of a site's SuperNode says: why it was refused, and whether its loop stands still."""
+
+    def __init__(self, flower: Path) -> None:
+        self.pulse, self.mark = flower / PULSE, flower / "taken-in"  # the mark: a server has taken this node
+        self._refused_at: float | None = None
+
+    def reason(self) -> str:
+        """Why the server refuses the node; empty where that is not why it ended."""
+        pulse = Pulse.read(self.pulse)
+        if pulse.since is not None:
+            self.mark.touch()
+        if pulse.status not in (UNAUTHORISED, REFUSED):
+            self._refused_at = None
+            return ""
+        self._refused_at = time.monotonic() if self._refused_at is None else self._refused_at
+        return trouble(pulse, self.mark.exists(), time.monotonic() - self._refused_at)
+
+    def stalled(self, lived: float) -> str:
+        """A sentence if no call has ended for long."""
+        pulse = Pulse.read(self.pulse)
+        if pulse.since is not None and not self.mark.exists():
+            self.mark.touch()
+        silent = min(lived, time.time() - pulse.at)
+        return f"no call to the server has ended for {silent:.0f} s" if silent > STALL else ""
+
+
+class WorkerWatch:
+    """Asks the worker now and then whether it is there; it answers also while it trains."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._misses = path, 0
+        self._next = time.monotonic() + ASK_EVERY
+
+    def stalled(self, lived: float) -> str:
+        """A sentence if the worker takes connections but has not answered several questions."""
+        if time.monotonic() < self._next:
+            return ""
+        self._misses = 0 if answers(self.path) else self._misses + 1
+        self._next = time.monotonic() + ASK_EVERY
+        if self._misses < MISSES:
+            return ""
+        self._misses = 0
+        return "it does not answer at its socket"
+
+
+def answers(path: Path, wait: float = ANSWER_WAIT) -> bool:
+    """Whether a worker is alive: only one that takes a connection and stays silent is not.
+
+    One that has not opened its socket yet is loading its data.
+    """
+    try:
+        channel = frames.connect(str(path))
+    except OSError:
+        return True
+    with channel:
+        channel.settimeout(wait)
+        try:
+            frames.send(channel, {"ask": ALIVE})
+            frames.receive(channel)
+        except TimeoutError:
+            return False
+        except (EOFError, OSError):
+            return True
+    return True

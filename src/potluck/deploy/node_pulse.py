@@ -1,0 +1,111 @@
+"""What a SuperNode notes of its calls to the server, and what is wrong with it when it is refused.
+
+The node writes its `Pulse` to a file; `potluck join` reads it. Neither Flower nor torch is imported here.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+HEARTBEAT = "send-node-heartbeat"
+ACTIVATE = "activate-node"
+PULL = "pull-messages"
+UNAUTHORISED, REFUSED = 401, 412
+AHEAD, BEHIND = 5.0, 300.0  # seconds a node's clock may be ahead of Flower's server or behind it
+STILL_ONLINE = 75.0  # seconds; a node that was killed counts as online for up to 60
+STALL = 180.0  # seconds without the end of a call; each has 30, and pauses between them at most 20
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """The newest call of a node: when it ended, which it was, and how the server answered (0: not at all)."""
+
+    at: float = 0.0
+    call: str = ""
+    status: int = 0
+    skew: float | None = None  # seconds this machine's clock is ahead of the server's
+    since: float | None = None  # when the node was taken in
+    pulled: float | None = None  # when it last asked for messages and was answered
+
+    @classmethod
+    def read(cls, path: Path) -> Pulse:
+        """The pulse in a file, an empty one if there is none."""
+        try:
+            known = json.loads(path.read_text())
+            return cls(**{name: known[name] for name in cls.__dataclass_fields__})
+        except (OSError, ValueError, KeyError, TypeError):
+            return cls()
+
+
+class PulseFile:
+    """Keeps the pulse of a node in a file, whole at any time."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self.path, self.clock = path, clock
+        self._last = Pulse()
+
+    def note(self, call: str, status: int, date: str | None = None) -> None:
+        """Note the end of a call. Heartbeats come from a thread of their own and say nothing of the loop."""
+        if call == HEARTBEAT and status not in (UNAUTHORISED, REFUSED):
+            return
+        now, fine = self.clock(), status == 200
+        self._last = Pulse(
+            now,
+            call,
+            status,
+            skew_of(date, now),
+            now if call == ACTIVATE and fine else self._last.since,
+            now if call == PULL and fine else self._last.pulled,
+        )
+        unfinished = self.path.with_name(f".{self.path.name}")
+        unfinished.write_text(json.dumps(asdict(self._last)))
+        unfinished.replace(self.path)
+
+
+def skew_of(date: str | None, now: float) -> float | None:
+    """How many seconds a clock is ahead of an HTTP `Date`; None where there is no such date."""
+    try:
+        return None if date is None else now - parsedate_to_datetime(date).timestamp()
+    except (ValueError, TypeError):
+        return None
+
+
+def trouble(pulse: Pulse, known: bool, refused_for: float) -> str:
+    """Why the server does not take a node, in one sentence; empty where the pulse does not say.
+
+    `known` is whether it has taken this node before, `refused_for` for how many seconds it has refused it now.
+    """
+    off = pulse.skew is not None and not -BEHIND < pulse.skew < AHEAD
+    if pulse.status == UNAUTHORISED and off:
+        assert pulse.skew is not None
+        way = "ahead of" if pulse.skew > 0 else "behind"
+        return (
+            f"the clock of this machine is {abs(pulse.skew):,.0f} s {way} the server's, so the node's signature is "
+            "not believed: set the clock (at most 5 s ahead, 300 s behind)"
+        )
+    if pulse.status == UNAUTHORISED:
+        return (
+            "the server does not believe the node's signature: its key was taken off the register, or its clock is "
+            "off; ask the operator (flwr supernode list)"
+        )
+    if pulse.status != REFUSED:
+        return ""
+    if known and refused_for < STILL_ONLINE:
+        return (
+            "the server takes this node to be online still, as it does for about a minute after a node was killed; "
+            "it is tried again"
+        )
+    if known:
+        return (
+            "the server refuses the node's key for longer than a killed node counts as online: another node uses "
+            "the same key, or it was taken off the register; ask the operator (flwr supernode list)"
+        )
+    return (
+        "the server does not know the node's key, or another node is online with it: ask the operator to register "
+        "it (flwr supernode register)"
+    )

@@ -1,0 +1,159 @@
+"""Where a federation stands: facts gathered as it goes, kept in a file for `potluck status` and for Prometheus.
+
+The server keeps them in its run folder, a site in its home folder. Neither Flower nor torch is imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from potluck.deploy.printable import printable
+from potluck.errors import RunError
+from potluck.files import read_json
+from potluck.version import __version__
+
+FILE = "status.json"
+EVERY = 5.0  # seconds between two writings
+STALE = 30.0  # seconds without a writing after which the process is taken to be gone
+REMEMBERED = 100  # nodes that were refused
+
+
+@dataclass
+class ClientStatus:
+    """What the server knows of one client; times are seconds since 1970."""
+
+    connected: bool = False
+    since: float | None = None  # it was taken in, or seen again after it had gone
+    replied: float | None = None  # its last answer that could be used
+    refused: str = ""  # why its last one was not, or why it was not taken in
+    refused_at: float | None = None
+    refusals: int = 0
+    excluded: bool = False
+
+
+@dataclass
+class Board:
+    """The facts of a server; its engine and its run write on it."""
+
+    run: str = ""
+    name: str = ""
+    method: str = ""
+    state: str = "waiting"  # for clients; then playing, finished or stopped
+    round: int = 0
+    rounds: int = 0
+    started: float = field(default_factory=time.time)
+    clients: dict[str, ClientStatus] = field(default_factory=dict)
+    strangers: dict[str, str] = field(default_factory=dict)  # nodes that were not taken in, and why
+    sent: int = 0
+    received: int = 0
+    notice: str = ""
+    clock: Callable[[], float] = field(default=time.time, repr=False)
+
+    def client(self, name: str) -> ClientStatus:
+        """The entry of a client."""
+        return self.clients.setdefault(name, ClientStatus())
+
+    def seen(self, present: Collection[str]) -> None:
+        """Note who is connected now."""
+        for name in present:
+            self.client(name)
+        for name, entry in self.clients.items():
+            if (name in present) != entry.connected:
+                entry.connected = name in present
+                entry.since = self.clock() if entry.connected else entry.since
+
+    def replied(self, name: str) -> None:
+        """Note an answer that could be used."""
+        self.client(name).replied = self.clock()
+
+    def refused(self, name: str, reason: str) -> None:
+        """Note an answer that could not be used, or that none came."""
+        entry = self.client(name)
+        entry.refused, entry.refused_at = printable(reason), self.clock()
+        entry.refusals += 1
+
+    def stranger(self, node: str, reason: str) -> None:
+        """Note a node that was not taken in."""
+        if len(self.strangers) >= REMEMBERED:
+            self.strangers.pop(next(iter(self.strangers)))
+        self.strangers[node] = printable(reason)
+
+    def facts(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        known = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "clock"}
+        known["clients"] = {name: asdict(entry) for name, entry in [*self.clients.items()]}
+        return {"kind": "server", **known, "strangers": dict(self.strangers)}
+
+
+def about_here(folder: Path) -> dict[str, Any]:
+    """What is true of this process and machine: versions, room on the disk."""
+    return {
+        "potluck": __version__,
+        "flower": _version("flwr"),
+        "pid": os.getpid(),
+        "disk_free": shutil.disk_usage(folder).free,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def write_status(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Write the file, whole at any time; it is renewed every few seconds, so it need not outlive a power cut."""
+    unfinished = folder / f".{FILE}"
+    unfinished.write_text(json.dumps({**facts, **about_here(folder), "updated": time.time()}, indent=1))
+    unfinished.replace(folder / FILE)
+
+
+@contextlib.contextmanager
+def kept(folder: Path, facts: Callable[[], Mapping[str, Any]], every: float = EVERY) -> Iterator[None]:
+    """Keep the status of a process in its folder while the block runs; a full disk does not disturb the work."""
+    ended = threading.Event()
+
+    def write() -> None:
+        with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: a mapping changed while it was read
+            write_status(folder, facts())
+
+    def renew() -> None:
+        while not ended.wait(every):
+            write()
+
+    thread = threading.Thread(target=renew, name="status", daemon=True)
+    write()
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        write()
+
+
+def read_status(folder: Path, now: float | None = None) -> dict[str, Any]:
+    """The status in a folder, with `alive`: whether its process still renews it."""
+    if not folder.is_dir():
+        raise RunError(f"there is no folder {folder}")
+    if not (folder / FILE).is_file():
+        raise RunError(
+            f"{folder} has no {FILE}: it is neither the run folder of potluck serve nor the home of potluck join"
+        )
+    found = read_json(folder / FILE)
+    if not isinstance(found, dict) or found.get("kind") not in ("server", "site"):
+        raise RunError(f"{folder / FILE} was not written by potluck")
+    age = (time.time() if now is None else now) - float(found.get("updated", 0))
+    ended = found.get("state") in ("finished", "stopped")
+    return {**found, "alive": not ended and age < STALE, "age": round(age, 1)}

@@ -1,0 +1,302 @@
+"""Processes of a site: they end with their parent, leftovers are found, and one that hangs is started again."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+from federations import below, command
+
+from potluck.deploy.flower import watching
+from potluck.deploy.flower.join import alone
+from potluck.deploy.flower.processes import PULSE, Process, _started, end_stale
+from potluck.deploy.flower.watching import NodeWatch, Watched, WorkerWatch, answers
+from potluck.deploy.flower.worker import READERS, work
+from potluck.deploy.logs import line
+from potluck.deploy.node_pulse import Pulse, PulseFile, skew_of, trouble
+from potluck.deploy.printable import printable
+from potluck.engine import frames
+from potluck.errors import ConfigError
+
+SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
+STUBBORN = (
+    "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+    "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
+    "print('up', flush=True); time.sleep(600)"
+)
+
+
+@pytest.fixture
+def place(tmp_path_factory):
+    """A folder with a short name: sockets have no long ones."""
+    return tmp_path_factory.mktemp("s")
+
+
+def until(happened, seconds=60):
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def is_gone(pid):
+    return _started(pid) == ""
+
+
+# --- children and their parents -------------------------------------------------------------------------
+
+
+def test_children_end_when_their_parent_is_killed(tmp_path):
+    """Also one that ignores SIGTERM, and what it has started itself."""
+    code = (
+        "import sys, time; from pathlib import Path; from potluck.deploy.flower.processes import Process;"
+        f"Process([sys.executable, '-c', {STUBBORN!r}], Path('log'), {{}}); time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
+    until(lambda: (tmp_path / "log").exists() and "up" in (tmp_path / "log").read_text())
+    children = [pid for pid, _ in below(parent.pid)]
+    assert len(children) == 3  # guard, command, and what that has started
+    parent.kill()
+    parent.wait()
+    until(lambda: all(map(is_gone, children)))
+
+
+def test_a_child_ends_when_its_guard_is_killed(tmp_path):
+    process = Process(SLEEP, tmp_path / "log", {})
+    until(lambda: "up" in (tmp_path / "log").read_text())
+    child = command(process)
+    os.kill(process.popen.pid, signal.SIGKILL)
+    process.popen.wait()
+    process.end()
+    assert is_gone(child)
+
+
+def test_a_guard_passes_exit_codes_on(tmp_path):
+    for code, seen in (("import sys; sys.exit(2)", 2), ("import os; os.kill(os.getpid(), 9)", 137)):
+        process = Process([sys.executable, "-c", code], tmp_path / "log", {})
+        assert process.popen.wait(60) == seen
+        process.end()
+    absent = Process([str(tmp_path / "none")], tmp_path / "log", {})
+    assert absent.popen.wait(60) == 2
+    assert absent.tail().endswith("No such file or directory")
+    absent.end()
+
+
+def test_a_leftover_is_ended_before_a_new_process_starts_and_a_stranger_is_not(tmp_path):
+    note = tmp_path / "worker.pid"
+    left = Process(SLEEP, tmp_path / "log", {}, note=note)
+    new = Process(SLEEP, tmp_path / "log", {}, note=note)
+    assert left.popen.wait(30) != 0
+    assert new.alive
+    note.write_text(json.dumps({"pid": new.popen.pid, "started": "Mon Jan  1 00:00:00 2001"}))
+    end_stale(note)
+    assert new.alive
+    for nonsense in (
+        "",
+        "{",
+        "[]",
+        "{}",
+        json.dumps({"pid": "x", "started": 1}),
+        json.dumps({"pid": -1, "started": ""}),
+    ):
+        note.write_text(nonsense)
+        end_stale(note)
+    left.end()
+    new.end()
+
+
+def test_a_stopped_process_is_ended_too(tmp_path):
+    process = Process(SLEEP, tmp_path / "log", {})
+    until(lambda: "up" in (tmp_path / "log").read_text())
+    os.killpg(process.popen.pid, signal.SIGSTOP)
+    process.end()
+    assert not process.alive
+
+
+def test_two_joins_do_not_share_a_home(tmp_path):
+    lock = tmp_path / ".join.lock"
+    taken = pytest.raises(ConfigError, match="another potluck join is at work in")
+    with alone(lock, tmp_path), taken, alone(lock, tmp_path):
+        pass
+    (tmp_path / "there").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    with pytest.raises(ConfigError, match="cannot write"), alone(tmp_path / "link", tmp_path):
+        pass
+
+
+def test_what_a_program_of_flowers_says_cannot_steer_a_terminal(tmp_path):
+    said = r"print('ERROR :     \x1b]0;owned\x07\x1b[2Jall is well')"
+    process = Process([sys.executable, "-c", said], tmp_path / "log", {})
+    process.popen.wait(60)
+    assert process.tail() == "all is well"
+    process.end()
+
+
+# --- a node ---------------------------------------------------------------------------------------------
+
+HOUR = 3600.0
+DATE = "Tue, 17 Nov 2026 10:00:00 GMT"
+NOW = 1794909600.0
+
+
+def test_a_clock_is_compared_with_the_servers():
+    assert skew_of(DATE, NOW) == 0
+    assert skew_of(DATE, NOW + HOUR) == HOUR
+    assert skew_of(None, NOW) is skew_of("yesterday", NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("pulse", "known", "refused_for", "sentence"),
+    [
+        (Pulse(status=401, skew=HOUR), True, 0, "the clock of this machine is 3,600 s ahead of the server's"),
+        (Pulse(status=401, skew=-HOUR), False, 0, "the clock of this machine is 3,600 s behind the server's"),
+        (Pulse(status=401, skew=1.0), True, 0, "does not believe the node's signature"),
+        (Pulse(status=412, skew=1.0), True, 10, "takes this node to be online still"),
+        (Pulse(status=412, skew=1.0), True, 100, "another node uses the same key"),
+        (Pulse(status=412), False, 0, "does not know the node's key"),
+        (Pulse(status=502), True, 0, ""),
+    ],
+)
+def test_why_a_node_is_refused_is_one_sentence(pulse, known, refused_for, sentence):
+    told = trouble(pulse, known, refused_for)
+    assert sentence in told
+    assert bool(told) == bool(sentence)
+
+
+def test_a_node_notes_its_calls_but_not_its_heartbeats(tmp_path):
+    clock = SimpleNamespace(now=NOW)
+    file = PulseFile(tmp_path / PULSE, lambda: clock.now)
+    file.note("activate-node", 200, DATE)
+    clock.now += 5
+    file.note("pull-messages", 200, DATE)
+    clock.now += 5
+    file.note("send-node-heartbeat", 200, DATE)
+    file.note("send-node-heartbeat", 0)
+    assert Pulse.read(tmp_path / PULSE) == Pulse(NOW + 5, "pull-messages", 200, 5.0, NOW, NOW + 5)
+    for nonsense in ("", "[]", "{}", "{"):
+        (tmp_path / PULSE).write_text(nonsense)
+        assert Pulse.read(tmp_path / PULSE) == Pulse()
+
+
+def test_a_node_that_stands_still_and_one_that_is_refused_are_told_apart(tmp_path):
+    watch, file = NodeWatch(tmp_path), PulseFile(tmp_path / PULSE)
+    assert watch.stalled(10) == ""
+    assert watch.stalled(1000) == "no call to the server has ended for 1000 s"
+    file.note("pull-messages", 0)
+    assert watch.stalled(1000) == ""
+    file.note("activate-node", 412)
+    assert "does not know the node's key" in watch.reason()
+    file.note("activate-node", 200)
+    assert watch.reason() == ""
+    file.note("activate-node", 412)
+    assert "online still" in watch.reason()
+
+
+def test_a_node_ends_with_its_loop():
+    """Flower's own program lives on after its loop has ended over an answer such as 500."""
+    node = pytest.importorskip("potluck.deploy.flower.node", exc_type=ImportError)
+    code = (
+        "import sys, threading, time; import flwr.supernode.cli.flower_supernode as cli;"
+        "sys.argv = ['node', 'pulse'];"
+        "cli.flower_supernode = lambda: threading.Thread(target=time.sleep, args=(600,)).start();"
+        "from potluck.deploy.flower.node import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=120)
+    assert done.returncode == node.ENDED
+
+
+# --- a worker -------------------------------------------------------------------------------------------
+
+
+class Slow:
+    """As much of a site as a worker needs; it answers when it is let."""
+
+    most_bytes = 1000
+
+    def __init__(self):
+        self.go = threading.Event()
+
+    def answer(self, order):
+        self.go.wait(60)
+        return order.upper()
+
+
+@pytest.fixture
+def worker(place):
+    site, path = Slow(), place / "w"
+    threading.Thread(target=work, args=(site, path), daemon=True).start()
+    until(path.exists)
+    yield site, path
+    site.go.set()
+
+
+def ask(path, order):
+    with frames.connect(str(path)) as channel:
+        channel.settimeout(60)
+        frames.send(channel, {}, [order])
+        return frames.receive(channel)[1]
+
+
+def test_a_silent_connection_holds_nobody(worker):
+    site, path = worker
+    site.go.set()
+    silent = [frames.connect(str(path)) for _ in range(READERS - 1)]
+    assert ask(path, b"order") == [b"ORDER"]
+    for channel in silent:
+        channel.close()
+
+
+def test_a_worker_says_that_it_is_alive_while_it_works(worker):
+    site, path = worker
+    with frames.connect(str(path)) as channel:
+        frames.send(channel, {}, [b"order"])
+        time.sleep(0.2)
+        assert answers(path, wait=20)
+        site.go.set()
+        assert frames.receive(channel)[1] == [b"ORDER"]
+
+
+def test_only_a_worker_that_takes_calls_and_stays_silent_hangs(place, monkeypatch):
+    path = place / "w"
+    assert answers(path)  # it loads its data still
+    watch = WorkerWatch(path)
+    assert watch.stalled(0) == ""
+    monkeypatch.setattr(watching, "ASK_EVERY", 0.0)
+    monkeypatch.setattr(watching, "answers", lambda path: False)
+    watch._next = 0.0
+    assert [watch.stalled(0), watch.stalled(0)] == ["", "it does not answer at its socket"]
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(path))
+        door.listen()
+        assert not answers(path, wait=0.2)
+
+
+def test_a_process_that_hangs_is_started_again(tmp_path):
+    def start():
+        return Process(SLEEP, tmp_path / "log", {}, name="the worker")
+
+    notices = []
+    watched = Watched(start, start(), time.monotonic(), pause=0.0, stalled=lambda lived: "it is silent")
+    first = watched.process
+    watched.look(notices.append)
+    assert notices == ["the worker hangs: it is silent; it is started again"]
+    assert not first.alive
+    assert watched.process.alive
+    watched.process.end()
+
+
+# --- logs -----------------------------------------------------------------------------------------------
+
+
+def test_lines_have_the_time_and_their_facts():
+    told = json.loads(line("round 3: a\x07c", True, round=3, client=None))
+    assert told.pop("time").startswith("20")
+    assert told == {"message": "round 3: a?c", "round": 3}
+    assert line("here", False, round=3).endswith(" here")
+    assert printable("a\n b") == "a b"
