@@ -34,13 +34,14 @@ class Checkpoints:
     """The checkpoint folder of a run, written incrementally and in the background.
 
     The store writes the clients' files. The manifest is written when everything it names is on disk; after
-    that, files that only an earlier manifest named are removed.
+    that, files that only earlier manifests named are removed. The last `keep` checkpoints are kept: the manifests
+    of the older ones stand beside the newest, with the round in their names.
     """
 
     MANIFEST = "checkpoint.json"
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, keep: int = 1) -> None:
+        self.folder, self.keep = folder, keep
         self._named: set[str] = set()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
@@ -83,11 +84,48 @@ class Checkpoints:
                 sync(path)
         names = {client: path.name for client, path in files.items()}
         manifest = {"round": round_, "server": server_file, "clients": names, **notes}
+        older = self._set_aside(round_)
         write_whole(self.folder / self.MANIFEST, json.dumps(manifest).encode())
-        named = {server_file, *names.values()}
+        named = {server_file, *names.values()}.union(*(_files_of(path) for path in older))
         for name in self._named - named:
             (self.folder / name).unlink(missing_ok=True)
         self._named = named
+
+    def _set_aside(self, round_: int) -> list[Path]:
+        """Put the newest manifest aside, before one of `round_` takes its place, and drop the oldest ones."""
+        newest = self.folder / self.MANIFEST
+        before = _round_of(newest) if self.keep > 1 and newest.exists() else round_
+        if before < round_:
+            write_whole(self._aside(before), newest.read_bytes())
+        older = [path for path in self._older() if _round_of(path) < round_]
+        kept = older[max(len(older) - self.keep + 1, 0) :]
+        for path in self._older():
+            if path not in kept:
+                path.unlink()
+        return kept
+
+    def _aside(self, round_: int) -> Path:
+        return self.folder / f"checkpoint-{round_:06d}.json"
+
+    def _older(self) -> list[Path]:
+        return sorted(self.folder.glob("checkpoint-*.json"))
+
+    def go_back(self, round_: int) -> bool:
+        """Make the checkpoint of an earlier round the newest, 0 for the start; False if it is not kept."""
+        self.wait()
+        aside = self._aside(round_)
+        if round_ > 0 and not aside.exists():
+            return False
+        for path in self._older():
+            if _round_of(path) > round_:
+                path.unlink()
+        if round_ > 0:
+            write_whole(self.folder / self.MANIFEST, aside.read_bytes())
+            aside.unlink()
+        else:
+            (self.folder / self.MANIFEST).unlink(missing_ok=True)
+        self.load()
+        return True
 
     def load(self) -> Checkpoint | None:
         """Load the newest checkpoint, None if there is none yet; files it does not name are removed."""
@@ -103,15 +141,34 @@ class Checkpoints:
             state = dict(safetensors.torch.load_file(self.folder / server))
         except (OSError, KeyError, ValueError, TypeError, AttributeError, SafetensorError) as error:
             raise RunError(f"the checkpoint in {os.fspath(self.folder)} cannot be read: {error}") from error
-        self._named = {server, *names.values()}
+        self._named = {server, *names.values()}.union(*(_files_of(path) for path in self._older()))
         self._clean()
         return Checkpoint(round_, state, clients, notes)
 
     def _clean(self) -> None:
         """Remove what a killed run left behind: files that the manifest does not name."""
         for path in self.folder.glob("*") if self.folder.is_dir() else ():
-            if path.name not in {self.MANIFEST, *self._named}:
+            if path.name not in {self.MANIFEST, *self._named, *(one.name for one in self._older())}:
                 path.unlink()
+
+
+def _round_of(manifest: Path) -> int:
+    """The round of a manifest, -1 if it cannot be read."""
+    try:
+        return int(json.loads(manifest.read_text())["round"])
+    except (OSError, KeyError, ValueError, TypeError):
+        return -1
+
+
+def _files_of(manifest: Path) -> set[str]:
+    """The files that a manifest names; none if it cannot be read."""
+    try:
+        notes = json.loads(manifest.read_text())
+        names = {str(notes["server"]), *map(str, notes["clients"].values())}
+        _refuse_paths(names)
+    except (OSError, KeyError, ValueError, TypeError, AttributeError):
+        return set()
+    return names
 
 
 def _refuse_paths(names: Iterable[str]) -> None:
