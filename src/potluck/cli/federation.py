@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from potluck.cli.exits import Stopped
-from potluck.cli.options import RUNS, AsJson, Debug, ExperimentFile, Overrides, words
+from potluck.cli.options import RUNS, AsJson, Debug, Exclude, ExperimentFile, Include, Overrides, words
 from potluck.cli.run import watched
 from potluck.cli.screen import Screen
 from potluck.errors import ConfigError
@@ -54,14 +54,17 @@ def serve(
             help="With <id>.pub of every client: registered, and the only key it can come with.",
         ),
     ] = None,
+    exclude: Exclude = None,
+    include: Include = None,
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Run an experiment with clients that join over the network, on Flower.
 
-    Started again after a crash, the same command goes on with the same run.
+    Started again after a crash, the same command goes on with the same run; so does potluck resume.
     """
     from potluck.deploy.flower.connections import Security
+    from potluck.deploy.flower.resume import listed
     from potluck.deploy.flower.serve import serve as play
     from potluck.experiment import Experiment
 
@@ -73,11 +76,38 @@ def serve(
         watched(
             Screen(json),
             chosen.method.name,
-            lambda watcher: play(chosen, folder, address, security, watcher),
+            lambda watcher: play(
+                chosen, folder, address, security, watcher, listed(exclude), listed(include)
+            ),
             every_notice=True,  # the log must say who was refused, and why
         )
     except KeyboardInterrupt as error:
         raise Stopped(["potluck", *sys.argv[1:]]) from error
+
+
+def resume_served(
+    run: Path,
+    overrides: Sequence[str],
+    rounds: int | None,
+    trust: bool,
+    exclude: Sequence[str] | None,
+    include: Sequence[str] | None,
+    json: bool,
+) -> None:
+    """Go on with a federation, at the address and with the files that `serve` was given."""
+    from potluck.deploy.flower.resume import experiment_of, listed, method_of, read_told
+    from potluck.deploy.flower.serve import serve as play
+
+    told = read_told(run, trust)
+    chosen = experiment_of(told, overrides, rounds)
+    watched(
+        Screen(json),
+        method_of(run),
+        lambda watcher: play(
+            chosen, run, told.address, told.security, watcher, listed(exclude), listed(include)
+        ),
+        every_notice=True,
+    )
 
 
 def join(

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from potluck.cli.exits import Stopped
-from potluck.cli.options import AsJson, Debug, ExperimentFile, Overrides
+from potluck.cli.options import AsJson, Debug, Exclude, ExperimentFile, Include, Overrides
 from potluck.cli.screen import Screen
-from potluck.errors import RunError
+from potluck.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from potluck.runs.observers import Watcher
@@ -59,12 +59,20 @@ def resume(
     trust: Annotated[
         bool, typer.Option("--trust", help="Run the code that a folder of somebody else names.")
     ] = False,
+    exclude: Exclude = None,
+    include: Include = None,
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Go on with a run, to the same end as if it had never stopped."""
+    """Go on with a run, to the same end as if it had never stopped; a federation goes on as it was served."""
     from potluck.runs.api import resume as go_on
 
+    if (run / "serve.json").is_file():
+        from potluck.cli.federation import resume_served
+
+        return resume_served(run, overrides or (), rounds, trust, exclude, include, json)
+    if exclude or include:
+        raise ConfigError(f"--exclude and --include are for federations; {run} is none")
     watched(
         Screen(json),
         _method_of(run),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from potluck.core.card import ClientId
 from potluck.deploy.engine import Courier, FlowerEngine
@@ -17,11 +18,14 @@ from potluck.errors import ConfigError, RunError
 from potluck.experiment.differences import first_difference
 from potluck.experiment.export import to_values
 from potluck.experiment.schema import Experiment
+from potluck.files import write_json
 from potluck.methods.registry import find_method
 from potluck.runs.environment import check_version
 from potluck.runs.folder import RunFolder
 from potluck.runs.observers import Observer
 from potluck.runs.results.run_result import RunResult
+
+TOLD = "serve.json"  # in the run's folder: how the server was started
 
 
 def play(
@@ -33,13 +37,14 @@ def play(
     *,
     exclude: Sequence[ClientId] = (),
     include: Sequence[ClientId] = (),
+    told: Mapping[str, Any] | None = None,
     clock: Clock | None = None,
 ) -> RunResult:
     """Run a federation in a folder: from the start, or from where an earlier server ended.
 
     `experiment` is one that `prepared` gave. With `keys` every client id belongs to one node key: the one named
     there, else the first it comes with. The clients in `exclude` are left out for good, also when the server starts
-    again, until `include` takes them back.
+    again, until `include` takes them back. `told` is what the folder keeps of how it was started.
     """
     watcher = watcher or Observer()
     with folder.locked():
@@ -49,6 +54,8 @@ def play(
             raise RunError(f"the run in {folder.path} is finished; choose another --out")
         register, sites = Register(folder), _sites(experiment).sites
         clients = register.choose(sites, exclude, include)
+        if told is not None:
+            write_json(folder / TOLD, told)
         register.start()
         engine = FlowerEngine(
             courier,
