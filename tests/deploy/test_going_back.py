@@ -11,6 +11,7 @@ from potluck.core.message import Message
 from potluck.deploy import wire
 from potluck.deploy.suspects import Suspect, find_suspect
 from potluck.engine.protocol import Answer, Examination, Request
+from potluck.engine.store.checkpoints import Checkpoints
 from potluck.errors import RoundFailed
 from potluck.files import read_json
 
@@ -154,9 +155,10 @@ def test_one_that_stands_out_and_alone_can_go_on_does_not_take_over_the_run(tmp_
 
 def test_the_last_three_checkpoints_are_kept_and_no_file_more(tmp_path):
     serve(PatientLink(tmp_path), tmp_path / "run", experiment(5))
-    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    files = Checkpoints(tmp_path / "run" / "checkpoints")
+    assert files.rounds() == (3, 4, 5)
     states = [f"server-{round_:06d}.safetensors" for round_ in (3, 4, 5)]
-    assert names == ["checkpoint-000003.json", "checkpoint-000004.json", "checkpoint.json", *states]
+    assert sorted(path.name for path in files.folder.glob("*.safetensors")) == states
     assert read_json(tmp_path / "run" / "federation.json")["norms"].keys() == {"2", "3", "4", "5"}
 
 

@@ -27,7 +27,6 @@ from potluck.runs.api import write_start
 from potluck.runs.folder import RunFolder
 from potluck.runs.loop import Run
 from potluck.runs.observers import Observer, Observers, RoundEnd
-from potluck.runs.observers.checkpoints import KEPT
 from potluck.runs.results.run_result import RunResult
 
 
@@ -280,7 +279,19 @@ class ServedRun:
 
     def _take_back(self, round_: int) -> bool:
         """Make the checkpoint of an earlier round the newest one; False if it is not kept any more."""
-        return Checkpoints(self.folder / "checkpoints", keep=KEPT).go_back(round_)
+        files = Checkpoints(self.folder / "checkpoints")
+        if round_ == 0:
+            manifests = sorted(
+                files.folder.glob("checkpoint*.json"), key=lambda path: path.name == files.MANIFEST
+            )
+            for path in manifests:  # the newest last: until it is gone, the run stands where it stood
+                path.unlink()
+        elif round_ in files.rounds():
+            files.load(round_)
+            files.go_back(round_)
+        else:
+            return False
+        return True
 
     def _no_way_back(self, failed: int, suspect: Suspect, before: WentBack | None) -> str:
         told = f"round {failed}: every client fails over values that are not finite"

@@ -34,8 +34,8 @@ class Checkpoints:
     """The checkpoint folder of a run, written incrementally and in the background.
 
     The store writes the clients' files. The manifest is written when everything it names is on disk; after
-    that, files that only earlier manifests named are removed. The last `keep` checkpoints are kept: the manifests
-    of the older ones stand beside the newest, with the round in their names.
+    that, files that none of the manifests that are kept names are removed. Each of the last `keep` is there also
+    as `checkpoint-<round>.json`.
     """
 
     MANIFEST = "checkpoint.json"
@@ -84,80 +84,65 @@ class Checkpoints:
                 sync(path)
         names = {client: path.name for client, path in files.items()}
         manifest = {"round": round_, "server": server_file, "clients": names, **notes}
-        older = self._set_aside(round_)
-        write_whole(self.folder / self.MANIFEST, json.dumps(manifest).encode())
-        named = {server_file, *names.values()}.union(*(_files_of(path) for path in older))
+        content = json.dumps(manifest).encode()
+        if self.keep > 1:
+            write_whole(self._path(round_), content)
+        write_whole(self.folder / self.MANIFEST, content)
+        self._drop([one for one in self.rounds() if one > round_ or one in self.rounds()[: -self.keep]])
+
+    def _drop(self, rounds: Iterable[int]) -> None:
+        """Remove the manifests of some rounds, and all files that no other one names."""
+        for round_ in rounds:
+            self._path(round_).unlink(missing_ok=True)
+        kept = [self.folder / self.MANIFEST, *map(self._path, self.rounds())]
+        named = set[str]().union(*map(_files_of, kept))
         for name in self._named - named:
             (self.folder / name).unlink(missing_ok=True)
         self._named = named
 
-    def _set_aside(self, round_: int) -> list[Path]:
-        """Put the newest manifest aside, before one of `round_` takes its place, and drop the oldest ones."""
-        newest = self.folder / self.MANIFEST
-        before = _round_of(newest) if self.keep > 1 and newest.exists() else round_
-        if before < round_:
-            write_whole(self._aside(before), newest.read_bytes())
-        older = [path for path in self._older() if _round_of(path) < round_]
-        kept = older[max(len(older) - self.keep + 1, 0) :]
-        for path in self._older():
-            if path not in kept:
-                path.unlink()
-        return kept
+    def rounds(self) -> tuple[int, ...]:
+        """The rounds whose checkpoints are there, ascending."""
+        names = (path.stem.partition("-")[2] for path in self.folder.glob("checkpoint-*.json"))
+        return tuple(sorted(int(name) for name in names if name.isdecimal()))
 
-    def _aside(self, round_: int) -> Path:
+    def _path(self, round_: int) -> Path:
         return self.folder / f"checkpoint-{round_:06d}.json"
 
-    def _older(self) -> list[Path]:
-        return sorted(self.folder.glob("checkpoint-*.json"))
+    def go_back(self, round_: int) -> None:
+        """Make the checkpoint of an earlier round, which was loaded, the newest; later ones are removed."""
+        write_whole(self.folder / self.MANIFEST, self._path(round_).read_bytes())
+        self._drop([one for one in self.rounds() if one > round_])
 
-    def go_back(self, round_: int) -> bool:
-        """Make the checkpoint of an earlier round the newest, 0 for the start; False if it is not kept."""
-        self.wait()
-        aside = self._aside(round_)
-        if round_ > 0 and not aside.exists():
-            return False
-        for path in self._older():
-            if _round_of(path) > round_:
-                path.unlink()
-        if round_ > 0:
-            write_whole(self.folder / self.MANIFEST, aside.read_bytes())
-            aside.unlink()
-        else:
-            (self.folder / self.MANIFEST).unlink(missing_ok=True)
-        self.load()
-        return True
+    def load(self, round_: int | None = None) -> Checkpoint | None:
+        """Load the newest checkpoint, None if there is none yet, or that of an earlier round.
 
-    def load(self) -> Checkpoint | None:
-        """Load the newest checkpoint, None if there is none yet; files it does not name are removed."""
-        manifest = self.folder / self.MANIFEST
+        Files that no checkpoint names are removed.
+        """
+        manifest = self.folder / self.MANIFEST if round_ is None else self._path(round_)
         if not manifest.exists():
+            if round_ is not None:
+                raise RunError(f"{os.fspath(self.folder)} has no checkpoint of round {round_}")
             self._clean()
             return None
         try:
             notes = json.loads(manifest.read_text())
-            round_, server, names = notes.pop("round"), notes.pop("server"), notes.pop("clients")
+            found, server, names = notes.pop("round"), notes.pop("server"), notes.pop("clients")
             _refuse_paths([server, *names.values()])
             clients = {client: check(self.folder / name) for client, name in names.items()}
             state = dict(safetensors.torch.load_file(self.folder / server))
         except (OSError, KeyError, ValueError, TypeError, AttributeError, SafetensorError) as error:
             raise RunError(f"the checkpoint in {os.fspath(self.folder)} cannot be read: {error}") from error
-        self._named = {server, *names.values()}.union(*(_files_of(path) for path in self._older()))
+        kept = [self.folder / self.MANIFEST, *map(self._path, self.rounds())]
+        self._named = {server, *names.values()}.union(*map(_files_of, kept))
         self._clean()
-        return Checkpoint(round_, state, clients, notes)
+        return Checkpoint(found, state, clients, notes)
 
     def _clean(self) -> None:
         """Remove what a killed run left behind: files that the manifest does not name."""
         for path in self.folder.glob("*") if self.folder.is_dir() else ():
-            if path.name not in {self.MANIFEST, *self._named, *(one.name for one in self._older())}:
+            manifests = {self.MANIFEST, *(self._path(round_).name for round_ in self.rounds())}
+            if path.name not in manifests | self._named:
                 path.unlink()
-
-
-def _round_of(manifest: Path) -> int:
-    """The round of a manifest, -1 if it cannot be read."""
-    try:
-        return int(json.loads(manifest.read_text())["round"])
-    except (OSError, KeyError, ValueError, TypeError):
-        return -1
 
 
 def _files_of(manifest: Path) -> set[str]:
