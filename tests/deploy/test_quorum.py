@@ -68,6 +68,19 @@ def test_a_start_quorum_lets_a_run_begin_and_the_late_client_is_taken_in_between
     assert absent == {"it has not joined yet"}
 
 
+def test_a_node_that_comes_and_goes_does_not_keep_the_others_from_starting(tmp_path):
+    link, time = Link(tmp_path, away="1"), Time()
+    steady, looks = link.nodes, iter(range(10**6))
+    link.nodes = lambda: [*steady(), *([99] if next(looks) % 2 else [])]
+    answer = link._answer
+    link._answer = lambda node, data: "it is silent" if node == 99 else answer(node, data)
+    experiment = sites.federated(
+        "local", engine={"device": "cpu", "patience": 100}, **training(1, start_quorum=0.6)
+    )
+    serve(link, tmp_path / "run", experiment, time=time)
+    assert time.seconds < 60
+
+
 def test_too_few_for_the_start_quorum_do_not_start(tmp_path):
     experiment = sites.federated(FEDMRL, **training(start_quorum=0.6))
     with pytest.raises(RunError, match=r"have not joined: 1, 2 \(1 are here, 2 are needed\)"):
@@ -178,6 +191,7 @@ def test_the_summary_names_who_was_excluded(tmp_path):
     assert result.summary["excluded"] == ["2"]
     assert result.summary["clients"] == 2
     assert result.summary["accuracy"]["missing"] == {"last": ["2"], "rounds": {"2": ["2"]}}
+    assert "Excluded from the run: 2." in (tmp_path / "run" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

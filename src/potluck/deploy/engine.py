@@ -27,6 +27,7 @@ from potluck.errors import MessageError, RunError
 TRIES = 3  # at a node that does not introduce itself; it may belong to somebody else
 HELLO = 120.0  # seconds a node has to introduce itself
 LOOK = 3.0  # seconds between two looks at who is there
+LOOKS = 4  # looks after which nodes are greeted, though others still come and go
 GRACE = 30.0  # seconds that the others have, from the last arrival on, once enough clients are there
 
 
@@ -91,10 +92,11 @@ class FlowerEngine(Engine):
         needed = len(wanted) if needed is None else needed
         arrival = start = self.clock.now()
         before: set[Node] = set()
-        here = 0
+        here = looks = 0
         while True:
-            there = self.courier.nodes()
-            if len(there) >= len(wanted) or before == set(there):
+            there, looks = self.courier.nodes(), looks + 1
+            if len(there) >= len(wanted) or before == set(there) or looks >= LOOKS:
+                looks = 0
                 self._tries.clear()  # who was refused may have put it right
                 self._meet(there)  # one greeting for all costs no more than one for each
             before, now = set(there), self.clock.now()

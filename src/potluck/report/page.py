@@ -186,7 +186,14 @@ def _failures(run: _Run) -> list[str]:
 def _remarks(run: _Run) -> list[str]:
     """What happened to a federation that its numbers must be read with."""
     told = not_measured(run.summary.get("accuracy") or {})
-    return [f"{capital(told)}."] if told else []
+    excluded = ", ".join(run.summary.get("excluded") or ())
+    went_back = [
+        f"round {one['round']} was taken back and played again without client {one['without']}, whose message was "
+        f"{one['times']:.3g} times as large as the median of the others', as no client could go on after it"
+        for one in run.summary.get("went_back") or ()
+    ]
+    found = [told, f"excluded from the run: {excluded}" if excluded else "", *went_back]
+    return [f"{capital(sentence)}." for sentence in found if sentence]
 
 
 def _curves(run: _Run) -> _Part:
