@@ -81,7 +81,8 @@ def test_a_client_can_be_excluded_when_a_federation_is_resumed(tmp_path, link):
     assert read_json(tmp_path / "runs" / "three" / "federation.json")["excluded"] == ["2"]
 
 
-def test_a_server_that_ended_before_its_clients_came_is_resumed_too(tmp_path, link):
+def test_a_server_that_ended_before_its_clients_came_is_resumed_too(tmp_path, link, monkeypatch):
+    monkeypatch.setattr("potluck.deploy.engine.LOOK", 0.05)
     engine = {"device": "cpu", "patience": 0.1}
     sites.write_experiment(tmp_path / "three.yaml", sites.federated(FEDMRL, engine=engine))
     link.away = {"1"}
