@@ -9,9 +9,9 @@ from potluck.core.server import Server
 from potluck.core.task import Task
 from potluck.deploy.engine import GRACE
 from potluck.deploy.enrolments import kept_enrolments
+from potluck.deploy.federated_run import fits
 from potluck.deploy.register import Register
 from potluck.deploy.run import open_folder
-from potluck.deploy.served_run import fits
 from potluck.engine.protocol import Request
 from potluck.errors import ConfigError, RunError
 from potluck.files import read_json, write_json
