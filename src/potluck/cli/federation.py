@@ -85,31 +85,6 @@ def serve(
         raise Stopped(["potluck", *sys.argv[1:]]) from error
 
 
-def resume_served(
-    run: Path,
-    overrides: Sequence[str],
-    rounds: int | None,
-    trust: bool,
-    exclude: Sequence[str] | None,
-    include: Sequence[str] | None,
-    json: bool,
-) -> None:
-    """Go on with a federation, at the address and with the files that `serve` was given."""
-    from potluck.deploy.flower.resume import experiment_of, listed, method_of, read_told
-    from potluck.deploy.flower.serve import serve as play
-
-    told = read_told(run, trust)
-    chosen = experiment_of(told, overrides, rounds)
-    watched(
-        Screen(json),
-        method_of(run),
-        lambda watcher: play(
-            chosen, run, told.address, told.security, watcher, listed(exclude), listed(include)
-        ),
-        every_notice=True,
-    )
-
-
 def join(
     client: Annotated[str, typer.Option(metavar="ID", help="This client's id in the experiment.")],
     model: Annotated[

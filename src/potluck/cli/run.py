@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,15 +68,38 @@ def resume(
     from potluck.runs.api import resume as go_on
 
     if (run / "serve.json").is_file():
-        from potluck.cli.federation import resume_served
-
-        return resume_served(run, overrides or (), rounds, trust, exclude, include, json)
+        return _resume_served(run, overrides or (), rounds, trust, exclude, include, json)
     if exclude or include:
         raise ConfigError(f"--exclude and --include are for federations; {run} is none")
     watched(
         Screen(json),
         _method_of(run),
         lambda watcher: go_on(run, rounds=rounds, watcher=watcher, overrides=overrides or (), trust=trust),
+    )
+
+
+def _resume_served(
+    run: Path,
+    overrides: Sequence[str],
+    rounds: int | None,
+    trust: bool,
+    exclude: Sequence[str] | None,
+    include: Sequence[str] | None,
+    json: bool,
+) -> None:
+    """Go on with a federation, at the address and with the files that `serve` was given."""
+    from potluck.deploy.flower.resume import experiment_of, listed, method_of, read_told
+    from potluck.deploy.flower.serve import serve as play
+
+    told = read_told(run, trust)
+    chosen = experiment_of(told, overrides, rounds)
+    watched(
+        Screen(json),
+        method_of(run),
+        lambda watcher: play(
+            chosen, run, told.address, told.security, watcher, listed(exclude), listed(include)
+        ),
+        every_notice=True,
     )
 
 
