@@ -27,7 +27,7 @@ def link(tmp_path, monkeypatch):
     calls = []
 
     @contextlib.contextmanager
-    def relaying(address, security, home, notice):
+    def relaying(address, security, *given):
         calls.append((address, security))
         yield link
 
