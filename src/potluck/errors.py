@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class PotluckError(Exception):
@@ -35,7 +35,16 @@ class StepFailed(PotluckError):
 
 
 class RoundFailed(PotluckError):
-    """Fewer clients answered than the quorum requires; the round is tried again with the same cohort."""
+    """Fewer clients answered than the quorum requires; the round is tried again with the same cohort.
+
+    `failures` has the reason of each client that dropped out, `lost` those of them from which no answer came.
+    """
+
+    def __init__(
+        self, sentence: str, failures: Mapping[str, str] | None = None, lost: Iterable[str] = ()
+    ) -> None:
+        super().__init__(sentence)
+        self.failures, self.lost = dict(failures or {}), frozenset(lost)
 
 
 class RunError(PotluckError):

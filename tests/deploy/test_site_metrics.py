@@ -158,4 +158,6 @@ def test_a_reply_without_the_metrics_asked_for_is_not_taken(tmp_path):
     courier.sites[1].answer = silent
     asked = sites.federated("local", rounds=1, metrics=["macro_f1"])
     play(prepared(asked), courier, open_folder(tmp_path / "run"))
-    assert {line["client"] for line in sites.log(tmp_path / "run")} == {"0", "2"}
+    lines = sites.log(tmp_path / "run")
+    assert {line["client"] for line in lines if "test" in line} == {"0", "2"}
+    assert [line["client"] for line in lines if "missing" in line] == ["1"]

@@ -21,6 +21,7 @@ from potluck.core.task import Task
 from potluck.data import DataConfig
 from potluck.deploy import wire
 from potluck.deploy.flower.worker import read_one
+from potluck.deploy.register import Register
 from potluck.deploy.rehearsal import rehearse
 from potluck.deploy.run import key_register, open_folder, prepared
 from potluck.deploy.run import play as play_prepared
@@ -277,9 +278,11 @@ def test_a_client_with_another_key_does_not_join(tmp_path, shown, keys, sentence
 def test_a_key_is_kept_when_the_server_starts_again(tmp_path):
     folder = open_folder(tmp_path / "run")
     write_json(folder / "federation.json", {"run": RUN, "starts": 1})
-    assert key_register(folder, {}).refuse("0", "SHA256:0") == ""
-    assert "is not its own" in key_register(folder, {}).refuse("0", "SHA256:1")
-    assert key_register(folder, {"0": "SHA256:1"}).refuse("0", "SHA256:1") == ""  # by the operator's hand
+    assert key_register(Register(folder), {}).refuse("0", "SHA256:0") == ""
+    assert "is not its own" in key_register(Register(folder), {}).refuse("0", "SHA256:1")
+    assert (
+        key_register(Register(folder), {"0": "SHA256:1"}).refuse("0", "SHA256:1") == ""
+    )  # by the operator's hand
 
 
 def test_settings_of_a_run_cannot_change_and_a_finished_one_is_left_alone(tmp_path):

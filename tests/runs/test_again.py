@@ -114,4 +114,4 @@ def test_a_run_of_names_that_a_program_registered(tmp_path: Path, monkeypatch: p
 
 def test_a_federation_of_sites_is_served(tmp_path: Path) -> None:
     lines = again(tmp_path, {"partition": {"sites": ["north", "south"]}}, {})
-    assert [line for line, _ in lines] == [f"potluck serve {tmp_path}/config.yaml --out {tmp_path}"]
+    assert [line for line, _ in lines] == [f"potluck resume {tmp_path}"]

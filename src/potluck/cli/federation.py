@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from potluck.cli.exits import Stopped
-from potluck.cli.options import RUNS, AsJson, Debug, ExperimentFile, Overrides, words
+from potluck.cli.options import RUNS, AsJson, Debug, Exclude, ExperimentFile, Include, Overrides, words
 from potluck.cli.run import watched
 from potluck.cli.screen import Screen
 from potluck.errors import ConfigError
@@ -54,14 +54,17 @@ def serve(
             help="With <id>.pub of every client: registered, and the only key it can come with.",
         ),
     ] = None,
+    exclude: Exclude = None,
+    include: Include = None,
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Run an experiment with clients that join over the network, on Flower.
 
-    Started again after a crash, the same command goes on with the same run.
+    Started again after a crash, the same command goes on with the same run; so does potluck resume.
     """
     from potluck.deploy.flower.connections import Security
+    from potluck.deploy.flower.resume import listed
     from potluck.deploy.flower.serve import serve as play
     from potluck.experiment import Experiment
 
@@ -73,7 +76,9 @@ def serve(
         watched(
             Screen(json),
             chosen.method.name,
-            lambda watcher: play(chosen, folder, address, security, watcher),
+            lambda watcher: play(
+                chosen, folder, address, security, watcher, listed(exclude), listed(include)
+            ),
             every_notice=True,  # the log must say who was refused, and why
         )
     except KeyboardInterrupt as error:

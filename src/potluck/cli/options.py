@@ -20,6 +20,16 @@ AsJson = Annotated[
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")]
 
 
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ID", help="Of a federation: go on without this client, for good."),
+]
+Include = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ID", help="Of a federation: take back a client that was excluded."),
+]
+
+
 def words(text: str) -> list[str]:
     """The words of a list such as `a,b,c`."""
     return [word.strip() for word in text.split(",") if word.strip()]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from potluck.cli.exits import Stopped
-from potluck.cli.options import AsJson, Debug, ExperimentFile, Overrides
+from potluck.cli.options import AsJson, Debug, Exclude, ExperimentFile, Include, Overrides
 from potluck.cli.screen import Screen
-from potluck.errors import RunError
+from potluck.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from potluck.runs.observers import Watcher
@@ -59,16 +59,47 @@ def resume(
     trust: Annotated[
         bool, typer.Option("--trust", help="Run the code that a folder of somebody else names.")
     ] = False,
+    exclude: Exclude = None,
+    include: Include = None,
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Go on with a run, to the same end as if it had never stopped."""
+    """Go on with a run, to the same end as if it had never stopped; a federation goes on as it was served."""
     from potluck.runs.api import resume as go_on
 
+    if (run / "serve.json").is_file():
+        return _resume_served(run, overrides or (), rounds, trust, exclude, include, json)
+    if exclude or include:
+        raise ConfigError(f"--exclude and --include are for federations; {run} is none")
     watched(
         Screen(json),
         _method_of(run),
         lambda watcher: go_on(run, rounds=rounds, watcher=watcher, overrides=overrides or (), trust=trust),
+    )
+
+
+def _resume_served(
+    run: Path,
+    overrides: Sequence[str],
+    rounds: int | None,
+    trust: bool,
+    exclude: Sequence[str] | None,
+    include: Sequence[str] | None,
+    json: bool,
+) -> None:
+    """Go on with a federation, at the address and with the files that `serve` was given."""
+    from potluck.deploy.flower.resume import experiment_of, listed, method_of, read_told
+    from potluck.deploy.flower.serve import serve as play
+
+    told = read_told(run, trust)
+    chosen = experiment_of(told, overrides, rounds)
+    watched(
+        Screen(json),
+        method_of(run),
+        lambda watcher: play(
+            chosen, run, told.address, told.security, watcher, listed(exclude), listed(include)
+        ),
+        every_notice=True,
     )
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from potluck.core.card import ClientId
 from potluck.deploy.keyring import KeyRegister
+from potluck.deploy.suspects import norm_of
 from potluck.deploy.wire import (
     LARGEST_INTRODUCTION,
     Enrolment,
@@ -20,12 +20,15 @@ from potluck.deploy.wire import (
 )
 from potluck.engine.frames import Letter, Node
 from potluck.engine.protocol import Answer, Engine, Examination, Failure, Outcome, Request
+from potluck.engine.retries import Clock
 from potluck.engine.settings import EngineSettings
 from potluck.errors import MessageError, RunError
 
 TRIES = 3  # at a node that does not introduce itself; it may belong to somebody else
 HELLO = 120.0  # seconds a node has to introduce itself
 LOOK = 3.0  # seconds between two looks at who is there
+LOOKS = 4  # looks after which nodes are greeted, though others still come and go
+GRACE = 30.0  # seconds that the others have, from the last arrival on, once enough clients are there
 
 
 class Courier(Protocol):
@@ -55,45 +58,85 @@ class FlowerEngine(Engine):
         welcome: Mapping[str, Any],
         notice: Callable[[str], None] = lambda sentence: None,
         keys: KeyRegister | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """`fields` are what every card must tell; with `keys` a client must come with its own node key."""
+        self.clock = clock if clock is not None else Clock()
         self.courier, self.notice, self.keys = courier, notice, keys
         self.ids, self.settings, self.fields = tuple(ids), settings, set(fields)
         self.device = settings.torch_device()
         self.hello = pack_order(Hello(welcome))
         self.largest: Callable[[ClientId, tuple[str, ...]], int | None] = lambda client, steps: None
+        self.excluded: frozenset[ClientId] = frozenset()  # left out for good
         self.enrolled: dict[ClientId, Enrolment] = {}
         self.homes: dict[ClientId, Node] = {}
         self.sent = self.received = 0  # bytes, envelopes included
+        self.norms: dict[
+            ClientId, float
+        ] = {}  # of the largest message of each client in the last settled round
+        self.turned_away: dict[
+            ClientId, tuple[bytes, str]
+        ] = {}  # who cannot take part with this card, and why
+        self._heard: dict[ClientId, float] = {}  # the same of the round that is open
         self._met: set[Node] = set()
         self._tries: dict[Node, int] = {}
         self._refusals: dict[Node, str] = {}
         self._open = False
 
-    def gather(self) -> dict[ClientId, Enrolment]:
-        """Wait for all clients of the experiment."""
-        end = time.monotonic() + self.settings.patience
+    def gather(self, wanted: Sequence[ClientId] | None = None, needed: int | None = None) -> None:
+        """Wait for all clients, or for those `wanted`; at most as long as patience lasts.
+
+        Once `needed` of them are there, the others have a little time from each arrival on.
+        """
+        wanted = self.ids if wanted is None else wanted
+        needed = len(wanted) if needed is None else needed
+        arrival = start = self.clock.now()
         before: set[Node] = set()
+        here = looks = 0
         while True:
-            there = self.courier.nodes()
-            if len(there) >= len(self.ids) or before == set(there):
+            there, looks = self.courier.nodes(), looks + 1
+            if len(there) >= len(wanted) or before == set(there) or looks >= LOOKS:
+                looks = 0
                 self._tries.clear()  # who was refused may have put it right
                 self._meet(there)  # one greeting for all costs no more than one for each
-            before = set(there)
-            missing = [client for client in self.ids if client not in self.homes]
-            if not missing:
-                return dict(self.enrolled)
-            if time.monotonic() > end:
-                names, reasons = ", ".join(missing), "".join(f"; {one}" for one in self._refusals.values())
-                raise RunError(
-                    f"after {self.settings.patience:g} s these clients have not joined: {names}{reasons}"
-                )
-            time.sleep(LOOK)
+            before, now = set(there), self.clock.now()
+            missing = [client for client in wanted if client not in self.homes]
+            if len(wanted) - len(missing) > here:
+                here, arrival = len(wanted) - len(missing), now
+            late = now - start > self.settings.patience
+            if here >= needed and (not missing or late or now - arrival >= GRACE):
+                if missing:
+                    self.notice(f"going on without {', '.join(missing)}: {here} of {len(wanted)} are here")
+                return
+            if late:
+                raise RunError(self._not_joined(missing, here, needed))
+            self.clock.sleep(LOOK)
+
+    def _not_joined(self, missing: Sequence[ClientId], here: int, needed: int) -> str:
+        names, reasons = ", ".join(missing), "".join(f"; {one}" for one in self._refusals.values())
+        told = f"after {self.settings.patience:g} s these clients have not joined: {names}{reasons}"
+        return told if needed == here + len(missing) else f"{told} ({here} are here, {needed} are needed)"
+
+    def look(self) -> None:
+        """Greet whoever is new."""
+        self._meet(self.courier.nodes())
+
+    def turn_away(self, client: ClientId, reason: str) -> None:
+        """Let a client that has enrolled not take part; it may come back with another card."""
+        self.turned_away[client] = pack_reply(self.enrolled.pop(client)), reason
+        node = self.homes.pop(client)
+        self._met.discard(node)
+        self._refusals[node] = reason
+        self.notice(f"node {node} was not taken in: {reason}")
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
         """Have every client do its steps, all at once."""
         self._open = True
-        return self._ask(requests)
+        outcomes = self._ask(requests)
+        for one in outcomes:
+            if isinstance(one, Answer):
+                self._heard[one.client] = max(self._heard.get(one.client, 0.0), norm_of(one.up))
+        return outcomes
 
     def examine(self, examinations: Sequence[Examination]) -> list[Outcome]:
         """Measure clients; one whose round was not accepted is measured as it was before."""
@@ -104,8 +147,10 @@ class FlowerEngine(Engine):
         return self._ask(settled)
 
     def settle(self, round_: int, cohort: Sequence[ClientId], accepted: Sequence[ClientId]) -> None:
-        """Nothing to do: the stamp of a client's next order says which of its rounds was accepted."""
+        """Nothing to send: the stamp of a client's next order says which of its rounds was accepted."""
         self._open = False
+        self.norms = {client: self._heard[client] for client in accepted if client in self._heard}
+        self._heard = {}
 
     def _ask(self, orders: Sequence[Request] | Sequence[Examination]) -> list[Outcome]:
         there = self.courier.nodes()
@@ -136,7 +181,7 @@ class FlowerEngine(Engine):
         """What a client answered, or one sentence why it did not."""
         who = f"client {order.client}"
         if isinstance(answer, str):
-            return Failure(order.client, f"{who}: {answer}")
+            return Failure(order.client, f"{who}: {answer}", lost=True)
         try:
             reply = unpack_reply(answer)
         except MessageError as error:
@@ -187,6 +232,8 @@ class FlowerEngine(Engine):
         if not isinstance(reply, Enrolment):
             return "it did not introduce itself"
         client = reply.card.client
+        if client in self.excluded:
+            return f"client {client} is excluded from this run; --include {client} takes it back"
         if client not in self.ids:
             return f"{client!r} is none of the experiment's clients"
         if set(reply.card.extra) != self.fields:
@@ -194,6 +241,9 @@ class FlowerEngine(Engine):
         refusal = self.keys.refuse(client, self.courier.keys().get(node, "")) if self.keys else ""
         if refusal:
             return refusal
+        card, reason = self.turned_away.get(client, (b"", ""))
+        if card == pack_reply(reply):
+            return reason
         before = self.enrolled.setdefault(client, reply)
         if pack_reply(before) != pack_reply(reply):
             return f"client {client}: it came back with another card: its data or its model have changed"

@@ -31,12 +31,12 @@ VECTOR = Task("classification", 2, (1,))  # nothing of images or texts can be re
 
 
 def enrolled_federation(experiment: Experiment, enrolments: Mapping[ClientId, Enrolment]) -> Federation:
-    """The server's federation: facts come from the clients' cards.
+    """The server's federation of the clients that have enrolled: facts come from their cards.
 
     Where a card is silent they come from the models that the experiment names.
     """
     sites = _sites(experiment)
-    enrolled = {client: enrolments[client] for client in sites.sites}
+    enrolled = {client: enrolments[client] for client in sites.sites if client in enrolments}
     pool, seeds = experiment.pool(), experiment.all_seeds()
     pool.cover(sites.sites)
     method = find_method(experiment.method.name)(experiment.method, pool)
@@ -49,7 +49,7 @@ def enrolled_federation(experiment: Experiment, enrolments: Mapping[ClientId, En
     models = PrivateModels(pool, sites.sites, seeds, experiment.models.init == "per_client")
     federation = assemble(
         method,
-        sites.sites,
+        tuple(enrolled),
         _facts(enrolled, models, any_task),
         models,
         groups,

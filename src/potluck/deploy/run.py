@@ -2,68 +2,30 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from potluck.core.card import ClientId
 from potluck.deploy.engine import Courier, FlowerEngine
-from potluck.deploy.enrolled import _sites, enrolled_federation
+from potluck.deploy.enrolled import _sites
 from potluck.deploy.keyring import KeyRegister
+from potluck.deploy.register import FILE, Register
+from potluck.deploy.served_run import ServedRun
 from potluck.deploy.site import welcome
-from potluck.engine.evaluate import check_evaluation
+from potluck.engine.retries import Clock
 from potluck.errors import ConfigError, RunError
 from potluck.experiment.differences import first_difference
 from potluck.experiment.export import to_values
 from potluck.experiment.schema import Experiment
-from potluck.federation.federation import Federation
-from potluck.files import read_json, write_json
+from potluck.files import write_json
 from potluck.methods.registry import find_method
-from potluck.runs.api import write_start
 from potluck.runs.environment import check_version
 from potluck.runs.folder import RunFolder
-from potluck.runs.loop import Run
-from potluck.runs.observers import Observer, Observers, RoundEnd
+from potluck.runs.observers import Observer
 from potluck.runs.results.run_result import RunResult
 
-FILE = "federation.json"
-
-
-class Presence(Observer):
-    """Says after every round which clients are connected and how many bytes have crossed."""
-
-    def __init__(self, engine: FlowerEngine, tell: Callable[[str], None]) -> None:
-        self.engine, self.tell = engine, tell
-
-    def round(self, end: RoundEnd) -> None:
-        """Count who is there."""
-        engine = self.engine
-        there = set(engine.courier.nodes())
-        present = [client for client, node in engine.homes.items() if node in there]
-        self.tell(
-            f"round {end.round}: {len(present)} of {len(engine.ids)} clients are here ({', '.join(present)}); "
-            f"so far {engine.sent:,} bytes sent, {engine.received:,} received"
-        )
-
-
-def federated_run(
-    engine: FlowerEngine,
-    experiment: Experiment,
-    folder: RunFolder,
-    federation: Federation,
-    watcher: Observer,
-    run: str,
-    incarnation: int,
-    fresh: bool,
-) -> Run:
-    """A run over the clients of a federation, ready to play from its start or from its last checkpoint."""
-    going = Run(experiment, folder, federation, Observers(watcher, Presence(engine, watcher.notice)), engine)
-    going.rounds.name, going.rounds.incarnation = run, incarnation
-    engine.largest = going.rounds.largest_reply
-    if not fresh:
-        going.restore()
-    return going
+TOLD = "serve.json"  # in the run's folder: how the server was started
 
 
 def play(
@@ -72,35 +34,41 @@ def play(
     folder: RunFolder,
     watcher: Observer | None = None,
     keys: Mapping[ClientId, str] | None = None,
+    *,
+    exclude: Sequence[ClientId] = (),
+    include: Sequence[ClientId] = (),
+    told: Mapping[str, Any] | None = None,
+    clock: Clock | None = None,
 ) -> RunResult:
     """Run a federation in a folder: from the start, or from where an earlier server ended.
 
     `experiment` is one that `prepared` gave. With `keys` every client id belongs to one node key: the one named
-    there, else the first it comes with.
+    there, else the first it comes with. The clients in `exclude` are left out for good, also when the server starts
+    again, until `include` takes them back. `told` is what the folder keeps of how it was started.
     """
     watcher = watcher or Observer()
     with folder.locked():
-        fresh = not (folder / "config.yaml").exists()
-        if not fresh:
+        if (folder / "config.yaml").exists():
             _check_same(folder, experiment)
         if (folder / "summary.json").exists():
             raise RunError(f"the run in {folder.path} is finished; choose another --out")
-        run, incarnation = begin(folder)
-        register = None if keys is None else key_register(folder, keys)
-        fields = find_method(experiment.method.name).told()
-        told = welcome(experiment, run)
+        register, sites = Register(folder), _sites(experiment).sites
+        clients = register.choose(sites, exclude, include)
+        if told is not None:
+            write_json(folder / TOLD, told)
+        register.start()
         engine = FlowerEngine(
-            courier, _sites(experiment).sites, experiment.engine, fields, told, watcher.notice, register
+            courier,
+            clients,
+            experiment.engine,
+            find_method(experiment.method.name).told(),
+            welcome(experiment, register.values.run),
+            watcher.notice,
+            None if keys is None else key_register(register, keys),
+            clock,
         )
-        federation = enrolled_federation(experiment, engine.gather())
-        check_evaluation(experiment.evaluate, federation)
-        if federation.method.open_option(federation.population) is not None:
-            raise ConfigError(
-                "an option left open (auto) is chosen by trial runs; choose it before a federation"
-            )
-        if fresh:
-            write_start(folder, experiment, federation)
-        return federated_run(engine, experiment, folder, federation, watcher, run, incarnation, fresh).play()
+        engine.excluded = frozenset(sites) - frozenset(clients)
+        return ServedRun(experiment, folder, engine, register, watcher).play()
 
 
 def prepared(experiment: Experiment) -> Experiment:
@@ -137,20 +105,6 @@ def _check_same(folder: RunFolder, experiment: Experiment) -> None:
         raise RunError(f"{folder.path} is no run of a federation; choose another --out")
 
 
-def begin(folder: RunFolder) -> tuple[str, int]:
-    """A name for the run that no other has, and how often it was started, this time included."""
-    about: dict[str, Any] = {"run": secrets.token_hex(8), "starts": 0}
-    if (folder / FILE).exists():
-        about = read_json(folder / FILE)
-    about["starts"] += 1
-    write_json(folder / FILE, about)
-    return str(about["run"]), int(about["starts"])
-
-
-def key_register(folder: RunFolder, given: Mapping[ClientId, str]) -> KeyRegister:
-    """The register of a run's node keys, kept in its folder; a key given by hand replaces a kept one."""
-
-    def keep(keys: Mapping[ClientId, str]) -> None:
-        write_json(folder / FILE, read_json(folder / FILE) | {"keys": dict(keys)})
-
-    return KeyRegister({**read_json(folder / FILE).get("keys", {}), **given}, keep)
+def key_register(register: Register, given: Mapping[ClientId, str]) -> KeyRegister:
+    """The keys of a run's nodes, kept in its folder; a key given by hand replaces a kept one."""
+    return KeyRegister({**register.values.keys, **given}, register.keep_keys)

@@ -52,6 +52,7 @@ class Cohort:
         self.stamps = stamps
         self.quorum = quorum
         self.failures: dict[ClientId, str] = {}
+        self.lost: set[ClientId] = set()  # of these, who gave no answer
         self.exchange = 0
 
     @property
@@ -90,7 +91,9 @@ class Cohort:
             shown = "; ".join(reasons[:3]) + (f"; and {len(reasons) - 3} more" if len(reasons) > 3 else "")
             raise RoundFailed(
                 f"round {self.server.round}: {len(self.ids)} of {len(self.asked)} clients are left, "
-                f"{self.quorum} are needed: {shown}"
+                f"{self.quorum} are needed: {shown}",
+                self.failures,
+                self.lost,
             )
         return replies
 
@@ -112,6 +115,7 @@ class Cohort:
         self.failures |= {
             outcome.client: outcome.reason for outcome in outcomes if isinstance(outcome, Failure)
         }
+        self.lost |= {one.client for one in outcomes if isinstance(one, Failure) and one.lost}
         contract = self.method.sent_by(steps)
         finite = self._sound(answers, contract)
         for answer in answers:

@@ -6,7 +6,7 @@ Every value is logged per client, round, moment and mode; means, spreads and "be
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -26,7 +26,8 @@ from potluck.core.own_metrics import MetricFailed, OwnMetric, told_by
 from potluck.core.settings import Settings
 from potluck.core.task import Batch, Task
 from potluck.engine.ledger import Ledger
-from potluck.engine.protocol import Answer, Examination, Failure
+from potluck.engine.protocol import Answer, Examination, Failure, Outcome
+from potluck.engine.retries import Tries, Waits
 from potluck.engine.rounds import Rounds
 from potluck.errors import ConfigError, RunError, nearest
 from potluck.federation.federation import Federation
@@ -259,6 +260,12 @@ class Examined:
     lines: tuple[Line, ...]
     predictions: tuple[Predictions, ...] = ()  # where the settings keep them
     own: Mapping[str, MetricFacts] = field(default_factory=dict)  # facts of the experiment's own metrics
+    missing: tuple[Line, ...] = ()  # a line for every client and mode that was to be measured and was not
+
+    @property
+    def absent(self) -> dict[ClientId, str]:
+        """Who was to be measured and was not, and why."""
+        return {line["client"]: line["missing"] for line in self.missing}
 
     def facts(self, metric: str | None = None) -> MetricFacts:
         """Direction and range of a metric, by default of what the clients are judged by."""
@@ -282,9 +289,23 @@ class Examiner:
     """Has the clients of a run measured, and makes log lines of what they answer."""
 
     def __init__(
-        self, rounds: Rounds, settings: EvaluateSettings, last: int, notice: Callable[[str], None]
+        self,
+        rounds: Rounds,
+        settings: EvaluateSettings,
+        last: int,
+        notice: Callable[[str], None],
+        attempts: int = 1,
+        waits: Waits | None = None,
     ) -> None:
-        """`last` is the last round of the run, which is always evaluated; `notice` hears who was not measured."""
+        """`last` is the last round of the run, which is always evaluated; `notice` hears who was not measured.
+
+        Clients that gave no answer are asked `attempts` times, with `waits` in between.
+        """
+        self.attempts, self.waits = attempts, waits if waits is not None else Waits()
+        self.others: Mapping[
+            ClientId, str
+        ] = {}  # clients that belong here and cannot be asked, with the reason
+        self._away: set[ClientId] = set()  # who gave no answer the last time
         self.rounds, self.federation = rounds, rounds.federation
         self.settings, self.last, self.notice = settings, last, notice
         self.modes = chosen_modes(settings, rounds.federation.method.modes)
@@ -301,12 +322,41 @@ class Examiner:
         everyone = self.settings.who == "all" and when != "after_training"
         ids = self.federation.population.ids if everyone else cohort
         asked = [self._examination(when, client, round_, attempt, ledger) for client in ids]
-        outcomes = self.rounds.engine.examine(asked)
-        for failure in (outcome for outcome in outcomes if isinstance(outcome, Failure)):
-            self.notice(f"round {round_}: {failure.reason} (not evaluated)")
-        answers = [outcome for outcome in outcomes if isinstance(outcome, Answer)]
+        outcomes = self._answered(asked, round_)
+        absent = {one.client: one.reason for one in outcomes.values() if isinstance(one, Failure)}
+        for reason in absent.values():
+            self.notice(f"round {round_}: {reason} (not evaluated)")
+        answers = [outcome for outcome in outcomes.values() if isinstance(outcome, Answer)]
         lines = self.lines(when, round_, answers)
-        return [Examined(round_, when, lines, tuple(self._predictions(answers)), self.facts)]
+        missing = self._missing(when, round_, absent | (dict(self.others) if everyone else {}))
+        return [Examined(round_, when, lines, tuple(self._predictions(answers)), self.facts, missing)]
+
+    def _answered(self, asked: Sequence[Examination], round_: int) -> dict[ClientId, Outcome]:
+        """The outcome of every examination; who gave no answer is asked again.
+
+        Nobody waits round after round for a client that is known to be away, except in the last one.
+        """
+        outcomes = {one.client: one for one in self.rounds.engine.examine(asked)}
+        tries = Tries(self.attempts, self.waits)
+        while lost := _lost(outcomes.values()):
+            wait = tries.next_wait(lost=True)
+            if wait is None or (round_ < self.last and lost <= self._away):
+                break
+            tries.again(wait)
+            again = [one for one in asked if one.client in lost]
+            outcomes |= {one.client: one for one in self.rounds.engine.examine(again)}
+        self._away = lost
+        return outcomes
+
+    def _missing(self, when: Moment, round_: int, absent: Mapping[ClientId, str]) -> tuple[Line, ...]:
+        """The log lines of clients that were not measured."""
+        held_out = set(self.federation.population.held_out)
+        return tuple(
+            {"round": round_, "client": client, "when": when, "mode": mode, "missing": reason}
+            | ({"held_out": True} if client in held_out else {})
+            for client, reason in absent.items()
+            for mode in self.modes
+        )
 
     def is_due(self, round_: int) -> bool:
         """Whether a round is evaluated at all."""
@@ -405,6 +455,11 @@ class Examiner:
         common = self.settings.on == "global"
         test = len(self.federation.clients.shared_test(client)) if common else samples["test"]
         return {"test": test, "validation": samples["validation"]}
+
+
+def _lost(outcomes: Iterable[Outcome]) -> set[ClientId]:
+    """The clients that gave no answer."""
+    return {one.client for one in outcomes if isinstance(one, Failure) and one.lost}
 
 
 def read_together(numbers: Sequence[Mapping[str, Tensor]]) -> list[dict[str, float]]:

@@ -66,10 +66,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Failure:
-    """The steps were not done; `reason` is one sentence."""
+    """The steps were not done; `reason` is one sentence. `lost`: no answer came, and one may when asked again."""
 
     client: ClientId
     reason: str
+    lost: bool = False
 
 
 Outcome = Answer | Failure

@@ -104,6 +104,7 @@ class TrainingSettings(ClientTraining):
     rounds: int = Field(default=10, ge=1)
     participation: float = Field(default=1.0, gt=0, le=1)  # share of the clients in a round
     quorum: float = Field(default=0.5, gt=0, le=1)  # share of the cohort that must answer
+    start_quorum: float = Field(default=1.0, gt=0, le=1)  # of a federation: share that must join at first
     attempts: int = Field(default=2, ge=1)  # tries at a round that misses the quorum
     per_client: dict[str, ClientOverrides] = {}
 

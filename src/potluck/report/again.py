@@ -44,8 +44,7 @@ def _commands(folder: Path, more: int) -> Lines:
 
 
 def _of_sites(folder: Path) -> Lines:
-    home, config = shlex.quote(str(folder)), shlex.quote(str(folder / "config.yaml"))
-    return [(f"potluck serve {config} --out {home}", f"{ONWARD}; with the addresses and keys given then")]
+    return [(to_go_on(folder, portable=True), f"{ONWARD}; at the address and with the keys given then")]
 
 
 def _with_objects(folder: Path, more: int) -> Lines:

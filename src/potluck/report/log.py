@@ -12,7 +12,7 @@ import math
 import re
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, get_args
 
@@ -97,6 +97,9 @@ class Series:
 
     Values are kept as they were logged, not as a grid of rounds and clients, so that memory follows the clients
     evaluated per round and not the number of clients.
+
+    Where clients were missing, rounds are compared over the same clients: those that were not missing in the last
+    round, in the rounds in which none of these was.
     """
 
     names: tuple[str, ...]  # the clients, in natural order
@@ -108,6 +111,29 @@ class Series:
     validation: Floats
     further: dict[str, Floats] = field(default_factory=dict)  # measures besides the one a client is judged by
     facts: MetricFacts = facts_of.ACCURACY  # direction and range of what clients are judged by
+    missing: Mapping[int, frozenset[str]] = field(default_factory=dict)  # round → who was to be measured
+
+    def comparable(self) -> Series:
+        """The rounds that can be compared, each with the same clients; the series itself if nobody was missing."""
+        last = self.row("last") if self.missing else None
+        if last is None:
+            return self
+        left = self.missing.get(int(self.rounds[last]), frozenset())
+        alike = [row for row, round_ in enumerate(self.rounds) if self.missing.get(int(round_), left) <= left]
+        there = np.array([name not in left for name in self.names])
+        kept = [np.flatnonzero(there[self.client[self._part(row)]]) + self.starts[row] for row in alike]
+        places = np.concatenate(kept)
+        return replace(
+            self,
+            rounds=self.rounds[alike],
+            starts=np.cumsum([0, *map(len, kept)]),
+            client=self.client[places],
+            accuracy=self.accuracy[places],
+            samples=self.samples[places],
+            validation=self.validation[places],
+            further={name: values[places] for name, values in self.further.items()},
+            missing={},
+        )
 
     def at(self, row: int) -> Scores:
         """The test scores of the `row`-th evaluated round."""
@@ -124,18 +150,23 @@ class Series:
 
     def row(self, view: View) -> int | None:
         """Which evaluated round a view looks at; the earliest where several are equally good."""
-        test = self.means(self.accuracy)
         if view == "last":
-            evaluated = np.flatnonzero(np.isfinite(test))
+            evaluated = np.flatnonzero(np.isfinite(self.means(self.accuracy)))
             return int(evaluated[-1]) if len(evaluated) else None
-        guide = test if view == "best_by_test" else self.means(self.validation)
+        alike = self.comparable()
+        guide = alike.means(alike.accuracy if view == "best_by_test" else alike.validation)
         best = np.nanargmax if self.facts.higher_is_better else np.nanargmin
-        return int(best(guide)) if np.isfinite(guide).any() else None
+        if not np.isfinite(guide).any():
+            return None
+        return int(np.flatnonzero(self.rounds == alike.rounds[best(guide)])[0])
 
     def scores(self, view: View) -> Scores:
         """The test scores in the round of a view; `NOBODY` where the view has no round."""
         row = self.row(view)
-        return NOBODY if row is None else self.at(row)
+        if row is None:
+            return NOBODY
+        alike = self.comparable() if view != "last" else self
+        return alike.at(int(np.flatnonzero(alike.rounds == self.rounds[row])[0]))
 
     def evaluated(self, view: View) -> tuple[str, ...]:
         """The clients with test data in the round of a view, including those whose score is undefined."""
@@ -161,9 +192,13 @@ class Series:
         return len(self.rounds) - 1 if row is None and view == "last" and len(self.rounds) else row
 
     def curve(self, label: str, band: bool = False) -> Curve:
-        """Mean accuracy over rounds; the band is one standard deviation over clients to either side."""
-        rows = [row for row, mean in enumerate(self.means(self.accuracy)) if np.isfinite(mean)]
-        rounds, accuracies = self.rounds[rows], [self.at(row).accuracy for row in rows]
+        """Mean accuracy over rounds; the band is one standard deviation over clients to either side.
+
+        Where clients were missing, it has the rounds that can be compared, with the same clients in each.
+        """
+        alike = self.comparable()
+        rows = [row for row, mean in enumerate(alike.means(alike.accuracy)) if np.isfinite(mean)]
+        rounds, accuracies = alike.rounds[rows], [alike.at(row).accuracy for row in rows]
         mean = np.array([values.mean() for values in accuracies])
         if not band:
             return Curve(label, rounds, mean)
@@ -242,6 +277,7 @@ METRICS = LogFormat(
             "held_out": pa.bool_(),
             "test": _PART,
             "validation": _PART,
+            "missing": pa.string(),
         }
     ),
     required=("round", "client", "when"),
@@ -372,6 +408,7 @@ def _flat(table: pa.Table) -> pa.Table:
         "accuracy": _score(parts, "test"),
         "samples": parts["test.samples"],
         "validation": _score(parts, "validation"),
+        "missing": parts["missing"].is_valid(),
     }
     return pa.table(columns | _further(parts))
 
@@ -405,6 +442,10 @@ def _series(names: tuple[str, ...], lines: pa.Table, facts: MetricFacts) -> Seri
     latest = np.append(np.diff(value).any(0), True)  # of several lines with one round and client the last
     values = values.filter(pa.array(latest))
     rounds, starts = np.unique(values["round"].to_numpy(), return_index=True)
+    absent = values.filter(pc.field("missing"))
+    missing: dict[int, frozenset[str]] = {}
+    for round_, client in zip(absent["round"].to_pylist(), absent["client"].to_pylist(), strict=True):
+        missing[round_] = missing.get(round_, frozenset()) | {client}
     return Series(
         names=names,
         rounds=rounds,
@@ -415,6 +456,7 @@ def _series(names: tuple[str, ...], lines: pa.Table, facts: MetricFacts) -> Seri
         validation=values["validation"].to_numpy(),
         further=_further_values(values),
         facts=facts,
+        missing=missing,
     )
 
 

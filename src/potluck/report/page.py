@@ -37,6 +37,7 @@ from potluck.report.sheets import (
     data_name,
     how,
     measure_in,
+    not_measured,
     run_further_sheet,
     run_sheet,
 )
@@ -86,7 +87,7 @@ def write_report(folder: Path) -> Path:
         "measure": capital(run.measure.name),
         "cards": _cards(run),
         "stopped": run.summary.get("stopped"),
-        "advice": run.summary.get("advice") or [],
+        "advice": [*(run.summary.get("advice") or []), *_remarks(run)],
         "failures": _failures(run),
         "curves": _curves(run),
         "protocols": _protocols(run),
@@ -180,6 +181,19 @@ def _failures(run: _Run) -> list[str]:
     if isinstance(failures, Mapping):
         failures = [f"client {client}: {in_words(value)} times" for client, value in failures.items()]
     return [in_words(line) for line in (failures if isinstance(failures, list) else [failures])]
+
+
+def _remarks(run: _Run) -> list[str]:
+    """What happened to a federation that its numbers must be read with."""
+    told = not_measured(run.summary.get("accuracy") or {})
+    excluded = ", ".join(run.summary.get("excluded") or ())
+    went_back = [
+        f"round {one['round']} was taken back and played again without client {one['without']}, whose message was "
+        f"{one['times']:.3g} times as large as the median of the others', as no client could go on after it"
+        for one in run.summary.get("went_back") or ()
+    ]
+    found = [told, f"excluded from the run: {excluded}" if excluded else "", *went_back]
+    return [f"{capital(sentence)}." for sentence in found if sentence]
 
 
 def _curves(run: _Run) -> _Part:

@@ -20,12 +20,31 @@ def frame(log: Path) -> pd.DataFrame:
     """A row per round, client, moment and mode: the test measures, then those of validation."""
     import pandas as pd
 
-    found = pd.DataFrame([_row(line) for line in read_lines(log)])
+    found = pd.DataFrame([_row(line) for line in read_lines(log) if "missing" not in line])
     order = [*KEYS, *_columns(found, ""), *_columns(found, "validation_"), "held_out"]
     counts = {
         name: "Int64" if found[name].isna().any() else "int64" for name in order if name.endswith("samples")
     }
     return found.reindex(columns=order).astype({"held_out": bool, **counts})
+
+
+def comparable(values: pd.DataFrame, log: Path) -> pd.DataFrame:
+    """The rows of a frame that can be compared from round to round; all of them where nobody was missing.
+
+    At each moment and mode these are the rows of clients that were not missing in the last round with any
+    measurement, in the rounds in which none of these was.
+    """
+    missing: dict[tuple[str, str], dict[int, set[str]]] = {}
+    for line in read_lines(log):
+        if "missing" in line:
+            rounds = missing.setdefault((line["when"], line["mode"]), {})
+            rounds.setdefault(line["round"], set()).add(line["client"])
+    for (moment, mode), absent in missing.items():
+        here = (values["moment"] == moment) & (values["mode"] == mode)
+        left = absent.get(int(values[here]["round"].max()), set()) if here.any() else set()
+        unlike = [round_ for round_, clients in absent.items() if not clients <= left]
+        values = values[~(here & (values["client"].isin(left) | values["round"].isin(unlike)))]
+    return values
 
 
 def curves(values: pd.DataFrame) -> pd.DataFrame:

@@ -19,6 +19,7 @@ from potluck.report.log import (
     Key,
     Metrics,
     Series,
+    natural,
     read_metrics,
     read_table,
 )
@@ -40,12 +41,17 @@ def summarise(source: Path | Metrics, when: str | None = None, mode: str | None 
     - `metric`: what clients are judged by; `metric_facts`: the direction and range of that and of `further`. Both
       only where there is more than accuracy.
     - `further`: what else the tasks measure, each as the mean over the clients that have it.
+    - `missing`: who was to be measured and was not, in the last round and in every round in which somebody was
+      missing; only where that happened. `last` is a mean over the others then, and the best rounds are looked for
+      among rounds and clients that can be compared (`Series.comparable`).
     """
     metrics = source if isinstance(source, Metrics) else read_metrics(source)
     key = metrics.headline(when, mode)
     series = metrics.series.get(key) if key else None
     block: dict[str, Any] = {"when": key[0] if key else None, "mode": key[1] if key else None}
     block |= _views(series)
+    if series and series.missing:
+        block["missing"] = _missing(series)
     if series and metrics.names:
         block["metrics"] = {client: metrics.names[client] for client in series.evaluated("last")}
     if series and (further := series.further_means("last")):
@@ -65,6 +71,14 @@ def _brief(key: Key, series: Series) -> dict[str, Any]:
     last = series.scores("last")
     numbers = {"last": last.mean(), "std_over_clients": last.spread(), "worst_tenth": last.worst_tenth()}
     return {"when": key[0], "mode": key[1], **{name: rounded(value) for name, value in numbers.items()}}
+
+
+def _missing(series: Series) -> dict[str, Any]:
+    """Who was not measured; `last` is about the round of that view."""
+    row = series.row("last")
+    last = series.missing.get(-1 if row is None else int(series.rounds[row]), frozenset())
+    rounds = {str(round_): sorted(clients, key=natural) for round_, clients in series.missing.items()}
+    return {"last": sorted(last, key=natural), "rounds": rounds}
 
 
 def _facts(metrics: Metrics, further: Iterable[str]) -> dict[str, Any]:

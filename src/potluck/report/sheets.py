@@ -86,6 +86,8 @@ def headline(summary: Mapping[str, Any]) -> tuple[str, ...]:
         f"{measure.name} {_spread(accuracy, measure)} over {count(coverage)} clients in the last round "
         f"({how(accuracy)}), worst tenth {measure.full(accuracy.get('worst_tenth'))}"
     ]
+    if absent := not_measured(accuracy):
+        lines.append(absent)
     for other in other_views(accuracy):
         lines.append(
             f"{how(other)}: {_spread(other, measure)}, worst tenth {measure.full(other['worst_tenth'])}"
@@ -107,6 +109,19 @@ def headline(summary: Mapping[str, Any]) -> tuple[str, ...]:
         lines.append(f"as the paper counts: {sent}")
     lines.append(f"time per round: {duration(summary.get('seconds_per_round'))}")
     return tuple(lines)
+
+
+def not_measured(accuracy: Mapping[str, Any]) -> str:
+    """One sentence on clients that were missing when they were to be measured; empty if nobody was."""
+    missing = accuracy.get("missing") or {}
+    last, rounds = missing.get("last") or (), missing.get("rounds") or {}
+    if last:
+        told = f"{', '.join(last)} {'was' if len(last) == 1 else 'were'} not measured in the last round"
+        return f"{told}: means and curves are over the other clients, in rounds in which none of them was missing"
+    if rounds:
+        told = ", ".join(f"{', '.join(clients)} in round {round_}" for round_, clients in rounds.items())
+        return f"not measured: {told}; curves and best rounds leave these rounds out"
+    return ""
 
 
 def how(block: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -19,6 +19,7 @@ from potluck.engine.evaluate import Examined, Examiner, Moment, read_together, s
 from potluck.engine.factory import make_engine
 from potluck.engine.ledger import Ledger
 from potluck.engine.protocol import Engine
+from potluck.engine.retries import Tries, Waits
 from potluck.engine.rounds import Rounds
 from potluck.engine.store.client_store import ClientStore
 from potluck.engine.store.state_files import StateFiles
@@ -59,8 +60,13 @@ class Run:
         federation: Federation,
         watcher: Observer | None = None,
         engine: Engine | None = None,
+        waits: Waits | None = None,
     ) -> None:
-        """`engine` is one whose clients keep their own states and outlive the run; by default one is made here."""
+        """`engine` is one whose clients keep their own states and outlive the run; by default one is made here.
+
+        `waits` come before rounds and evaluations that are tried again because clients were lost.
+        """
+        self.waits = waits if waits is not None else Waits()
         told = watcher if watcher is not None else Observer()
         self.experiment, self.folder, self.federation = experiment, folder, federation
         self.last = experiment.training.rounds
@@ -73,7 +79,8 @@ class Run:
         )
         self.rounds = Rounds(federation, self.engine, name=experiment.name)
         self.state = RunState(self.rounds, self.store)
-        self.examiner = Examiner(self.rounds, experiment.evaluate, self.last, told.notice)
+        tries = 1 if engine is None else experiment.training.attempts  # a client that is here is not lost
+        self.examiner = Examiner(self.rounds, experiment.evaluate, self.last, told.notice, tries, self.waits)
         self.logs = RoundLogs(folder, experiment.evaluate.predictions == "last")
         self.checkpoints = Checkpointer(
             folder, self.state, experiment.checkpoint.every, durable=engine is not None
@@ -88,6 +95,9 @@ class Run:
         self.trackers = make_trackers(experiment, folder, told)
         self.observers = Observers(*self.trackers, *self.keepers, told, *self.advisors, self.checkpoints)
         self.stopped: str | None = None  # why the run ended before its last round
+        self.left_out: Mapping[int, Collection[ClientId]] = {}  # who is not asked in a round
+        self.between_rounds: Callable[[], None] = lambda: None  # may end this run, for another to go on
+        self.remarks: dict[str, Any] = {}  # what the summary says besides
         self._headline = _Headline()
 
     def restore(self, accepted: Callable[[], None] = lambda: None) -> None:
@@ -112,6 +122,7 @@ class Run:
                 reported=self.examiner.modes[0],
                 advice=[sentence for advisor in self.advisors for sentence in advisor.sentences],
                 stopped=self.stopped,
+                remarks=self.remarks,
             )
             self.observers.end(self.folder.path)
             return result
@@ -135,6 +146,8 @@ class Run:
                     self._recall()
                     while self.state.round < self.last:
                         self._tell(self._play_round(self.state.round + 1))
+                        if self.state.round < self.last:
+                            self.between_rounds()
                 if self.stopped is not None:
                     self._evaluate_end()
             self.checkpoints.save()
@@ -181,7 +194,7 @@ class Run:
         if round_ == 0 or self.examiner.is_due(round_):
             return
         self.examiner.last = round_
-        ids, ledger, attempt = self._cohort(round_), Ledger(round_), self.experiment.training.attempts
+        ids, ledger, attempt = self.cohort(round_), Ledger(round_), self.experiment.training.attempts
         trained = tuple(client for client in ids if self.rounds.accepted.get(client) == round_)
         examined = [
             *self.examiner.examine("after_training", trained, round_, attempt, ledger),
@@ -196,9 +209,9 @@ class Run:
 
     def _play_round(self, round_: int) -> RoundEnd:
         """Play one round and log it; if anything fails before it is logged, nothing of it stays."""
-        with self.state.transaction(round_, self._cohort(round_)) as undo_attempt:
+        with self.state.transaction(round_, self.cohort(round_)) as undo_attempt:
             if round_ < self.last:
-                self.store.prefetch(self._cohort(round_ + 1))
+                self.store.prefetch(self.cohort(round_ + 1))
             started = time.perf_counter()
             played = self._attempts(round_, undo_attempt)
             end = self._round_end(round_, played, time.perf_counter() - started)
@@ -217,28 +230,34 @@ class Run:
         """How to go on with the run."""
         return to_go_on(self.folder.path, self.experiment.portable)
 
-    def _cohort(self, round_: int) -> tuple[ClientId, ...]:
-        return self.federation.population.cohort(round_)
+    def cohort(self, round_: int) -> tuple[ClientId, ...]:
+        """The clients that are asked in a round."""
+        drawn = self.federation.population.cohort(round_)
+        out = self.left_out.get(round_, ())
+        return tuple(client for client in drawn if client not in out) if out else drawn
 
     def _attempts(self, round_: int, undo_attempt: Callable[[], None]) -> _Attempt:
-        """Try a round as often as the settings allow."""
-        attempts = self.experiment.training.attempts
-        for attempt in range(1, attempts + 1):
+        """Try a round as often as the settings allow; where clients were lost, as long as patience lasts."""
+        tries = Tries(self.experiment.training.attempts, self.waits, self.waits.patience)
+        while True:
             try:
-                return self._attempt(round_, attempt)
+                return self._attempt(round_, tries.made)
             except RoundFailed as error:
                 undo_attempt()
-                if attempt == attempts:
+                wait = tries.next_wait(lost=bool(error.lost))
+                if wait is None:
                     raise RoundFailed(
-                        f"{error} (tried {attempts} times; the run is kept up to round {round_ - 1}: "
-                        f"{self._onward})"
+                        f"{error} (tried {tries.made} times; the run is kept up to round {round_ - 1}: "
+                        f"{self._onward})",
+                        error.failures,
+                        error.lost,
                     ) from error
-                self.observers.notice(f"{error}; trying again")
-        raise AssertionError("unreachable: attempts is at least 1")
+                self.observers.notice(f"{error}; trying again{f' in {wait:g} s' if wait else ''}")
+                tries.again(wait)
 
     def _attempt(self, round_: int, attempt: int) -> _Attempt:
         """Play a round once, with evaluation at its three moments."""
-        ids, ledger, watch = self._cohort(round_), Ledger(round_), Stopwatch()
+        ids, ledger, watch = self.cohort(round_), Ledger(round_), Stopwatch()
         examined: list[Examined] = []
 
         def examine(when: Moment, cohort: tuple[ClientId, ...]) -> None:
@@ -320,10 +339,14 @@ class _Attempt:
 
 def past_examinations(folder: RunFolder, own: Mapping[str, MetricFacts]) -> Iterator[Examined]:
     """The evaluations that are in the log of a run, in order; `own` are the facts of its own metrics."""
-    for (round_, when), lines in groupby(
+    for (round_, when), found in groupby(
         folder.lines("metrics.jsonl"), lambda line: (line["round"], line["when"])
     ):
-        yield Examined(round_, when, tuple(lines), own=own)
+        lines = list(found)
+        measured, missing = (
+            tuple(line for line in lines if ("missing" in line) is lacks) for lacks in (False, True)
+        )
+        yield Examined(round_, when, measured, own=own, missing=missing)
 
 
 def observations(server: Server) -> list[dict[str, Any]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from potluck.core.card import ClientId
 from potluck.deploy.fingerprints import client_keys
 from potluck.deploy.flower.connections import Security, is_open, split_address
 from potluck.deploy.flower.processes import require_files, require_flower
 from potluck.deploy.flower.relay import relaying
+from potluck.deploy.flower.resume import to_keep
 from potluck.deploy.run import open_folder, play, prepared
 from potluck.errors import ConfigError
 from potluck.experiment.blocks import Sites
@@ -17,7 +20,13 @@ from potluck.runs.results.run_result import RunResult
 
 
 def serve(
-    experiment: Experiment, folder: Path, address: str, security: Security, watcher: Watcher
+    experiment: Experiment,
+    folder: Path,
+    address: str,
+    security: Security,
+    watcher: Watcher,
+    exclude: Sequence[ClientId] = (),
+    include: Sequence[ClientId] = (),
 ) -> RunResult:
     """Run an experiment over the SuperLink at an address. Flower's logs are in `flower/` in the run's folder."""
     require_flower()
@@ -30,7 +39,8 @@ def serve(
     place, patience = (home / "flower").resolve(), experiment.engine.patience
     with relaying(address, security, place, patience, watcher.notice) as courier:
         watcher.notice(f"waiting at {address} for the clients of {experiment.name}")
-        return play(experiment, courier, home, watcher, keys)
+        told = to_keep(folder, experiment, address, security)
+        return play(experiment, courier, home, watcher, keys, exclude=exclude, include=include, told=told)
 
 
 def chosen_keys(experiment: Experiment, security: Security, address: str) -> dict[str, str] | None:

@@ -18,10 +18,12 @@ import torch
 
 from potluck.data import Split
 from potluck.deploy.engine import FlowerEngine
+from potluck.deploy.federated_run import federated_run
 from potluck.deploy.flower.processes import START, Process, environment, installed
 from potluck.deploy.flower.relay import Relay
+from potluck.deploy.register import Register
 from potluck.deploy.resident import Resident
-from potluck.deploy.run import begin, federated_run, refuse_predictions
+from potluck.deploy.run import refuse_predictions
 from potluck.deploy.site import Orders
 from potluck.deploy.wire import Enrolment, Order
 from potluck.engine import frames
@@ -70,7 +72,8 @@ def simulate(
 ) -> RunResult:
     """Play a run, or continue it; its folder exists already."""
     experiment = experiment.variant(checkpoint={"every": 0})
-    run, incarnation = begin(folder)
+    register = Register(folder)
+    run, incarnation = register.values.run, register.start()
     home = (folder / CLIENTS).resolve()
     home.mkdir(exist_ok=True)
     write_json(home / ABOUT, {"run": run, "config": str((folder / "config.yaml").resolve())})

@@ -34,13 +34,14 @@ class Checkpoints:
     """The checkpoint folder of a run, written incrementally and in the background.
 
     The store writes the clients' files. The manifest is written when everything it names is on disk; after
-    that, files that only an earlier manifest named are removed.
+    that, files that none of the manifests that are kept names are removed. Each of the last `keep` is there also
+    as `checkpoint-<round>.json`.
     """
 
     MANIFEST = "checkpoint.json"
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, keep: int = 1) -> None:
+        self.folder, self.keep = folder, keep
         self._named: set[str] = set()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
@@ -83,35 +84,76 @@ class Checkpoints:
                 sync(path)
         names = {client: path.name for client, path in files.items()}
         manifest = {"round": round_, "server": server_file, "clients": names, **notes}
-        write_whole(self.folder / self.MANIFEST, json.dumps(manifest).encode())
-        named = {server_file, *names.values()}
+        content = json.dumps(manifest).encode()
+        if self.keep > 1:
+            write_whole(self._path(round_), content)
+        write_whole(self.folder / self.MANIFEST, content)
+        self._drop([one for one in self.rounds() if one > round_ or one in self.rounds()[: -self.keep]])
+
+    def _drop(self, rounds: Iterable[int]) -> None:
+        """Remove the manifests of some rounds, and all files that no other one names."""
+        for round_ in rounds:
+            self._path(round_).unlink(missing_ok=True)
+        kept = [self.folder / self.MANIFEST, *map(self._path, self.rounds())]
+        named = set[str]().union(*map(_files_of, kept))
         for name in self._named - named:
             (self.folder / name).unlink(missing_ok=True)
         self._named = named
 
-    def load(self) -> Checkpoint | None:
-        """Load the newest checkpoint, None if there is none yet; files it does not name are removed."""
-        manifest = self.folder / self.MANIFEST
+    def rounds(self) -> tuple[int, ...]:
+        """The rounds whose checkpoints are there, ascending."""
+        names = (path.stem.partition("-")[2] for path in self.folder.glob("checkpoint-*.json"))
+        return tuple(sorted(int(name) for name in names if name.isdecimal()))
+
+    def _path(self, round_: int) -> Path:
+        return self.folder / f"checkpoint-{round_:06d}.json"
+
+    def go_back(self, round_: int) -> None:
+        """Make the checkpoint of an earlier round, which was loaded, the newest; later ones are removed."""
+        write_whole(self.folder / self.MANIFEST, self._path(round_).read_bytes())
+        self._drop([one for one in self.rounds() if one > round_])
+
+    def load(self, round_: int | None = None) -> Checkpoint | None:
+        """Load the newest checkpoint, None if there is none yet, or that of an earlier round.
+
+        Files that no checkpoint names are removed.
+        """
+        manifest = self.folder / self.MANIFEST if round_ is None else self._path(round_)
         if not manifest.exists():
+            if round_ is not None:
+                raise RunError(f"{os.fspath(self.folder)} has no checkpoint of round {round_}")
             self._clean()
             return None
         try:
             notes = json.loads(manifest.read_text())
-            round_, server, names = notes.pop("round"), notes.pop("server"), notes.pop("clients")
+            found, server, names = notes.pop("round"), notes.pop("server"), notes.pop("clients")
             _refuse_paths([server, *names.values()])
             clients = {client: check(self.folder / name) for client, name in names.items()}
             state = dict(safetensors.torch.load_file(self.folder / server))
         except (OSError, KeyError, ValueError, TypeError, AttributeError, SafetensorError) as error:
             raise RunError(f"the checkpoint in {os.fspath(self.folder)} cannot be read: {error}") from error
-        self._named = {server, *names.values()}
+        kept = [self.folder / self.MANIFEST, *map(self._path, self.rounds())]
+        self._named = {server, *names.values()}.union(*map(_files_of, kept))
         self._clean()
-        return Checkpoint(round_, state, clients, notes)
+        return Checkpoint(found, state, clients, notes)
 
     def _clean(self) -> None:
         """Remove what a killed run left behind: files that the manifest does not name."""
         for path in self.folder.glob("*") if self.folder.is_dir() else ():
-            if path.name not in {self.MANIFEST, *self._named}:
+            manifests = {self.MANIFEST, *(self._path(round_).name for round_ in self.rounds())}
+            if path.name not in manifests | self._named:
                 path.unlink()
+
+
+def _files_of(manifest: Path) -> set[str]:
+    """The files that a manifest names; none if it cannot be read."""
+    try:
+        notes = json.loads(manifest.read_text())
+        names = {str(notes["server"]), *map(str, notes["clients"].values())}
+        _refuse_paths(names)
+    except (OSError, KeyError, ValueError, TypeError, AttributeError):
+        return set()
+    return names
 
 
 def _refuse_paths(names: Iterable[str]) -> None:

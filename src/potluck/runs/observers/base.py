@@ -31,6 +31,11 @@ class RoundEnd:
     failures: Mapping[ClientId, str] = field(default_factory=dict)  # who dropped out, and why
 
     @property
+    def missing(self) -> dict[ClientId, str]:
+        """Who was to be measured at the last evaluation of this round and was not, and why."""
+        return self.examined[-1].absent if self.examined else {}
+
+    @property
     def scores(self) -> dict[ClientId, float]:
         """The test score of each client at the last evaluation of this round."""
         return self.examined[-1].scores() if self.examined else {}

@@ -14,6 +14,8 @@ from potluck.runs.predictions import drop_predictions
 from potluck.runs.state import RunState
 from potluck.signals import held_back
 
+KEPT = 3  # checkpoints of a run whose clients outlive it, which can go back
+
 
 class Checkpointer(Observer):
     """Saves the state of a run after a round, if the last checkpoint is `every` seconds old.
@@ -24,7 +26,7 @@ class Checkpointer(Observer):
 
     def __init__(self, folder: RunFolder, state: RunState, every: float, durable: bool = False) -> None:
         self.folder, self.state, self.every, self.durable = folder, state, every, durable
-        self.files = Checkpoints(folder / "checkpoints")
+        self.files = Checkpoints(folder / "checkpoints", KEPT if durable else 1)
         self._saved_at = time.monotonic()
 
     def round(self, end: RoundEnd) -> None:

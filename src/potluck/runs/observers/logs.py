@@ -33,5 +33,6 @@ class RoundLogs(Observer):
     ) -> None:
         """Write what clients measured in a round, and what was sent."""
         write_predictions(self.folder.path, round_, examined, self.only_last)
-        self.folder.append("metrics.jsonl", [line for found in examined for line in found.lines])
+        lines = [line for found in examined for line in (*found.lines, *found.missing)]
+        self.folder.append("metrics.jsonl", lines)
         self.folder.append("ledger.jsonl", ledger)

@@ -151,7 +151,10 @@ class _Lines(_Reporter):
 def _accuracy(end: RoundEnd) -> str:
     if end.accuracy is None:
         return ""
-    return f", {end.measure} {percent(end.accuracy) if end.is_share else format(end.accuracy, '.4g')}"
+    without = f" without {', '.join(end.missing)}" if end.missing else ""
+    return (
+        f", {end.measure} {percent(end.accuracy) if end.is_share else format(end.accuracy, '.4g')}{without}"
+    )
 
 
 class LiveDisplay(Display):
@@ -246,11 +249,14 @@ class _Bar(_Reporter):
         super().__init__(display, label)
         self.bars, self.moved = display.bars, display.moved
         self._keep = display.runs <= BARS
+        self._task: TaskID | None = None
 
     def begin(self, name: str, method: str, rounds: int, done: int) -> None:
-        """Show the bar."""
+        """Show the bar; a run that begins again, with other clients, goes on with a new one."""
         super().begin(name, method, rounds, done)
         self._started = time.monotonic()
+        if self._task is not None:
+            self.bars.remove_task(self._task)
         self._task = self.bars.add_task(
             self.label, total=rounds, completed=done, count=f"round {done}/{rounds}", time=""
         )
@@ -259,6 +265,7 @@ class _Bar(_Reporter):
     def round(self, end: RoundEnd) -> None:
         """Move the bar."""
         left = self.pace.add(end)
+        assert self._task is not None
         self.bars.update(
             self._task,
             completed=end.round,
@@ -270,6 +277,7 @@ class _Bar(_Reporter):
 
     def end(self, folder: Path) -> None:
         """Show how long the run took, or remove the bar where there are too many."""
+        assert self._task is not None
         self.bars.update(self._task, time=f"in {clock(time.monotonic() - self._started)}")
         if not self._keep:
             self.bars.remove_task(self._task)

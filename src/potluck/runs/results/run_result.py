@@ -84,7 +84,8 @@ class RunResult:
         models = OpenedModels(self.folder, self.models, self._remake, self._plugins)
         found: dict[str, list[Line]] = {}
         for line in run_frames.read_lines(self.folder / METRICS, models.kept_round or self._last_round):
-            found.setdefault(line["client"], []).append(line)
+            if "missing" not in line:
+                found.setdefault(line["client"], []).append(line)
         accuracy = self.summary["accuracy"]
         return ClientResults(models, self._client_ids, (accuracy["when"], accuracy["mode"]), found)
 
@@ -101,7 +102,7 @@ class RunResult:
     # --- tables and pictures ---
 
     def frame(self) -> pd.DataFrame:
-        """The log as a pandas frame: a row per round, client, moment and mode.
+        """The log as a pandas frame: a row per round, client, moment and mode that was measured.
 
         Beside these four a row has the test measures (`accuracy`, or those of the client's task), `loss` and
         `samples`, the same on validation samples (`validation_accuracy`, …), and `held_out`.
@@ -109,8 +110,11 @@ class RunResult:
         return run_frames.frame(self.folder / METRICS)
 
     def curves(self) -> pd.DataFrame:
-        """The mean over clients per round, moment and mode, held-out clients left out."""
-        return run_frames.curves(self.frame())
+        """The mean over clients per round, moment and mode, held-out clients left out.
+
+        Where clients were missing, rounds and clients are those that can be compared (`run_frames.comparable`).
+        """
+        return run_frames.curves(run_frames.comparable(self.frame(), self.folder / METRICS))
 
     def plot(self) -> Figure:
         """Scores over rounds, a line per moment and mode; the band is one standard deviation over clients."""
@@ -148,6 +152,8 @@ class RunResult:
         known = self.accuracy is not None
         score = f"{measure.name} {measure.full(self.accuracy)}" if known else _no_score(found, measure.name)
         stopped = f", stopped: {self.stopped}" if self.stopped else ""
+        absent = (found.get("missing") or {}).get("last")
+        score += f" without client {', '.join(absent)}" if absent else ""
         return f"{self.summary['method']}: {score}, {self.summary['rounds']} rounds{stopped}, {self.folder}"
 
     def __repr__(self) -> str:
@@ -205,10 +211,12 @@ def conclude(
     reported: str,
     advice: Sequence[str] = (),
     stopped: str | None = None,
+    remarks: Mapping[str, Any] | None = None,
 ) -> RunResult:
     """Score the logs and write summary and report.
 
-    `reported` is the inference mode of the summary, `stopped` says why the run ended before its last round.
+    `reported` is the inference mode of the summary, `stopped` says why the run ended before its last round, and
+    `remarks` are further entries of the summary.
     """
     summary = {
         "method": federation.method.name,
@@ -222,6 +230,7 @@ def conclude(
         "split": federation.split.hash,
         "advice": list(advice),
         "stopped": stopped,
+        **(remarks or {}),
     }
     write_json(folder / "summary.json", summary)
     write_report(folder.path)

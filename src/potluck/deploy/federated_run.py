@@ -1,0 +1,94 @@
+"""One run of rounds over the clients of a federation, and what it notes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from potluck.core.card import ClientId
+from potluck.core.packed import State
+from potluck.core.server import Server
+from potluck.deploy.engine import FlowerEngine
+from potluck.deploy.register import Register
+from potluck.engine.retries import Waits
+from potluck.errors import RunError
+from potluck.experiment.schema import Experiment
+from potluck.federation.federation import Federation
+from potluck.runs.folder import RunFolder
+from potluck.runs.loop import Run
+from potluck.runs.observers import Observer, Observers, RoundEnd
+
+
+class Presence(Observer):
+    """Says after every round which clients are connected and how many bytes have crossed."""
+
+    def __init__(self, engine: FlowerEngine, tell: Callable[[str], None]) -> None:
+        self.engine, self.tell = engine, tell
+
+    def round(self, end: RoundEnd) -> None:
+        """Count who is there."""
+        engine = self.engine
+        there = set(engine.courier.nodes())
+        present = [client for client, node in engine.homes.items() if node in there]
+        self.tell(
+            f"round {end.round}: {len(present)} of {len(engine.ids)} clients are here ({', '.join(present)}); "
+            f"so far {engine.sent:,} bytes sent, {engine.received:,} received"
+        )
+
+
+class Norms(Observer):
+    """Remembers how large the messages of a round were, before its checkpoint is written."""
+
+    def __init__(self, engine: FlowerEngine, register: Register) -> None:
+        self.engine, self.register = engine, register
+        self.failures: Mapping[ClientId, str] = {}  # who dropped out of the last round
+
+    def round(self, end: RoundEnd) -> None:
+        """Keep them."""
+        self.failures = end.failures
+        self.register.keep_norms(end.round, self.engine.norms)
+
+
+def federated_run(
+    engine: FlowerEngine,
+    experiment: Experiment,
+    folder: RunFolder,
+    federation: Federation,
+    watcher: Observer,
+    run: str,
+    incarnation: int,
+    fresh: bool,
+    *observers: Observer,
+    waits: Waits | None = None,
+) -> Run:
+    """A run over the clients of a federation, ready to play from its start or from its last checkpoint."""
+    told = Observers(watcher, Presence(engine, watcher.notice), *observers)
+    going = Run(experiment, folder, federation, told, engine, waits)
+    going.rounds.name, going.rounds.incarnation = run, incarnation
+    engine.largest = going.rounds.largest_reply
+    if not fresh:
+        _check_fits(going)
+        going.restore()
+    return going
+
+
+def _check_fits(going: Run) -> None:
+    """Refuse to go on with clients for which the server's state would have to be another."""
+    saved = going.checkpoints.files.load()
+    if saved is not None and not fits(going.rounds.server, saved.server):
+        clients, method = ", ".join(going.federation.population.ids), going.federation.method.name
+        raise RunError(
+            f"{going.folder.path}: the state of the {method} server after round {saved.round} is for other clients "
+            f"than {clients}; go on with those it had, or start a new run"
+        )
+
+
+def fits(server: Server, state: State) -> bool:
+    """Whether a state can be put into a server: all but its mappings, whose names come and go, must be the same."""
+    open_parts = [name for name, part in server.parts.items() if isinstance(part.content, dict)]
+    fixed = {name: value.shape for name, value in server.tensors().items() if _root(name) not in open_parts}
+    given = {name: value.shape for name, value in state.items() if _root(name) not in open_parts}
+    return fixed == given
+
+
+def _root(name: str) -> str:
+    return name.partition("/")[0]

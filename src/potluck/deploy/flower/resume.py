@@ -1,0 +1,108 @@
+"""`potluck resume` of a federation: `serve` writes down what it was told, and another start goes on with that."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from potluck.core.card import ClientId
+from potluck.deploy.flower.connections import Security
+from potluck.deploy.run import TOLD
+from potluck.errors import RunError
+from potluck.experiment.export import to_values
+from potluck.experiment.schema import Experiment
+from potluck.files import read_json
+from potluck.runs.own_code import check_trusted
+
+
+class Told(BaseModel):
+    """What `serve` was told: where to listen, with which files, and the experiment; no secret is in it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    folder: Path  # of the run, as it was then
+    address: str
+    insecure: bool = False
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    node_keys: bool = False
+    client_keys: Path | None = None
+    experiment: dict[str, Any]
+
+    @property
+    def security(self) -> Security:
+        """TLS and keys, as they were given."""
+        return Security(
+            self.insecure,
+            self.ca,
+            self.certificate,
+            self.key,
+            node_keys=self.node_keys,
+            client_keys=self.client_keys,
+        )
+
+
+def to_keep(folder: Path, experiment: Experiment, address: str, security: Security) -> dict[str, Any]:
+    """What a run folder keeps of a call of `serve`; paths are whole, so that it can be resumed from anywhere."""
+    files = {name: getattr(security, name) for name in ("ca", "certificate", "key", "client_keys")}
+    told = Told(
+        folder=folder.resolve(),
+        address=address,
+        insecure=security.insecure,
+        node_keys=security.node_keys,
+        experiment=to_values(experiment),
+        **{name: None if path is None else Path(path).resolve() for name, path in files.items()},
+    )
+    return told.model_dump(mode="json")
+
+
+def is_served(folder: Path) -> bool:
+    """Whether a folder is that of a federation."""
+    return (folder / TOLD).is_file()
+
+
+def read_told(folder: Path, trust: bool = False) -> Told:
+    """What `serve` was told; one of another folder or user could open a door of its choice, and needs `trust`."""
+    path = folder / TOLD
+    try:
+        told = Told.model_validate(read_json(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "all of it"
+        raise RunError(f"{path} was not written by potluck: {where}: {first['msg']}") from None
+    if not trust:
+        if told.folder != folder.resolve() or folder.stat().st_uid != os.getuid():
+            raise RunError(
+                f"{folder} was begun elsewhere ({told.folder}) or by somebody else: going on would listen at "
+                f"{told.address} with the files that {TOLD} names; read it first, then say --trust"
+            )
+        check_trusted(folder, told.experiment)
+    return told
+
+
+def method_of(folder: Path) -> str:
+    """The method of a federation, as its progress lines begin with it."""
+    try:
+        return str(read_json(folder / TOLD)["experiment"]["method"]["name"])
+    except (RunError, KeyError, TypeError):
+        return folder.name
+
+
+def experiment_of(told: Told, overrides: Sequence[str], rounds: int | None) -> Experiment:
+    """The experiment of a federation, which goes on as it was begun."""
+    if overrides or rounds is not None:
+        what = overrides[0] if overrides else f"--rounds {rounds}"
+        raise RunError(
+            f"{what}: a federation goes on as its clients joined it; start a new run for other settings"
+        )
+    return Experiment.make(**told.experiment)
+
+
+def listed(clients: Sequence[str] | None) -> list[ClientId]:
+    """Clients named on a command line: `--exclude west --exclude south`, or `--exclude west,south`."""
+    return [name.strip() for one in clients or () for name in one.split(",") if name.strip()]

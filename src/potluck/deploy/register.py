@@ -1,0 +1,92 @@
+"""What a run of a federation remembers from one start of its server to the next: `federation.json`."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from potluck.core.card import ClientId
+from potluck.errors import ConfigError, RunError, nearest
+from potluck.files import read_json, write_json
+from potluck.runs.folder import RunFolder
+
+FILE = "federation.json"
+REMEMBERED = 4  # rounds whose messages are known by their norms
+
+
+class WentBack(BaseModel):
+    """A round that was taken back and played again without one client, as every client failed after it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    round: int = Field(ge=1)
+    without: ClientId
+    times: float  # its message was so many times as large as the median of the others'
+
+
+class _Values(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    run: Annotated[str, Field(pattern=r"^[0-9A-Za-z]{1,64}$")]
+    starts: int = Field(ge=0)
+    keys: dict[ClientId, str] = {}
+    excluded: tuple[ClientId, ...] = ()
+    went_back: tuple[WentBack, ...] = ()
+    norms: dict[int, dict[ClientId, float]] = {}  # by round and client, of what was sent
+
+
+class Register:
+    """The name of a run, how often its server was started, the keys of its clients, and who is out."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        """What the folder has; a new run gets a name that no other has."""
+        self.path = folder / FILE
+        values = read_json(self.path) if self.path.exists() else {"run": secrets.token_hex(8), "starts": 0}
+        try:
+            self.values = _Values.model_validate(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "all of it"
+            raise RunError(f"{self.path} was not written by potluck: {where}: {first['msg']}") from None
+
+    def note(self, **changes: Any) -> None:
+        """Change some values; they are on disk when this returns."""
+        self.values = self.values.model_copy(update=changes)
+        write_json(self.path, self.values.model_dump(mode="json", exclude_defaults=True))
+
+    def start(self) -> int:
+        """Count one more start; clients undo what an earlier one had not accepted."""
+        self.note(starts=self.values.starts + 1)
+        return self.values.starts
+
+    def choose(
+        self, clients: Sequence[ClientId], exclude: Sequence[ClientId], include: Sequence[ClientId]
+    ) -> tuple[ClientId, ...]:
+        """Leave clients out for good, or take them back; gives those that take part."""
+        for client in (*exclude, *include):
+            if client not in clients:
+                raise ConfigError(
+                    f"{client!r} is none of the experiment's clients; {nearest(client, clients)}"
+                )
+        both = next((client for client in exclude if client in include), None)
+        if both is not None:
+            raise ConfigError(f"--exclude and --include both name {both}; choose one")
+        out = {*self.values.excluded, *exclude} - {*include}
+        left = tuple(client for client in clients if client not in out)
+        if not left:
+            raise ConfigError("--exclude: all clients would be out; start a new run with others")
+        if exclude or include:
+            self.note(excluded=tuple(client for client in clients if client in out))
+        return left
+
+    def keep_keys(self, keys: Mapping[ClientId, str]) -> None:
+        """Keep the keys of the clients' nodes."""
+        self.note(keys=dict(keys))
+
+    def keep_norms(self, round_: int, norms: Mapping[ClientId, float]) -> None:
+        """Keep how large the messages of a round were; those of older rounds are dropped."""
+        known = {**self.values.norms, round_: dict(norms)}
+        self.note(norms={one: known[one] for one in sorted(known) if round_ - REMEMBERED < one <= round_})

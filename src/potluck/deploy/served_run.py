@@ -1,0 +1,227 @@
+"""A federation from its first start to its end: who takes part, who comes late, and rounds that are taken back.
+
+A change of the roster, or a step back, is a restart without an end of the process: the server goes on from a
+checkpoint with a higher incarnation, as after a crash, so that clients undo what it had not accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from potluck.core.card import ClientId
+from potluck.deploy.engine import FlowerEngine
+from potluck.deploy.enrolled import enrolled_federation
+from potluck.deploy.enrolments import keep_enrolments, kept_enrolments
+from potluck.deploy.federated_run import Norms, federated_run, fits
+from potluck.deploy.register import Register, WentBack
+from potluck.deploy.suspects import Suspect, all_diverged, find_suspect
+from potluck.engine.evaluate import check_evaluation
+from potluck.engine.retries import GROWING, Waits
+from potluck.engine.store.checkpoints import Checkpoints
+from potluck.errors import ConfigError, PotluckError, RoundFailed
+from potluck.experiment.schema import Experiment
+from potluck.federation.federation import Federation
+from potluck.report.again import to_go_on
+from potluck.runs.api import write_start
+from potluck.runs.folder import RunFolder
+from potluck.runs.loop import Run
+from potluck.runs.observers import Observer
+from potluck.runs.results.run_result import RunResult
+
+
+class Regrouped(Exception):
+    """The clients of a run are others from here on, or it went back: it goes on from its last checkpoint."""
+
+
+def share(quorum: float, clients: int) -> int:
+    """How many clients a share of them is; at least one."""
+    return max(1, round(quorum * clients))
+
+
+class ServedRun:
+    """Plays a run of a federation; its folder is locked, and `register` has counted this start."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: RunFolder,
+        engine: FlowerEngine,
+        register: Register,
+        watcher: Observer,
+    ) -> None:
+        self.experiment, self.folder, self.engine = experiment, folder, engine
+        self.register, self.watcher = register, watcher
+        self.fresh = not (folder / "config.yaml").exists()
+        self.kept = kept_enrolments(folder, engine.fields)
+        self.roster: tuple[ClientId, ...] = ()
+        self.norms = Norms(engine, register)
+        self.waits = Waits(GROWING, experiment.engine.patience, engine.clock)
+
+    def play(self) -> RunResult:
+        """Gather the clients and play all rounds."""
+        self._gather()
+        while True:
+            run = self._run()
+            try:
+                return run.play()
+            except Regrouped:
+                pass
+            except RoundFailed as error:
+                failed = run.state.round + 1
+                self._go_back(run, failed, error.failures, error.lost, error)
+            self.register.start()
+
+    # --- who takes part ---
+
+    def _gather(self) -> None:
+        """Wait for the clients: at first for the start quorum, later for the quorum of those that are known."""
+        engine, training = self.engine, self.experiment.training
+        known = [client for client in engine.ids if client in self.kept]
+        if self.fresh or not known:
+            engine.gather(needed=share(training.start_quorum, len(engine.ids)))
+            self.roster = tuple(client for client in engine.ids if client in engine.homes)
+            return
+        engine.enrolled |= {client: self.kept[client] for client in known}
+        engine.gather(known, share(training.quorum, len(known)))
+        self.roster = tuple(known)
+
+    def _federation(self, roster: tuple[ClientId, ...]) -> Federation:
+        federation = enrolled_federation(
+            self.experiment, {client: self.engine.enrolled[client] for client in roster}
+        )
+        check_evaluation(self.experiment.evaluate, federation)
+        if federation.method.open_option(federation.population) is not None:
+            raise ConfigError(
+                "an option left open (auto) is chosen by trial runs; choose it before a federation"
+            )
+        return federation
+
+    def _run(self) -> Run:
+        """The run with the clients as they are now, where it was left."""
+        federation = self._federation(self.roster)
+        self.kept |= {client: self.engine.enrolled[client] for client in self.roster}
+        keep_enrolments(self.folder, self.kept)
+        if self.fresh:
+            write_start(self.folder, self.experiment, federation)
+        else:
+            federation.save_split(self.folder / "split.json")
+        values = self.register.values
+        run = federated_run(
+            self.engine,
+            self.experiment,
+            self.folder,
+            federation,
+            self.watcher,
+            values.run,
+            values.starts,
+            self.fresh,
+            self.norms,
+            waits=self.waits,
+        )
+        self.fresh = False
+        run.left_out = {one.round: (one.without,) for one in values.went_back}
+        run.examiner.others = self._others()
+        run.between_rounds = lambda: self._between_rounds(run)
+        run.remarks = self._remarks()
+        return run
+
+    def _others(self) -> dict[ClientId, str]:
+        """The clients of the experiment that cannot be measured, and why."""
+        engine = self.engine
+        late = {client: "it has not joined yet" for client in engine.ids if client not in self.roster}
+        return late | {client: "it was excluded" for client in engine.excluded if client in self.kept}
+
+    def _remarks(self) -> dict[str, object]:
+        values = self.register.values
+        went_back = [one.model_dump() for one in values.went_back]
+        found = {"excluded": list(values.excluded), "went_back": went_back}
+        return {name: value for name, value in found.items() if value}
+
+    def _between_rounds(self, run: Run) -> None:
+        """Take in clients that have come; go back if only one that stands out could still answer."""
+        failures, round_ = self.norms.failures, run.state.round
+        if failures:
+            self._go_back(run, round_, failures, (), None)
+        self.engine.look()
+        new = [client for client in self.engine.homes if client not in self.roster]
+        joined = [client for client in new if self._admit(client, run)]
+        if joined:
+            roster = {*self.roster, *joined}
+            self.roster = tuple(client for client in self.engine.ids if client in roster)
+            self.watcher.notice(f"taken in after round {round_}: {', '.join(joined)}")
+            raise Regrouped
+
+    def _admit(self, client: ClientId, run: Run) -> bool:
+        """Whether a client can join now; if not, it and everyone else hear why."""
+        roster = tuple(one for one in self.engine.ids if one in self.roster or one == client)
+        who = f"client {client} cannot join after round {run.state.round}"
+        try:
+            federation = self._federation(roster)
+        except PotluckError as error:
+            self.engine.turn_away(client, f"{who}: {error}")
+            return False
+        if fits(federation.server(), run.rounds.server.snapshot()):
+            return True
+        name = federation.method.name
+        self.engine.turn_away(client, f"{who}: with it the {name} server would need another state")
+        return False
+
+    # --- going back ---
+
+    def _go_back(
+        self,
+        run: Run,
+        failed: int,
+        failures: Mapping[ClientId, str],
+        lost: frozenset[ClientId] | tuple[()],
+        error: RoundFailed | None,
+    ) -> None:
+        """Take back the round before one that nobody could play, and leave out whose message stood out in it.
+
+        Raises the `error` again where there is nothing to take back, or it was done before.
+        """
+        settled, norms = failed - 1, self.register.values.norms.get(failed - 1, {})
+        suspect = find_suspect(norms)
+        aside = {*lost, *([] if suspect is None else [suspect.client])}
+        if suspect is None or not all_diverged(failures, run.cohort(failed), aside):
+            if error is not None:
+                raise error
+            return
+        before = next((one for one in self.register.values.went_back if one.round == settled), None)
+        if before is not None or not self._take_back(settled - 1):
+            raise RoundFailed(self._no_way_back(failed, suspect, before), failures, lost) from error
+        went = WentBack(round=settled, without=suspect.client, times=float(f"{suspect.times:.4g}"))
+        self.register.note(went_back=(*self.register.values.went_back, went))
+        self.watcher.notice(
+            f"round {failed}: every client fails over values that are not finite; in round {settled} the message "
+            f"of client {suspect.client} was {suspect.times:.3g} times as large as the median of the others': "
+            f"going back, round {settled} is played again without client {suspect.client}"
+        )
+        if error is None:
+            raise Regrouped
+
+    def _take_back(self, round_: int) -> bool:
+        """Make the checkpoint of an earlier round the newest one; False if it is not kept any more."""
+        files = Checkpoints(self.folder / "checkpoints")
+        if round_ == 0:
+            manifests = sorted(
+                files.folder.glob("checkpoint*.json"), key=lambda path: path.name == files.MANIFEST
+            )
+            for path in manifests:  # the newest last: until it is gone, the run stands where it stood
+                path.unlink()
+        elif round_ in files.rounds():
+            files.load(round_)
+            files.go_back(round_)
+        else:
+            return False
+        return True
+
+    def _no_way_back(self, failed: int, suspect: Suspect, before: WentBack | None) -> str:
+        told = f"round {failed}: every client fails over values that are not finite"
+        if before is not None:
+            told += f", also after round {before.round} was played again without client {before.without}"
+        onward = f"{to_go_on(self.folder.path, portable=True)} --exclude {suspect.client}"
+        return (
+            f"{told}; in round {failed - 1} the message of client {suspect.client} was {suspect.times:.3g} times "
+            f"as large as the median of the others': look into it, and if need be go on without it: {onward}"
+        )

@@ -1,0 +1,102 @@
+"""Sites of this process behind a courier, with people who come late, leave, or lose an answer."""
+
+from __future__ import annotations
+
+import sites
+
+from potluck.deploy import wire
+from potluck.deploy.run import open_folder, prepared
+from potluck.deploy.run import play as play_prepared
+from potluck.deploy.site import Site
+from potluck.engine.protocol import Examination, Request
+from potluck.engine.retries import Clock
+from potluck.runs.observers import Observer
+
+FEDMRL = {"name": "fedmrl", "d1": 8}
+
+
+class Time:
+    """Time that passes only when somebody waits; what is due by then is done."""
+
+    def __init__(self):
+        self.seconds = 0.0
+        self.waits = []
+        self.due = []
+
+    def clock(self):
+        return Clock(lambda: self.seconds, self.sleep)
+
+    def sleep(self, seconds):
+        self.seconds += seconds
+        self.waits.append(seconds)
+        for moment, action in [*self.due]:
+            if moment <= self.seconds:
+                self.due.remove((moment, action))
+                action()
+
+    def at(self, moment, action):
+        self.due.append((moment, action))
+
+
+class Link:
+    """Carries bytes to sites of this process; those in `away` are not connected."""
+
+    def __init__(self, home, away=(), model=None):
+        self.home, self.away = home, set(away)
+        entry = {client: model or sites.builder(client) for client in sites.IDS}
+        self.make = lambda client: Site(
+            client, entry[client], sites.loader(client), home / client, simulated=True
+        )
+        self.sites = {number: self.make(client) for number, client in enumerate(sites.IDS)}
+        self.lose = lambda order: None  # a sentence: no answer comes
+        self.tamper = lambda order, answer: answer
+        self.orders = []
+
+    def nodes(self):
+        return [node for node, site in self.sites.items() if site.client not in self.away]
+
+    def keys(self):
+        return {}
+
+    def exchange(self, letters, timeout, most):
+        return [self._answer(node, data) for node, data in letters]
+
+    def _answer(self, node, data):
+        order = wire.unpack_order(data)
+        self.orders.append(order)
+        lost = self.lose(order)
+        return lost or self.tamper(order, self.sites[node].answer(data))
+
+    def asked(self, round_):
+        """Who was asked to train in a round."""
+        found = [one.client for one in self.orders if isinstance(one, Request) and one.stamp.round == round_]
+        return [*dict.fromkeys(found)]
+
+
+class Told(Observer):
+    """Keeps what a run tells."""
+
+    def __init__(self):
+        self.notices, self.ends = [], []
+
+    def notice(self, sentence):
+        self.notices.append(sentence)
+
+    def round(self, end):
+        self.ends.append(end)
+
+
+def serve(link, folder, experiment, told=None, time=None, **options):
+    """A federation as `potluck serve` plays it, in a time of its own."""
+    clock = (time or Time()).clock()
+    return play_prepared(
+        prepared(experiment), link, open_folder(folder), told or Told(), clock=clock, **options
+    )
+
+
+def is_evaluation(order, client, round_):
+    return isinstance(order, Examination) and (order.client, order.stamp.round) == (client, round_)
+
+
+def is_training(order, client, round_):
+    return isinstance(order, Request) and (order.client, order.stamp.round) == (client, round_)

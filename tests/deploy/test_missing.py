@@ -1,0 +1,126 @@
+"""Clients that are not there when they are measured, and rounds that wait for those that are lost."""
+
+import json
+
+import pytest
+import sites
+from links import FEDMRL, Link, Time, Told, is_evaluation, is_training, serve
+
+from potluck.engine.retries import GROWING
+from potluck.errors import PinError, RoundFailed
+from potluck.report.log import read_metrics
+from potluck.runs.open import open as open_run
+
+
+def test_a_lapse_in_an_evaluation_has_a_second_try_after_a_wait(tmp_path):
+    link, time = Link(tmp_path), Time()
+    lapses = iter(["no answer within 60 s"])
+    link.lose = lambda order: next(lapses, None) if is_evaluation(order, "1", 2) else None
+    result = serve(link, tmp_path / "run", sites.federated(FEDMRL), time=time)
+    assert sites.log(tmp_path / "run") == sites.serial(FEDMRL, tmp_path / "serial")
+    assert time.waits == [GROWING[0]]
+    assert "missing" not in result.summary["accuracy"]
+
+
+def test_who_was_not_measured_is_named_and_rounds_are_compared_over_the_same_clients(tmp_path):
+    link, told = Link(tmp_path), Told()
+    link.lose = lambda order: "no answer within 60 s" if is_evaluation(order, "1", 3) else None
+    result = serve(link, tmp_path / "run", sites.federated(FEDMRL, rounds=3), told)
+    (line,) = [one for one in sites.log(tmp_path / "run") if "missing" in one]
+    assert (line["round"], line["client"], line["when"]) == (3, "1", "after_aggregation")
+    assert line["missing"] == "client 1: no answer within 60 s"
+    found = result.summary["accuracy"]
+    assert found["missing"] == {"last": ["1"], "rounds": {"3": ["1"]}}
+    assert (found["coverage"], sorted(found["per_client"])) == (2, ["0", "2"])
+    assert dict(told.ends[-1].missing) == {"1": "client 1: no answer within 60 s"}
+    values = {
+        (one["round"], one["client"]): one["test"]["accuracy"]
+        for one in sites.log(tmp_path / "run")
+        if "test" in one
+    }
+    (curve,) = (series.curve("") for series in read_metrics(tmp_path / "run").series.values())
+    means = [(values[round_, "0"] + values[round_, "2"]) / 2 for round_ in (1, 2, 3)]
+    assert curve.mean.tolist() == pytest.approx(means)
+    assert "without client 1" in str(result)
+    assert "1 was not measured in the last round" in (tmp_path / "run" / "report.html").read_text()
+    assert open_run(tmp_path / "run").curves()["accuracy"].tolist() == pytest.approx(means)
+
+
+def test_a_round_without_one_of_the_clients_measured_last_is_not_compared(tmp_path):
+    link = Link(tmp_path)
+    link.lose = lambda order: "no answer within 60 s" if is_evaluation(order, "1", 1) else None
+    result = serve(link, tmp_path / "run", sites.federated(FEDMRL, rounds=3))
+    found = result.summary["accuracy"]
+    assert found["missing"] == {"last": [], "rounds": {"1": ["1"]}}
+    (series,) = read_metrics(tmp_path / "run").series.values()
+    assert series.curve("").rounds.tolist() == [2, 3]
+    assert found["rounds"]["best_by_test"] in (2, 3)
+
+
+def test_a_client_that_stays_away_costs_one_wait_and_one_more_at_the_end(tmp_path):
+    link, time = Link(tmp_path), Time()
+    link.lose = lambda order: (
+        "no answer" if order.__class__.__name__ == "Examination" and order.client == "1" else None
+    )
+    serve(link, tmp_path / "run", sites.federated(FEDMRL, rounds=4), time=time)
+    assert time.waits == [GROWING[0]] * 2
+
+
+def test_a_round_waits_longer_and_longer_for_clients_that_are_lost(tmp_path):
+    link, time, told = Link(tmp_path), Time(), Told()
+    training = {"rounds": 2, "batch_size": 16, "optimizer": {"lr": 0.05}, "quorum": 1.0}
+    engine = {"device": "cpu", "patience": 100}
+
+    def lose(order):
+        return "it is silent" if is_training(order, "1", 2) and time.seconds < 30 else None
+
+    link.lose = lose
+    experiment = sites.federated(FEDMRL, training=training, engine=engine)
+    serve(link, tmp_path / "run", experiment, told, time)
+    assert time.waits == [
+        5.0,
+        10.0,
+        20.0,
+    ]  # not only as often as training.attempts says: patience has time left
+    assert sites.log(tmp_path / "run") == sites.serial(FEDMRL, tmp_path / "serial")
+    assert any(notice.endswith("trying again in 10 s") for notice in told.notices)
+
+
+def test_a_round_gives_up_when_patience_is_over(tmp_path):
+    link, time = Link(tmp_path), Time()
+    link.lose = lambda order: "it is silent" if is_training(order, "1", 2) else None
+    training = {"rounds": 2, "batch_size": 16, "optimizer": {"lr": 0.05}, "quorum": 1.0}
+    engine = {"device": "cpu", "patience": 40}
+    with pytest.raises(RoundFailed, match=r"tried 4 times; the run is kept up to round 1: potluck resume"):
+        serve(link, tmp_path / "run", sites.federated(FEDMRL, training=training, engine=engine), time=time)
+    assert time.waits == [5.0, 10.0, 20.0]
+
+
+def test_a_refusal_is_no_lapse_and_is_not_asked_for_again(tmp_path):
+    """A site whose agreement has no evaluation is never measured; waiting for it would be for nothing."""
+    link, time = Link(tmp_path), Time()
+    refused = "client 1: not agreed to"
+
+    class Deaf:
+        def __getattr__(self, name):
+            return lambda *given: None
+
+        def let_in(self, steps, message):
+            if steps == ("evaluate",):
+                raise PinError("not agreed to")
+
+        def let_out(self, steps, round_, message, spent=0):
+            return spent + message.nbytes
+
+    link.sites[1].agreement = Deaf()
+    result = serve(link, tmp_path / "run", sites.federated(FEDMRL), time=time)
+    assert time.waits == []
+    assert result.summary["accuracy"]["missing"]["rounds"] == {"1": ["1"], "2": ["1"]}
+    lines = [one for one in sites.log(tmp_path / "run") if "missing" in one]
+    assert {one["missing"] for one in lines} == {refused}
+
+
+def test_a_run_in_which_nobody_is_missing_has_no_word_of_it(tmp_path):
+    serve(Link(tmp_path), tmp_path / "run", sites.federated(FEDMRL))
+    assert "missing" not in (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert "missing" not in json.dumps(json.loads((tmp_path / "run" / "summary.json").read_text()))

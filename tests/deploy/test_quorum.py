@@ -1,0 +1,234 @@
+"""Who is needed for a federation to start and to go on; clients that come late or leave for good."""
+
+import pytest
+import sites
+import torch
+from links import FEDMRL, Link, Time, Told, is_evaluation, is_training, serve
+
+from potluck.core.server import Server
+from potluck.core.task import Task
+from potluck.deploy.engine import GRACE
+from potluck.deploy.enrolments import kept_enrolments
+from potluck.deploy.federated_run import fits
+from potluck.deploy.register import Register
+from potluck.deploy.run import open_folder
+from potluck.engine.protocol import Request
+from potluck.errors import ConfigError, RunError
+from potluck.files import read_json, write_json
+
+
+class Killed(BaseException):
+    """The server dies here."""
+
+
+def training(rounds=2, **others):
+    return {"training": {"rounds": rounds, "batch_size": 16, "optimizer": {"lr": 0.05}} | others}
+
+
+def stop_in(link, round_):
+    """Let the server die when a round begins."""
+
+    def lose(order):
+        if isinstance(order, Request) and order.stamp.round == round_:
+            raise Killed
+
+    link.lose = lose
+    return link
+
+
+def begun(tmp_path, experiment, rounds=1):
+    """A run whose server was killed after some rounds, and its sites."""
+    link = stop_in(Link(tmp_path), rounds + 1)
+    with pytest.raises(Killed):
+        serve(link, tmp_path / "run", experiment)
+    link.lose = lambda order: None
+    link.orders.clear()
+    return link
+
+
+def test_a_start_waits_for_everyone_by_default_and_says_who_is_missing(tmp_path):
+    with pytest.raises(RunError, match=r"after 5 s these clients have not joined: 1$"):
+        serve(Link(tmp_path, away="1"), tmp_path / "run", sites.federated(FEDMRL))
+
+
+def test_a_start_quorum_lets_a_run_begin_and_the_late_client_is_taken_in_between_rounds(tmp_path):
+    link, told, time = Link(tmp_path, away="1"), Told(), Time()
+    link.lose = lambda order: link.away.discard("1") if is_training(order, "0", 2) else None
+    experiment = sites.federated(
+        FEDMRL, engine={"device": "cpu", "patience": 100}, **training(4, start_quorum=0.6)
+    )
+    result = serve(link, tmp_path / "run", experiment, told, time)
+    assert [link.asked(round_) for round_ in (1, 2, 3, 4)] == [["0", "2"], ["0", "2"], [*"012"], [*"012"]]
+    assert "going on without 1: 2 of 3 are here" in told.notices
+    assert "taken in after round 2: 1" in told.notices
+    assert time.seconds == pytest.approx(GRACE, abs=5)
+    assert result.summary["clients"] == 3
+    assert result.summary["accuracy"]["missing"] == {"last": [], "rounds": {"1": ["1"], "2": ["1"]}}
+    absent = {one["missing"] for one in sites.log(tmp_path / "run") if "missing" in one}
+    assert absent == {"it has not joined yet"}
+
+
+def test_a_node_that_comes_and_goes_does_not_keep_the_others_from_starting(tmp_path):
+    link, time = Link(tmp_path, away="1"), Time()
+    steady, looks = link.nodes, iter(range(10**6))
+    link.nodes = lambda: [*steady(), *([99] if next(looks) % 2 else [])]
+    answer = link._answer
+    link._answer = lambda node, data: "it is silent" if node == 99 else answer(node, data)
+    experiment = sites.federated(
+        "local", engine={"device": "cpu", "patience": 100}, **training(1, start_quorum=0.6)
+    )
+    serve(link, tmp_path / "run", experiment, time=time)
+    assert time.seconds < 60
+
+
+def test_too_few_for_the_start_quorum_do_not_start(tmp_path):
+    experiment = sites.federated(FEDMRL, **training(start_quorum=0.6))
+    with pytest.raises(RunError, match=r"have not joined: 1, 2 \(1 are here, 2 are needed\)"):
+        serve(Link(tmp_path, away="12"), tmp_path / "run", experiment)
+
+
+def test_a_restart_goes_on_with_the_quorum_and_knows_who_is_away(tmp_path):
+    experiment = sites.federated(FEDMRL, **training(3, quorum=0.5))
+    link = begun(tmp_path, experiment)
+    link.away = {"1"}
+    told = Told()
+    serve(link, tmp_path / "run", experiment, told)
+    assert any(
+        one.startswith("round 2 goes on without client 1: client 1: it is not") for one in told.notices
+    )
+    away = {("1", 2), ("1", 3)}
+    measured = [one for one in sites.log(tmp_path / "run") if "missing" not in one]
+    expected = sites.serial(FEDMRL, tmp_path / "serial", away=away, **training(3, quorum=0.5))
+    assert measured == [one for one in expected if (one["client"], one["round"]) not in away]
+
+
+def test_a_restart_without_the_quorum_waits_and_says_so(tmp_path):
+    experiment = sites.federated(FEDMRL, **training(quorum=0.6))
+    link = begun(tmp_path, experiment)
+    link.away = {"1", "2"}
+    with pytest.raises(RunError, match=r"have not joined: 1, 2 \(1 are here, 2 are needed\)"):
+        serve(link, tmp_path / "run", experiment)
+
+
+def test_a_site_that_comes_back_with_another_card_is_refused_after_a_restart_too(tmp_path):
+    experiment = sites.federated("fedproto", **training(quorum=0.5))
+    link = begun(tmp_path, experiment)
+    load = link.sites[1].load
+    link.sites[1] = link.make("1")
+    link.sites[1].load = lambda: {name: part for name, part in load().items() if name != "validation"}
+    told = Told()
+    serve(link, tmp_path / "run", experiment, told)
+    assert any("client 1: it came back with another card" in one for one in told.notices)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda kept: [],
+        lambda kept: kept | {"1": 3},
+        lambda kept: kept | {"1": kept["0"] | {"samples": {"train": -1, "validation": 0, "test": 0}}},
+        lambda kept: kept | {"1": kept["1"] | {"extra": {"spy": 1}}},
+        lambda kept: kept | {"1": kept["1"] | {"task": "dance"}},
+    ],
+)
+def test_kept_enrolments_are_checked_like_strangers(tmp_path, change):
+    folder, kept = open_folder(tmp_path / "run"), sample_enrolments()
+    write_json(folder / "enrolments.json", change(kept))
+    with pytest.raises(RunError, match=r"enrolments\.json"):
+        kept_enrolments(folder, [])
+    write_json(folder / "enrolments.json", kept)
+    assert sorted(kept_enrolments(folder, [])) == ["0", "1"]
+
+
+def sample_enrolments():
+    task = {"kind": "classification", "classes": 10, "input": [1, 8, 8]}
+    samples = {"train": 9, "validation": 0, "test": 4}
+    return {one: {"client": one, "samples": samples, "task": task, "extra": {}} for one in ("0", "1")}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [],
+        {"run": "../x", "starts": 1},
+        {"run": "a1", "starts": "many"},
+        {"run": "a1", "starts": 1, "keys": [1]},
+    ],
+)
+def test_a_register_that_makes_no_sense_is_named(tmp_path, values):
+    folder = open_folder(tmp_path / "run")
+    write_json(folder / "federation.json", values)
+    with pytest.raises(RunError, match=r"federation\.json was not written by potluck"):
+        Register(folder)
+
+
+def test_an_excluded_client_is_out_for_good_until_it_is_included_again(tmp_path):
+    experiment = sites.federated(FEDMRL, **training(4, quorum=1.0))
+    link = begun(tmp_path, experiment)
+    stop_in(link, 3)
+    with pytest.raises(Killed):
+        serve(link, tmp_path / "run", experiment, exclude=["1"])
+    assert link.asked(2) == ["0", "2"]
+    assert read_json(tmp_path / "run" / "federation.json")["excluded"] == ["1"]
+    told = Told()
+    stop_in(link, 4)
+    with pytest.raises(Killed):
+        serve(link, tmp_path / "run", experiment, told)  # a plain restart leaves it out as well
+    assert link.asked(3) == ["0", "2"]
+    assert any("client 1 is excluded from this run; --include 1 takes it back" in one for one in told.notices)
+    link.lose = lambda order: None
+    link.orders.clear()
+    result = serve(link, tmp_path / "run", experiment, include=["1"])
+    assert link.asked(4) == [*"012"]
+    assert result.summary["accuracy"]["missing"]["rounds"] == {"2": ["1"], "3": ["1"]}
+    assert "excluded" not in result.summary
+
+
+def test_the_summary_names_who_was_excluded(tmp_path):
+    experiment = sites.federated("fedproto", **training(2))
+    link = begun(tmp_path, experiment)
+    result = serve(link, tmp_path / "run", experiment, exclude=["2"])
+    assert result.summary["excluded"] == ["2"]
+    assert result.summary["clients"] == 2
+    assert result.summary["accuracy"]["missing"] == {"last": ["2"], "rounds": {"2": ["2"]}}
+    assert "Excluded from the run: 2." in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("exclude", "include", "sentence"),
+    [
+        (["west"], [], "'west' is none of the experiment's clients"),
+        (["0", "1", "2"], [], "all clients would be out"),
+        (["0"], ["0"], "both name 0"),
+    ],
+)
+def test_exclusions_that_make_no_sense_are_refused(tmp_path, exclude, include, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        serve(Link(tmp_path), tmp_path / "run", sites.federated(FEDMRL), exclude=exclude, include=include)
+
+
+def test_a_late_client_that_does_not_fit_is_refused_in_one_sentence_and_the_rest_go_on(tmp_path):
+    """The late one brings pictures of another size."""
+    link, told = Link(tmp_path, away="1", model="mlp-small"), Told()
+    given = link.sites[1].load()
+    narrow = {name: (given[name][0][..., :4], given[name][1]) for name in ("train", "test")}
+    link.sites[1].load = lambda: narrow
+    link.lose = lambda order: link.away.discard("1") if is_evaluation(order, "0", 1) else None
+    experiment = sites.federated("fedavg", **training(3, start_quorum=0.6))
+    serve(link, tmp_path / "run", experiment, told)
+    (refusal, *more) = [one for one in told.notices if "cannot join" in one]
+    assert refusal.startswith("node 1 was not taken in: client 1 cannot join after round 1: ")
+    assert not more
+    assert link.asked(3) == ["0", "2"]
+
+
+def test_a_state_that_is_for_other_clients_is_refused_in_one_sentence(tmp_path):
+    def server(width):
+        made = Server(Task("classification", 2, (1,)), {})
+        made.declare({"table": torch.zeros(width), "open": {"a": torch.zeros(width)}})
+        return made
+
+    assert fits(server(2), server(2).snapshot() | {"open/b": torch.zeros(7)})
+    assert not fits(server(2), server(3).snapshot())
+    assert not fits(server(2), {"open/a": torch.zeros(2)})
+    assert not fits(server(2), server(2).snapshot() | {"other": torch.zeros(1)})
