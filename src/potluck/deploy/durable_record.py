@@ -189,7 +189,7 @@ class DurableRecord(Record):
     # --- files ---
 
     def _stand(self, key: str, stamp: Stamp) -> None:
-        """Stand at an exchange, on disk too: else a worker that starts again would not know what the next follows."""
+        """Stand at an exchange, on disk too: a worker that starts again must know what the next one follows."""
         self.history.at = Place(key, stamp.attempt, stamp.incarnation)
         self.history.prune()
         self._files.write_manifest({"incarnation": self.incarnation, **self.history.to_json()})

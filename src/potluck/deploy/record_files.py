@@ -1,10 +1,11 @@
-"""The files of a record: written whole, with a checksum that is compared when they are read; links are not followed."""
+"""The files of a record: written whole, read back only if their checksum is right; links are not followed."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Collection
 from pathlib import Path
@@ -19,6 +20,7 @@ from potluck.errors import RunError
 from potluck.files import write_whole
 
 FORMAT = 2  # version of the manifest
+NAME = re.compile(r"\d{8}-[0-9a-f]{64}\.(safetensors|answer)")  # number and checksum of a file
 
 
 def own_folder(path: Path) -> Path:
@@ -44,6 +46,21 @@ def read_own(path: Path) -> bytes:
         link = path.is_symlink()
         reason = "it is a link, which is not followed" if link else error.strerror or error
         raise RunError(f"{path} cannot be read: {reason}") from error
+
+
+def write_own(path: Path, data: bytes) -> None:
+    """Write a file that nobody else can read, whole or not at all; it never is readable in between."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        unfinished.unlink(missing_ok=True)
+        with os.fdopen(os.open(unfinished, flags, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 class RecordFiles:
@@ -73,8 +90,6 @@ class RecordFiles:
     def read(self, name: str) -> bytes:
         """The bytes of a file, if they are those that were written."""
         path = self.folder / name
-        if Path(name).name != name:
-            raise RunError(f"the record in {self.folder} names {name!r}, which is no file beside it")
         data = read_own(path)
         if hashlib.sha256(data).hexdigest() != Path(name).stem.partition("-")[2]:
             raise RunError(
@@ -112,13 +127,16 @@ class RecordFiles:
             raise RunError(f"the record in {self.folder} cannot be read: {path}: {error}") from error
 
     def clean(self, named: Collection[str]) -> None:
-        """Remove files of earlier exchanges, and what was left behind half written; links go, their targets stay."""
+        """Remove files of earlier exchanges and half-written ones; of a link the link alone."""
         for path in self.folder.iterdir():
             if path.name != self.manifest and path.name not in named and not _is_folder(path):
                 path.unlink(missing_ok=True)
 
     def count_from(self, named: Collection[str]) -> None:
-        """Give new files higher numbers than those that are named."""
+        """Give new files higher numbers than those that are named; a name that is none of ours is refused."""
+        other = next((name for name in named if not NAME.fullmatch(name)), None)
+        if other is not None:
+            raise RunError(f"the record in {self.folder} names {other!r}, which is no file beside it")
         self._number = max((int(name.partition("-")[0]) for name in named), default=0)
 
 

@@ -89,6 +89,13 @@ class GuardedPerformer(Performer):
         """Measure the client, if the metrics and the downlink are agreed to and it is finite."""
         if examination.predictions:
             raise StepFailed("predictions are asked for; those of a site stay there")
+        mode = next((mode for mode in examination.modes if mode not in self.method.modes), None)
+        if mode is not None or examination.on not in ("own", "global"):
+            raise StepFailed(
+                f"{self.method.name} has no mode {mode!r}"
+                if mode is not None
+                else f"there are no samples {examination.on!r} to measure on"
+            )
         if self.agreement is not None:
             self.agreement.let_measure(examination.metrics)
         self._let_in(("evaluate",), examination.down or Message())
