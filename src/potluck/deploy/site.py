@@ -265,8 +265,6 @@ class Site(Orders):
                 raise RunError(
                     f"{self.home} has records of {MOST_RUNS:,} runs; remove old ones with potluck prune"
                 )
-            self._experiment(dict(offer["experiment"]))  # else a bad welcome would end a good run's client
-            self.resident = None
             federation = self.federation(dict(offer["experiment"]), run)
             folder = kept.with_suffix("")
             with Modest():
@@ -282,6 +280,9 @@ class Site(Orders):
         """A run as this site sees it: what the server told, with the site's own data, model and secret."""
         experiment = self._experiment(values)
         assert isinstance(experiment.partition, Sites)
+        self.resident = (
+            None  # room for another run's client; a welcome that was refused has not ended this one
+        )
         torch.set_num_threads(experiment.engine.threads)
         given = self.load()
         data, split = site_data(given, self.client, experiment.partition.classes)
