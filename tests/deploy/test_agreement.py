@@ -346,7 +346,7 @@ def test_a_proposal_allows_what_the_method_does(method: str) -> None:
 
 def test_the_proposal_says_names_shapes_and_bytes() -> None:
     federation = bench("fedmrl", small="mlp-small").build()
-    agreement, (exchange,) = propose(federation, "0", attempts=2)
+    agreement, (exchange,) = propose(federation, "0")
     assert agreement.options["d1"] == 16
     assert {name: str(spec) for name, spec in agreement.steps["train"].up.items()} == {
         "small/fc1.weight": "float32[128, 64]",
@@ -358,7 +358,8 @@ def test_the_proposal_says_names_shapes_and_bytes() -> None:
     }
     assert agreement.steps["evaluate"] == Crossing(down=agreement.steps["train"].down)
     assert agreement.card == ("samples", "task")
-    assert agreement.bytes_per_round == 2 * exchange.up.nbytes
+    assert agreement.bytes_per_round == exchange.up.nbytes
+    assert agreement.attempts_per_round == 8
 
 
 def test_messages_of_a_rehearsal_raise_the_bytes() -> None:

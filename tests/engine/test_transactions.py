@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from potluck.core.message import Message
 from potluck.core.state import Report
 from potluck.engine.protocol import Answer, Examination, Request, Stamp
-from potluck.engine.transactions import Done, Record, Work, opened, stored
+from potluck.engine.transactions import Done, Record, opened, stored
 from potluck.errors import StepFailed
 
 
@@ -29,14 +29,15 @@ def value(state_):
 
 def do(record, at, add=1):
     """An exchange: add a number to the client's only weight, unless it was done before."""
-    repeated = record.open(at)
+    asked = Request("7", ("train",), Message(), at)
+    repeated = record.open(asked)
     if repeated is not None:
         return repeated
     before, counters = record.start()
     after = state((value(before) or 0) + add)
     counters["steps"] = counters.get("steps", 0) + 1
     answer = Answer("7", Message({"w": after["model/w"]}), Report(steps=1))
-    record.work = Work(at.round, at.attempt, at.exchange, after, answer, counters)
+    record.store(asked, Done(answer, after, counters))
     return answer
 
 

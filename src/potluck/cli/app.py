@@ -13,7 +13,7 @@ from potluck.cli.compare import compare
 from potluck.cli.demo import demo
 from potluck.cli.doctor import doctor
 from potluck.cli.exits import end_on_signals, guarded
-from potluck.cli.federation import gate, join, keys, serve
+from potluck.cli.federation import gate, join, keys, prune, serve
 from potluck.cli.inspect import explain, methods, split
 from potluck.cli.new import new
 from potluck.cli.run import resume, run
@@ -45,6 +45,7 @@ for _command in (
     new,
     doctor,
     keys,
+    prune,
 ):  # as --help lists them
     app.command(_command.__name__, cls=Command)(guarded(_command))
 

@@ -218,7 +218,7 @@ def _check_site(
 
     chosen = Experiment.load(experiment)
     federation = rehearsal_federation(chosen, client, model, data, metrics)
-    agreement, exchanges = propose(federation, client, chosen.training.attempts)
+    agreement, exchanges = propose(federation, client)
     entry = rehearsal_entry(agreement, exchanges, told_at_enrolment(enrolment(federation, client)))
     if write is not None:
         agreement.write(write)
@@ -253,3 +253,30 @@ def keys(
         screen.data({"folder": str(folder), "files": [str(path) for path in files]})
     else:
         screen.show(*(str(path) for path in files), f"\n{ADVICE.format(days=days)}".rstrip())
+
+
+def prune(
+    home: Annotated[Path, typer.Argument(metavar="HOME", help="The home folder of a site (join --home).")],
+    keep: Annotated[int, typer.Option(min=0, help="How many of the runs used last stay.")] = 0,
+    unfinished: Annotated[
+        bool, typer.Option("--unfinished", help="Remove runs too that never came to their last round.")
+    ] = False,
+    json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Remove what a site has kept of finished runs; its secret, data and model stay."""
+    from dataclasses import asdict
+
+    from potluck.deploy.pruning import kept_runs
+    from potluck.deploy.pruning import prune as remove
+    from potluck.report.format import size
+
+    gone = remove(home, keep, unfinished)
+    stay = kept_runs(home)
+    if json:
+        runs = {"removed": gone, "kept": stay}
+        return Screen(json).data({name: [asdict(one) for one in each] for name, each in runs.items()})
+    left = [one for one in stay if not one.finished]
+    kept = f"; {len(left)} unfinished {'run stays' if len(left) == 1 else 'runs stay'}" if left else ""
+    told = [f"removed run {one.run} (round {one.round}, {size(one.nbytes)})" for one in gone]
+    Screen(json).show(*(told or [f"nothing to remove{kept}"]))

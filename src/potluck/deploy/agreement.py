@@ -31,6 +31,7 @@ ALWAYS_TOLD = ("samples", "task")  # fields of every card
 EVALUATE = "evaluate"  # the library's own step, in addition to those of the method
 PROTECTING = ("noise",)  # options where more is safer: an agreement pins their lower bound
 BOUNDS = {"least", "most"}
+ATTEMPTS = 8  # at a round, with other bytes each: a server that is disturbed again and again needs some
 
 # --- the agreement --------------------------------------------------------------------------------------
 
@@ -53,7 +54,8 @@ class Agreement(Settings):
     options: dict[str, Any] = {}
     steps: dict[str, Crossing]
     card: tuple[str, ...] = ALWAYS_TOLD  # what the site tells about itself at enrolment
-    bytes_per_round: int = Field(ge=0)  # at most, over all attempts at a round
+    bytes_per_round: int = Field(ge=0)  # at most, in one attempt at a round
+    attempts_per_round: int = Field(default=ATTEMPTS, ge=1)  # with other bytes each; a repeated reply is none
     metrics: tuple[str, ...] = ()  # what may be measured and told beside the metrics of its task
 
     @field_validator("options")
@@ -71,13 +73,11 @@ class Agreement(Settings):
         method: Method,
         client: Client,
         sent: Sequence[Message] = (),
-        attempts: int = 1,
         metrics: Sequence[str] = (),
     ) -> Self:
         """The agreement that allows exactly what this method, with its options, does with this client.
 
-        `sent` are the messages of a rehearsed round, as a method may ask for a step more than once. The bytes of a
-        round count for each of the server's `attempts` at it.
+        `sent` are the messages of a rehearsed round, as a method may ask for a step more than once.
         """
         steps = {step: _crossing(method, client, step) for step in (*method.steps(), EVALUATE)}
         most = sum(Message(_largest(crossing.up)).nbytes for crossing in steps.values() if crossing.up)
@@ -86,7 +86,7 @@ class Agreement(Settings):
             options={name: _proposed(name, value) for name, value in options_of(method.config).items()},
             steps=steps,
             card=(*ALWAYS_TOLD, *method.told()),
-            bytes_per_round=attempts * max(most, sum(message.nbytes for message in sent if message)),
+            bytes_per_round=max(most, sum(message.nbytes for message in sent if message)),
             metrics=tuple(metrics),
         )
 
@@ -153,11 +153,15 @@ class Agreement(Settings):
             known = ", ".join(self.metrics) or "those of its task"
             raise PinError(f"the metric {unknown!r} would be measured, this site agreed to: {known}")
 
-    def let_out(self, steps: Sequence[str], round_: int, message: Message, spent: int = 0) -> int:
-        """Refuse a reply beyond the agreement; else return the bytes that have left in this round so far.
+    def let_try(self, round_: int, attempt: int) -> None:
+        """Refuse an attempt at a round beyond the agreed number, before anything is done."""
+        refuse_attempt(round_, attempt, self.attempts_per_round)
 
-        `spent` is what this returned for the round's previous message. The caller stores it with the reply, so that
-        the count survives a restart. A stored reply that is sent again holds nothing new and is not counted again.
+    def let_out(self, steps: Sequence[str], round_: int, message: Message, spent: int = 0) -> int:
+        """Refuse a reply beyond the agreement; else return the bytes that have left in this attempt so far.
+
+        `spent` is what this returned for the previous message of the same attempt at the round; the caller's record
+        has it. A stored reply that is sent again holds nothing new and is not counted again.
         """
         self._known(steps)
         agreed = {name: spec for step in steps for name, spec in self.steps[step].up.items()}
@@ -230,6 +234,15 @@ def _words(pin: Any) -> str:
 
 def _too_much(what: str, total: int, most: int) -> str:
     return f"{what} would send {total:,} bytes, this site agreed to {most:,}"
+
+
+def refuse_attempt(round_: int, attempt: int, most: int) -> None:
+    """Refuse an attempt at a round whose number is above the most that are allowed."""
+    if attempt > most:
+        raise PinError(
+            f"round {round_} was answered {most} times, each time to another question, and this site agreed to "
+            f"{most} attempts at a round; raise attempts_per_round in its contract if that is meant"
+        )
 
 
 # --- what a method would do -----------------------------------------------------------------------------

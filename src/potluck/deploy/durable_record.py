@@ -2,159 +2,223 @@
 
 One manifest file names the files that hold the record, so that it changes atomically. It is written after an
 exchange and before the reply leaves: what the server has seen can be repeated, and what it has not seen can be
-undone.
+undone. The states of the last accepted rounds are kept, and all answers that led from one to the next: a server
+that goes back gets the same bytes for the same questions.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from potluck.core.packed import State
+from potluck.deploy.exchanges import START, Exchanged, History, Place, key_of, order_of
+from potluck.deploy.record_files import RecordFiles
 from potluck.deploy.wire import pack_reply, unpack_reply
-from potluck.engine.protocol import Answer, Stamp
-from potluck.engine.store.state_files import StateFiles, read, sync
-from potluck.engine.transactions import Record, Work
+from potluck.engine.protocol import Answer, Request, Stamp
+from potluck.engine.transactions import Done, Record
 from potluck.errors import RunError, StepFailed
-from potluck.files import write_whole
 
 MANIFEST = "record.json"
+MOST_EXCHANGES = 100  # with one client in one attempt at a round
 
 
 class DurableRecord(Record):
     """The record of one client in one run, in a folder of its own.
 
-    `base` is the state at the end of `round`. A server that continues from a round this client has no state of is
-    refused: either the server's folder or the client's was restored from an older copy.
+    A server may start again and go back to one of the last accepted rounds. One that goes on from any other round
+    is refused: either the server's folder or the client's was restored from an older copy.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._files = folder, StateFiles(folder)
-        self.base: State | None = None
-        self.round = self.incarnation = 0
-        self.spent: tuple[int, int] = (0, 0)  # a round, and the bytes that left in all attempts at it
-        self.tried: tuple[int, int] = (0, 0)  # a round, and how often it was started here
-        self._base_file = self._work_file = ""
-        self._work: Work | None = None
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if (folder / MANIFEST).exists():
-            self._load()
-        self._clean()
+        self.folder, self._files = folder, RecordFiles(folder, MANIFEST)
+        self.incarnation = 0
+        self.history = History()
+        self._next = ("", START)  # of the exchange under way: its key, and the key of the one before it
+        self._held: dict[str, State] = {}  # states by their keys, as far as they are in memory
+        values = self._files.read_manifest()
+        if values is not None:
+            self._load(values)
+        self._files.count_from(self._named)
+        self._files.clean(self._named)
+
+    # --- what the transaction runner needs ---
 
     @property
-    def work(self) -> Work | None:
-        """The round the client is in; assigning it returns when it is on disk."""
-        return self._work
+    def begun(self) -> bool:
+        """Whether the client has done an exchange of the round that is open."""
+        return self.history.at is not None
 
-    @work.setter
-    def work(self, work: Work | None) -> None:
-        if work is not None:
-            self._save(work)
-        self._work = work
+    def open(self, request: Request) -> Answer | None:
+        """Prepare for an exchange; returns the stored answer if this very question was answered before."""
+        stamp, history = request.stamp, self.history
+        self._check(stamp)
+        late = history.at is not None and self._order(stamp) < 0
+        if history.at is None or self._order(stamp) > 0:
+            history.settle(stamp.accepted)
+        self.incarnation = max(self.incarnation, stamp.incarnation)
+        before = history.line[-1] if late else self._before(stamp)
+        key = key_of(before, request)
+        if key in history.done:
+            if not late and (history.now is None or stamp.exchange > history.now.exchange):
+                self._stand(key, stamp)
+            return self._answer(key)
+        self._refuse_disorder(stamp, late)
+        self._next = key, before
+        return None
 
-    def settle(self, accepted: int) -> None:
-        """Keep or drop the work. The disk follows with the next exchange: until then this can be repeated."""
-        if self._work is not None and self._work.round == accepted:
-            self.round, self._base_file = accepted, self._work_file
-        super().settle(accepted)
+    def start(self) -> tuple[State | None, dict[str, int]]:
+        """The state an exchange begins with, and what the round counted so far."""
+        now = self.history.now
+        return self._state(self._next[1]), dict(now.counters) if now is not None else {}
 
-    def open(self, stamp: Stamp) -> Answer | None:
-        """Prepare for an exchange, if the server is not older than this client."""
-        self._follow(stamp)
-        return super().open(stamp)
-
-    def attempt(self, round_: int) -> int:
-        """The number of this attempt at a round, counted here because the server's number need not be true."""
-        before, number = self.tried
-        if self._work is None:
-            number = number + 1 if before == round_ else 1
-        self.tried = round_, number
-        return number
+    def store(self, request: Request, done: Done) -> None:
+        """Store an exchange; it is on disk when this returns."""
+        assert done.state is not None
+        (key, before), round_ = self._next, request.stamp.round
+        sent = self.history.sent_before(before, round_) + (done.answer.up.nbytes if done.answer.up else 0)
+        exchanged = Exchanged(
+            round_,
+            request.stamp.exchange,
+            before,
+            self.history.attempt_after(before, round_),
+            self._files.write_state(done.state),
+            self._files.write_answer(pack_reply(done.answer)),
+            dict(done.counters),
+            sent,
+        )
+        self.history.add(key, exchanged)
+        self._held[key] = done.state
+        self._stand(key, request.stamp)
 
     def current(self, stamp: Stamp) -> State | None:
-        """The state to examine, if the server is not older than this client."""
-        self._follow(stamp)
-        return super().current(stamp)
+        """The state to examine: the work of this round while it is open or accepted, otherwise the base."""
+        self._check(stamp)
+        now, at = self.history.now, self.history.at
+        if now is not None and at is not None:
+            open_ = self._order(stamp) == 0 and not stamp.settled
+            if stamp.accepted == now.round or open_:
+                return self._state(at.key)
+        return self._state(self.history.base(stamp.accepted))
 
-    def _follow(self, stamp: Stamp) -> None:
+    # --- what is counted ---
+
+    def attempt(self, round_: int) -> int:
+        """The number of the attempt at a round that the exchange under way belongs to, as counted here.
+
+        The server's own number need not be true. No two messages of one step in a round have the same number and
+        follow the same exchange: private noise is drawn from it.
+        """
+        return self.history.attempt_after(self._next[1], round_)
+
+    def sent(self, round_: int) -> int:
+        """The bytes that have left in this attempt at a round, before the exchange under way."""
+        return self.history.sent_before(self._next[1], round_)
+
+    @property
+    def round(self) -> int:
+        """The newest round the client has answered in, or that was accepted."""
+        now = self.history.now
+        return now.round if now is not None else self.history.rounds[-1]
+
+    # --- checks ---
+
+    def _check(self, stamp: Stamp) -> None:
+        """Refuse an earlier start of the server, and a server that goes on from a round there is no state of."""
         if stamp.incarnation < self.incarnation:
             raise StepFailed(
                 f"start {stamp.incarnation} of the server is still sending, start {self.incarnation} is the newest"
             )
-        self.incarnation = stamp.incarnation
-        newest = self._work.round if self._work is not None else self.round
-        if stamp.accepted < self.round:
-            raise StepFailed(
-                f"the server goes on from round {stamp.accepted} of this client, which is past round {self.round} "
-                "and cannot go back: the run's folder is older than its clients; start a new run"
-            )
-        if stamp.accepted not in (self.round, newest):
+        rounds, newest = self.history.rounds, self.round
+        if stamp.accepted in (newest, rounds[-1]):
+            return
+        if stamp.accepted > rounds[-1]:
             raise StepFailed(
                 f"the server goes on from round {stamp.accepted} of this client, whose newest state here is of "
                 f"round {newest}: its folder is older than the run; bring it back, or start a new run"
             )
+        if stamp.accepted not in rounds:
+            raise StepFailed(
+                f"the server goes on from round {stamp.accepted} of this client, which is past round {rounds[-1]} "
+                f"and can go back to {_listed(rounds[:-1])} only: the run's folder is older than its clients; "
+                "start a new run"
+            )
+        if stamp.incarnation == self.incarnation:
+            raise StepFailed(
+                f"the server goes on from round {stamp.accepted} of this client, which is past round {rounds[-1]}, "
+                "without having been started again"
+            )
 
-    def _save(self, work: Work) -> None:
-        state = self._files.write(work.state)
-        sync(state)
-        write_whole(self.folder / _answer_of(state.name), pack_reply(work.answer))
-        about = {
-            "round": work.round,
-            "attempt": work.attempt,
-            "exchange": work.exchange,
-            "incarnation": work.incarnation,
-            "counters": work.counters,
-            "state": state.name,
-        }
-        manifest = {
-            "base": self._base_file,
-            "round": self.round,
-            "incarnation": self.incarnation,
-            "spent": self.spent,
-            "tried": self.tried,
-            "work": about,
-        }
-        write_whole(self.folder / MANIFEST, json.dumps(manifest).encode())
-        self._work_file = state.name
-        self._clean()
+    def _order(self, stamp: Stamp) -> int:
+        now, at = self.history.now, self.history.at
+        assert now is not None
+        assert at is not None
+        return order_of(stamp, at, now.round)
 
-    def _load(self) -> None:
+    def _before(self, stamp: Stamp) -> str:
+        """The key of the exchange, or of the base, that this exchange follows."""
+        if self.history.at is None:
+            return self.history.line[-1]
+        for key, done in self.history.path(self.history.at.key):
+            if done.exchange < stamp.exchange:
+                return key
+            before = done.before
+        return before
+
+    def _refuse_disorder(self, stamp: Stamp, late: bool) -> None:
+        """Refuse a new question that comes after later ones."""
+        history, now = self.history, self.history.now
+        last = history.rounds[-1] if now is None else now.round
+        if stamp.round <= history.rounds[-1] or (now is not None and stamp.round < now.round):
+            raise StepFailed(f"round {stamp.round} came after round {last}")
+        if stamp.round <= history.forgotten and stamp.round not in history.tried:
+            raise StepFailed(f"round {stamp.round} came after round {max(history.tried)}")
+        if late or (now is not None and stamp.exchange < now.exchange):
+            what = f"attempt {stamp.attempt} at" if late else f"exchange {stamp.exchange} of"
+            assert now is not None
+            raise StepFailed(
+                f"{what} round {stamp.round} came after exchange {now.exchange}, with another content"
+            )
+        if now is not None and stamp.exchange == now.exchange:
+            raise StepFailed(
+                f"exchange {stamp.exchange} of round {stamp.round} came again, with another content"
+            )
+        if self.history.at is not None and len([*history.path(self.history.at.key)]) >= MOST_EXCHANGES:
+            raise StepFailed(f"round {stamp.round} has more than {MOST_EXCHANGES} exchanges with one client")
+
+    # --- files ---
+
+    def _stand(self, key: str, stamp: Stamp) -> None:
+        """Stand at an exchange, on disk too: a worker that starts again must know what the next one follows."""
+        self.history.at = Place(key, stamp.attempt, stamp.incarnation)
+        self.history.prune()
+        self._files.write_manifest({"incarnation": self.incarnation, **self.history.to_json()})
+        self._held = {one: self._held[one] for one in (key, *self.history.line) if one in self._held}
+        self._files.clean(self._named)
+
+    @property
+    def _named(self) -> set[str]:
+        return {name for one in self.history.done.values() for name in (one.state, one.answer)}
+
+    def _state(self, key: str) -> State | None:
+        if key != START and key not in self._held:
+            self._held[key] = self._files.read_state(self.history.done[key].state)
+        return self._held.get(key)
+
+    def _answer(self, key: str) -> Answer:
+        name = self.history.done[key].answer
+        answer = unpack_reply(self._files.read(name))
+        if not isinstance(answer, Answer):
+            raise RunError(f"there is no answer in {self.folder / name}")
+        return answer
+
+    def _load(self, values: Mapping[str, object]) -> None:
         try:
-            manifest = json.loads((self.folder / MANIFEST).read_text())
-            self._base_file, self.round = str(manifest["base"]), int(manifest["round"])
-            self.incarnation = int(manifest["incarnation"])
-            self.spent = int(manifest["spent"][0]), int(manifest["spent"][1])
-            self.tried = int(manifest["tried"][0]), int(manifest["tried"][1])
-            if self._base_file:
-                self.base = read(self.folder / self._base_file)
-            self._work = self._loaded_work(manifest["work"])
-        except (OSError, KeyError, TypeError, ValueError) as error:
+            self.history = History.from_json(dict(values))
+            self.incarnation = int(str(values["incarnation"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(f"the record in {self.folder} cannot be read: {error}") from error
 
-    def _loaded_work(self, about: dict[str, Any]) -> Work:
-        self._work_file = str(about["state"])
-        answer = unpack_reply((self.folder / _answer_of(self._work_file)).read_bytes())
-        if not isinstance(answer, Answer):
-            raise ValueError(f"there is no answer beside {self._work_file}")
-        return Work(
-            about["round"],
-            about["attempt"],
-            about["exchange"],
-            read(self.folder / self._work_file),
-            answer,
-            dict(about["counters"]),
-            about["incarnation"],
-        )
 
-    def _clean(self) -> None:
-        """Remove files that the manifest does not name."""
-        named = {MANIFEST, self._base_file, self._work_file, _answer_of(self._work_file)}
-        for path in self.folder.iterdir():
-            if path.name not in named:
-                path.unlink()
-
-
-def _answer_of(state: str) -> str:
-    """The name of the file with the answer that belongs to the file of a state."""
-    return f"{state}.answer"
+def _listed(rounds: list[int]) -> str:
+    return " or ".join(f"round {one}" for one in rounds) if rounds else "no other"

@@ -54,9 +54,9 @@ def rehearse(federation: Federation, client: ClientId) -> list[Exchange]:
     return engine.exchanges
 
 
-def propose(federation: Federation, client: ClientId, attempts: int = 1) -> tuple[Agreement, list[Exchange]]:
+def propose(federation: Federation, client: ClientId) -> tuple[Agreement, list[Exchange]]:
     """The agreement that allows just what a rehearsed round sends, and its exchanges: for `join --check`."""
     exchanges = rehearse(federation, client)
     sent = [exchange.up for exchange in exchanges]
     live, metrics = federation.clients.build_client(client), tuple(federation.clients.metrics)
-    return Agreement.of(federation.method, live, sent, attempts, metrics), exchanges
+    return Agreement.of(federation.method, live, sent, metrics), exchanges

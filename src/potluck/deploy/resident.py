@@ -13,7 +13,7 @@ from potluck.core.message import Message
 from potluck.core.method import Method, MethodConfig
 from potluck.core.own_metrics import OwnMetrics
 from potluck.core.packed import State
-from potluck.deploy.agreement import Agreement
+from potluck.deploy.agreement import ATTEMPTS, Agreement, refuse_attempt
 from potluck.deploy.durable_record import DurableRecord
 from potluck.deploy.wire import Enrolment, most_bytes
 from potluck.engine.performer import Performer
@@ -38,8 +38,11 @@ class Agreed(Protocol):
     def let_in(self, steps: tuple[str, ...], message: Message) -> None:
         """Refuse a request."""
 
+    def let_try(self, round_: int, attempt: int) -> None:
+        """Refuse a further attempt at a round."""
+
     def let_out(self, steps: tuple[str, ...], round_: int, message: Message, spent: int = 0) -> int:
-        """Refuse a reply, or return the bytes that have left in this round so far."""
+        """Refuse a reply, or return the bytes that have left in this attempt at the round so far."""
 
 
 def load_agreement(path: Path) -> Agreed:
@@ -66,34 +69,44 @@ class GuardedPerformer(Performer):
 
     def perform(self, client: Client, request: Request, first: bool) -> Answer:
         """Refuse what was not agreed to, before the client is touched and before anything leaves."""
-        attempt = self.record.attempt(request.stamp.round)
-        client.attempt = attempt if self.fresh else 1
+        round_ = request.stamp.round
         unknown = next((step for step in request.steps if step not in self.method.steps()), None)
         if unknown is not None or not request.steps:
             raise StepFailed(f"{self.method.name} has no step {unknown!r}")
-        round_, spent = self.record.spent
-        if request.stamp.round < round_:  # or a server could go back and forth to reset the limits of a round
-            raise StepFailed(f"round {request.stamp.round} came after round {round_}")
+        attempt = self.record.attempt(round_)
+        self._let_try(round_, attempt)
         self._let_in(request.steps, request.down)
+        client.attempt = attempt if self.fresh else 1
         answer = super().perform(client, request, first)
         name = answer.up.not_finite()
         if name is not None:
             raise StepFailed(f"tensor {name!r} would leave and is not finite; lower training.optimizer.lr")
-        before = spent if round_ == request.stamp.round else 0
-        total = before + answer.up.nbytes
         if self.agreement is not None:
-            total = self.agreement.let_out(request.steps, request.stamp.round, answer.up, before)
-        self.record.spent = request.stamp.round, total
+            self.agreement.let_out(request.steps, round_, answer.up, self.record.sent(round_))
         return answer
 
     def examine(self, client: Client, examination: Examination) -> Answer:
         """Measure the client, if the metrics and the downlink are agreed to and it is finite."""
         if examination.predictions:
             raise StepFailed("predictions are asked for; those of a site stay there")
+        mode = next((mode for mode in examination.modes if mode not in self.method.modes), None)
+        if mode is not None or examination.on not in ("own", "global"):
+            raise StepFailed(
+                f"{self.method.name} has no mode {mode!r}"
+                if mode is not None
+                else f"there are no samples {examination.on!r} to measure on"
+            )
         if self.agreement is not None:
             self.agreement.let_measure(examination.metrics)
         self._let_in(("evaluate",), examination.down or Message())
         return super().examine(client, examination)
+
+    def _let_try(self, round_: int, attempt: int) -> None:
+        """Refuse one attempt too many; without an agreement as many are allowed as one proposes."""
+        if self.agreement is not None:
+            self.agreement.let_try(round_, attempt)
+        elif self.fresh:
+            refuse_attempt(round_, attempt, ATTEMPTS)
 
     def _let_in(self, steps: tuple[str, ...], down: Message) -> None:
         if self.agreement is not None:

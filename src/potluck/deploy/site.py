@@ -6,8 +6,10 @@ model and secret are its own, and so is the last word on what it agrees to.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import json
 import sys
 import tempfile
 import traceback
@@ -24,6 +26,8 @@ from potluck.core.own_metrics import LIBRARIES, PLAIN, MetricSettings, measured_
 from potluck.core.population import ClientFacts
 from potluck.core.rng import Rng, new_secret
 from potluck.data import AugmentConfig, DataConfig, Split
+from potluck.deploy.bounds import MOST_RUNS, RUN, Modest, check_order, check_welcome, check_work
+from potluck.deploy.record_files import own_folder, read_own, write_own
 from potluck.deploy.resident import Agreed, Resident
 from potluck.deploy.site_data import site_data, site_public
 from potluck.deploy.wire import (
@@ -48,7 +52,7 @@ from potluck.experiment.schema import Experiment
 from potluck.federation.federation import FactsFromData, Federation, assemble, check_public, public_views
 from potluck.federation.groups import GroupData
 from potluck.federation.private_models import PrivateModels
-from potluck.files import read_json, write_json, write_whole
+from potluck.files import write_json
 from potluck.methods.registry import find_method
 from potluck.models import ModelPool
 from potluck.models.build import Entry
@@ -138,11 +142,13 @@ def kept_secret(folder: Path, run: str) -> Rng:
     Were two runs to draw the same noise, a server that sees both could subtract it.
     """
     file = folder / SECRET
-    if not file.exists():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_whole(file, str(new_secret()).encode())
-        file.chmod(0o600)
-    return Rng(int(file.read_text()), ("secret", run))
+    if not file.exists() and not file.is_symlink():
+        own_folder(folder)
+        write_own(file, str(new_secret()).encode())
+    try:
+        return Rng(int(read_own(file)), ("secret", run))
+    except ValueError as error:
+        raise RunError(f"{file} holds no secret; bring it back from a copy, or join new runs only") from error
 
 
 class Orders(ABC):
@@ -160,17 +166,27 @@ class Orders(ABC):
         """The live client of a run."""
 
     def answer(self, data: bytes) -> bytes:
-        """Do an order and answer it; an error becomes a refusal."""
+        """Do an order and answer it; any error becomes a refusal, and the process lives on.
+
+        The site's own code may end with `SystemExit`, and libraries in other languages raise errors that are no
+        `Exception`: whatever an order brings about, the next one must find the site here.
+        """
         try:
-            return pack_reply(self.obey(unpack_order(data)))
-        except Exception as error:
+            order = unpack_order(data)
+            check_order(order)
+            return pack_reply(self.obey(order))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             if not isinstance(error, PotluckError):
-                traceback.print_exc()
+                with contextlib.suppress(Exception):
+                    traceback.print_exc()
             return self.refuse(error)
 
-    def refuse(self, error: Exception) -> bytes:
+    def refuse(self, error: BaseException) -> bytes:
         """The reply to an order that is not done: one sentence, which the site's own log has too."""
-        print(f"refused: {error}", file=sys.stderr, flush=True)
+        with contextlib.suppress(Exception):
+            print(f"refused: {error}", file=sys.stderr, flush=True)
         told = f"{type(error).__name__}{ASIDE}"
         if isinstance(error, PotluckError) and not isinstance(error, PRIVATE):
             told = str(error)
@@ -213,7 +229,7 @@ class Site(Orders):
     @functools.cached_property
     def _joined(self) -> dict[str, int]:
         """The runs it has joined, and the most bytes an order of each can have."""
-        return {file.stem: int(read_json(file)["most"]) for file in (self.home / "runs").glob("*.json")}
+        return {file.stem: int(_kept_welcome(file)["most"]) for file in (self.home / "runs").glob("*.json")}
 
     @property
     def most_bytes(self) -> int:
@@ -226,30 +242,35 @@ class Site(Orders):
             kept = self._welcome_file(run)
             if not kept.exists():
                 raise StepFailed("it has not joined this run yet")
-            self.enrol(read_json(kept)["welcome"])
+            self.enrol(_kept_welcome(kept)["welcome"])
         assert self.resident is not None
         return self.resident
 
     def _welcome_file(self, run: str) -> Path:
-        if not run.isalnum():
-            raise ConfigError(f"{run!r} is no name of a run")
-        return self.home / "runs" / f"{run}.json"
+        if not RUN.fullmatch(run):
+            raise ConfigError(f"{run[:64]!r} is no name of a run")
+        return own_folder(self.home / "runs") / f"{run}.json"
 
     def enrol(self, offer: Mapping[str, Any]) -> Enrolment:
         """Join a run: a new one from its start, a known one where it was left."""
         if offer.get("potluck") != __version__:
             raise ConfigError(f"the server runs potluck {offer.get('potluck')}, this site {__version__}")
+        check_welcome(offer)
         run = str(offer["run"])
         kept = self._welcome_file(run)
-        if kept.exists() and read_json(kept)["welcome"] != offer:
+        if kept.exists() and _kept_welcome(kept)["welcome"] != offer:
             raise ConfigError(f"run {run} is not as it was when this site joined it; start a new run")
         if self.resident is None or run != self.run:
-            self.resident = None
+            if run not in self._joined and len(self._joined) >= MOST_RUNS:
+                raise RunError(
+                    f"{self.home} has records of {MOST_RUNS:,} runs; remove old ones with potluck prune"
+                )
             federation = self.federation(dict(offer["experiment"]), run)
             folder = kept.with_suffix("")
-            self.resident = Resident(
-                federation, self.client, folder, self.agreement, fresh=not self.simulated
-            )
+            with Modest():
+                self.resident = Resident(
+                    federation, self.client, folder, self.agreement, fresh=not self.simulated
+                )
             self.run = run
             self._joined[run] = self.resident.most_bytes
             write_json(kept, {"welcome": offer, "most": self._joined[run]})
@@ -257,18 +278,53 @@ class Site(Orders):
 
     def federation(self, values: dict[str, Any], run: str) -> Federation:
         """A run as this site sees it: what the server told, with the site's own data, model and secret."""
-        self._admit(dict(values["method"]))
-        wanted = [site_metric(str(name), self.metrics) for name in values.get("metrics", ())]
-        told = (*SENT, "data", "engine", "partition", *(("public",) if "public" in values else ()))
-        experiment = Experiment.make(**{key: values[key] for key in told})
+        experiment = self._experiment(values)
         assert isinstance(experiment.partition, Sites)
-        assert isinstance(experiment.data, DataConfig)
-        roster = experiment.partition.sites
-        if self.client not in roster:
-            raise ConfigError(f"the server's experiment is for the clients {', '.join(roster)}")
+        self.resident = (
+            None  # room for another run's client; a welcome that was refused has not ended this one
+        )
         torch.set_num_threads(experiment.engine.threads)
         given = self.load()
         data, split = site_data(given, self.client, experiment.partition.classes)
+        own = experiment.training.per_client.get(self.client)
+        check_work((own and own.epochs) or experiment.training.epochs, len(split[self.client].train))
+        with Modest():
+            return self._assembled(experiment, given, data, split, run, self._wanted(values))
+
+    def _wanted(self, values: Mapping[str, Any]) -> list[MetricSettings]:
+        return [site_metric(str(name), self.metrics) for name in values.get("metrics", ())]
+
+    def _experiment(self, values: Mapping[str, Any]) -> Experiment:
+        """What the server told, if this site would take part in it; nothing is loaded or built."""
+        self._admit(dict(values["method"]))
+        self._wanted(values)
+        told = (*SENT, "data", "engine", "partition", *(("public",) if "public" in values else ()))
+        missing = next((key for key in told if key not in values), None)
+        if missing is not None:
+            raise ConfigError(f"the server's welcome cannot be read: {missing} is missing")
+        experiment = Experiment.make(**{key: values[key] for key in told})
+        if not isinstance(experiment.partition, Sites) or not isinstance(experiment.data, DataConfig):
+            raise ConfigError(
+                "the server's experiment has data or a split of its own; a site brings its own data"
+            )
+        roster = experiment.partition.sites
+        if self.client not in roster:
+            raise ConfigError(f"the server's experiment is for the clients {', '.join(roster)}")
+        return experiment
+
+    def _assembled(
+        self,
+        experiment: Experiment,
+        given: Any,
+        data: Dataset,
+        split: Split,
+        run: str,
+        wanted: Sequence[MetricSettings],
+    ) -> Federation:
+        """The federation of a run from what the site has loaded."""
+        assert isinstance(experiment.partition, Sites)
+        assert isinstance(experiment.data, DataConfig)
+        roster = experiment.partition.sites
         chosen = find_method(experiment.method.name)(experiment.method, experiment.pool())
         public = None
         if chosen.needs_public_data and experiment.public is not None:
@@ -311,6 +367,15 @@ class Site(Orders):
         settings = experiment.models
         pool = ModelPool({self.client: self.model}, settings.rep_dim, adapter=settings.adapter)
         return PrivateModels(pool, [self.client], experiment.all_seeds(), settings.init == "per_client")
+
+
+def _kept_welcome(file: Path) -> dict[str, Any]:
+    """The welcome of a run that this site has joined, as it was kept."""
+    try:
+        kept = json.loads(read_own(file))
+        return {"welcome": kept["welcome"], "most": int(kept["most"])}
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{file} cannot be read: {error}") from error
 
 
 def _site_group(data: Dataset, augment: AugmentConfig) -> GroupData:

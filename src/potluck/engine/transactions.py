@@ -48,9 +48,14 @@ class Record:
             self.base = self.work.state
         self.work = None
 
-    def open(self, stamp: Stamp) -> Answer | None:
+    @property
+    def begun(self) -> bool:
+        """Whether the client has done an exchange of the round that is open."""
+        return self.work is not None
+
+    def open(self, request: Request) -> Answer | None:
         """Prepare for an exchange; returns the stored answer if the exchange was done before."""
-        work = self.work
+        work, stamp = self.work, request.stamp
         if work is None:
             return None
         if not work.holds(stamp):
@@ -76,6 +81,14 @@ class Record:
         if self.work is not None:
             return self.work.state, dict(self.work.counters)
         return self.base, {}
+
+    def store(self, request: Request, done: Done) -> None:
+        """Store an exchange that was done."""
+        assert done.state is not None
+        at = request.stamp
+        self.work = Work(
+            at.round, at.attempt, at.exchange, done.state, done.answer, dict(done.counters), at.incarnation
+        )
 
 
 class Records(Protocol):
@@ -117,18 +130,16 @@ def opened(records: Records, request: Request | Examination) -> Errand | Answer:
         found = records.peek(request.client)
         return Errand(request, found.current(request.stamp) if found else None)
     record = records.record(request.client)
-    repeated = record.open(request.stamp)
+    repeated = record.open(request)
     if repeated is not None:
         return repeated
     state, counters = record.start()
-    return Errand(request, state, counters, first=record.work is None)
+    return Errand(request, state, counters, first=not record.begun)
 
 
 def stored(records: Records, request: Request | Examination, done: Done) -> Done:
     """Store what was done in the client's record; an examination has nothing to store."""
     if done.state is not None:
-        at = request.stamp
-        records.record(request.client).work = Work(
-            at.round, at.attempt, at.exchange, done.state, done.answer, dict(done.counters), at.incarnation
-        )
+        assert isinstance(request, Request)
+        records.record(request.client).store(request, done)
     return done

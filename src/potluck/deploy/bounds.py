@@ -1,0 +1,173 @@
+"""Bounds on what a server may ask of a site, checked before data are loaded, models built or threads started.
+
+They are far above what experiments need. Inside them a site may still be asked for much work; beyond them its
+process would end, or be busy for days, whatever it has agreed to send.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from potluck.deploy.wire import Order
+from potluck.engine.protocol import Request
+from potluck.errors import ConfigError, StepFailed
+
+MOST_CLASSES = 1 << 18
+MOST_WIDTH = 1 << 16  # of a representation, or any other size of a model
+MOST_SITES = 10_000
+MOST_EPOCHS = 10_000
+MOST_BATCH = 1 << 20
+MOST_SEEN = 10**9  # samples a client trains on in a round, all epochs together
+MOST_OPTION = 10**6  # any other number of an option: steps, passes, samples
+MOST_PIXELS = 1024  # any number of an augmentation
+MOST_METRICS = 100
+MOST_LISTED = 32  # steps or ways of measuring in one order
+MOST_COUNTED = 10**9  # rounds, attempts, exchanges, starts of a server
+MOST_RUNS = 1000  # of which a site keeps records
+FREE = re.compile(r"seed|memory")  # options that count neither work nor sizes
+RUN = re.compile(r"[0-9A-Za-z]{1,64}")
+
+
+def check_welcome(offer: Any) -> None:
+    """Refuse a welcome that is malformed, or asks for more than any experiment needs; types before values."""
+    told = _block(offer, "the welcome")
+    if not RUN.fullmatch(str(told.get("run"))):
+        raise ConfigError(f"{str(told.get('run'))[:64]!r} is no name of a run")
+    values = _block(told.get("experiment"), "experiment")
+    blocks = {
+        name: _block(values.get(name), name) for name in ("method", "training", "engine", "partition", "data")
+    }
+    models = _block(values.get("models", {}), "models")
+    _most("engine.threads", blocks["engine"].get("threads"), max(64, 2 * (os.cpu_count() or 1)))
+    _most("partition.classes", blocks["partition"].get("classes"), MOST_CLASSES)
+    _long("partition.sites", blocks["partition"].get("sites"), MOST_SITES)
+    _long("metrics", values.get("metrics", []), MOST_METRICS)
+    _check_training("training", blocks["training"])
+    for client, own in _block(blocks["training"].get("per_client", {}), "training.per_client").items():
+        _check_training(f"training.per_client.{client}", _block(own, f"training.per_client.{client}"))
+    for where, block, most in (
+        ("method", blocks["method"], MOST_OPTION),
+        ("models", models, MOST_WIDTH),
+        ("data", blocks["data"], MOST_PIXELS),
+        ("public", values.get("public") or {}, MOST_OPTION),
+    ):
+        for key, number in _numbers(block, where):
+            _most(key, number, most)
+
+
+def check_work(epochs: int, samples: int) -> None:
+    """Refuse a round in which a client would train on too many samples; its own number is known by now."""
+    if epochs * samples > MOST_SEEN:
+        raise ConfigError(
+            f"training.epochs: {epochs:,} times this client's samples are more than {MOST_SEEN:,} in a round"
+        )
+
+
+def check_order(order: Order) -> None:
+    """Refuse an order with more parts than any method has, or with numbers that count nothing."""
+    stamp = getattr(order, "stamp", None)
+    counted = (stamp.round, stamp.attempt, stamp.exchange, stamp.incarnation) if stamp is not None else (0,)
+    if max(map(abs, counted)) > MOST_COUNTED:
+        raise StepFailed(f"an order counts rounds, attempts, exchanges or starts beyond {MOST_COUNTED:,}")
+    if isinstance(order, Request):
+        if len(order.steps) > MOST_LISTED or not isinstance(order.purpose, str) or len(order.purpose) > 100:
+            raise StepFailed(f"an order names {len(order.steps):,} steps, at most {MOST_LISTED} are done")
+        return
+    modes, metrics = (getattr(order, name, ()) for name in ("modes", "metrics"))
+    if len(modes) > MOST_LISTED or len(metrics) > MOST_METRICS:
+        raise StepFailed(
+            f"an order asks for {len(modes):,} measurements with {len(metrics):,} metrics; at most {MOST_LISTED} "
+            f"with {MOST_METRICS} are done"
+        )
+
+
+class Modest(TorchFunctionMode):
+    """Refuses to make tensors that the machine's memory cannot hold: a model that a server has described.
+
+    Without this the system would end the process, as memory is given before it is there.
+    """
+
+    MAKERS = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.full, torch.eye)
+
+    def __init__(self, most: int | None = None) -> None:
+        super().__init__()
+        self.most = (
+            most if most is not None else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        )
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at the size before a tensor is made."""
+        kwargs = kwargs or {}
+        if func in self.MAKERS and str(kwargs.get("device")) != "meta":
+            size = _size(func, args, kwargs)
+            if 4 * size > self.most:
+                raise ConfigError(
+                    f"a model as the server wants it would have a tensor of {size:,} numbers, more than this "
+                    "machine can hold"
+                )
+        return func(*args, **kwargs)
+
+
+def _size(func: Any, args: Any, kwargs: Mapping[str, Any]) -> int:
+    given = kwargs.get("size", args[0] if args and isinstance(args[0], list | tuple) else args)
+    given = args[:1] if func is torch.full and args and isinstance(args[0], int) else given
+    sizes = [one for one in given if isinstance(one, int)] if isinstance(given, list | tuple) else []
+    if func is torch.eye and len(sizes) == 1:
+        sizes *= 2
+    total = 1
+    for one in sizes:
+        total *= max(one, 0)
+    return total if sizes else 0
+
+
+def _check_training(where: str, values: Mapping[str, Any]) -> None:
+    _most(f"{where}.epochs", values.get("epochs"), MOST_EPOCHS)
+    _most(f"{where}.batch_size", values.get("batch_size"), MOST_BATCH)
+
+
+def _block(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"the server's welcome cannot be read: {where} must be a block of keys with values")
+    return value
+
+
+def _most(where: str, value: Any, most: int) -> None:
+    if value is None or isinstance(value, bool) or not isinstance(value, int | float):
+        return  # its type is checked with the experiment
+    if not -most <= value <= most:
+        raise ConfigError(f"the server asks for {where}: {_short(value)}; this site goes up to {most:,}")
+
+
+def _long(where: str, value: Any, most: int) -> None:
+    if isinstance(value, list | tuple) and len(value) > most:
+        raise ConfigError(f"the server names {len(value):,} {where}; this site goes up to {most:,}")
+
+
+def _numbers(value: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """The numbers of a block that count work or sizes, by their full keys."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if not FREE.search(str(key)):
+                yield from _numbers(inner, f"{where}.{key}")
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _numbers(inner, where)
+    else:
+        yield where, value
+
+
+def _short(value: float) -> str:
+    text = (
+        f"{value:,}"
+        if abs(value) < 10**18
+        else f"{value:.0e}"
+        if isinstance(value, float)
+        else "a huge number"
+    )
+    return text

@@ -1,0 +1,144 @@
+"""The files of a record: written whole, read back only if their checksum is right; links are not followed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError
+
+from potluck.core.packed import State
+from potluck.engine.store.state_files import on_host
+from potluck.errors import RunError
+from potluck.files import write_whole
+
+FORMAT = 2  # version of the manifest
+NAME = re.compile(r"\d{8}-[0-9a-f]{64}\.(safetensors|answer)")  # number and checksum of a file
+
+
+def own_folder(path: Path) -> Path:
+    """Make a folder for its owner alone, or take the one that is there; a link is refused."""
+    if path.is_symlink():
+        raise RunError(f"{path} is a link, which is not followed; put the folder itself there")
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise RunError(f"cannot make the folder {path}: {error.strerror or error}") from error
+    return path
+
+
+def read_own(path: Path) -> bytes:
+    """The bytes of a plain file; a link, or anything else that is no file, is refused."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(handle, "rb") as file:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise RunError(f"{path} is no file")
+            return file.read()
+    except OSError as error:
+        link = path.is_symlink()
+        reason = "it is a link, which is not followed" if link else error.strerror or error
+        raise RunError(f"{path} cannot be read: {reason}") from error
+
+
+def write_own(path: Path, data: bytes) -> None:
+    """Write a file that nobody else can read, whole or not at all; it never is readable in between."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        unfinished.unlink(missing_ok=True)
+        with os.fdopen(os.open(unfinished, flags, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+class RecordFiles:
+    """The folder of a record: numbered files, and a manifest that names those that count.
+
+    A file's name is its number and its checksum, so that the manifest holds the checksums of all files.
+    """
+
+    def __init__(self, folder: Path, manifest: str) -> None:
+        self.folder, self.manifest = own_folder(folder), manifest
+        self._number = 0
+
+    def write_state(self, state: State) -> str:
+        """Write a state; the file's name."""
+        return self._write(safetensors.torch.save(on_host(state)), "safetensors")
+
+    def write_answer(self, data: bytes) -> str:
+        """Write an answer; the file's name."""
+        return self._write(data, "answer")
+
+    def _write(self, data: bytes, suffix: str) -> str:
+        self._number += 1
+        name = f"{self._number:08d}-{hashlib.sha256(data).hexdigest()}.{suffix}"
+        write_whole(self.folder / name, data)
+        return name
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a file, if they are those that were written."""
+        path = self.folder / name
+        data = read_own(path)
+        if hashlib.sha256(data).hexdigest() != Path(name).stem.partition("-")[2]:
+            raise RunError(
+                f"{path} is damaged: its bytes are not those that were written; bring back the folder "
+                f"{self.folder} from a copy, or start a new run"
+            )
+        return data
+
+    def read_state(self, name: str) -> State:
+        """The state in a file."""
+        data = self.read(name)
+        try:
+            return dict(safetensors.torch.load(data))
+        except (SafetensorError, ValueError, KeyError) as error:
+            raise RunError(f"the client state in {self.folder / name} cannot be read: {error}") from error
+
+    def write_manifest(self, values: dict[str, Any]) -> None:
+        """Write the manifest, with its own checksum."""
+        text = json.dumps(values)
+        whole = {"format": FORMAT, "sha256": hashlib.sha256(text.encode()).hexdigest(), "record": text}
+        write_whole(self.folder / self.manifest, json.dumps(whole).encode())
+
+    def read_manifest(self) -> dict[str, Any] | None:
+        """What the manifest says, None if there is none yet."""
+        path = self.folder / self.manifest
+        if not path.exists() and not path.is_symlink():
+            return None
+        try:
+            whole = json.loads(read_own(path))
+            text = str(whole["record"])
+            if whole["format"] != FORMAT or hashlib.sha256(text.encode()).hexdigest() != whole["sha256"]:
+                raise ValueError("it is not as it was written")
+            return dict(json.loads(text))
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise RunError(f"the record in {self.folder} cannot be read: {path}: {error}") from error
+
+    def clean(self, named: Collection[str]) -> None:
+        """Remove files of earlier exchanges and half-written ones; of a link the link alone."""
+        for path in self.folder.iterdir():
+            if path.name != self.manifest and path.name not in named and not _is_folder(path):
+                path.unlink(missing_ok=True)
+
+    def count_from(self, named: Collection[str]) -> None:
+        """Give new files higher numbers than those that are named; a name that is none of ours is refused."""
+        other = next((name for name in named if not NAME.fullmatch(name)), None)
+        if other is not None:
+            raise RunError(f"the record in {self.folder} names {other!r}, which is no file beside it")
+        self._number = max((int(name.partition("-")[0]) for name in named), default=0)
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()

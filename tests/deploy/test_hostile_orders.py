@@ -1,0 +1,231 @@
+"""Orders of a hostile server: each is refused in one sentence, quickly, and the site goes on."""
+
+import json
+import time
+
+import pytest
+import sites
+import torch
+from lone_site import RUN, ask, greet, joined, make_site, offer, request, small
+
+from potluck.core.message import Message
+from potluck.deploy import bounds, wire
+from potluck.deploy.site import Site
+from potluck.engine.protocol import Answer, Examination, Failure, Stamp
+from potluck.errors import ConfigError
+
+DEEP = "[" * 50_000 + "]" * 50_000
+
+
+def changed(*path, value):
+    """A welcome with one other value."""
+    told = offer(run="b2")
+    place = told
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return told
+
+
+def without(*path):
+    told = offer(run="b2")
+    place = told
+    for key in path[:-1]:
+        place = place[key]
+    del place[path[-1]]
+    return told
+
+
+WELCOMES = {
+    "threads": (changed("experiment", "engine", "threads", value=10**6), "engine.threads: 1,000,000"),
+    "classes": (changed("experiment", "partition", "classes", value=10**7), "partition.classes: 10,000,000"),
+    "width": (changed("experiment", "models", "rep_dim", value=10**8), "models.rep_dim: 100,000,000"),
+    "epochs": (changed("experiment", "training", "epochs", value=10**9), "training.epochs: 1,000,000,000"),
+    "seen": (changed("experiment", "training", "epochs", value=9_999), None),
+    "batch": (changed("experiment", "training", "batch_size", value=2**40), "training.batch_size"),
+    "own epochs": (
+        changed("experiment", "training", "per_client", value={"0": {"epochs": 10**12}}),
+        "training.per_client.0.epochs",
+    ),
+    "option": (changed("experiment", "method", "d1", value=10**9), "method.d1: 1,000,000,000"),
+    "nested option": (
+        changed("experiment", "method", "small", value={"name": "mlp-small", "rep_dim": 10**9}),
+        "method.small.rep_dim",
+    ),
+    "pool": (
+        changed("experiment", "models", "pool", value={"name": "mlp-small", "rep_dim": 10**9}),
+        "models.pool.rep_dim",
+    ),
+    "padding": (
+        changed("experiment", "data", "augment", value=[{"crop": {"pad": 10**6}}]),
+        "data.augment.crop.pad",
+    ),
+    "roster": (changed("experiment", "partition", "sites", value=list(map(str, range(20_000)))), "20,000 "),
+    "metrics": (changed("experiment", "metrics", value=["f1_macro"] * 500), "500 metrics"),
+    "not a number": (changed("experiment", "training", "epochs", value=float("nan")), "training.epochs"),
+    "negative": (changed("experiment", "training", "batch_size", value=-1), "training.batch_size"),
+    "another type": (changed("experiment", "engine", "threads", value={"a": 1}), "engine.threads"),
+    "no block": (changed("experiment", value=[1, 2]), "experiment must be a block"),
+    "no method": (without("experiment", "method"), "method must be a block"),
+    "no seed": (without("experiment", "seed"), "seed is missing"),
+    "unknown method": (changed("experiment", "method", value={"name": "spy"}), "spy"),
+    "code": (changed("experiment", "method", "small", value="os:system"), "a site runs no code but its own"),
+    "own split": (
+        changed("experiment", "partition", value={"kind": "iid", "clients": 3}), "a site brings its own data"
+    ),
+    "no version": (without("potluck"), "the server runs potluck None"),
+    "a path": (changed("run", value="../../etc"), "is no name of a run"),
+    "a long name": (changed("run", value="a" * 100_000), "is no name of a run"),
+    "a number": (changed("run", value={}), "is no name of a run"),
+    "not invited": (changed("experiment", "partition", "sites", value=["1", "2"]), "is for the clients 1, 2"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    return joined(tmp_path_factory.mktemp("home"))
+
+
+@pytest.mark.parametrize("kind", [kind for kind, (_, sentence) in WELCOMES.items() if sentence])
+def test_a_welcome_beyond_all_bounds_is_refused_before_anything_is_loaded_or_built(tmp_path, kind):
+    told, sentence = WELCOMES[kind]
+
+    def load():
+        raise AssertionError("data were loaded")
+
+    lone, threads = Site("0", sites.builder("0"), load, tmp_path), torch.get_num_threads()
+    begun = time.monotonic()
+    reply = greet(lone, told)
+    assert time.monotonic() - begun < 2.0
+    assert isinstance(reply, Failure)
+    assert sentence in reply.reason
+    assert torch.get_num_threads() == threads
+    assert not (tmp_path / "secret").exists()
+
+
+def test_epochs_are_bounded_together_with_the_samples(tmp_path, monkeypatch):
+    monkeypatch.setattr(bounds, "MOST_SEEN", 10**6)
+    reply = greet(make_site(tmp_path), WELCOMES["seen"][0])
+    assert "training.epochs: 9,999 times this client's samples are more than 1,000,000" in reply.reason
+
+
+def test_a_model_larger_than_the_machine_is_refused_before_it_is_made():
+    with pytest.raises(ConfigError, match="a tensor of 4,294,967,296 numbers"), bounds.Modest(2**30):
+        torch.nn.Linear(2**16, 2**16)
+    with bounds.Modest(2**30):
+        assert torch.nn.Linear(4, 4)(torch.zeros(2, 4)).shape == (2, 4)
+
+
+def note(**changes):
+    values = {"client": "0", "order": "steps", "steps": ["train"], "purpose": "train"}
+    values["stamp"] = {"experiment": RUN, "round": 1, "attempt": 1, "exchange": 1, "accepted": 0,
+                       "incarnation": 0, "settled": False}  # fmt: skip
+    values["stamp"] |= changes.pop("stamp", {})
+    return Message().encode({wire.KEY: json.dumps(values | changes)})
+
+
+BYTES = {
+    "nothing": b"",
+    "no message": b"hello",
+    "a head too long": (2**62).to_bytes(8, "little") + b"{}",
+    "no envelope": Message().encode(),
+    "nested": Message().encode({wire.KEY: '{"order": "hello", "welcome": ' + DEEP + "}"}),
+    "no order": Message().encode({wire.KEY: '{"order": "dance"}'}),
+    "no mapping": Message().encode({wire.KEY: "[1]"}),
+    "many digits": Message().encode({wire.KEY: '{"order": "hello", "welcome": {"run": ' + "9" * 5000 + "}}"}),
+    "no stamp": note(stamp={"round": "soon"}),
+    "infinite round": note(stamp={"round": float("inf")}),
+    "nan round": note(stamp={"round": float("nan")}),
+    "negative round": note(stamp={"round": -3}),
+    "round zero": note(stamp={"round": 0}),
+    "a huge round": note(stamp={"round": 10**400}),
+    "accepted ahead": note(stamp={"accepted": 7}),
+    "accepted negative": note(stamp={"accepted": -1}),
+    "many steps": note(steps=["train"] * 10_000),
+    "no steps": note(steps=[]),
+    "steps of another kind": note(steps=[{"a": 1}]),
+    "steps a number": note(steps=3),
+    "a private name": note(steps=["__init__"]),
+    "a purpose of another kind": note(purpose={"a": [1]}),
+    "another client": note(client="1"),
+    "an unknown run": note(stamp={"experiment": "c3"}),
+    "a run outside": note(stamp={"experiment": "../0"}),
+    "no downlink": note(),
+    "modes": note(order="examine", modes=["own"] * 1000, on="own", bare=True, metrics=[], predictions=False),
+    "unknown mode": note(order="examine", modes=["spy"], on="own", bare=True, metrics=[], predictions=False),
+    "unknown part": note(order="examine", modes=["mix-large"], on="moon", bare=True, metrics=[], predictions=False),
+    "unknown metric": note(order="examine", modes=["mix-large"], on="own", bare=True, metrics=["spy"],
+                           predictions=False),
+    "predictions": note(order="examine", modes=["mix-large"], on="own", bare=True, metrics=[], predictions=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BYTES)
+def test_an_order_that_makes_no_sense_is_refused_in_one_sentence(site, kind):
+    reply = wire.unpack_reply(site.answer(BYTES[kind]))
+    assert isinstance(reply, Failure)
+    assert reply.reason.startswith("client 0")
+    assert site.resident.record.begun is False
+
+
+DOWNLINKS = {
+    "none": lambda tensors: {},
+    "extra": lambda tensors: tensors | {"spy": torch.zeros(1)},
+    "missing": lambda tensors: dict([*tensors.items()][1:]),
+    "flat": lambda tensors: {name: value.reshape(-1) for name, value in tensors.items()},
+    "nan": lambda tensors: {name: value * torch.nan for name, value in tensors.items()},
+    "whole numbers": lambda tensors: {name: value.long() for name, value in tensors.items()},
+    "bool": lambda tensors: {name: value.bool() for name, value in tensors.items()},
+    "complex": lambda tensors: {name: value.to(torch.complex64) for name, value in tensors.items()},
+    "empty": lambda tensors: {name: value[:0] for name, value in tensors.items()},
+    "renamed": lambda tensors: {f"{name}x": value for name, value in tensors.items()},
+}
+
+
+@pytest.mark.parametrize("kind", DOWNLINKS)
+def test_a_downlink_that_breaks_the_contract_is_refused_and_touches_nothing(site, kind):
+    reply = ask(site, request(Message(DOWNLINKS[kind](dict(small(site))))))
+    assert isinstance(reply, Failure)
+    assert site.resident.record.begun is False
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RecursionError("deep"),
+        SystemExit(3),
+        RuntimeError("[enforce fail] alloc"),
+        OSError(28, "x"),
+    ],
+)
+def test_whatever_happens_in_a_step_the_site_lives_on(tmp_path, error, capsys):
+    site = joined(tmp_path)
+
+    def fail(*ignored):
+        raise error
+
+    method = site.resident.performer.method
+    method.train = fail
+    reply = ask(site, request(small(site)))
+    assert reply.reason == f"client 0: {type(error).__name__} at the site; the log of its worker says more"
+    del method.train
+    assert isinstance(ask(site, request(small(site))), Answer)
+
+
+def test_a_site_is_as_it_was_after_all_of_it(site):
+    at = Stamp(RUN, 1, 1, 0, 0)
+    assert isinstance(ask(site, Examination("0", small(site), at, ("mix-large",))), Answer)
+    for told, sentence in WELCOMES.values():
+        if sentence:
+            greet(site, told)
+    assert isinstance(ask(site, request(small(site))), Answer)
+    assert [path.name for path in (site.home / "runs").glob("*.json")] == [f"{RUN}.json"]
+
+
+def test_a_site_keeps_records_of_so_many_runs_only(tmp_path, monkeypatch, capsys):
+    site = joined(tmp_path)
+    monkeypatch.setattr("potluck.deploy.site.MOST_RUNS", 1)
+    assert "RunError at the site" in greet(site, offer(run="b2")).reason
+    assert "remove old ones with potluck prune" in capsys.readouterr().err
+    assert isinstance(ask(site, request(small(site))), Answer)

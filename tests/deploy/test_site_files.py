@@ -1,0 +1,161 @@
+"""A site's home folder: damage is found and named, links are not followed, old runs can be removed."""
+
+import json
+import os
+import stat
+
+import pytest
+from lone_site import RUN, ask, greet, joined, make_site, offer, request, small
+from typer.testing import CliRunner
+
+from potluck.cli.app import app
+from potluck.deploy.pruning import kept_runs, prune
+from potluck.deploy.site import kept_secret
+from potluck.engine.protocol import Answer
+from potluck.errors import RunError
+
+
+def flip(path, place=-5):
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def site(tmp_path):
+    found = joined(tmp_path)
+    for round_ in (1, 2):
+        ask(found, request(small(found), round_=round_, accepted=round_ - 1))
+    return found
+
+
+def files(site, suffix):
+    return sorted(site.resident.record.folder.glob(f"*.{suffix}"))
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "answer", "json"])
+def test_a_flipped_bit_is_found_and_the_file_named(site, tmp_path, capsys, suffix):
+    damaged = files(site, suffix)[-1]
+    flip(damaged, -9)
+    again = make_site(tmp_path)
+    order = request(small(site), round_=2, accepted=1)
+    if suffix == "safetensors":
+        order = request(small(site), round_=3, accepted=2)
+    reply = ask(again, order)
+    assert reply.reason == "client 0: RunError at the site; the log of its worker says more"
+    assert str(damaged) in capsys.readouterr().err
+
+
+def test_a_missing_file_is_named(site, tmp_path, capsys):
+    files(site, "answer")[-1].unlink()
+    ask(make_site(tmp_path), request(small(site), round_=2, accepted=1))
+    assert f"{files(site, 'safetensors')[-1].parent}" in capsys.readouterr().err
+
+
+def test_a_record_names_no_file_elsewhere(site, tmp_path, capsys):
+    record = site.resident.record
+    other = tmp_path / "precious"
+    other.write_text("mine")
+    record.history.now.answer = f"../../../{other.name}"
+    record._stand(record.history.at.key, request(small(site), round_=2, accepted=1).stamp)
+    ask(make_site(tmp_path), request(small(site), round_=2, accepted=1))
+    assert "which is no file beside it" in capsys.readouterr().err
+    assert other.read_text() == "mine"
+
+
+def test_links_in_a_record_are_neither_read_nor_written_through(site, tmp_path, capsys):
+    folder, target = site.resident.record.folder, tmp_path / "precious"
+    target.write_bytes(files(site, "answer")[-1].read_bytes())
+    files(site, "answer")[-1].unlink()
+    (folder / "spare").symlink_to(target)
+    answer = site.resident.record.history.now.answer
+    (folder / answer).symlink_to(target)
+    before = target.read_bytes()
+    ask(make_site(tmp_path), request(small(site), round_=2, accepted=1))
+    assert "it is a link, which is not followed" in capsys.readouterr().err
+    assert target.read_bytes() == before
+    assert not (folder / "spare").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["runs", f"runs/{RUN}"])
+def test_a_folder_that_is_a_link_is_refused(tmp_path, capsys, name):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "keep.txt").write_text("mine")
+    link = tmp_path / "0" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(elsewhere)
+    assert "RunError at the site" in greet(make_site(tmp_path), offer()).reason
+    assert "is a link, which is not followed" in capsys.readouterr().err
+    assert [path.name for path in elsewhere.iterdir()] == ["keep.txt"]
+
+
+def test_a_secret_is_never_readable_by_others_and_no_link(tmp_path, monkeypatch):
+    seen = []
+    whole = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (seen.append(os.fstat(handle).st_mode), whole(handle)))
+    kept_secret(tmp_path / "home", RUN)
+    assert [stat.S_IMODE(mode) for mode in seen] == [0o600]
+    (tmp_path / "home" / "secret").rename(tmp_path / "other")
+    (tmp_path / "home" / "secret").symlink_to(tmp_path / "other")
+    with pytest.raises(RunError, match="it is a link, which is not followed"):
+        kept_secret(tmp_path / "home", RUN)
+    (tmp_path / "home" / "secret").unlink()
+    (tmp_path / "home" / "secret").write_text("?")
+    with pytest.raises(RunError, match="secret holds no secret"):
+        kept_secret(tmp_path / "home", RUN)
+
+
+# --- old runs -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(site):
+    """A site with a finished run of two rounds, and one that has not begun."""
+    greet(site, offer(run="b2"))
+    return site.home
+
+
+def test_finished_runs_are_removed_and_others_only_when_asked(home, tmp_path):
+    assert {one.run: (one.round, one.finished) for one in kept_runs(home)} == {
+        RUN: (2, True),
+        "b2": (0, False),
+    }
+    (home / "runs" / RUN / "note.txt").write_text("somebody else's")
+    assert [one.run for one in prune(home)] == [RUN]
+    assert (home / "runs" / RUN / "note.txt").exists()  # no file of a record
+    assert [one.run for one in kept_runs(home)] == ["b2"]
+    assert [one.run for one in prune(home, unfinished=True)] == ["b2"]
+    assert (home / "secret").exists() is False  # a simulated site has none
+    assert isinstance(ask(joined(tmp_path), request(small(joined(tmp_path)))), Answer)
+
+
+def test_the_last_runs_stay(home):
+    assert prune(home, keep=2) == []
+    assert [one.run for one in prune(home, keep=1, unfinished=True)] == [kept_runs_of_old(home)]
+
+
+def kept_runs_of_old(home):
+    """The run that was there and no longer is."""
+    return ({RUN, "b2"} - {one.run for one in kept_runs(home)}).pop()
+
+
+def test_links_are_removed_and_not_followed(home, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "record.json").write_text("{}")
+    (home / "runs" / "c3.json").write_text((home / "runs" / "b2.json").read_text())
+    (home / "runs" / "c3").symlink_to(other)
+    assert {one.run for one in prune(home, unfinished=True)} == {RUN, "b2", "c3"}
+    assert [path.name for path in other.iterdir()] == ["record.json"]
+
+
+def test_the_command_says_what_it_removed(home):
+    done = CliRunner().invoke(app, ["prune", str(home), "--json"])
+    assert done.exit_code == 0, done.output
+    assert [one["run"] for one in json.loads(done.stdout)["removed"]] == [RUN]
+    done = CliRunner().invoke(app, ["prune", str(home)])
+    assert "nothing to remove; 1 unfinished run stays" in done.stdout
+    done = CliRunner().invoke(app, ["prune", str(home.parent)])
+    assert done.exit_code == 2
+    assert "is no home folder of a site" in done.stderr
