@@ -56,6 +56,14 @@ def resume(
         int | None,
         typer.Option(min=1, help="Play this many rounds in all, also after the run has ended."),
     ] = None,
+    from_round: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Go back to the checkpoint of round N, one of the last three, and play on from there.",
+        ),
+    ] = None,
     trust: Annotated[
         bool, typer.Option("--trust", help="Run the code that a folder of somebody else names.")
     ] = False,
@@ -68,7 +76,14 @@ def resume(
     watched(
         Screen(json),
         _method_of(run),
-        lambda watcher: go_on(run, rounds=rounds, watcher=watcher, overrides=overrides or (), trust=trust),
+        lambda watcher: go_on(
+            run,
+            rounds=rounds,
+            watcher=watcher,
+            overrides=overrides or (),
+            trust=trust,
+            from_round=from_round,
+        ),
     )
 
 
