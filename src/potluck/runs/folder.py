@@ -146,7 +146,7 @@ class RunFolder:
                 self._shorten(name, marks[name]["bytes"] if name in marks else 0)
         self._marks.restart()
 
-    def prepare_without(self, round_: int, marks: Marks) -> dict[str, dict[str, Any]]:
+    def prepare_without(self, round_: int, marks: Marks) -> Marks:
         """Write logs without the evaluation of a round beside the real ones: their marks, none if there is none.
 
         `cut` puts them in place once a checkpoint has their marks, so that a run that is killed in between has

@@ -56,7 +56,7 @@ def check_marks(folder: Path, marks: Any, names: Iterable[str]) -> None:
     """Refuse logs that are not what they were at a checkpoint; lines that came later do not count."""
     for name in names:
         path, mark = folder / name, marks.get(name) if isinstance(marks, Mapping) else None
-        if not _is_mark(mark):
+        if not isinstance(mark, Mapping) or not isinstance(mark.get("bytes"), int) or mark["bytes"] < 0:
             raise RunError(f"the checkpoint does not say how long {path} was")
         found, length = hashlib.sha256(), _length(path)
         if length < mark["bytes"]:
@@ -67,10 +67,6 @@ def check_marks(folder: Path, marks: Any, names: Iterable[str]) -> None:
         _hash_part(path, found, 0, mark["bytes"])
         if found.hexdigest() != mark["sha256"]:
             raise RunError(f"{path} is damaged: its lines are not those of the last checkpoint")
-
-
-def _is_mark(mark: Any) -> bool:
-    return isinstance(mark, Mapping) and type(mark.get("bytes")) is int and mark["bytes"] >= 0
 
 
 def _length(path: Path) -> int:

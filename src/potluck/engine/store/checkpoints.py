@@ -222,6 +222,6 @@ class Checkpoints:
 
 def _sentence(folder: Path, round_: int, error: Exception) -> str:
     """What is wrong with a checkpoint, by the name of the file."""
-    missing = isinstance(error, FileNotFoundError) and error.filename
-    what = f"{Path(error.filename).name} is missing" if missing else first_line(error)
+    lost = Path(error.filename).name if isinstance(error, FileNotFoundError) and error.filename else None
+    what = first_line(error) if lost is None else f"{lost} is missing"
     return f"the checkpoint of round {round_} in {os.fspath(folder)} cannot be read: {what}"
