@@ -40,6 +40,8 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """Read a JSON file of a run."""
+    if path.exists() and not path.is_file():
+        raise RunError(f"{path} is no file")
     try:
         return json.loads(path.read_text())
     except FileNotFoundError as error:

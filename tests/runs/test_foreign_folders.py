@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 import potluck
@@ -75,7 +74,8 @@ def content(home: Path) -> dict[str, bytes]:
 INSIDE = [
     ".lock", "metrics.jsonl", "timing.jsonl", "environment.json", "split.json", "config.yaml", "report.html",
     "summary.json", "federation.json", "tuning.json", "trackers.json", ".metrics.jsonl.next", "checkpoints",
-    "checkpoints/checkpoint.json", "checkpoints/server-000002.safetensors", "checkpoints/.clients-00000009.safetensors",
+    "checkpoints/checkpoint.json", "checkpoints/server-000002.safetensors",
+    "checkpoints/.clients-00000009.safetensors",
     "models", "models/.round-000003", "predictions", "predictions/round-000002.parquet", "pilots", "clients",
     "clients/0", "flower", "tensorboard", "wandb", "wandb/run-1",
 ]  # fmt: skip
@@ -96,7 +96,7 @@ def test_a_link_out_of_the_folder_is_never_followed(
         resume(folder)
     assert Path(name).name in str(caught.value)
     for look in (potluck.open, open_folder):
-        with pytest.raises(PotluckError, match="is a link to another place|is not finished"):
+        with pytest.raises(PotluckError, match="is a link to another place"):
             look(folder)
     assert content(elsewhere) == before
     assert not (elsewhere / "new").exists()
@@ -190,7 +190,9 @@ def test_a_forged_manifest_reaches_no_file_outside(folder: Path, elsewhere: Path
 
 
 def test_a_checkpoint_of_another_run_is_refused(folder: Path, tmp_path: Path) -> None:
-    other = run(experiment(models=["mlp-large"]), out=tmp_path / "other").folder
+    other = tmp_path / "other"
+    with pytest.raises(Interrupted):
+        run(experiment(seed=7, models=["mlp-large"]), out=other, watcher=StopAfter(2))
     shutil.rmtree(folder / "checkpoints")
     shutil.copytree(other / "checkpoints", folder / "checkpoints")
     for log in ("metrics.jsonl", "ledger.jsonl", "timing.jsonl"):
@@ -302,7 +304,7 @@ def test_a_half_made_folder_is_told_what_it_is(folder: Path, tmp_path: Path, nam
     with pytest.raises(RunError, match="its run was stopped before the first round"):
         resume(half)
     run(experiment(), out=half)
-    assert torch.is_tensor(next(potluck.open(half).clients["0"].model.parameters()))
+    assert len(potluck.open(half).clients) == 2
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:

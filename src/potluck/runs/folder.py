@@ -44,23 +44,35 @@ class RunFolder:
                 return cls(path)
             except FileExistsError as error:
                 if exact:
-                    raise RunError(
-                        f"{path} exists; choose another folder, or go on with it: potluck resume {path}"
-                    ) from error
+                    return cls._taken_over(path, error)
                 number += 1
             except OSError as error:
                 raise RunError(f"cannot make the folder {path}: {error.strerror or error}") from error
+
+    @classmethod
+    def _taken_over(cls, path: Path, error: OSError) -> RunFolder:
+        """A folder that is there: one that is empty, or whose run never got to its first round, is begun again."""
+        if not path.is_dir():
+            raise RunError(f"{path} is a file; choose another folder") from error
+        folder = cls(path)
+        if folder.is_shell() and not (folder / "pilots").exists():
+            refuse_links(path)
+            return folder
+        if (folder / "config.yaml").exists():
+            advice = f"go on with it: potluck resume {path}"
+            raise RunError(f"{path} exists; choose another folder, or {advice}") from error
+        raise RunError(f"{path} holds something else than a run; choose another folder") from error
 
     @classmethod
     def begun(cls, path: Path) -> RunFolder:
         """The folder of a run that has begun; anything else is refused."""
         if not path.is_dir():
             raise RunError(f"there is no run folder {path}")
+        refuse_links(path)
         folder = cls(path)
         missing = next((name for name in START if not (folder / name).is_file()), None)
         if missing is not None:
             raise RunError(f"{path} cannot be resumed: it has no {missing}{folder._half_made()}")
-        refuse_links(path)
         return folder
 
     def _half_made(self) -> str:
@@ -135,6 +147,11 @@ class RunFolder:
     def check_logs(self, marks: Marks) -> None:
         """Refuse logs that have lost or changed lines since a checkpoint; none of them can be made again."""
         check_marks(self.path, marks, [name for name in LOGS if not self._is_prepared(name, marks)])
+
+    def rounds_logged(self, marks: Marks) -> int:
+        """How many rounds were played up to a checkpoint: `timing.jsonl` has a line of each."""
+        path = self / "timing.jsonl"
+        return path.read_bytes()[: marks[path.name]["bytes"]].count(b"\n") if path.exists() else 0
 
     def cut(self, marks: Marks) -> None:
         """Take every log back to what it was at a checkpoint; a log without a mark becomes empty."""

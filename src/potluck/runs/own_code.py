@@ -84,13 +84,13 @@ def _unused_plugins(experiment: Experiment, settings: Mapping[str, Any]) -> set[
     }
 
 
-def reach(settings: Mapping[str, Any]) -> dict[str, str | None]:
-    """What settings reach beyond their run folder: code, with a hash of its content, and places of trackers."""
-    return dict.fromkeys(_names(settings)) | own_code(settings) | tracker_places(settings)
+def reach(settings: Mapping[str, Any], code: Mapping[str, str]) -> dict[str, str | None]:
+    """What settings reach beyond their run folder: code, by what `own_code` said of it, and places of trackers."""
+    return {name: code.get(name) for name in _names(settings)} | tracker_places(settings)
 
 
-def check_trusted(folder: Path, settings: Mapping[str, Any], found: object) -> None:
-    """Refuse to run code that a run folder names but that may be somebody else's; `found` is the folder's seal."""
+def check_trusted(folder: Path, settings: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    """Refuse to run code that a run folder names but that may be somebody else's; `about` has the folder's seal."""
     files = {name: file for name in _names(settings) if (file := _file_of(name)) is not None}
     others = folder.stat().st_uid != os.getuid()
     for name, file in files.items():
@@ -105,12 +105,12 @@ def check_trusted(folder: Path, settings: Mapping[str, Any], found: object) -> N
                 f"{folder}: {why}, and going on would run it; read it first, then say --trust "
                 "(trust=True in Python)"
             )
-    reached = reach(settings)
-    if reached and not is_sealed(reached, found):
+    reached = reach(settings, about.get("code", {}))
+    if reached and not is_sealed(reached, about.get("seal")):
         what = ", ".join(reached)
         raise RunError(
-            f"{folder}: you did not start this run on this machine as it is now, and going on would use {what}; look "
-            "at that first, then say --trust (trust=True in Python)"
+            f"{folder}: you did not start this run on this machine as it is now, and going on would use {what}; "
+            "look at that first, then say --trust (trust=True in Python)"
         )
 
 

@@ -95,7 +95,7 @@ class Past:
                 f"{edited.here}; {_advice(edited)}"
             )
         if not trust:
-            check_trusted(path, written, self.about.get("seal"))
+            check_trusted(path, written, self.about)
         check_named_code(path, written, self.about["code"])
         return Experiment.load(self.folder / "config.yaml", overrides)
 

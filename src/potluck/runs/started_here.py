@@ -23,8 +23,8 @@ def tracker_places(settings: Mapping[str, Any]) -> dict[str, str]:
     track = settings.get("track")
     places = (("tensorboard", "folder"), ("mlflow", "uri"), ("wandb", "entity"))
     found: dict[str, str] = {}
-    for name, key in places if isinstance(track, Mapping) else ():
-        one = track.get(name)
+    for name, key in places:
+        one = track.get(name) if isinstance(track, Mapping) else None
         if isinstance(one, Mapping) and one.get(key) is not None:
             found[f"track.{name}.{key}"] = str(one[key])
     return found

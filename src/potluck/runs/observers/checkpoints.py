@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from potluck.engine.store.checkpoints import Checkpoint, Checkpoints, DamagedCheckpoint
@@ -46,10 +49,17 @@ class Checkpointer(Observer):
         self._saved_at = time.monotonic()
         with held_back():  # the store counts a state as saved once it is asked for: the files must follow
             server, clients, notes = self.state.saved()
-            notes |= {"logs": self.folder.marks() if marks is None else marks}
+            notes |= {"run": self._run, "logs": self.folder.marks() if marks is None else marks}
             self.files.save(self.state.round, server, clients, notes, self.folder.sync_logs)
         if self.durable:
             self.files.wait()
+
+    @cached_property
+    def _run(self) -> str:
+        """Which run this is, so that no checkpoint of another one is taken for its own."""
+        about = self.folder.about()
+        known = [about.get(key) for key in ("started", "split", "views")]
+        return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
     def rounds(self) -> tuple[int, ...]:
         """The rounds that `restore` can go back to, ascending."""
@@ -117,6 +127,10 @@ class Checkpointer(Observer):
     def _put_back(self, checkpoint: Checkpoint) -> None:
         """Stand where a checkpoint was saved; one of something else is refused."""
         try:
+            if checkpoint.round != self.folder.rounds_logged(checkpoint.notes["logs"]):
+                raise ValueError(f"its logs do not end with round {checkpoint.round}")
+            if checkpoint.notes.get("run") != self._run:
+                raise ValueError("environment.json tells of another one")
             self.state.restore(checkpoint)
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise RunError(
