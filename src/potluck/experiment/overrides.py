@@ -45,6 +45,10 @@ _Yaml.add_implicit_resolver(
 _NO_VALUE = (ValueError, KeyError, AttributeError, TypeError, OverflowError)
 
 
+_DEEPEST = 40  # levels of an experiment file
+_LARGEST = 200_000  # values of one, those that anchors repeat counted each time
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read the mapping in a YAML file; an error is one sentence with the line."""
     try:
@@ -71,7 +75,25 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}{where}: {problem}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no experiment: it must be a mapping of keys to values")
+    if not _is_small(values):
+        raise ConfigError(
+            f"{path} is too large for an experiment: nested too deeply, or repeated by its anchors"
+        )
     return values
+
+
+def _is_small(values: Any) -> bool:
+    """Whether a value has few parts and levels; with anchors a short file can be endless."""
+    level, seen = [values], 0
+    for _ in range(_DEEPEST):
+        blocks = [one for one in level if isinstance(one, dict | list | set | tuple)]
+        level = []
+        for one in blocks:
+            level.extend(one.values() if isinstance(one, dict) else one)
+            if seen + len(level) > _LARGEST:
+                return False
+        seen += len(level)
+    return not level
 
 
 def by_dotted_key(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
