@@ -26,7 +26,7 @@ from potluck.errors import RunError, first_line
 from potluck.files import sha256, sync_folder, write_whole
 
 KEPT = 3  # checkpoints that stay
-_READERS = 4  # threads that compute checksums when a checkpoint is loaded
+_READERS = 4  # threads that compute checksums
 _MANIFEST = re.compile(r"checkpoint-(\d{6,})\.json")
 
 
@@ -102,11 +102,12 @@ class Checkpoints:
         self.folder.mkdir(exist_ok=True)
         server_file, content = f"server-{round_:06d}.safetensors", safetensors.torch.save(on_host(server))
         write_whole(self.folder / server_file, content)
-        files = {client: saved.result() for client, saved in clients.items()}
         known = {name: found for one in self._kept.values() for name, found in one.sha256.items()}
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="checksums") as pool:
+            summed = list(pool.map(lambda saved: _summed(saved.result(), known), clients.values()))
+        files = {client: path for client, (path, _) in zip(clients, summed, strict=True)}
         sums = {server_file: hashlib.sha256(content).hexdigest()}
-        for path in files.values():
-            sums[path.name] = known.get(path.name) or sha256(path, sync=True)
+        sums |= {path.name: found for path, found in summed}
         before()
         names = {client: path.name for client, path in files.items()}
         self._put_first(Manifest(round_, server_file, names, sums, notes))
@@ -218,6 +219,11 @@ class Checkpoints:
                     raise RunError(
                         f"{path} does not belong there and cannot be removed: {error.strerror}"
                     ) from error
+
+
+def _summed(path: Path, known: Mapping[str, str]) -> tuple[Path, str]:
+    """A file that is on the disk, with its checksum."""
+    return path, known.get(path.name) or sha256(path, sync=True)
 
 
 def _sentence(folder: Path, round_: int, error: Exception) -> str:
