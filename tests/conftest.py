@@ -16,6 +16,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore::potluck.errors.PotluckAdvice")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_key(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The key that seals run folders is made for these tests, in processes they start too."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture(autouse=True)
 def on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes are compared on the CPU; only what is marked `cuda` sees a GPU, in processes it starts too."""

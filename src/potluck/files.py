@@ -1,10 +1,14 @@
-"""Writing files whole or not at all, and reading JSON files of a run."""
+"""Files of a run: written whole or not at all, never through a link, and known by their SHA-256."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
+import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +40,85 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """Read a JSON file of a run."""
+    if path.exists() and not path.is_file():
+        raise RunError(f"{path} is no file")
     try:
         return json.loads(path.read_text())
     except FileNotFoundError as error:
         raise RunError(f"{path} is missing: {path.parent} is no run folder") from error
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{path} cannot be read: {error}") from error
+
+
+# --- checksums ------------------------------------------------------------------------------------------
+
+
+def sha256(path: Path, sync: bool = False) -> str:
+    """The SHA-256 of a file; `sync` makes sure that it is on the disk first, not only in the system's cache."""
+    with opened(path, os.O_RDONLY) as handle:
+        if sync:
+            os.fsync(handle)
+        with os.fdopen(os.dup(handle), "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync_folder(path: Path) -> None:
+    """Make sure that the names in a folder are on the disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# --- links ----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def opened(path: Path, flags: int) -> Iterator[int]:
+    """Open a plain file; a link is not followed, and what is no file (a pipe, a device) is refused.
+
+    A file that is written to must have one name only: under a second one it may be somebody's file elsewhere.
+    """
+    handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(0, "it is no plain file", str(path))
+        if flags & (os.O_WRONLY | os.O_RDWR) and found.st_nlink > 1:
+            raise OSError(0, "it has a second name elsewhere (a hard link); put a copy here", str(path))
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuse a folder in which a link leads elsewhere, or which holds something that is neither file nor folder.
+
+    Links to places inside the folder stay: some trackers make them.
+    """
+    home = folder.resolve()
+    for path in _found(home):
+        mode = path.lstat().st_mode
+        shown = folder / path.relative_to(home)
+        if stat.S_ISLNK(mode):
+            if not path.resolve().is_relative_to(home):
+                raise RunError(
+                    f"{folder}: {path.relative_to(home)} is a link to another place, which is neither read nor "
+                    "written into; put it here instead"
+                )
+        elif not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise RunError(f"{shown} is neither a file nor a folder; remove it")
+
+
+def _found(home: Path) -> Iterator[Path]:
+    """Everything in a folder and below; links are not entered."""
+    places = [home]
+    while places:
+        with os.scandir(places.pop()) as entries:
+            for entry in entries:
+                yield Path(entry.path)
+                if entry.is_dir(follow_symlinks=False):
+                    places.append(Path(entry.path))

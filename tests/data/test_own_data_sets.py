@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -255,3 +256,18 @@ def test_a_data_set_is_written_in_one_line() -> None:
         "<data set mine: 14 rows, 2 of them for test; classification with 2 classes for samples of 4 numbers each, "
         "2 clients>"
     )
+
+
+def test_a_small_file_that_becomes_huge_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Parquet file of a few kilobytes can hold any number of equal rows."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    values = pa.DictionaryArray.from_arrays(pa.array([0] * 3_000_000, pa.int32()), pa.array([1.0]))
+    pq.write_table(pa.table({"x": values, "y": values}), tmp_path / "bomb.parquet")
+    assert (tmp_path / "bomb.parquet").stat().st_size < 100_000
+    monkeypatch.setenv("POTLUCK_DATA_LIMIT", "1000000")
+    with pytest.raises(
+        DataError, match=r"bomb\.parquet would take .* \(3,000,000 rows\).*POTLUCK_DATA_LIMIT"
+    ):
+        potluck.from_files(tmp_path / "bomb.parquet", target="y")

@@ -119,7 +119,7 @@ def test_code_that_another_user_names_is_not_run(plugin: Path, monkeypatch: pyte
     with pytest.raises(RunError, match=r"another user's run folder names the code .*mine\.py.*--trust"):
         resume(folder)
     resume(folder, trust=True)
-    check_trusted(folder, VALUES | {"plugins": []})
+    check_trusted(folder, VALUES | {"plugins": []}, {})
 
 
 def test_functions_and_modules_count_as_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_functions_and_modules_count_as_code(tmp_path: Path, monkeypatch: pytest
     }
     assert own_code(settings).keys() == {"rules_of_mine.halves"}
     with pytest.raises(RunError, match=r"rules_of_mine\.halves comes with the run folder"):
-        check_trusted(tmp_path, settings)
+        check_trusted(tmp_path, settings, {})
 
 
 NETS = """

@@ -75,7 +75,8 @@ def test_without_a_checkpoint_a_run_starts_over(tmp_path: Path) -> None:
     whole = run(experiment(), out=tmp_path / "whole")
     with pytest.raises(Interrupted):
         run(experiment(), out=tmp_path / "broken", watcher=StopAfter(2))
-    (tmp_path / "broken/checkpoints" / Checkpoints.MANIFEST).unlink()
+    for manifest in (tmp_path / "broken/checkpoints").glob("checkpoint*.json"):
+        manifest.unlink()
     resume(tmp_path / "broken")
     assert (tmp_path / "broken/metrics.jsonl").read_bytes() == (whole.folder / "metrics.jsonl").read_bytes()
 
@@ -201,7 +202,8 @@ def test_checkpoints_are_incremental(tmp_path: Path) -> None:
     checkpoints.wait()
     files = sorted(path.name for path in folder.iterdir())
     assert files == [
-        "checkpoint.json", "clients-00000001.safetensors", "clients-00000003.safetensors",
+        "checkpoint-000001.json", "checkpoint-000002.json", "checkpoint.json", "clients-00000001.safetensors",
+        "clients-00000002.safetensors", "clients-00000003.safetensors", "server-000001.safetensors",
         "server-000002.safetensors",
     ]  # fmt: skip
     loaded = Checkpoints(folder).load()

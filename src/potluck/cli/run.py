@@ -56,6 +56,14 @@ def resume(
         int | None,
         typer.Option(min=1, help="Play this many rounds in all, also after the run has ended."),
     ] = None,
+    from_round: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Go back to the checkpoint of round N, one of the last three, and play on from there.",
+        ),
+    ] = None,
     trust: Annotated[
         bool, typer.Option("--trust", help="Run the code that a folder of somebody else names.")
     ] = False,
@@ -68,13 +76,22 @@ def resume(
     from potluck.runs.api import resume as go_on
 
     if (run / "serve.json").is_file():
+        if from_round is not None:
+            raise ConfigError("--from-round: a federation goes back with its clients alone; leave it out")
         return _resume_served(run, overrides or (), rounds, trust, exclude, include, json)
     if exclude or include:
         raise ConfigError(f"--exclude and --include are for federations; {run} is none")
     watched(
         Screen(json),
         _method_of(run),
-        lambda watcher: go_on(run, rounds=rounds, watcher=watcher, overrides=overrides or (), trust=trust),
+        lambda watcher: go_on(
+            run,
+            rounds=rounds,
+            watcher=watcher,
+            overrides=overrides or (),
+            trust=trust,
+            from_round=from_round,
+        ),
     )
 
 

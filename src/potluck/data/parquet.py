@@ -27,6 +27,8 @@ from potluck.errors import DataError
 log = logging.getLogger(__name__)
 
 FOLDER_VARIABLE = "POTLUCK_DATA"
+LIMIT_VARIABLE = "POTLUCK_DATA_LIMIT"  # bytes that one Parquet file may take in memory
+_LIMIT = 8 * 2**30
 _LAYOUTS = (
     "{split}-*.parquet",
     "data/{split}-*.parquet",
@@ -209,6 +211,8 @@ def read_images(files: Files, names: tuple[str, ...], shape: tuple[int, int, int
     data sets are decoded once, kept in the user's cache folder and memory-mapped from then on.
     """
     rows = sum(_open(file.path).metadata.num_rows for file in files)
+    for file in files:
+        check_size(file.path)
     kept = _kept_at(files, shape)
     images = _read_kept(kept, (rows, *shape))
     if images is None:
@@ -221,7 +225,10 @@ def read_images(files: Files, names: tuple[str, ...], shape: tuple[int, int, int
 def _decode(files: Files, names: Sequence[str], rows: int, shape: tuple[int, int, int]) -> np.ndarray:
     if rows >= _WORTH_KEEPING:
         log.info("decoding %d images in %s", rows, files[0].path.parent)
-    images = np.empty((rows, *shape), dtype=np.uint8)
+    try:
+        images = np.empty((rows, *shape), dtype=np.uint8)
+    except MemoryError as error:
+        raise DataError(f"{files[0].path.parent} has {rows:,} images, more than memory can hold") from error
     row = 0
     for file in files:
         for position, content in enumerate(_image_bytes(file.path, names)):
@@ -259,6 +266,7 @@ def _image_bytes(path: Path, names: Sequence[str]) -> Iterator[bytes]:
 
 def _column(path: Path, names: Sequence[str]) -> pa.ChunkedArray:
     name = _column_name(path, names)
+    check_size(path)
     try:
         return _open(path).read(columns=[name]).column(0)
     except (pa.ArrowException, OSError) as error:
@@ -281,6 +289,23 @@ def _open(path: Path) -> pq.ParquetFile:
         return pq.ParquetFile(path, memory_map=True)
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
+
+
+def check_size(path: Path) -> None:
+    """Refuse a file that would become too large in memory: a few kilobytes can hold 10⁹ equal rows."""
+    metadata = _open(path).metadata
+    groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+    cells = metadata.num_rows * max(1, metadata.num_columns)
+    needed = max(sum(group.total_byte_size for group in groups), 8 * cells)
+    given = os.environ.get(LIMIT_VARIABLE, "").strip() or str(_LIMIT)
+    if not given.isdecimal():
+        raise DataError(f"{LIMIT_VARIABLE} is {given!r}: give a number of bytes")
+    limit = int(given)
+    if needed > limit:
+        raise DataError(
+            f"{path} would take {needed / 2**30:,.1f} GiB or more in memory ({metadata.num_rows:,} rows), the "
+            f"limit is {limit / 2**30:,.1f} GiB; if that is right, set {LIMIT_VARIABLE} to more bytes"
+        )
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:

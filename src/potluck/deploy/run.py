@@ -18,7 +18,7 @@ from potluck.errors import ConfigError, RunError
 from potluck.experiment.differences import first_difference
 from potluck.experiment.export import to_values
 from potluck.experiment.schema import Experiment
-from potluck.files import write_json
+from potluck.files import refuse_links, write_json
 from potluck.methods.registry import find_method
 from potluck.runs.environment import check_version
 from potluck.runs.folder import RunFolder
@@ -90,7 +90,10 @@ def refuse_predictions(experiment: Experiment) -> None:
 
 def open_folder(path: Path) -> RunFolder:
     """The run folder, made if it does not exist."""
-    return RunFolder(path) if path.is_dir() else RunFolder.create(path, exact=True)
+    if not path.is_dir():
+        return RunFolder.create(path, exact=True)
+    refuse_links(path)
+    return RunFolder(path)
 
 
 def _check_same(folder: RunFolder, experiment: Experiment) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from potluck.errors import ConfigError
+from potluck.errors import ConfigError, first_line
 
 Override = str | Mapping[str, Any]  # `key=value`, or a mapping from keys to values
 
@@ -41,6 +41,14 @@ _Yaml.add_implicit_resolver(
 )
 
 
+# What PyYAML raises itself where a value is not what its tag says: !!bool maybe, !!float x, 2001-99-99.
+_NO_VALUE = (ValueError, KeyError, AttributeError, TypeError, OverflowError)
+
+
+_DEEPEST = 40  # levels of an experiment file
+_LARGEST = 200_000  # values of one, those that anchors repeat counted each time
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read the mapping in a YAML file; an error is one sentence with the line."""
     try:
@@ -53,6 +61,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} cannot be read: it is no text in UTF-8") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} is nested too deeply for an experiment") from error
+    except _NO_VALUE as error:
+        raise ConfigError(
+            f"{path} has a value that is not what it is marked as: {first_line(error)}"
+        ) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -61,7 +75,25 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}{where}: {problem}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no experiment: it must be a mapping of keys to values")
+    if not _is_small(values):
+        raise ConfigError(
+            f"{path} is too large for an experiment: nested too deeply, or repeated by its anchors"
+        )
     return values
+
+
+def _is_small(values: Any) -> bool:
+    """Whether a value has few parts and levels; with anchors a short file can be endless."""
+    level, seen = [values], 0
+    for _ in range(_DEEPEST):
+        blocks = [one for one in level if isinstance(one, dict | list | set | tuple)]
+        level = []
+        for one in blocks:
+            level.extend(one.values() if isinstance(one, dict) else one)
+            if seen + len(level) > _LARGEST:
+                return False
+        seen += len(level)
+    return not level
 
 
 def by_dotted_key(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
@@ -88,7 +120,7 @@ def apply_override(values: dict[str, Any], override: Override) -> None:
         raise ConfigError(f"{override!r} is no override; write key=value, for example training.rounds=5")
     try:
         value = yaml.load(text, Loader=_Yaml)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError, *_NO_VALUE) as error:
         raise ConfigError(f"the value of {override!r} is not YAML") from error
     _set(values, key, value, override)
 

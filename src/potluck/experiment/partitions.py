@@ -22,4 +22,4 @@ def partition_kind(values: Mapping[str, Any]) -> type[BaseModel]:
     if isinstance(kind, str) and kind not in known:
         raise ConfigError(f"partition.kind: there is no split {kind!r}; {nearest(kind, known)}")
     found = next((by_key[key] for key in by_key if key in values), None)
-    return found or by_kind.get(kind, PartitionConfig)
+    return found or (by_kind.get(kind, PartitionConfig) if isinstance(kind, str) else PartitionConfig)

@@ -16,6 +16,7 @@ from potluck.errors import ConfigError, nearest
 M = TypeVar("M", bound=BaseModel)
 KINDS = ("int", "float", "str", "bool")  # how pydantic names the branches of a value of several kinds
 INPUT = "Input should be "
+_SHOWN = 200  # characters of a wrong value
 
 
 def validated(
@@ -40,6 +41,8 @@ def one_sentence(
     path = [str(part) for part in first["loc"] if str(part).isidentifier() or str(part).isdigit()]
     above = [prefix] if prefix else []
     if first["type"] == "extra_forbidden":
+        last = str(first["loc"][-1])
+        path = path if path and path[-1] == last else [*path, last]
         return f"unknown key {'.'.join([*above, *path])!r}; {_instead(model, path, above, whole or model)}"
     if first["type"] == "missing":
         return f"the key {'.'.join([*above, *path])!r} is missing"
@@ -76,7 +79,16 @@ def _shown(given: Any) -> str:
     if isinstance(given, list | tuple) and len(given) <= 3:
         plain = all(isinstance(one, str | int | float | bool) for one in given)
         return f" (given: {list(given)!r})" if plain else ""
-    return f" (given: {given!r})" if isinstance(given, str | int | float | bool) else ""
+    return f" (given: {_short(given)})" if isinstance(given, str | int | float | bool) else ""
+
+
+def _short(given: Any) -> str:
+    """A value as it is shown; a long one by its beginning, as a file may hold anything."""
+    try:
+        text = repr(given)
+    except ValueError:  # Python does not write out whole numbers of thousands of digits
+        return "a very large number"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _about_block(model: type[BaseModel], path: Sequence[str], key: str) -> str:

@@ -13,7 +13,7 @@ from potluck.data import Split
 from potluck.engine.evaluate import check_evaluation
 from potluck.engine.factory import player
 from potluck.engine.store.budget import check_memory
-from potluck.errors import ConfigError, RoundFailed
+from potluck.errors import ConfigError, RoundFailed, RunError
 from potluck.experiment.overrides import Override
 from potluck.experiment.schema import Experiment
 from potluck.federation.explain import explain
@@ -150,6 +150,7 @@ def resume(
     overrides: Sequence[Override] = (),
     trust: bool = False,
     progress: bool | None = None,
+    from_round: int | None = None,
 ) -> RunResult:
     """Go on with a run after its last checkpoint, to the same end as if it had never stopped.
 
@@ -157,14 +158,15 @@ def resume(
     start. A run that was made from Python with one's own models or data needs the same `experiment` again; any
     other goes on with what its folder says, with `overrides` applied. What would change a number is refused by
     name; where the work is done may change, and is written down. `trust` lets a folder of somebody else run the
-    code it names. `watcher`, `observers` and `progress` as in `run`.
+    code it names. `from_round` goes back to the checkpoint of an earlier round, of which the last three are kept;
+    the rounds after it are played again. `watcher`, `observers` and `progress` as in `run`.
     """
     check_observers(observers)
     if experiment is not None:
         check_experiment("resume", experiment, {})
     if isinstance(experiment, Path | str):
         raise ConfigError(f"resume() takes an Experiment: experiment=Experiment.load({str(experiment)!r})")
-    past = Past.read(RunFolder.begun(Path(folder)))
+    past = Past.read(RunFolder.begun(Path(folder)), from_round)
     given = experiment if experiment is not None else past.experiment(overrides, rounds, trust)
     experiment = _ready(past.going_on(given, rounds))
     check_trackers(experiment.track)
@@ -195,11 +197,16 @@ def _play(
     """Play a run whose folder is begun, from its start or from the last checkpoint of its past."""
     own = player(experiment.engine.name)
     if own is not None:
+        if past is not None and past.from_round is not None:
+            raise RunError(
+                f"{folder.path} cannot go back to round {past.from_round}: clients of "
+                f"{experiment.engine.name} keep their own states; start a new run"
+            )
         if past is not None:
             past.record(experiment, federation)
         result: RunResult = own.play(experiment, folder, federation, watcher, fresh=past is None)
         return result
     going = Run(experiment, folder, federation, watcher)
     if past is not None:
-        going.restore(lambda: past.record(experiment, federation))
+        going.restore(lambda: past.record(experiment, federation), past.from_round)
     return going.play()

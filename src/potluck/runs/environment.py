@@ -21,8 +21,9 @@ from potluck.experiment.origins import registered_here
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.runs.folder import FORMAT
-from potluck.runs.own_code import own_code
+from potluck.runs.own_code import own_code, reach
 from potluck.runs.own_objects import own_sources
+from potluck.runs.started_here import seal
 from potluck.version import __version__
 
 
@@ -51,6 +52,7 @@ def precision(name: str) -> Iterator[None]:
 def environment(experiment: Experiment, federation: Federation) -> dict[str, Any]:
     """What `environment.json` says: the settings, what they stand for by content, machine and versions."""
     settings = to_values(experiment)
+    named = own_code(settings)
     origins = {} if experiment.portable else federation.clients.fingerprints()
     return {
         "format": FORMAT,
@@ -59,7 +61,8 @@ def environment(experiment: Experiment, federation: Federation) -> dict[str, Any
         "portable": experiment.portable,
         "registered": registered_here(experiment.method.name, experiment.groups, experiment.plugins),
         "settings": settings,
-        "code": own_code(settings) | own_sources(experiment),
+        "code": named | own_sources(experiment),
+        "seal": seal(reach(settings, named)),  # that you began this run here, for `resume`
         "split": federation.split.hash,
         "views": views_hash(federation.split),
         **data_facts(federation),

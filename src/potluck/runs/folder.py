@@ -11,10 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from potluck.errors import RunError
-from potluck.files import read_json, write_whole
+from potluck.files import opened, read_json, refuse_links, write_whole
+from potluck.runs.log_marks import LogMarks, Marks, check_marks, mark_of
 
 FORMAT = 2  # version of the layout; a folder with another one is not resumed
 START = ("environment.json", "split.json", "config.yaml")  # written before the first round, in this order
+BEFORE = (
+    "contract.json",
+    "tuning.json",
+    "pilots",
+    "federation.json",
+    ".lock",
+)  # may be there earlier than START
 LOGS = ("metrics.jsonl", "ledger.jsonl", "timing.jsonl", "observations.jsonl")
 
 
@@ -23,6 +31,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._marks = LogMarks(path, LOGS)
 
     @classmethod
     def create(cls, wanted: Path, exact: bool) -> RunFolder:
@@ -35,32 +44,47 @@ class RunFolder:
                 return cls(path)
             except FileExistsError as error:
                 if exact:
-                    raise RunError(
-                        f"{path} exists; choose another folder, or go on with it: potluck resume {path}"
-                    ) from error
+                    return cls._taken_over(path, error)
                 number += 1
             except OSError as error:
                 raise RunError(f"cannot make the folder {path}: {error.strerror or error}") from error
+
+    @classmethod
+    def _taken_over(cls, path: Path, error: OSError) -> RunFolder:
+        """A folder that is there: one that is empty, or whose run never got to its first round, is begun again."""
+        if not path.is_dir():
+            raise RunError(f"{path} is a file; choose another folder") from error
+        folder = cls(path)
+        if folder.is_shell() and not (folder / "pilots").exists():
+            refuse_links(path)
+            return folder
+        if (folder / "config.yaml").exists():
+            advice = f"go on with it: potluck resume {path}"
+            raise RunError(f"{path} exists; choose another folder, or {advice}") from error
+        raise RunError(f"{path} holds something else than a run; choose another folder") from error
 
     @classmethod
     def begun(cls, path: Path) -> RunFolder:
         """The folder of a run that has begun; anything else is refused."""
         if not path.is_dir():
             raise RunError(f"there is no run folder {path}")
+        refuse_links(path)
         folder = cls(path)
         missing = next((name for name in START if not (folder / name).is_file()), None)
         if missing is not None:
-            raise RunError(
-                f"{path} cannot be resumed: it has no {missing}, so it is no run folder, or its run was stopped "
-                "before the first round; start the run anew"
-            )
-        inside = (*LOGS, ".lock", "checkpoints")  # written into, or cleared of what is not needed
-        link = next((name for name in inside if (folder / name).is_symlink()), None)
-        if link is not None:
-            raise RunError(
-                f"{path}: {link} is a link to another place, which is not written into; put it here instead"
-            )
+            raise RunError(f"{path} cannot be resumed: it has no {missing}{folder._half_made()}")
         return folder
+
+    def _half_made(self) -> str:
+        """What to do with a folder that is not whole: an empty shell can go, anything else is not potluck's."""
+        if self.is_shell():
+            return f": its run was stopped before the first round; remove it (rm -r {self.path}) and run it again"
+        return ", so it is no run folder, or files of it are gone; put them back, or start the run anew elsewhere"
+
+    def is_shell(self) -> bool:
+        """Whether the folder holds nothing but what a run writes before its first round, and not all of that."""
+        names = {path.name for path in self.path.iterdir()}
+        return names <= {*START, *BEFORE} and "config.yaml" not in names
 
     def about(self) -> dict[str, Any]:
         """What `environment.json` says."""
@@ -76,22 +100,31 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Lock the folder, so that no other process works in it at the same time."""
         try:
-            opened = (self / ".lock").open("w")
+            with opened(self / ".lock", os.O_RDONLY | os.O_CREAT) as handle:
+                self._lock(handle)
+                yield
         except OSError as error:
-            raise RunError(f"cannot write into {self.path}: {error.strerror or error}") from error
-        with opened as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise RunError(f"another process is at work in {self.path}; wait for it or end it") from error
-            yield
+            if error.filename != str(self / ".lock"):
+                raise
+            raise RunError(f"cannot lock {self.path}: .lock: {error.strerror or error}") from error
+
+    def _lock(self, handle: int) -> None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RunError(f"another process is at work in {self.path}; wait for it or end it") from error
 
     def append(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Add lines to a log, which is made if it does not exist."""
-        text = "".join(json.dumps(line) + "\n" for line in lines)
+        """Add lines to a log, which is made if it does not exist: all of them or none."""
+        text = "".join(json.dumps(line) + "\n" for line in lines).encode()
         try:
-            with (self / name).open("a", encoding="utf-8") as file:
-                file.write(text)
+            with opened(self / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as handle:
+                length = os.fstat(handle).st_size
+                try:
+                    _write(handle, text)
+                except OSError:
+                    os.ftruncate(handle, length)
+                    raise
         except OSError as error:
             raise RunError(f"cannot write {self / name}: {error.strerror or error}") from error
 
@@ -101,33 +134,71 @@ class RunFolder:
             with (self / name).open(encoding="utf-8") as file:
                 yield from map(json.loads, file)
 
-    def offsets(self) -> dict[str, int]:
-        """The length of every log in bytes, as a checkpoint notes it."""
-        return {name: (self / name).stat().st_size if (self / name).exists() else 0 for name in LOGS}
+    # --- logs at a checkpoint ---
 
-    def check_lengths(self, offsets: Mapping[str, int]) -> None:
-        """Refuse a log that has lost lines since a checkpoint."""
-        for name, size in self.offsets().items():
-            if size < offsets.get(name, 0):
-                raise RunError(f"{self / name} is shorter than at the last checkpoint: lines of it are lost")
+    def marks(self) -> dict[str, dict[str, Any]]:
+        """Length and checksum of every log, as a checkpoint notes them."""
+        return self._marks.now()
 
-    def cut(self, offsets: Mapping[str, int]) -> None:
-        """Cut every log back to its length at a checkpoint; a log without one becomes empty."""
-        for name, size in self.offsets().items():
-            length = offsets.get(name, 0)
-            if size > length:
-                os.truncate(self / name, length)
+    def sync_logs(self) -> None:
+        """Make sure that the logs are on the disk."""
+        self._marks.sync()
 
-    def drop_evaluations(self, round_: int) -> bool:
-        """Take the evaluation of a round out of the logs; whether there was one."""
-        dropped = False
+    def check_logs(self, marks: Marks) -> None:
+        """Refuse logs that have lost or changed lines since a checkpoint; none of them can be made again."""
+        check_marks(self.path, marks, [name for name in LOGS if not self._is_prepared(name, marks)])
+
+    def rounds_logged(self, marks: Marks) -> int:
+        """How many rounds were played up to a checkpoint: `timing.jsonl` has a line of each."""
+        path = self / "timing.jsonl"
+        return path.read_bytes()[: marks[path.name]["bytes"]].count(b"\n") if path.exists() else 0
+
+    def cut(self, marks: Marks) -> None:
+        """Take every log back to what it was at a checkpoint; a log without a mark becomes empty."""
+        for name in LOGS:
+            if self._is_prepared(name, marks):
+                self._prepared(name).replace(self / name)
+            self._prepared(name).unlink(missing_ok=True)
+            if (self / name).exists():
+                self._shorten(name, marks[name]["bytes"] if name in marks else 0)
+        self._marks.restart()
+
+    def prepare_without(self, round_: int, marks: Marks) -> Marks:
+        """Write logs without the evaluation of a round beside the real ones: their marks, none if there is none.
+
+        `cut` puts them in place once a checkpoint has their marks, so that a run that is killed in between has
+        either all of that evaluation or nothing of it.
+        """
+        found: dict[str, dict[str, Any]] = {}
         for name in ("metrics.jsonl", "ledger.jsonl"):
             lines = (self / name).read_bytes().splitlines(keepends=True) if (self / name).exists() else []
             kept = [line for line in lines if not _is_evaluation(json.loads(line), round_)]
             if len(kept) < len(lines):
-                write_whole(self / name, b"".join(kept))
-                dropped = True
-        return dropped
+                write_whole(self._prepared(name), b"".join(kept))
+                found[name] = mark_of(b"".join(kept))
+        return {**marks, **found} if found else {}
+
+    def _prepared(self, name: str) -> Path:
+        return self / f".{name}.next"
+
+    def _is_prepared(self, name: str, marks: Marks) -> bool:
+        path = self._prepared(name)
+        return path.is_file() and mark_of(path.read_bytes()) == marks.get(name)
+
+    def _shorten(self, name: str, length: int) -> None:
+        try:
+            with opened(self / name, os.O_WRONLY) as handle:
+                if os.fstat(handle).st_size > length:
+                    os.ftruncate(handle, length)
+        except OSError as error:
+            raise RunError(f"cannot write {self / name}: {error.strerror or error}") from error
+
+
+def _write(handle: int, content: bytes) -> None:
+    """Write all of it."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(handle, rest) :]
 
 
 def _is_evaluation(line: Mapping[str, Any], round_: int) -> bool:

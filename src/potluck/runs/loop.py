@@ -100,12 +100,12 @@ class Run:
         self.remarks: dict[str, Any] = {}  # what the summary says besides
         self._headline = _Headline()
 
-    def restore(self, accepted: Callable[[], None] = lambda: None) -> None:
-        """Go back to the last checkpoint, or to the start; `accepted` as in `Checkpointer.restore`.
+    def restore(self, accepted: Callable[[], None] = lambda: None, round_: int | None = None) -> None:
+        """Go back to the last checkpoint, or to the start; `accepted` and `round_` as in `Checkpointer.restore`.
 
         A run with rounds left to play is not finished, so what an earlier end of it wrote is removed.
         """
-        self.checkpoints.restore(self.examiner.is_due, accepted)
+        self.checkpoints.restore(self.examiner.is_due, accepted, round_)
         if self.state.round < self.last:
             for name in ("summary.json", "report.html"):
                 (self.folder / name).unlink(missing_ok=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.errors import ConfigError, RunError
+from potluck.files import refuse_links
 from potluck.models import Entries
 from potluck.plugins import load_plugin
 from potluck.report.again import to_go_on
@@ -36,6 +37,7 @@ def open(
     home = Path(folder)
     if not home.is_dir():
         raise RunError(f"there is no run folder {home}")
+    refuse_links(home)
     if is_comparison(home):
         if models is not None or plugins:
             raise ConfigError(
@@ -60,6 +62,7 @@ def open(
             stacklevel=2,
         )
     result = RunResult(home, summary, models, _plugins=plugins)
+    result.clients.models.check_files()
     result.clients.models.check_given()
     return result
 

@@ -25,6 +25,7 @@ from potluck.methods.registry import find_method
 from potluck.models import registry as models
 from potluck.plugins import imported_beside, module_name
 from potluck.runs.own_objects import own_sources
+from potluck.runs.started_here import is_sealed, tracker_places
 
 FUNCTION = re.compile(r"([A-Za-z_][\w.]*|.+\.py):[A-Za-z_]\w*")
 
@@ -83,8 +84,13 @@ def _unused_plugins(experiment: Experiment, settings: Mapping[str, Any]) -> set[
     }
 
 
-def check_trusted(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Refuse to run code that a run folder names but that may be somebody else's."""
+def reach(settings: Mapping[str, Any], code: Mapping[str, str]) -> dict[str, str | None]:
+    """What settings reach beyond their run folder: code, by what `own_code` said of it, and places of trackers."""
+    return {name: code.get(name) for name in _names(settings)} | tracker_places(settings)
+
+
+def check_trusted(folder: Path, settings: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    """Refuse to run code that a run folder names but that may be somebody else's; `about` has the folder's seal."""
     files = {name: file for name in _names(settings) if (file := _file_of(name)) is not None}
     others = folder.stat().st_uid != os.getuid()
     for name, file in files.items():
@@ -99,6 +105,13 @@ def check_trusted(folder: Path, settings: Mapping[str, Any]) -> None:
                 f"{folder}: {why}, and going on would run it; read it first, then say --trust "
                 "(trust=True in Python)"
             )
+    reached = reach(settings, about.get("code", {}))
+    if reached and not is_sealed(reached, about.get("seal")):
+        what = ", ".join(reached)
+        raise RunError(
+            f"{folder}: you did not start this run on this machine as it is now, and going on would use {what}; "
+            "look at that first, then say --trust (trust=True in Python)"
+        )
 
 
 def _names(settings: Mapping[str, Any]) -> list[str]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from potluck.data import Split
-from potluck.engine.store.checkpoints import Checkpoints
 from potluck.errors import RunError
 from potluck.experiment.blocks import IndexFile
 from potluck.experiment.differences import Difference, differences
@@ -21,10 +20,11 @@ from potluck.experiment.origins import first_unknown
 from potluck.experiment.overrides import Override, read_yaml
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
-from potluck.files import read_json, write_json, write_whole
+from potluck.files import write_json, write_whole
 from potluck.runs import pilots
 from potluck.runs.environment import check_version, data_facts, machine, views_hash
 from potluck.runs.folder import RunFolder
+from potluck.runs.observers.checkpoints import saved_round
 from potluck.runs.own_code import check_named_code, check_own_code, check_trusted
 
 ROUNDS = "training.rounds"
@@ -57,16 +57,17 @@ class Past:
 
     folder: RunFolder
     about: dict[str, Any]
+    from_round: int | None = None  # go on after this round instead of the last that was saved
 
     @classmethod
-    def read(cls, folder: RunFolder) -> Past:
+    def read(cls, folder: RunFolder, from_round: int | None = None) -> Past:
         """Read what a folder says of its run; one of another version, or one that says too little, is refused."""
         about = folder.about()
         check_version(folder.path, about)
         for key, kind in FACTS.items():
             if not isinstance(about.get(key), kind):
                 raise RunError(f"{folder / 'environment.json'} says nothing of {key!r}: it is not whole")
-        return cls(folder, about)
+        return cls(folder, about, from_round)
 
     # --- the experiment that goes on ---
 
@@ -94,7 +95,7 @@ class Past:
                 f"{edited.here}; {_advice(edited)}"
             )
         if not trust:
-            check_trusted(path, written)
+            check_trusted(path, written, self.about)
         check_named_code(path, written, self.about["code"])
         return Experiment.load(self.folder / "config.yaml", overrides)
 
@@ -126,6 +127,7 @@ class Past:
         """Any number beyond what is played will do: until its last round no run knows how long it is."""
         timing = self.folder / "timing.jsonl"
         played = len(timing.read_bytes().splitlines()) if timing.exists() else 0
+        played = played if self.from_round is None else min(played, self.from_round)
         if rounds <= played and rounds != self.about["settings"]["training"]["rounds"]:
             raise RunError(
                 f"{self.folder.path} has played {played} rounds already; ask for more than that, not {rounds}"
@@ -187,9 +189,7 @@ class Past:
 
     def _saved_round(self) -> int:
         """The round after which the run goes on."""
-        manifest = self.folder / "checkpoints" / Checkpoints.MANIFEST
-        saved: int = read_json(manifest)["round"] if manifest.exists() else 0
-        return saved
+        return saved_round(self.folder.path) if self.from_round is None else self.from_round
 
 
 def is_free(one: Difference) -> bool:

@@ -12,6 +12,7 @@ from potluck.data.own.arrays import TaskName
 from potluck.data.own.datasets import pieces_of
 from potluck.data.own.encoding import Missing
 from potluck.data.own.frames import Categories, Standardize, Table
+from potluck.data.parquet import check_size
 from potluck.data.registry import register
 from potluck.errors import DataError, first_line
 
@@ -111,18 +112,27 @@ def _matching(path: str | Path, dir: Path) -> list[Path]:
 
 def read_table(path: Path) -> pd.DataFrame:
     """The table in a file."""
-    import pandas as pd
 
     if path.suffix.lower() not in (".csv", ".parquet"):
         raise DataError(
             f"{path} is neither .csv nor .parquet: convert it, or read it with pandas and from_frame"
         )
     try:
-        return _read_csv(path) if path.suffix.lower() == ".csv" else pd.read_parquet(path)
+        return _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
+    except MemoryError as error:
+        raise DataError(f"{path} does not fit into memory: give less of it") from error
     except FileNotFoundError as error:
         raise DataError(f"there is no file {path}: check the path") from error
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({first_line(error)}): check the file") from error
+
+
+def _read_parquet(path: Path) -> pd.DataFrame:
+    """The table in a Parquet file; its own head says how large it becomes, which a few bytes can claim."""
+    import pandas as pd
+
+    check_size(path)
+    return pd.read_parquet(path)
 
 
 def _read_csv(path: Path) -> pd.DataFrame:

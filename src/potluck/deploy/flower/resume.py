@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from potluck.errors import RunError
 from potluck.experiment.export import to_values
 from potluck.experiment.schema import Experiment
 from potluck.files import read_json
-from potluck.runs.own_code import check_trusted
+from potluck.runs.started_here import is_sealed, seal
 
 
 class Told(BaseModel):
@@ -33,6 +32,12 @@ class Told(BaseModel):
     node_keys: bool = False
     client_keys: Path | None = None
     experiment: dict[str, Any]
+    seal: str | None = None  # of all of it, by the user who called `serve`
+
+    @property
+    def sealed(self) -> dict[str, str | None]:
+        """What the seal is of."""
+        return {"serve": self.model_dump_json(exclude={"seal"})}
 
     @property
     def security(self) -> Security:
@@ -50,15 +55,16 @@ class Told(BaseModel):
 def to_keep(folder: Path, experiment: Experiment, address: str, security: Security) -> dict[str, Any]:
     """What a run folder keeps of a call of `serve`; paths are whole, so that it can be resumed from anywhere."""
     files = {name: getattr(security, name) for name in ("ca", "certificate", "key", "client_keys")}
-    told = Told(
-        folder=folder.resolve(),
-        address=address,
-        insecure=security.insecure,
-        node_keys=security.node_keys,
-        experiment=to_values(experiment),
+    values: dict[str, Any] = {
+        "folder": folder.resolve(),
+        "address": address,
+        "insecure": security.insecure,
+        "node_keys": security.node_keys,
+        "experiment": to_values(experiment),
         **{name: None if path is None else Path(path).resolve() for name, path in files.items()},
-    )
-    return told.model_dump(mode="json")
+    }
+    told = Told.model_validate(values)
+    return told.model_dump(mode="json") | {"seal": seal(told.sealed)}
 
 
 def is_served(folder: Path) -> bool:
@@ -75,13 +81,11 @@ def read_told(folder: Path, trust: bool = False) -> Told:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "all of it"
         raise RunError(f"{path} was not written by potluck: {where}: {first['msg']}") from None
-    if not trust:
-        if told.folder != folder.resolve() or folder.stat().st_uid != os.getuid():
-            raise RunError(
-                f"{folder} was begun elsewhere ({told.folder}) or by somebody else: going on would listen at "
-                f"{told.address} with the files that {TOLD} names; read it first, then say --trust"
-            )
-        check_trusted(folder, told.experiment)
+    if not trust and (told.folder != folder.resolve() or not is_sealed(told.sealed, told.seal)):
+        raise RunError(
+            f"{folder} was not begun here by you ({TOLD} says {told.folder}): going on would listen at "
+            f"{told.address}, and use the files and the code that {TOLD} names; read it first, then say --trust"
+        )
     return told
 
 

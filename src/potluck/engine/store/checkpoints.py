@@ -1,10 +1,15 @@
-"""Checkpoints: one manifest file names all the files that hold a run, so that it changes atomically."""
+"""Checkpoints: one manifest file names all the files that hold a run, so that it changes atomically.
+
+`checkpoint.json` is the newest. The last three are kept, each also as `checkpoint-<round>.json`; states that did
+not change between them are the same files.
+"""
 
 from __future__ import annotations
 
-import json
+import hashlib
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +20,22 @@ from safetensors import SafetensorError
 
 from potluck.core.card import ClientId
 from potluck.core.packed import State
-from potluck.engine.store.state_files import check, on_host, sync
-from potluck.errors import RunError
-from potluck.files import write_whole
+from potluck.engine.store.manifest import Manifest
+from potluck.engine.store.state_files import on_host
+from potluck.errors import RunError, first_line
+from potluck.files import sha256, sync_folder, write_whole
+
+KEPT = 3  # checkpoints that stay
+_READERS = 4  # threads that compute checksums
+_MANIFEST = re.compile(r"checkpoint-(\d{6,})\.json")
+
+
+class DamagedCheckpoint(RunError):
+    """A checkpoint whose files are not what was written; `rounds` are those of the others that are there."""
+
+    def __init__(self, sentence: str, rounds: tuple[int, ...]) -> None:
+        super().__init__(sentence)
+        self.rounds = rounds
 
 
 @dataclass(frozen=True)
@@ -34,17 +52,18 @@ class Checkpoints:
     """The checkpoint folder of a run, written incrementally and in the background.
 
     The store writes the clients' files. The manifest is written when everything it names is on disk; after
-    that, files that none of the manifests that are kept names are removed. Each of the last `keep` is there also
-    as `checkpoint-<round>.json`.
+    that, files that none of the last three manifests names are removed.
     """
 
     MANIFEST = "checkpoint.json"
 
-    def __init__(self, folder: Path, keep: int = 1) -> None:
-        self.folder, self.keep = folder, keep
-        self._named: set[str] = set()
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._kept: dict[int, Manifest] = {}  # by round, the newest last
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
+
+    # --- writing ---
 
     def save(
         self,
@@ -52,10 +71,14 @@ class Checkpoints:
         server: State,
         clients: Mapping[ClientId, Future[Path]],
         notes: Mapping[str, Any],
+        before: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start writing a checkpoint in the background, after an earlier one has ended."""
+        """Start writing a checkpoint in the background, after an earlier one has ended.
+
+        `before` is called there too: what it does has happened before the checkpoint counts.
+        """
         self.wait()
-        self._pending = self._pool.submit(self._write, round_, server, clients, notes)
+        self._pending = self._pool.submit(self._write, round_, server, clients, notes, before)
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on disk."""
@@ -74,90 +97,137 @@ class Checkpoints:
         server: State,
         clients: Mapping[ClientId, Future[Path]],
         notes: Mapping[str, Any],
+        before: Callable[[], None],
     ) -> None:
         self.folder.mkdir(exist_ok=True)
-        server_file = f"server-{round_:06d}.safetensors"
-        write_whole(self.folder / server_file, safetensors.torch.save(on_host(server)))
-        files = {client: saved.result() for client, saved in clients.items()}
-        for path in files.values():
-            if path.name not in self._named:
-                sync(path)
+        server_file, content = f"server-{round_:06d}.safetensors", safetensors.torch.save(on_host(server))
+        write_whole(self.folder / server_file, content)
+        known = {name: found for one in self._kept.values() for name, found in one.sha256.items()}
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="checksums") as pool:
+            summed = list(pool.map(lambda saved: _summed(saved.result(), known), clients.values()))
+        files = {client: path for client, (path, _) in zip(clients, summed, strict=True)}
+        sums = {server_file: hashlib.sha256(content).hexdigest()}
+        sums |= {path.name: found for path, found in summed}
+        before()
         names = {client: path.name for client, path in files.items()}
-        manifest = {"round": round_, "server": server_file, "clients": names, **notes}
-        content = json.dumps(manifest).encode()
-        if self.keep > 1:
-            write_whole(self._path(round_), content)
-        write_whole(self.folder / self.MANIFEST, content)
-        self._drop([one for one in self.rounds() if one > round_ or one in self.rounds()[: -self.keep]])
+        self._put_first(Manifest(round_, server_file, names, sums, notes))
 
-    def _drop(self, rounds: Iterable[int]) -> None:
-        """Remove the manifests of some rounds, and all files that no other one names."""
-        for round_ in rounds:
-            self._path(round_).unlink(missing_ok=True)
-        kept = [self.folder / self.MANIFEST, *map(self._path, self.rounds())]
-        named = set[str]().union(*map(_files_of, kept))
-        for name in self._named - named:
+    def _put_first(self, manifest: Manifest) -> None:
+        """Make a manifest the newest; later ones and those before the last three go, with their files."""
+        content, before = manifest.to_bytes(), self._files()
+        write_whole(self._path(manifest.round), content)
+        write_whole(self.folder / self.MANIFEST, content)
+        sync_folder(self.folder)
+        others = [one for round_, one in self._kept.items() if round_ < manifest.round]
+        self._kept = {one.round: one for one in [*others, manifest][-KEPT:]}
+        for name in before - self._files():
             (self.folder / name).unlink(missing_ok=True)
-        self._named = named
+
+    # --- reading ---
 
     def rounds(self) -> tuple[int, ...]:
-        """The rounds whose checkpoints are there, ascending."""
-        names = (path.stem.partition("-")[2] for path in self.folder.glob("checkpoint-*.json"))
-        return tuple(sorted(int(name) for name in names if name.isdecimal()))
+        """The rounds whose checkpoints are there, ascending; their files are checked when one is loaded."""
+        self.wait()
+        return tuple(self._readable())
 
-    def _path(self, round_: int) -> Path:
-        return self.folder / f"checkpoint-{round_:06d}.json"
-
-    def go_back(self, round_: int) -> None:
-        """Make the checkpoint of an earlier round, which was loaded, the newest; later ones are removed."""
-        write_whole(self.folder / self.MANIFEST, self._path(round_).read_bytes())
-        self._drop([one for one in self.rounds() if one > round_])
+    def notes(self, round_: int) -> Mapping[str, Any]:
+        """The notes of a checkpoint."""
+        return self._readable()[round_].notes
 
     def load(self, round_: int | None = None) -> Checkpoint | None:
         """Load the newest checkpoint, None if there is none yet, or that of an earlier round.
 
-        Files that no checkpoint names are removed.
+        Every file is compared with its checksum, and what no checkpoint names is removed. After an earlier round
+        was loaded, `go_back` makes it the newest.
         """
-        manifest = self.folder / self.MANIFEST if round_ is None else self._path(round_)
-        if not manifest.exists():
-            if round_ is not None:
-                raise RunError(f"{os.fspath(self.folder)} has no checkpoint of round {round_}")
+        self.wait()
+        readable = self._readable()
+        newest = self.folder / self.MANIFEST
+        if round_ is not None and round_ not in readable:
+            there = ", ".join(map(str, readable)) or "none"
+            raise RunError(f"{os.fspath(self.folder)} has no checkpoint of round {round_}; there: {there}")
+        if round_ is None and not newest.exists():
+            if readable:
+                raise DamagedCheckpoint(f"{newest} is missing", tuple(readable))
             self._clean()
             return None
+        manifest = readable[round_] if round_ is not None else self._newest(newest, readable)
+        others = tuple(one for one in readable if one != manifest.round)
         try:
-            notes = json.loads(manifest.read_text())
-            found, server, names = notes.pop("round"), notes.pop("server"), notes.pop("clients")
-            _refuse_paths([server, *names.values()])
-            clients = {client: check(self.folder / name) for client, name in names.items()}
-            state = dict(safetensors.torch.load_file(self.folder / server))
-        except (OSError, KeyError, ValueError, TypeError, AttributeError, SafetensorError) as error:
-            raise RunError(f"the checkpoint in {os.fspath(self.folder)} cannot be read: {error}") from error
-        kept = [self.folder / self.MANIFEST, *map(self._path, self.rounds())]
-        self._named = {server, *names.values()}.union(*map(_files_of, kept))
+            self._check(manifest)
+            state = dict(safetensors.torch.load_file(self.folder / manifest.server))
+        except (OSError, ValueError, SafetensorError) as error:
+            raise DamagedCheckpoint(_sentence(self.folder, manifest.round, error), others) from error
+        self._kept = readable | {manifest.round: manifest}
         self._clean()
-        return Checkpoint(found, state, clients, notes)
+        clients = {client: self.folder / name for client, name in manifest.clients.items()}
+        return Checkpoint(manifest.round, state, clients, manifest.notes)
+
+    def go_back(self, round_: int) -> None:
+        """Make the checkpoint of an earlier round the newest; later ones are removed."""
+        self._put_first(self._kept[round_])
+
+    def _newest(self, path: Path, readable: Mapping[int, Manifest]) -> Manifest:
+        try:
+            return Manifest.read(path)
+        except (OSError, ValueError) as error:
+            sentence = (
+                f"the checkpoint in {os.fspath(self.folder)} cannot be read: {path.name}: {first_line(error)}"
+            )
+            raise DamagedCheckpoint(sentence, tuple(readable)) from error
+
+    def _readable(self) -> dict[int, Manifest]:
+        """The manifests that are whole, by round."""
+        found: dict[int, Manifest] = {}
+        for path in self.folder.glob("checkpoint-*.json"):
+            match = _MANIFEST.fullmatch(path.name)
+            try:
+                manifest = Manifest.read(path)
+            except (OSError, ValueError):
+                continue
+            if match and int(match[1]) == manifest.round:
+                found[manifest.round] = manifest
+        return dict(sorted(found.items()))
+
+    def _check(self, manifest: Manifest) -> None:
+        """Compare every file with its checksum."""
+
+        def differs(name: str) -> str | None:
+            return None if sha256(self.folder / name) == manifest.sha256[name] else name
+
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="checksums") as pool:
+            for name in pool.map(differs, sorted(manifest.names)):
+                if name is not None:
+                    raise ValueError(f"{name} is damaged: its SHA-256 is not the one that was noted")
+
+    def _path(self, round_: int) -> Path:
+        return self.folder / f"checkpoint-{round_:06d}.json"
+
+    def _files(self) -> set[str]:
+        """The names of all files of the checkpoints that are kept."""
+        manifests = {self._path(round_).name for round_ in self._kept}
+        return manifests.union(*(one.names for one in self._kept.values()))
 
     def _clean(self) -> None:
-        """Remove what a killed run left behind: files that the manifest does not name."""
-        for path in self.folder.glob("*") if self.folder.is_dir() else ():
-            manifests = {self.MANIFEST, *(self._path(round_).name for round_ in self.rounds())}
-            if path.name not in manifests | self._named:
-                path.unlink()
+        """Remove what no checkpoint names: what a killed run left behind."""
+        needed = {self.MANIFEST} | self._files()
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            if path.name not in needed:
+                try:
+                    path.unlink()
+                except OSError as error:
+                    raise RunError(
+                        f"{path} does not belong there and cannot be removed: {error.strerror}"
+                    ) from error
 
 
-def _files_of(manifest: Path) -> set[str]:
-    """The files that a manifest names; none if it cannot be read."""
-    try:
-        notes = json.loads(manifest.read_text())
-        names = {str(notes["server"]), *map(str, notes["clients"].values())}
-        _refuse_paths(names)
-    except (OSError, KeyError, ValueError, TypeError, AttributeError):
-        return set()
-    return names
+def _summed(path: Path, known: Mapping[str, str]) -> tuple[Path, str]:
+    """A file that is on the disk, with its checksum."""
+    return path, known.get(path.name) or sha256(path, sync=True)
 
 
-def _refuse_paths(names: Iterable[str]) -> None:
-    """A manifest names files beside it: those of another folder must be neither read nor removed."""
-    for name in names:
-        if Path(name).name != name:
-            raise ValueError(f"it names {name}, which is not a file beside it")
+def _sentence(folder: Path, round_: int, error: Exception) -> str:
+    """What is wrong with a checkpoint, by the name of the file."""
+    lost = Path(error.filename).name if isinstance(error, FileNotFoundError) and error.filename else None
+    what = first_line(error) if lost is None else f"{lost} is missing"
+    return f"the checkpoint of round {round_} in {os.fspath(folder)} cannot be read: {what}"

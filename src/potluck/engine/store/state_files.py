@@ -11,7 +11,7 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from potluck.core.packed import Layout, Packed, State, views
@@ -56,13 +56,6 @@ def data_size(path: Path) -> int:
     with path.open("rb") as file:
         head = int.from_bytes(file.read(8), "little")
     return path.stat().st_size - 8 - head
-
-
-def check(path: Path) -> Path:
-    """Check that a file has the length its head says."""
-    with safe_open(path, "pt") as file:
-        file.keys()
-    return path
 
 
 def read(path: Path, packing: Packing | None = None, pinned: bool = False) -> State:

@@ -22,7 +22,7 @@ from potluck.errors import RunError
 from potluck.experiment.differences import differences
 from potluck.experiment.plain import plain
 from potluck.experiment.schema import Experiment
-from potluck.files import read_json, write_json, write_whole
+from potluck.files import read_json, refuse_links, write_json, write_whole
 from potluck.report.chosen_rounds import check_rounds, with_rounds
 from potluck.report.comparison import compare_runs
 from potluck.report.comparison_page import write_comparison
@@ -175,6 +175,7 @@ def _make_folder(path: Path, experiment: Experiment) -> None:
         raise RunError(f"cannot make the folder {path}: {error.strerror or error}") from error
     if foreign:
         raise RunError(f"{path} exists and holds something else than a comparison; choose another folder")
+    refuse_links(path)
     write_whole(path / MARK, experiment.to_yaml().encode())
 
 

@@ -1,5 +1,7 @@
 """The files of kept models: a folder per kept round, with one safetensors file per client and `about.json`.
 
+`SHA256SUMS` has a checksum of each, as the program `sha256sum` writes and checks them.
+
 A tensor's name begins with the moment it belongs to, or with `both` if it is the same at all moments that are kept:
 `both/model/fc.weight`, `after_training/prototypes`.
 """
@@ -7,8 +9,10 @@ A tensor's name begins with the moment it belongs to, or with `both` if it is th
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +21,14 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from potluck.engine.store.state_files import sync
-from potluck.errors import RunError
-from potluck.files import write_whole
+from potluck.errors import RunError, first_line
+from potluck.files import sha256, write_whole
 
 ABOUT = "about.json"
+SUMS = "SHA256SUMS"
 BOTH = "both"
+_READERS = 4  # threads that compute checksums
+_LINE = re.compile(r"([0-9a-f]{64})  ([\w-]+\.\w+)")
 _PREFIX = "round-"
 
 States = Mapping[str, Mapping[str, Tensor]]  # moment → the tensors of a client's state
@@ -50,14 +56,55 @@ def write_models(
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
+        sums = {}
         for name, states in clients:
             safetensors.torch.save_file(stored_tensors(states), unfinished / name)
-            sync(unfinished / name)
-        write_whole(unfinished / ABOUT, f'{json.dumps(about)[:-1]},\n"outline": {outline}}}\n'.encode())
+            sums[name] = sha256(unfinished / name, sync=True)
+        told = json.dumps({**about, "checksums": SUMS})
+        write_whole(unfinished / ABOUT, f'{told[:-1]},\n"outline": {outline}}}\n'.encode())
+        sums[ABOUT] = sha256(unfinished / ABOUT)
+        lines = "".join(f"{found}  {name}\n" for name, found in sums.items())
+        write_whole(unfinished / SUMS, lines.encode())
         unfinished.replace(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise RunError(f"cannot write {folder}: {error}") from error
+
+
+def check_models(folder: Path) -> None:
+    """Compare every file of a kept round with its checksum; a damaged or missing one is named."""
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="checksums") as pool:
+        for sentence in pool.map(lambda one: _damage(folder / one[0], one[1]), _sums(folder).items()):
+            if sentence is not None:
+                raise RunError(f"{sentence}; put a whole copy of it back, or run the experiment again")
+
+
+def _sums(folder: Path) -> dict[str, str]:
+    """What `SHA256SUMS` says; names of files beside it only."""
+    try:
+        lines = (folder / SUMS).read_text().splitlines()
+    except FileNotFoundError as error:
+        raise RunError(f"{folder / SUMS} is missing, so nothing says whether the models are whole") from error
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder / SUMS} cannot be read: {first_line(error)}") from error
+    found = [_LINE.fullmatch(line) for line in lines]
+    if not all(found):
+        raise RunError(f"{folder / SUMS} is damaged: it has a line that is no checksum and a file beside it")
+    return {match[2]: match[1] for match in found if match}
+
+
+def _damage(path: Path, wanted: str) -> str | None:
+    """What is wrong with a file, None if nothing is."""
+    try:
+        return (
+            None
+            if sha256(path) == wanted
+            else f"{path} is damaged: its SHA-256 is not the one that was noted"
+        )
+    except FileNotFoundError:
+        return f"{path} is missing"
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror or error}"
 
 
 def remove_unfinished(home: Path) -> None:

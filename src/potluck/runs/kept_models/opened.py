@@ -18,7 +18,7 @@ from potluck.federation.federation import Federation
 from potluck.models import Entries, ModelPool
 from potluck.models.unwrap import own_name
 from potluck.report.log import read_config
-from potluck.runs.kept_models.files import ABOUT, kept_rounds, read_state, round_folder
+from potluck.runs.kept_models.files import ABOUT, SUMS, check_models, kept_rounds, read_state, round_folder
 from potluck.runs.kept_models.given import Plugins, given_models, method_of
 from potluck.runs.kept_models.keeping import FOLDER
 from potluck.runs.kept_models.outline import without_data
@@ -64,6 +64,14 @@ class OpenedModels:
     def about(self) -> dict[str, Any]:
         """What `about.json` says of them."""
         return read_about(round_folder(self.folder / FOLDER, self.round) / ABOUT)
+
+    def check_files(self) -> None:
+        """Refuse models whose files are not what was written; those of an earlier version have no checksums."""
+        if self.kept_round is None:
+            return
+        about, home = self.about, round_folder(self.folder / FOLDER, self.kept_round)
+        if "checksums" in about or (home / SUMS).exists():
+            check_models(home)
 
     def check_given(self) -> None:
         """Refuse given models that are not those of the run."""

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
 
-from potluck.engine.store.checkpoints import Checkpoints
+from potluck.engine.store.checkpoints import Checkpoint, Checkpoints, DamagedCheckpoint
+from potluck.errors import RunError, first_line
 from potluck.files import read_json
 from potluck.runs.folder import RunFolder
+from potluck.runs.log_marks import Marks
 from potluck.runs.observers.base import Observer, RoundEnd
 from potluck.runs.predictions import drop_predictions
 from potluck.runs.state import RunState
 from potluck.signals import held_back
-
-KEPT = 3  # checkpoints of a run whose clients outlive it, which can go back
 
 
 class Checkpointer(Observer):
@@ -26,7 +31,7 @@ class Checkpointer(Observer):
 
     def __init__(self, folder: RunFolder, state: RunState, every: float, durable: bool = False) -> None:
         self.folder, self.state, self.every, self.durable = folder, state, every, durable
-        self.files = Checkpoints(folder / "checkpoints", KEPT if durable else 1)
+        self.files = Checkpoints(folder / "checkpoints")
         self._saved_at = time.monotonic()
 
     def round(self, end: RoundEnd) -> None:
@@ -39,44 +44,102 @@ class Checkpointer(Observer):
         if not math.isinf(self.every):
             self._save()
 
-    def _save(self) -> None:
-        """Save the run, with the lengths of its logs."""
+    def _save(self, marks: Marks | None = None) -> None:
+        """Save the run, with the marks of its logs (by default as they are)."""
         self._saved_at = time.monotonic()
         with held_back():  # the store counts a state as saved once it is asked for: the files must follow
             server, clients, notes = self.state.saved()
-            notes |= {"logs": self.folder.offsets()}
-            self.files.save(self.state.round, server, clients, notes)
+            notes |= {"run": self._run, "logs": self.folder.marks() if marks is None else marks}
+            self.files.save(self.state.round, server, clients, notes, self.folder.sync_logs)
         if self.durable:
             self.files.wait()
 
-    def restore(self, is_due: Callable[[int], bool], accepted: Callable[[], None] = lambda: None) -> None:
+    @cached_property
+    def _run(self) -> str:
+        """Which run this is, so that no checkpoint of another one is taken for its own."""
+        about = self.folder.about()
+        known = [about.get(key) for key in ("started", "split", "views")]
+        return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+
+    def rounds(self) -> tuple[int, ...]:
+        """The rounds that `restore` can go back to, ascending."""
+        return self.files.rounds()
+
+    def restore(
+        self,
+        is_due: Callable[[int], bool],
+        accepted: Callable[[], None] = lambda: None,
+        round_: int | None = None,
+    ) -> None:
         """Go back to the last checkpoint, or to the start if there is none; later lines of the logs are cut.
 
         `is_due` says which rounds are evaluated. The last round always is: if the run has become longer, that
         evaluation is taken out of the logs. Predictions go with the evaluations they belong to. `accepted` is
-        called once nothing can be refused any more, before anything in the folder changes.
+        called once nothing can be refused any more, before anything in the folder changes. `round_` asks for the
+        checkpoint of an earlier round, one of `rounds`; what came after it is gone then.
         """
-        checkpoint = self.files.load()
+        checkpoint = self._loaded(round_)
         if checkpoint is None:
             accepted()
             self.folder.cut({})
             drop_predictions(self.folder.path, 1)
             return
-        self.state.restore(checkpoint)
+        self._check_logs(checkpoint)
+        self._put_back(checkpoint)
         surplus = not is_due(checkpoint.round)
-        if not surplus:
-            self.folder.check_lengths(checkpoint.notes["logs"])
         accepted()
+        if round_ is not None:
+            self.files.go_back(round_)
         drop_predictions(self.folder.path, checkpoint.round + (0 if surplus else 1))
-        self.folder.cut(checkpoint.notes["logs"])
-        if surplus and self.folder.drop_evaluations(checkpoint.round):
-            self._save()  # the lengths of the logs are others now
+        marks = checkpoint.notes["logs"]
+        self.folder.cut(marks)
+        without = self.folder.prepare_without(checkpoint.round, marks) if surplus else {}
+        if without:
+            self._save(without)
             self.files.wait()
+            self.folder.cut(without)
+
+    def _loaded(self, round_: int | None) -> Checkpoint | None:
+        """The checkpoint; of a damaged one it is said which others are there."""
+        try:
+            return self.files.load(round_)
+        except DamagedCheckpoint as error:
+            whole = [one for one in error.rounds if self._logs_reach(one)]
+            raise RunError(f"{error}; {_way_on(self.folder.path, whole)}") from error
+
+    def _check_logs(self, checkpoint: Checkpoint) -> None:
+        try:
+            self.folder.check_logs(checkpoint.notes.get("logs", {}))
+        except RunError as error:
+            older = [one for one in self.rounds() if one < checkpoint.round and self._logs_reach(one)]
+            raise RunError(
+                f"{error}; put a whole copy of it back, or {_way_on(self.folder.path, older)}"
+            ) from error
+
+    def _logs_reach(self, round_: int) -> bool:
+        """Whether the logs are whole up to the checkpoint of a round."""
+        try:
+            self.folder.check_logs(self.files.notes(round_).get("logs", {}))
+        except RunError:
+            return False
+        return True
+
+    def _put_back(self, checkpoint: Checkpoint) -> None:
+        """Stand where a checkpoint was saved; one of something else is refused."""
+        try:
+            if checkpoint.round != self.folder.rounds_logged(checkpoint.notes["logs"]):
+                raise ValueError(f"its logs do not end with round {checkpoint.round}")
+            if checkpoint.notes.get("run") != self._run:
+                raise ValueError("environment.json tells of another one")
+            self.state.restore(checkpoint)
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise RunError(
+                f"the checkpoint in {self.files.folder} is not one of this run: {first_line(error)}"
+            ) from error
 
     def saved_round(self) -> int:
         """The round of the newest checkpoint on disk, 0 if there is none."""
-        manifest = self.files.folder / self.files.MANIFEST
-        return int(read_json(manifest)["round"]) if manifest.exists() else 0
+        return saved_round(self.folder.path)
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on disk."""
@@ -85,3 +148,25 @@ class Checkpointer(Observer):
     def close(self) -> None:
         """Finish, and end the thread that writes."""
         self.files.close()
+
+
+def saved_round(folder: Path) -> int:
+    """The round of the newest checkpoint of a run folder, 0 if there is none."""
+    manifest = folder / "checkpoints" / Checkpoints.MANIFEST
+    if not manifest.exists():
+        return 0
+    found = read_json(manifest)
+    if not isinstance(found, dict) or type(found.get("round")) is not int:
+        raise RunError(f"{manifest} is no manifest of a checkpoint: it does not say its round")
+    return int(found["round"])
+
+
+def _way_on(folder: Path, rounds: Sequence[int]) -> str:
+    """How to go on where the newest checkpoint is of no use."""
+    if not rounds:
+        return "start a new run, as no other checkpoint is whole"
+    also = f" (there are those of rounds {', '.join(map(str, rounds))})" if len(rounds) > 1 else ""
+    return (
+        f"go on from the checkpoint of round {rounds[-1]}{also}: potluck resume {shlex.quote(str(folder))} "
+        f"--from-round {rounds[-1]} (from_round={rounds[-1]} in Python)"
+    )

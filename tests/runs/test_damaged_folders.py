@@ -1,0 +1,272 @@
+"""Damage: a flipped bit, a lost or padded log and a full disk are named, and nothing goes on silently."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import potluck
+from helpers import StopAfter, changed_experiment
+from potluck.engine.store.checkpoints import Checkpoints, DamagedCheckpoint
+from potluck.engine.store.client_store import ClientStore
+from potluck.errors import RunError
+from potluck.experiment.schema import Experiment
+from potluck.runs.api import resume, run
+from potluck.runs.loop import Interrupted
+
+SETTINGS: dict[str, Any] = {
+    "name": "tiny",
+    "data": {"name": "digits", "samples": 200},
+    "partition": {"kind": "iid", "clients": 3},
+    "models": ["mlp-small"],
+    "method": "fedavg",
+    "training": {"rounds": 6, "participation": 0.7, "batch_size": 64},
+    "engine": {"device": "cpu"},
+    "checkpoint": {"every": 0},
+}
+LOGS = ("metrics.jsonl", "ledger.jsonl", "timing.jsonl")
+
+
+def experiment(**changes: Any) -> Experiment:
+    return changed_experiment(SETTINGS, changes)
+
+
+def same_logs(one: Path, other: Path) -> bool:
+    return all((one / log).read_bytes() == (other / log).read_bytes() for log in LOGS[:2])
+
+
+def flip(path: Path, place: float = 0.9) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(place * (len(content) - 1))] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(experiment(), out=tmp_path_factory.mktemp("damage") / "run").folder
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("damage") / "run"
+    with pytest.raises(Interrupted):
+        run(experiment(), out=out, watcher=StopAfter(5))
+    return out
+
+
+@pytest.fixture
+def folder(stopped: Path, tmp_path: Path) -> Path:
+    """A run that was stopped after round 5, for every test its own."""
+    return Path(shutil.copytree(stopped, tmp_path / "run"))
+
+
+def manifest(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "checkpoints" / Checkpoints.MANIFEST).read_text())
+    return found
+
+
+# --- checkpoints ----------------------------------------------------------------------------------------
+
+
+def test_the_last_three_checkpoints_are_kept(folder: Path) -> None:
+    assert Checkpoints(folder / "checkpoints").rounds() == (3, 4, 5)
+
+
+@pytest.mark.parametrize("place", [0.0, 0.5, 1.0])
+def test_a_flipped_bit_in_any_state_is_named(folder: Path, place: float) -> None:
+    found = manifest(folder)
+    for name in {found["server"], *found["clients"].values()}:
+        path = folder / "checkpoints" / name
+        flip(path, place)
+        with pytest.raises(DamagedCheckpoint, match=rf"round 5 .* {name} is damaged: its SHA-256"):
+            Checkpoints(folder / "checkpoints").load()
+        flip(path, place)
+    assert Checkpoints(folder / "checkpoints").load() is not None
+
+
+def test_a_damaged_checkpoint_says_how_to_go_on(folder: Path, whole: Path) -> None:
+    server = folder / "checkpoints" / manifest(folder)["server"]
+    flip(server)
+    with pytest.raises(RunError, match=rf"{server.name} is damaged.*round 4 \(.*3, 4\).*--from-round 4"):
+        resume(folder)
+    assert resume(folder, from_round=4).summary["rounds"] == 6
+    assert same_logs(folder, whole)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda path: flip(path, 0.5), Path.unlink, lambda path: path.write_text("")]
+)
+def test_a_damaged_manifest_is_named_and_its_copy_goes_on(
+    folder: Path, whole: Path, damage: Callable[[Path], Any]
+) -> None:
+    damage(folder / "checkpoints" / Checkpoints.MANIFEST)
+    with pytest.raises(RunError, match=r"checkpoint\.json.*go on from the checkpoint of round 5"):
+        resume(folder)
+    resume(folder, from_round=5)
+    assert same_logs(folder, whole)
+
+
+def test_an_earlier_round_is_played_on_from_to_the_same_end(whole: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+    with pytest.raises(Interrupted):
+        resume(folder, from_round=4, watcher=StopAfter(5))
+    assert Checkpoints(folder / "checkpoints").rounds() == (4, 5)
+    assert len((folder / "timing.jsonl").read_text().splitlines()) == 5
+    resume(folder)
+    assert same_logs(folder, whole)
+    with pytest.raises(RunError, match=r"no checkpoint of round 2; there: 4, 5, 6"):
+        resume(folder, from_round=2)
+
+
+def test_states_that_did_not_change_are_the_same_file(tmp_path: Path) -> None:
+    store, checkpoints = ClientStore(folder=tmp_path / "c"), Checkpoints(tmp_path / "c")
+    store.put("a", {"w": torch.arange(3.0)})
+    for round_ in range(1, 6):
+        store.put("b", {"w": torch.full((3,), float(round_))})
+        checkpoints.save(round_, {"x": torch.full((2,), float(round_))}, store.save(), {})
+    assert checkpoints.rounds() == (3, 4, 5)
+    assert len(list((tmp_path / "c").glob("clients-*"))) == 4
+    earlier = Checkpoints(tmp_path / "c").load(3)
+    assert earlier is not None
+    assert earlier.server["x"].tolist() == [3, 3]
+    checkpoints.go_back(4)
+    assert checkpoints.rounds() == (3, 4)
+    newest = Checkpoints(tmp_path / "c").load()
+    assert newest is not None
+    assert newest.round == 4
+    checkpoints.close()
+    store.close()
+
+
+# --- logs -----------------------------------------------------------------------------------------------
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+def padded(path: Path) -> None:
+    size = path.stat().st_size
+    cut_short(path)
+    os.truncate(path, size)
+
+
+def half_a_line(path: Path) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[1] = lines[1][:10]
+    path.write_bytes(b"".join(lines) + b" " * 500)
+
+
+@pytest.mark.parametrize("log", LOGS)
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (cut_short, "is shorter than at the last checkpoint"),
+        (Path.unlink, "is missing"),
+        (padded, "is damaged"),
+        (half_a_line, "is damaged|is shorter"),
+        (flip, "is damaged"),
+    ],
+)
+def test_a_damaged_log_is_refused_by_name(
+    folder: Path, log: str, damage: Callable[[Path], Any], sentence: str
+) -> None:
+    damage(folder / log)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(RunError, match=rf"{log} ({sentence}).*put a whole copy of it back"):
+        resume(folder)
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_logs_that_lost_their_end_go_on_from_an_earlier_round(folder: Path, whole: Path) -> None:
+    cut_short(folder / "metrics.jsonl")
+    with pytest.raises(RunError, match="--from-round 4"):
+        resume(folder)
+    resume(folder, from_round=4)
+    assert same_logs(folder, whole)
+
+
+def test_a_log_that_is_taken_away_while_the_run_goes_on(tmp_path: Path) -> None:
+    class Thief(potluck.Watcher):
+        def round(self, end: Any) -> None:
+            if end.round == 2:
+                (tmp_path / "run/metrics.jsonl").unlink()
+
+    with pytest.raises(RunError, match=r"metrics\.jsonl became shorter while the run went on"):
+        run(experiment(), out=tmp_path / "run", watcher=Thief())
+
+
+# --- a full disk ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", [1, 4, 9, 14, 19, 27])
+def test_a_full_disk_loses_nothing(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, which: int
+) -> None:
+    """The disk is full at the n-th write that has to be on it: of a checkpoint, a log, a summary or a model."""
+    calls, fsync = [0], os.fsync
+
+    def full(handle: int) -> None:
+        calls[0] += 1
+        if calls[0] >= which + 4:  # the first four belong to the start of the run
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match="No space left on device"):
+        run(experiment(), out=tmp_path / "run")
+    monkeypatch.setattr(os, "fsync", fsync)
+    resume(tmp_path / "run")
+    assert same_logs(tmp_path / "run", whole)
+
+
+def test_a_line_that_does_not_fit_leaves_no_part_of_it(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, calls = os.write, [0]
+
+    def full(handle: int, content: Any) -> int:
+        calls[0] += 1
+        if calls[0] > 7:
+            if len(content) > 20:
+                return write(handle, content[:20])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(handle, content)
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(RunError, match=r"No space left on device; make room, then go on with"):
+        run(experiment(), out=tmp_path / "run")
+    monkeypatch.setattr(os, "write", write)
+    for log in LOGS:
+        assert all(json.loads(line) for line in (tmp_path / "run" / log).read_text().splitlines())
+    resume(tmp_path / "run")
+    assert same_logs(tmp_path / "run", whole)
+
+
+# --- trained models -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["client-1.safetensors", "about.json"])
+def test_a_flipped_bit_in_a_trained_model_is_named(whole: Path, tmp_path: Path, name: str) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+    potluck.open(folder)
+    flip(folder / "models/round-000006" / name, 0.995)
+    with pytest.raises(
+        RunError, match=rf"models/round-000006/{name} (is damaged: its SHA-256|cannot be read|is not)"
+    ):
+        potluck.open(folder)
+
+
+def test_a_trained_model_that_is_gone_is_named(whole: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+    (folder / "models/round-000006/client-1.safetensors").unlink()
+    with pytest.raises(RunError, match=r"client-1\.safetensors is missing"):
+        potluck.open(folder)

@@ -1,0 +1,317 @@
+"""Run folders that somebody prepared: nothing outside is read, written or removed, and no code runs unasked."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import potluck
+import potluck.core.method
+from helpers import StopAfter, changed_experiment
+from potluck.deploy.run import open_folder
+from potluck.engine.store.checkpoints import Checkpoints
+from potluck.engine.store.manifest import _seal
+from potluck.errors import PotluckError, RunError
+from potluck.experiment.schema import Experiment
+from potluck.runs.api import resume, run
+from potluck.runs.loop import Interrupted
+from potluck.runs.own_code import own_code
+
+SETTINGS: dict[str, Any] = {
+    "name": "tiny",
+    "data": {"name": "digits", "samples": 200},
+    "partition": {"kind": "iid", "clients": 2},
+    "models": ["mlp-small"],
+    "method": "fedavg",
+    "training": {"rounds": 3, "batch_size": 64},
+    "evaluate": {"predictions": "last"},
+    "engine": {"device": "cpu"},
+    "checkpoint": {"every": 0},
+}
+
+
+def experiment(**changes: Any) -> Experiment:
+    return changed_experiment(SETTINGS, changes)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("foreign") / "run"
+    with pytest.raises(Interrupted):
+        run(experiment(), out=out, watcher=StopAfter(2))
+    return out
+
+
+@pytest.fixture
+def folder(stopped: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stopped, tmp_path / "run"))
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """Somebody's own folder, which has to stay as it is."""
+    home = tmp_path / "elsewhere"
+    (home / "papers").mkdir(parents=True)
+    (home / "letter").write_text("dear you")
+    (home / "papers/clients-00000001.safetensors").write_text("mine")
+    (home / "papers/round-000009.parquet").write_text("mine too")
+    return home
+
+
+def content(home: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in home.rglob("*") if path.is_file()}
+
+
+# --- links ----------------------------------------------------------------------------------------------
+
+INSIDE = [
+    ".lock", "metrics.jsonl", "timing.jsonl", "environment.json", "split.json", "config.yaml", "report.html",
+    "summary.json", "federation.json", "tuning.json", "trackers.json", ".metrics.jsonl.next", "checkpoints",
+    "checkpoints/checkpoint.json", "checkpoints/server-000002.safetensors",
+    "checkpoints/.clients-00000009.safetensors",
+    "models", "models/.round-000003", "predictions", "predictions/round-000002.parquet", "pilots", "clients",
+    "clients/0", "flower", "tensorboard", "wandb", "wandb/run-1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INSIDE)
+@pytest.mark.parametrize("target", ["letter", "papers", "new"])
+def test_a_link_out_of_the_folder_is_never_followed(
+    folder: Path, elsewhere: Path, name: str, target: str
+) -> None:
+    before, link = content(elsewhere), folder / name
+    if link.is_dir():
+        shutil.rmtree(link)
+    link.unlink(missing_ok=True)
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(elsewhere / target)
+    with pytest.raises(PotluckError) as caught:
+        resume(folder)
+    assert Path(name).name in str(caught.value)
+    for look in (potluck.open, open_folder):
+        with pytest.raises(PotluckError, match="is a link to another place"):
+            look(folder)
+    assert content(elsewhere) == before
+    assert not (elsewhere / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "timing.jsonl"])
+def test_a_log_that_has_a_second_name_is_not_written(folder: Path, elsewhere: Path, name: str) -> None:
+    shutil.copy(folder / name, elsewhere / "diary")
+    (folder / name).unlink()
+    os.link(elsewhere / "diary", folder / name)
+    before = content(elsewhere)
+    with pytest.raises(RunError, match=rf"cannot write .*{name}: it has a second name elsewhere"):
+        resume(folder)
+    assert content(elsewhere) == before
+
+
+def test_the_lock_changes_no_file_it_is_linked_to(folder: Path, elsewhere: Path) -> None:
+    (folder / ".lock").unlink(missing_ok=True)
+    os.link(elsewhere / "letter", folder / ".lock")
+    resume(folder)
+    assert (elsewhere / "letter").read_text() == "dear you"
+
+
+def test_a_file_of_a_checkpoint_with_a_second_name_stays_under_that(folder: Path, elsewhere: Path) -> None:
+    for path in (folder / "checkpoints").iterdir():
+        os.link(path, elsewhere / path.name)
+    before = content(elsewhere)
+    resume(folder)
+    assert content(elsewhere) == before
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", ".lock", "checkpoints/checkpoint.json"])
+def test_a_pipe_does_not_keep_anybody_waiting(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    for look in (resume, potluck.open):
+        with pytest.raises(RunError, match="is neither a file nor a folder"):
+            look(folder)
+
+
+def test_a_link_inside_the_folder_may_stay(folder: Path) -> None:
+    (folder / "wandb/run-1").mkdir(parents=True)
+    (folder / "wandb/latest").symlink_to("run-1")
+    assert resume(folder).summary["rounds"] == 3
+
+
+def test_a_folder_that_is_itself_reached_by_a_link(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "latest").symlink_to(folder)
+    assert resume(tmp_path / "latest").summary["rounds"] == 3
+    assert len(potluck.open(tmp_path / "latest").clients) == 2
+
+
+# --- manifests ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"server": "../../elsewhere/letter"},
+        {"server": "/etc/passwd"},
+        {"server": ""},
+        {"server": "."},
+        {"server": "checkpoint.json"},
+        {"server": 7},
+        {"clients": {"0": "../../elsewhere/papers/clients-00000001.safetensors"}},
+        {"clients": {"0": "server-000002.safetensors/../../x"}},
+        {"clients": ["clients-00000001.safetensors"]},
+        {"clients": None},
+        {"sha256": {}},
+        {"sha256": None},
+        {"round": -1},
+        {"round": "2"},
+        {"round": 10**30},
+        {"round": True},
+        {"logs": None},
+        {"logs": {"metrics.jsonl": 5}},
+        {"logs": {"metrics.jsonl": {"bytes": -5, "sha256": ""}}},
+        {"accepted": 3},
+        {"failures": None},
+    ],
+)
+def test_a_forged_manifest_reaches_no_file_outside(folder: Path, elsewhere: Path, forged: Any) -> None:
+    before = content(elsewhere)
+    for path in (folder / "checkpoints").glob("checkpoint*.json"):
+        values = json.loads(path.read_text()) | forged
+        values.pop("seal")
+        path.write_text(json.dumps(values | {"seal": _seal(values)}))
+    with pytest.raises(RunError, match="checkpoint"):
+        resume(folder)
+    assert content(elsewhere) == before
+
+
+def test_a_checkpoint_of_another_run_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    with pytest.raises(Interrupted):
+        run(experiment(seed=7, models=["mlp-large"]), out=other, watcher=StopAfter(2))
+    shutil.rmtree(folder / "checkpoints")
+    shutil.copytree(other / "checkpoints", folder / "checkpoints")
+    for log in ("metrics.jsonl", "ledger.jsonl", "timing.jsonl"):
+        shutil.copy(other / log, folder / log)
+    with pytest.raises(RunError, match="is not one of this run"):
+        resume(folder)
+
+
+def test_what_does_not_belong_into_the_checkpoints_is_named(folder: Path) -> None:
+    (folder / "checkpoints/stray").mkdir()
+    with pytest.raises(RunError, match=r"checkpoints/stray does not belong there"):
+        resume(folder)
+
+
+# --- code and places ------------------------------------------------------------------------------------
+
+EVIL = "from pathlib import Path\nPath({mark!r}).write_text('x')\n"
+
+
+def agreeing(folder: Path, **changes: Any) -> None:
+    """Make a folder say something else of itself, in all places."""
+    values = yaml.safe_load((folder / "config.yaml").read_text()) | changes
+    about = json.loads((folder / "environment.json").read_text())
+    about |= {"settings": about["settings"] | changes, "code": about["code"] | own_code(values)}
+    (folder / "config.yaml").write_text(yaml.safe_dump(values))
+    (folder / "environment.json").write_text(json.dumps(about))
+
+
+def test_code_beside_a_folder_one_did_not_start_needs_trust(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text(EVIL.format(mark=str(tmp_path / "executed")))
+    agreeing(folder, plugins=[str(tmp_path / "evil.py")])
+    with pytest.raises(RunError, match=r"you did not start this run.*evil\.py.*--trust"):
+        resume(folder)
+    assert not (tmp_path / "executed").exists()
+    resume(folder, trust=True)
+    assert (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("module", ["posix", "antigravity", "this"])
+def test_modules_of_the_library_are_code_too(folder: Path, module: str) -> None:
+    agreeing(folder, plugins=[module])
+    loaded = module in sys.modules
+    with pytest.raises(RunError, match=rf"you did not start this run.*{module}"):
+        resume(folder)
+    assert (module in sys.modules) == loaded
+
+
+def test_a_seal_of_another_user_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    (tmp_path / "own.py").write_text("x = 1\n")
+    folder = run(experiment(plugins=[str(tmp_path / "own.py")]), out=tmp_path / "run").folder
+    resume(folder)
+    key = Path(os.environ["XDG_STATE_HOME"]) / "potluck/seal.key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("other")))
+    with pytest.raises(RunError, match="you did not start this run"):
+        resume(folder)
+    resume(folder, trust=True)
+
+
+def test_without_a_home_a_run_begins_and_trust_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text("x = 1\n")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    folder = run(experiment(plugins=[str(tmp_path / "own.py")]), out=tmp_path / "run").folder
+    with pytest.raises(RunError, match="--trust"):
+        resume(folder)
+
+
+def test_a_tracker_writes_nowhere_unasked(folder: Path, elsewhere: Path) -> None:
+    before = content(elsewhere)
+    agreeing(folder, track={"tensorboard": {"clients": True, "folder": str(elsewhere)}})
+    with pytest.raises(RunError, match=r"track\.tensorboard\.folder"):
+        resume(folder)
+    assert content(elsewhere) == before
+
+
+# --- comparisons ----------------------------------------------------------------------------------------
+
+
+def test_a_comparison_with_a_run_elsewhere_is_refused(tmp_path: Path, elsewhere: Path) -> None:
+    asked = {key: value for key, value in SETTINGS.items() if key != "method"}
+    folder = tmp_path / "compared"
+    potluck.compare(methods=["fedavg"], out=folder, **asked, seeds=[0])
+    shutil.move(folder / "fedavg-seed0", elsewhere / "moved")
+    (folder / "fedavg-seed0").symlink_to(elsewhere / "moved")
+    before = content(elsewhere)
+    with pytest.raises(RunError, match="fedavg-seed0 is a link to another place"):
+        potluck.compare(methods=["fedavg"], out=folder, **asked, seeds=[0])
+    with pytest.raises(RunError, match="fedavg-seed0 is a link to another place"):
+        potluck.open(folder)
+    assert content(elsewhere) == before
+
+
+# --- half-made folders ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "names", [(), (".lock",), (".lock", "split.json", "contract.json", "environment.json")]
+)
+def test_a_half_made_folder_is_told_what_it_is(folder: Path, tmp_path: Path, names: tuple[str, ...]) -> None:
+    half = tmp_path / "half"
+    half.mkdir()
+    for name in names:
+        shutil.copy(folder / name, half / name) if (folder / name).exists() else (half / name).touch()
+    with pytest.raises(RunError, match="its run was stopped before the first round"):
+        resume(half)
+    run(experiment(), out=half)
+    assert len(potluck.open(half).clients) == 2
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.tex").write_text("x")
+    with pytest.raises(RunError, match="holds something else than a run; choose another folder"):
+        run(experiment(), out=tmp_path / "mine")
+    with pytest.raises(RunError, match="so it is no run folder"):
+        resume(tmp_path / "mine")
+    assert Checkpoints(tmp_path / "mine/checkpoints").load() is None
