@@ -50,8 +50,8 @@ def from_arrays(
 
     `test` and `validation` are official parts. `clients` names the client of every row, for `partition: {kind:
     natural}`; the other parts are then (x, y, clients). `mean` and `std` are one number, or one per channel;
-    `normalize` computes them from the training part. `strata` is a class per row, by which splits deal rows whose `y`
-    is no class.
+    `normalize` computes them from the training part. `strata` is a class per row, by which splits deal rows whose
+    `y` is no class.
     """
     pieces = [Piece(name, x, y, "train", clients=clients)]
     for part, given in (("validation", validation), ("test", test)):
