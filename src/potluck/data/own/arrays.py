@@ -360,7 +360,17 @@ def count_classes(name: str, y: Tensor, classes: int | None, class_names: Sequen
     low, high = int(y.min()), int(y.max())
     count = classes or (len(class_names) if class_names else high + 1)
     if low < 0 or high >= count:
-        raise DataError(f"{name}: labels reach from {low} to {high}, outside 0 to {count - 1}")
+        told = (
+            f", as classes={classes} says"
+            if classes
+            else ", as class_names has so many"
+            if class_names
+            else ""
+        )
+        remedy = f"add {-low} to all labels" if low < 0 else "name every class, or leave it out"
+        raise DataError(
+            f"{name}: labels reach from {low} to {high}, outside 0 to {count - 1}{told}: {remedy}"
+        )
     if class_names and len(class_names) != count:
         raise DataError(f"{name}: {len(class_names)} class names for {count} classes: give one for each")
     if classes is None and not class_names:
