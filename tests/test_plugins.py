@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 
+from potluck.core.method import registered
 from potluck.core.settings import per_client
 from potluck.errors import ConfigError
 from potluck.experiment import Experiment
@@ -152,3 +153,69 @@ def test_the_file_beside_a_plugin_is_part_of_its_code(tmp_path: Path) -> None:
     assert own_code({"plugins": [str(plugin)]}) == known
     (tmp_path / "second.py").write_text("B = 2\n")
     assert own_code({"plugins": [str(plugin)]}) != known
+
+
+BARE = "from potluck import Method\n\n\nclass Bare(Method):\n    name = {name!r}\n"
+
+
+def test_a_plugin_that_ends_the_program_is_told(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import sys\n\nsys.exit(0)\n")
+    with pytest.raises(ConfigError, match=r"plugins: script.py cannot be loaded: it calls sys.exit"):
+        load_plugin("script.py", tmp_path)
+    with pytest.raises(ConfigError, match=r"script.py cannot be loaded: it calls sys.exit"):
+        load_function(f"{tmp_path}/script.py:build")
+
+
+def test_a_folder_is_no_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some_run").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("./some_run", "some_run"):
+        with pytest.raises(ConfigError, match=r"some_run cannot be loaded: it is a folder; name a \.py file"):
+            load_plugin(name, tmp_path)
+    assert "some_run" not in sys.modules
+
+
+@pytest.fixture
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("potluck.core.method._registry", dict(registered()))
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_a_method_without_a_round_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "bare.py").write_text(BARE.format(name="bare"))
+    (tmp_path / "own.yaml").write_text(
+        "data: digits\npartition: {kind: iid, clients: 2}\nmodels: mlp-small\nmethod: bare\nplugins: [bare.py]\n"
+    )
+    with pytest.raises(ConfigError, match=r"method bare \(.*bare.py, class Bare\) defines no round"):
+        Experiment.load(tmp_path / "own.yaml")
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        (BARE.format(name="fedavg"), r"there is a method 'fedavg' already \(potluck.methods.fedavg\)"),
+        (
+            "from potluck.models import register\n\n\n@register('cnn1')\ndef mine(classes):\n    return None\n",
+            "a model named 'cnn1' is already registered",
+        ),
+        (
+            "from potluck.data import register\n\n\n@register('digits')\ndef mine(dir):\n    return None\n",
+            "a data set called 'digits' is already registered",
+        ),
+    ],
+)
+def test_a_plugin_cannot_take_the_name_of_another(tmp_path: Path, code: str, sentence: str) -> None:
+    (tmp_path / "double.py").write_text(code)
+    with pytest.raises(ConfigError, match=f"plugins: double.py cannot be loaded: {sentence}"):
+        load_plugin("double.py", tmp_path)
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_a_plugin_may_be_imported_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "loaded_twice.py").write_text(
+        BARE.format(name="loaded-twice")
+        + "\n\nfrom potluck.data import register\n\n\n@register('loaded-twice')\ndef mine(dir):\n    return None\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    load_plugin("loaded_twice", tmp_path)
+    load_plugin("loaded_twice.py", tmp_path)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from potluck.errors import ConfigError
+from potluck.errors import ConfigError, PotluckError
 
 _PREFIX = (
     "potluck_plugin:"  # in sys.modules, before the full path: files of one name in two folders stay apart
@@ -35,14 +35,28 @@ def load_plugin(name: str, folder: Path) -> None:
         if name.endswith(".py"):
             _import_file(folder / name)
         else:
-            importlib.import_module(name)
-    except Exception as error:
+            _import_module(name, folder)
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"plugins: {name} cannot be loaded: {_reason(error)}") from error
 
 
-def _reason(error: Exception) -> str:
+def _import_module(name: str, folder: Path) -> None:
+    """Import a module by its name; Python would also import any folder, to no effect."""
+    if name.startswith((".", "/")) and (folder / name).is_dir():
+        raise ConfigError("it is a folder; name a .py file")
+    module = importlib.import_module(name)
+    if getattr(module, "__file__", None) is None and hasattr(module, "__path__"):
+        del sys.modules[name]
+        raise ConfigError("it is a folder; name a .py file")
+
+
+def _reason(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError) and error.filename is not None:
         return f"there is no file {error.filename}"
+    if isinstance(error, SystemExit):
+        return "it calls sys.exit; take that out, or keep it below: if __name__ == '__main__'"
+    if isinstance(error, PotluckError):
+        return str(error)
     return f"{type(error).__name__}: {error}"
 
 
@@ -137,7 +151,7 @@ def load_function(name: str) -> Callable[..., Any]:
         return find_function(name)
     try:
         module = _import_file(Path(home))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{home} cannot be loaded: {_reason(error)}") from error
     return _function(module, key, name, home)
 
@@ -156,7 +170,7 @@ def _find_module(name: str) -> ModuleType:
         return sys.modules[files[-1]]
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"{name} cannot be imported ({type(error).__name__}: {error}); name its file under plugins"
         ) from error

@@ -395,6 +395,19 @@ def test_truncated_parquet_names_the_file(place: Path) -> None:
     assert "again" in sentence
 
 
+def test_what_would_be_passed_over_in_silence_is_told(place: Path) -> None:
+    compare = ("compare", "small.yaml", "--methods")
+    assert "seed=3 changes nothing beside --seeds 1,2" in refused(
+        *compare, "local", "seed=3", "--seeds", "1,2"
+    )
+    told = potluck(*compare, "local,local", "--seeds", "0,0", "training.rounds=1")
+    assert "--methods: local is named twice and played once" in told.stderr
+    assert "--seeds: 0 is named twice and played once" in told.stderr
+    assert "write --methods" in potluck("compare", "small.yaml", "--method", "fedavg").stderr
+    assert "plugins=[FILE.py]" in potluck("run", "small.yaml", "--plugin", "mine.py").stderr
+    assert ", data digits" in potluck("run", "small.yaml", "training.rounds=1").stdout
+
+
 def test_a_folder_that_cannot_be_written(place: Path) -> None:
     Path("file").write_text("")
     assert "file/run" in refused("run", "small.yaml", "--out", "file/run")

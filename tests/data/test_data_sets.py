@@ -369,8 +369,9 @@ def test_anyone_can_register_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None
         return from_arrays(np.zeros((rows, 2), np.float32), np.arange(rows) % 2, name="test_only")
 
     assert len(DataConfig(name="test_only", options={"rows": 6}).load()) == 6
+    register("test_only")(mine)  # as a cell that is run twice does
     with pytest.raises(DataError, match="already registered"):
-        register("test_only")(mine)
+        register("test_only")(lambda dir: from_arrays(np.zeros((4, 2)), np.arange(4) % 2))
 
 
 def test_words_and_numbers() -> None:

@@ -271,3 +271,20 @@ def test_a_small_file_that_becomes_huge_is_refused(tmp_path: Path, monkeypatch: 
         DataError, match=r"bomb\.parquet would take .* \(3,000,000 rows\).*POTLUCK_DATA_LIMIT"
     ):
         potluck.from_files(tmp_path / "bomb.parquet", target="y")
+
+
+@pytest.mark.parametrize(
+    "as_given", [float, np.float64, lambda one: np.full((3, 1, 1), one), lambda one: [one] * 3]
+)
+def test_mean_and_std_may_be_a_number_or_an_array(as_given: Any) -> None:
+    x, y = np.zeros((6, 3, 8, 8), dtype=np.uint8), np.arange(6) % 2
+    data = from_arrays(x, y, mean=as_given(0.25), std=as_given(0.5))
+    assert (data.mean, data.std) == ((0.25,) * 3, (0.5,) * 3)
+
+
+@pytest.mark.parametrize(("mean", "std"), [(0.5, 0), (0.5, None), ([0.1, 0.2], 0.5), (0.5, np.nan)])
+def test_a_mean_or_std_that_does_not_fit_is_told(mean: Any, std: Any) -> None:
+    with pytest.raises(DataError, match="one mean and one positive std for each of the 3 channels"):
+        from_arrays(np.zeros((6, 3, 8, 8)), np.arange(6) % 2, mean=mean, std=std)
+    with pytest.raises(DataError, match="mean and std are numbers, one for each channel, not 'half'"):
+        from_arrays(np.zeros((6, 3, 8, 8)), np.arange(6) % 2, mean="half", std=1)

@@ -18,6 +18,7 @@ from potluck import Experiment, Split, from_arrays, from_files, from_frame
 from potluck.cli.views.split import split_entry, split_view
 from potluck.data.views import client_samples
 from potluck.errors import DataError, PotluckError
+from potluck.runs.advice import advice
 
 
 def patients(rows: int = 12, older: float = 0.0, **columns: Any) -> pd.DataFrame:
@@ -144,16 +145,87 @@ def test_what_is_filled_follows_from_training_rows_alone() -> None:
         assert one.view == two.view
 
 
-def test_a_column_without_a_value_in_a_client_s_training_rows_is_refused() -> None:
+def test_a_text_column_may_be_mostly_missing_at_a_client() -> None:
+    some = patients(40, allergy=["nuts", *[None] * 2, "milk", None] * 8)
+    data = from_frame({"a": patients(40, allergy="milk"), "b": some}, target="stay", missing="mean")
+    assert data.encoding is not None
+    assert data.encoding.names[-2:] == ("allergy=milk", "allergy=nuts")
+    assert data.x[40:43, -2:].tolist() == [[0, 1], [0, 0], [0, 0]]
+
+
+def _never_measured(value: Any = np.nan) -> dict[str, pd.DataFrame]:
+    return {"a": patients(40, bmi=np.linspace(18, 35, 40)), "b": patients(44, older=9, bmi=value)}
+
+
+@pytest.mark.parametrize("gap", [np.nan, None])
+def test_a_column_that_a_client_never_measured_is_zero_there(tmp_path: Path, gap: Any) -> None:
+    frames = _never_measured(gap)
+    frames["b"]["sex"] = gap
+    data = from_frame(frames, target="stay", missing="mean")
+    experiment = Experiment.make(data=data, models="mlp-small", method="local", training={"rounds": 1})
+    split = experiment.make_split(data)
+    seen = client_samples(data, split.clients)
+    assert seen is not None
+    assert torch.isfinite(seen).all()
+    assert seen[40:, [1, 2, 4]].unique().tolist() == [0.0]  # both categories of sex, and bmi
+    assert len(seen[:40, 4].unique()) == 40
+    split.save(tmp_path / "split.json", data)
+    again = client_samples(data, Split.load(tmp_path / "split.json").clients)
+    assert again is not None
+    assert torch.equal(again, seen)
+    assert sum("column 'bmi' of client b is never measured" in one for one in advice(experiment.build())) == 1
+    client = potluck.run(experiment, out=tmp_path / "run", progress=False).clients["b"]
+    new = frames["b"].drop(columns="stay")
+    torch.testing.assert_close(client.predict(new.assign(bmi=30.0)), client.predict(new))
+
+
+def test_a_column_without_a_value_in_a_client_s_training_rows_is_zero_there() -> None:
     one = patients(40)
     one.loc[1:, "age"] = np.nan
     data = from_frame(
         {"a": patients(40), "b": {"train": one, "test": patients(4)}}, target="stay", missing="mean"
     )
     partition = {"kind": "natural", "validation": 0.9, "test": 0.05}
-    experiment = Experiment.make(data=data, models="mlp-small", method="local", partition=partition)
-    with pytest.raises(PotluckError, match="'age' has no value at all in the training rows of client b"):
-        experiment.make_split(data)
+    split = Experiment.make(data=data, models="mlp-small", method="local", partition=partition).make_split(
+        data
+    )
+    assert split["b"].sees(data.x[split["b"].test])[:, 0].tolist() == [0.0] * 4
+
+
+def _advice(frames: Any) -> list[str]:
+    data = from_frame(frames, target="stay", missing="mean")
+    return [*advice(Experiment.make(data=data, models="mlp-small", method="local").build())]
+
+
+def test_columns_that_teach_nothing_or_number_the_rows_are_told() -> None:
+    assert _advice({"a": patients(80), "b": patients(70)}) == []
+    (sentence,) = _advice(_never_measured(22.0))
+    assert "column 'bmi' of client b is the same in all training rows" in sentence
+    numbered = {name: patients(rows, id=np.arange(rows)) for name, rows in (("a", 80), ("b", 70))}
+    (sentence,) = _advice(numbered)
+    assert "column 'id'" in sentence
+    assert "leave it out of features" in sentence
+    numbered["b"].loc[0, "id"] = 1
+    assert _advice(numbered) == []
+
+
+def test_infinite_numbers_are_named(tmp_path: Path) -> None:
+    frame = patients(40)
+    data = from_frame({"a": frame, "b": patients(44)}, target="stay")
+    run = potluck.run(
+        data=data, models="mlp-small", method="local", training={"rounds": 1}, out=tmp_path / "run"
+    )
+    endless, x = frame.assign(age=frame["age"].mask(frame.index == 3, np.inf)), data.x[:5].clone()
+    x[2, 0] = torch.inf
+    with pytest.raises(DataError, match=r"column 'age' holds an infinite value \(row 3\)"):
+        from_frame(endless, target="stay")
+    with pytest.raises(DataError, match=r"client a: column 'age' holds an infinite value \(row 3\)"):
+        run.clients["a"].predict(endless)
+    with pytest.raises(DataError, match="client a: sample 2 holds an infinite value"):
+        run.clients["a"].predict(x)
+    for wrong in ("new.csv", {"age": 3.0}):
+        with pytest.raises(DataError, match="give a pandas frame"):
+            run.clients["a"].predict(wrong)
 
 
 def test_a_client_predicts_for_rows_of_a_table(tmp_path: Path) -> None:
@@ -253,12 +325,12 @@ def test_nan_is_refused_where_a_run_does_not_fill_it(tmp_path: Path) -> None:
         (
             {"a": patients(), "b": patients(age=[*"12345678", "forty", *"123"])},
             {"target": "stay"},
-            "client b: column 'age' holds numbers but for 1 of 12 rows \\(row 8: 'forty'\\)",
+            "client b: column 'age' holds numbers but for 1 of 12 values \\(row 8: 'forty'\\)",
         ),
         (
             patients(age=[*"12345678", "forty", *"123"]),
             {"target": "stay"},
-            "column 'age' holds numbers but for 1 of 12 rows \\(row 8: 'forty'\\).* name it in categorical",
+            "column 'age' holds numbers but for 1 of 12 values \\(row 8: 'forty'\\).* name it in categorical",
         ),
         (
             patients(site=[*"abcabcabcab", np.nan]),

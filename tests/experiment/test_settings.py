@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
-from potluck import Experiment
-from potluck.errors import ConfigError, nearest
+from potluck import Experiment, from_arrays, run
+from potluck.errors import ConfigError, PotluckError, nearest
 from potluck.experiment.overrides import read_yaml
 
 BASE: dict[str, Any] = {
@@ -42,14 +43,58 @@ BASE: dict[str, Any] = {
             "held_out: input.* integer or .* number",
         ),
         ({"data": (np.zeros((3, 2)), np.zeros(3))}, r"data: give the name.*from_arrays\(x, y\), from_frame"),
+        ({"federation": {"min_clients": 2}}, "federation is a list of groups"),
+        ({"data": {"name": "digits", "dir": "/nowhere"}}, "data set 'digits' is read from no folder"),
         ({"training": 3}, "training: must be a block of keys with values, such as {epochs: …}"),
         ({"name": "a b"}, "name: write letters, digits"),
         ({"checkpoint": {"every": "soon"}}, "checkpoint.every: .*60s.* never"),
     ],
 )
 def test_a_sentence_says_what_is_meant(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(PotluckError, match=sentence):
+        Experiment.make(**(BASE | values)).load_data()
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("partition.file=split.json", "'partition.clients'; it does not go with .*partition={…}"),
+        ("partition.kind=natural", "'partition.clients'; it does not go with .*partition={…}"),
+        ("training={rounds:2}", "write a space after the colon: rounds: 2"),
+        ("method={name:fedavg}", "write a space after the colon: name: fedavg"),
+        ("partition=dirichlet", "write partition.kind=dirichlet"),
+        ("variants.a.method=local", "write variants into the file; potluck compare plays them"),
+    ],
+)
+def test_an_override_that_cannot_be_is_answered_with_what_to_write(
+    override: str, sentence: str, tmp_path: Path
+) -> None:
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE))
     with pytest.raises(ConfigError, match=sentence):
-        Experiment.make(**(BASE | values))
+        Experiment.load(tmp_path / "base.yaml", [override])
+
+
+def test_class_names_that_are_too_few_are_named() -> None:
+    x, y = np.zeros((6, 3)), np.arange(6) % 3
+    with pytest.raises(PotluckError, match="class_names has so many: name every class"):
+        from_arrays(x, y, class_names=["a", "b"])
+    with pytest.raises(PotluckError, match="add 1 to all labels"):
+        from_arrays(x, y - 1)
+
+
+def test_an_unknown_option_of_a_metric_is_named() -> None:
+    metric = {"name": "sklearn:fbeta_score", "options": {"bta": 2}}
+    with pytest.raises(ConfigError, match="fbeta_score has no option 'bta'; did you mean 'beta'"):
+        Experiment.make(**BASE, metrics=[metric]).build()
+
+
+@pytest.mark.parametrize(
+    ("out", "sentence"), [(3, "path of a folder, not 3"), ("", "out is empty"), (".", "is no run folder")]
+)
+def test_a_place_for_a_run_that_cannot_be(out: Any, sentence: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PotluckError, match=sentence):
+        run(**BASE, out=out)
 
 
 @pytest.mark.parametrize("optimizer", [{"name": "adam", "lr": 0.1}, {"momentum": 0.5, "nesterov": True}])

@@ -203,3 +203,12 @@ def advised(data: Dataset, **settings: Any) -> list[str]:
     partition = {"kind": "iid", "clients": 2}
     chosen = Experiment.make(data=data, partition=partition, models="mlp-small", method="local", **settings)
     return [*advice(chosen.build())]
+
+
+def test_a_client_without_test_samples_is_told() -> None:
+    data = from_arrays(np.zeros((40, 3)), np.arange(40) % 2)
+    rows = np.arange(40).reshape(4, 10)
+    parts = [ClientSplit(str(n), own[:8], own[:0], own[8:] if n else own[:0]) for n, own in enumerate(rows)]
+    made = Experiment.make(data=data, partition=Split.of(parts), models="mlp-small", method="local")
+    (sentence,) = advice(made.build())
+    assert sentence.startswith("1 of 4 clients has no test samples (client 0)")

@@ -101,6 +101,7 @@ def compare(
     for option, given in {"--methods": methods, "--seeds": seeds}.items():
         if given is not None and not words(given):
             raise ConfigError(f"{option} is empty; leave it out, or name some")
+    _refuse_idle_seed(overrides or (), seeds)
     targets, at = _scores(target), _numbers("--rounds", rounds, "10,50,100")
     plan = read_sweep(experiment, words(methods or ""), overrides or ())
     check_view(view)
@@ -110,6 +111,10 @@ def compare(
     screen = Screen(json)
     if methods and read_yaml(experiment).get("variants"):
         screen.err.print(f"{experiment}: variants left out, as --methods takes their place", soft_wrap=True)
+    for option, given in {"--methods": methods, "--seeds": seeds}.items():
+        twice = next((one for one in words(given or "") if words(given or "").count(one) > 1), None)
+        if twice is not None:
+            screen.err.print(f"{option}: {twice} is named twice and played once", soft_wrap=True)
     result = compared(screen, plan, played, out or default_folder(plan), sys.argv[1:], **views)
     if json:
         screen.data(_content(result))
@@ -117,6 +122,12 @@ def compare(
         if file is not None:
             write_whole(file, _exported(option, result))
             screen.err.print(f"written: {file}", soft_wrap=True)
+
+
+def _refuse_idle_seed(overrides: Sequence[str], seeds: str | None) -> None:
+    idle = next((one for one in overrides if one.partition("=")[0] == "seed"), None)
+    if idle is not None and seeds:
+        raise ConfigError(f"{idle} changes nothing beside --seeds {seeds}: leave one of them out")
 
 
 def _check_file(option: str, file: Path | None) -> None:

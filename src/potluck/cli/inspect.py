@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from potluck.experiment import Experiment
 
 FOR_DEMO = {"fedin": ["method.project=fixed"]}  # options a method needs to fit the demo's models
+PLUGIN = "--plugin FILE.py"
 
 
 Plugins = Annotated[
@@ -92,7 +93,7 @@ def _show_options(screen: Screen, method: str, experiment: str | None, overrides
         method = Experiment.load(method, overrides).method.name
     elif experiment is not None and not _is_override(experiment):
         Experiment.load(experiment)
-    found = options_of(find_method(method).Config)
+    found = options_of(find_method(method, PLUGIN).Config)
     if screen.json:
         screen.data({"method": method, "options": [one.as_json() for one in found]})
     else:
@@ -113,7 +114,7 @@ def _explained(method: str, experiment: str | None, overrides: Sequence[str]) ->
         return Experiment.load(method, overrides)
     if experiment is not None:
         load_plugins(experiment, overrides)  # the method may be one of theirs
-    find_method(method)
+    find_method(method, PLUGIN)
     own = [
         f"{method}.{option.removeprefix('method.')}" if option.startswith("method.") else option
         for option in overrides

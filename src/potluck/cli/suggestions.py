@@ -29,12 +29,22 @@ class Command(TyperCommand):
             return super().parse_args(ctx, args)
         except Exception as error:
             option = getattr(error, "option_name", None)
-            takes_keys = any(one.name == "overrides" for one in self.params)
-            key = key_named(option) if option and takes_keys and hasattr(error, "possibilities") else None
-            if key is not None:
-                error.message = f"No such option '{option}'; write {key}=VALUE"  # type: ignore[attr-defined]
+            instead = self._instead(option) if option and hasattr(error, "possibilities") else None
+            if instead is not None:
+                error.message = f"No such option '{option}'; write {instead}"  # type: ignore[attr-defined]
                 error.possibilities = None  # type: ignore[attr-defined]
             raise
+
+    def _instead(self, option: str) -> str | None:
+        """What to write in place of an option: the same one in the plural, or a key of the experiment."""
+        if any(f"{option}s" in one.opts for one in self.params):
+            return f"{option}s"
+        if not any(one.name == "overrides" for one in self.params):
+            return None
+        if option == "--plugin":
+            return "plugins=[FILE.py]"
+        key = key_named(option)
+        return f"{key}=VALUE" if key is not None else None
 
 
 def key_named(option: str) -> str | None:

@@ -33,6 +33,7 @@ from potluck.core.message import Content, Message
 from potluck.core.model import Model, Models
 from potluck.core.open_options import OpenOption
 from potluck.core.options import as_written, option
+from potluck.core.origin import home, is_ours
 from potluck.core.population import Population
 from potluck.core.replies import Replies
 from potluck.core.server import Server
@@ -194,6 +195,12 @@ class Method:
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         if vars(cls).get("name"):  # one that only inherits a name does not take the place of its base
+            taken = _registry.get(cls.name)
+            # Of files of the user's own the one loaded last counts: a plugin may have moved.
+            if taken is not None and is_ours(taken) != is_ours(cls):
+                raise ConfigError(
+                    f"there is a method {cls.name!r} already ({home(taken)}); give {cls.__name__} another name"
+                )
             _registry[cls.name] = cls
 
     # --- the server's half ---

@@ -298,7 +298,11 @@ def _from_sklearn(settings: MetricSettings) -> OwnMetric:
     known = [key for key in library.__all__ if "y_true" in _parameters(getattr(library, key))]
     if name not in known:
         raise ConfigError(f"metrics: scikit-learn has no metric {name!r}; {_nearest_few(name, known)}")
-    second = _parameters(getattr(library, name))[1]
+    options = _parameters(getattr(library, name))
+    unknown = next((one for one in settings.options if one not in options), None)
+    if unknown is not None:
+        raise ConfigError(f"metrics: {name} has no option {unknown!r}; {nearest(unknown, options[2:])}")
+    second = options[1]
     takes: Takes = "answers" if second == "y_pred" and not name.endswith("log_loss") else "probabilities"
     facts = MetricFacts(settings.key, not name.endswith(_LOWER), **_ANY)
     return OwnMetric(facts, _sklearn(name, **settings.options), takes)

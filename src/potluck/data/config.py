@@ -65,6 +65,8 @@ class DataConfig(FileOptions):
         folder = self.dir.expanduser() if self.dir is not None else None
         if base_dir is not None and (folder is not None or self.path is not None):
             folder = Path(base_dir) / (folder or "")
+        if self.dir is not None and self.name in EMBEDDED:
+            raise DataError(f"data set {self.name!r} is read from no folder: leave out dir")
         named = {key: getattr(self, key) for key in (*_TEXT_KEYS, *FileOptions.model_fields)}
         named["by"] = self.by or (by if self.path is not None else None)
         named["tokenizer"] = self.tokenizer_from(base_dir)
@@ -121,6 +123,7 @@ class DataConfig(FileOptions):
         return mean, std
 
 
+EMBEDDED = ("digits", "digits-attributes", "digits-segments", "digits-captions", "noise")
 _TEXT_KEYS = ("labels", "vocabulary", "length", "strip_headers")
 
 

@@ -13,10 +13,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Filling:
-    """What a client puts where a number is missing (NaN), for some columns of its samples."""
+    """What a client puts where a number is missing (NaN), for some columns of its samples.
+
+    A column that it never measured is 0 in all its samples, also in one that has a value: its model saw no other.
+    """
 
     columns: tuple[int, ...]
-    mean: tuple[float, ...]
+    mean: tuple[float, ...]  # NaN for a column that was never measured
 
     @classmethod
     def of(cls, x: Tensor, columns: Sequence[int]) -> Filling:
@@ -25,18 +28,19 @@ class Filling:
 
     @property
     def empty(self) -> list[int]:
-        """The columns for which there is no mean."""
+        """The columns that were never measured."""
         return [column for column, mean in zip(self.columns, self.mean, strict=True) if np.isnan(mean)]
 
     def __call__(self, x: Tensor) -> Tensor:
         """The samples without gaps."""
         x, columns = x.clone(), list(self.columns)
         x[:, columns] = torch.where(x[:, columns].isnan(), torch.tensor(self.mean), x[:, columns])
+        x[:, self.empty] = 0.0
         return x
 
     def to_json(self) -> dict[str, Any]:
         """The filling as an index file has it."""
-        return {"columns": list(self.columns), "mean": list(self.mean)}
+        return {"columns": list(self.columns), "mean": [None if np.isnan(one) else one for one in self.mean]}
 
     @classmethod
     def from_json(cls, value: Any) -> Filling:
@@ -45,8 +49,8 @@ class Filling:
         if not lists or not all(isinstance(one, list) for one in value.values()):
             raise ValueError("a filling has columns and mean")
         columns, mean = tuple(value["columns"]), tuple(value["mean"])
-        numbers = all(type(one) in (int, float) and np.isfinite(one) for one in mean)
+        numbers = all(one is None or (type(one) in (int, float) and np.isfinite(one)) for one in mean)
         places = all(type(one) is int and one >= 0 for one in columns)
         if len(columns) != len(mean) or not numbers or not places:
             raise ValueError("a filling has column numbers, and a mean for each")
-        return cls(columns, mean)
+        return cls(columns, tuple(np.nan if one is None else one for one in mean))

@@ -25,6 +25,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from torch import Tensor
 
 from potluck.core.dataset import Dataset
+from potluck.core.origin import home, same_home
 from potluck.core.rng import Rng
 from potluck.errors import DataError, nearest
 
@@ -37,12 +38,21 @@ def register(name: str) -> Callable[[LoaderType], LoaderType]:
     """Register a loader: `load(name)` calls it with the folder and the data set's options."""
 
     def add(loader: LoaderType) -> LoaderType:
-        if name in _LOADERS:
-            raise DataError(f"a data set called {name!r} is already registered: choose another name")
+        taken = _LOADERS.get(name)
+        if taken is not None and not _is_again(taken, loader):
+            raise DataError(
+                f"a data set called {name!r} is already registered ({home(taken)}): choose another name"
+            )
         _LOADERS[name] = loader
         return loader
 
     return add
+
+
+def _is_again(taken: Loader, loader: Loader) -> bool:
+    """Whether a loader is the one that has the name, defined anew by a file that is loaded twice."""
+    one, other = (getattr(function, "__qualname__", function) for function in (taken, loader))
+    return one == other and same_home(taken, loader)
 
 
 def names() -> tuple[str, ...]:

@@ -13,7 +13,6 @@ from potluck.core.dataset import Dataset
 from potluck.data.filling import Filling
 from potluck.data.scaling import Scaling
 from potluck.data.split import ClientSplit, Split
-from potluck.errors import DataError
 
 
 def with_views(split: Split, data: Dataset) -> Split:
@@ -30,22 +29,11 @@ def _with_view(data: Dataset, client: ClientSplit) -> ClientSplit:
         return client
     x, filling, scaling = data.x[torch.from_numpy(rows)], client.filling, client.scaling
     if data.filled:
-        filling = filling or _filling(data, x, client.id)
+        filling = filling or Filling.of(x, data.filled)
         x = filling(x)
     if data.standardize:
         scaling = scaling or Scaling.of(x, data.standardize)
     return replace(client, filling=filling, scaling=scaling)
-
-
-def _filling(data: Dataset, x: Tensor, client: str) -> Filling:
-    filling = Filling.of(x, data.filled)
-    for column in filling.empty:
-        name = data.encoding.names[column] if data.encoding is not None else column
-        raise DataError(
-            f"{data.name}: column {name!r} has no value at all in the training rows of client {client}: fill it, "
-            "or leave it out of features"
-        )
-    return filling
 
 
 def client_samples(data: Dataset, clients: Sequence[ClientSplit]) -> Tensor | None:

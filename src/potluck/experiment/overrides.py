@@ -122,6 +122,13 @@ def apply_override(values: dict[str, Any], override: Override) -> None:
         value = yaml.load(text, Loader=_Yaml)
     except (yaml.YAMLError, RecursionError, *_NO_VALUE) as error:
         raise ConfigError(f"the value of {override!r} is not YAML") from error
+    unspaced = (
+        [one for one in value if ":" in str(one) and value[one] is None] if isinstance(value, dict) else []
+    )
+    if unspaced:
+        raise ConfigError(
+            f"{override!r}: write a space after the colon: {str(unspaced[0]).replace(':', ': ', 1)}"
+        )
     _set(values, key, value, override)
 
 
@@ -134,6 +141,8 @@ def _set(values: dict[str, Any], key: str, value: Any, override: str) -> None:
         place[_position(place, leaf, override)] = value
     elif leaf == "name" or not isinstance(place.get(leaf), dict) or not isinstance(value, str):
         place[leaf] = value
+    elif leaf == "partition":
+        raise ConfigError(f"{override!r}: a partition is a block of keys; write {key}.kind={value}")
     elif key == "method" and place[leaf].get("name") != value:
         place[leaf] = {"name": value}  # the options belong to the old method
     else:

@@ -42,6 +42,7 @@ class Experiment(ExperimentSettings):
         path = Path(path)
         values = {key: value for key, value in read_yaml(path).items() if key not in SEVERAL}
         for override in overrides:
+            _refuse_several(override)
             apply_override(values, override)
         _load_plugins(values, path.resolve().parent)
         experiment = validated(cls, {"name": path.stem} | values)
@@ -71,6 +72,13 @@ class Experiment(ExperimentSettings):
     def build(self, data: Data | None = None, split: Split | None = None) -> Federation:
         """The federation that the experiment is about, checked by its method."""
         return build.build_federation(self, data, split)
+
+
+def _refuse_several(override: Override) -> None:
+    """Refuse to change a block that only stands in a file."""
+    key = override.partition("=")[0].partition(".")[0] if isinstance(override, str) else ""
+    if key in SEVERAL:
+        raise ConfigError(f"{override!r}: write {key} into the file; potluck compare plays them")
 
 
 def load_plugins(path: Path | str, overrides: Sequence[Override] = ()) -> None:

@@ -75,6 +75,8 @@ class ExperimentSettings(Settings):
         models = values.get("models")
         if isinstance(values.get("keep"), str):
             values["keep"] = {"models": values["keep"]}
+        if not isinstance(values.get("federation") or (), list | tuple):
+            raise ValueError("federation is a list of groups, [{data: …, partition: …, models: …}, …]")
         if isinstance(values.get("federation"), list | tuple):
             values["federation"] = [_group(place, one) for place, one in enumerate(values["federation"])]
         elif models is not None and not isinstance(models, ModelSettings):

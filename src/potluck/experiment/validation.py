@@ -122,6 +122,12 @@ def _instead(
         return f"did you mean {longer[0]!r}?{_meaning(model, (*before, *longer))}"
     other = _elsewhere(whole, last)
     close = difflib.get_close_matches(last, keys, n=1, cutoff=0.8)
+    if other is not None and list(other) == [*above, *path]:  # another kind of this block has the key
+        whole_block = ".".join([*above, *before])
+        return (
+            f"it does not go with the other keys of {whole_block}, which then has {', '.join(keys)}; give the "
+            f"block anew, {whole_block}={{…}} behind a command"
+        )
     if other is not None and not close:
         return f"did you mean {'.'.join(other)!r}?{_meaning(whole, other)}"
     close = close or difflib.get_close_matches(last, keys, n=1, cutoff=0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from potluck.core.method import Method, registered
+from potluck.core.origin import home
 from potluck.errors import ConfigError, nearest
 
 
@@ -11,10 +12,22 @@ def method_names() -> list[str]:
     return sorted(registered())
 
 
-def find_method(name: str) -> type[Method]:
-    """The class of a method; an unknown name is refused with the nearest known one."""
+LOADING = "plugins: [FILE.py] in the experiment, or plugins=[FILE.py] behind the command"
+
+
+def find_method(name: str, loading: str = LOADING) -> type[Method]:
+    """The class of a method; an unknown name is refused with the nearest known one.
+
+    `loading` is how the user can have a file with a method of their own loaded.
+    """
     known = registered()
     if name not in known:
-        own = "one of your own is found once its file is loaded, by plugins: [FILE.py] or --plugin FILE.py"
+        own = f"one of your own is found once its file is loaded, by {loading}"
         raise ConfigError(f"there is no method {name!r}; {nearest(name, known)} ({own})")
-    return known[name]
+    method = known[name]
+    if method.round is Method.round:
+        raise ConfigError(
+            f"method {name} ({home(method)}, class {method.__name__}) defines no round; write "
+            "round(self, server, clients), as docs/methods/writing.md shows"
+        )
+    return method

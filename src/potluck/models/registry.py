@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from torch import nn
 
+from potluck.core.origin import home, same_home
 from potluck.core.task import Task
 from potluck.errors import ModelError, nearest
 
@@ -102,8 +103,10 @@ def register(
 
     def keep(builder: _Builder) -> _Builder:
         taken = _registry.get(name)
-        if taken and _origin(taken.builder) != _origin(builder):
-            raise ModelError(f"a model named {name!r} is already registered; choose another name")
+        if taken and not _is_again(taken.builder, builder):
+            raise ModelError(
+                f"a model named {name!r} is already registered ({home(taken.builder)}); choose another name"
+            )
         _registry[name] = Registered(name, builder, takes, smallest)
         return builder
 
@@ -127,8 +130,10 @@ def lookup(name: str) -> Registered:
 
 def origin(name: str) -> str:
     """The Python module that registered a model."""
-    return str(_origin(_registry[name].builder)[0]) if name in _registry else ""
+    return str(getattr(_registry[name].builder, "__module__", None)) if name in _registry else ""
 
 
-def _origin(builder: Any) -> tuple[Any, Any]:
-    return getattr(builder, "__module__", None), getattr(builder, "__qualname__", builder)
+def _is_again(taken: Any, builder: Any) -> bool:
+    """Whether a builder is the one that has the name, defined anew by a cell or file that is run twice."""
+    one, other = (getattr(function, "__qualname__", function) for function in (taken, builder))
+    return bool(one == other) and same_home(taken, builder)

@@ -16,6 +16,7 @@ from potluck.core.trial import attempt, sample_batch, trial_copy
 from potluck.errors import ModelError
 from potluck.federation.federation import Federation
 from potluck.models import ModelPool
+from potluck.runs.column_advice import column_advice
 
 ENOUGH = 8  # values per channel for a usable mean and variance in batch norm
 LARGE = 10.0  # of numbers to predict: far from what a fresh model gives, and its squared error is a hundred
@@ -41,6 +42,8 @@ def advice(federation: Federation) -> Iterator[str]:
     if federation.precision == "tf32" and federation.device.type == "cpu":
         yield "engine.precision: tf32 is for GPUs and changes nothing here: this run computes in float32"
     yield from filter(None, (_about_labels(group.data) for group in federation.clients.groups))
+    yield from column_advice(federation)
+    yield from _about_tests(population)
     yield from federation.method.advice(population)
     short = _too_small_for_batch_norm(federation)
     if short:
@@ -49,6 +52,17 @@ def advice(federation: Federation) -> Iterator[str]:
             f"{len(short)} of {len(population.trainers)} clients end every epoch with a batch too small for "
             f"batch norm (client {smallest}, {population.label(smallest)}: {short[smallest]} samples), which can "
             "undo what they learned; training.last_batch: drop leaves such a batch out, wrap fills it up"
+        )
+
+
+def _about_tests(population: Population) -> Iterator[str]:
+    """Clients that are not tested though others are: every mean is without them."""
+    untested = [client for client in population if population.samples(client).get("test") == 0]
+    if 0 < len(untested) < len(population):
+        have, them = ("has", "it") if len(untested) == 1 else ("have", "them")
+        yield (
+            f"{len(untested)} of {len(population)} clients {have} no test samples (client {untested[0]}), so the "
+            f"mean of test scores leaves {them} out"
         )
 
 

@@ -51,14 +51,15 @@ def run(
     the progress display. `given` is data and split that were made before, so that several runs can share them.
     """
     check_observers(observers)
+    _check_out(out)
     experiment = _ready(_asked(experiment, values))
     built = experiment.build(*(given or (None, None)))
     check_evaluation(experiment.evaluate, built)
     check_rules(observers, experiment.evaluate, built)
     check_keep(experiment, built)
     check_memory(experiment.engine.memory_bytes(), built.clients)
-    wanted = Path(out) if out is not None else Path("runs") / experiment.name
     check_trackers(experiment.track)
+    wanted = Path(out) if out is not None else Path("runs") / experiment.name
     folder = RunFolder.create(wanted, exact=out is not None)
     with folder.locked(), _told(watcher, observers, progress, built.method.name) as told:
         if given is None and experiment.public is not None and not built.method.needs_public_data:
@@ -66,6 +67,16 @@ def run(
         experiment, built = _tuned(experiment, built, folder, told)
         write_start(folder, experiment, built)
         return _play(experiment, folder, built, told)
+
+
+def _check_out(out: Any) -> None:
+    """Refuse what is no path, and a place that is taken by something else than a run."""
+    if out is not None and not isinstance(out, str | Path):
+        raise ConfigError(f"out: give the path of a folder, not {out!r}")
+    if out is not None and not str(out).strip():
+        raise ConfigError("out is empty: name a folder, or leave it out")
+    if out is not None and Path(out).exists() and not (Path(out) / "environment.json").exists():
+        raise RunError(f"{out} exists and is no run folder; choose another folder, which need not exist")
 
 
 def _asked(experiment: Experiment | Path | str | None, values: Mapping[str, Any]) -> Experiment:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from potluck.files import read_json
@@ -18,7 +19,10 @@ def run_sheet_of(result: RunResult) -> Sheet:
     split = read_json(result.folder / "split.json")
     models = read_json(result.folder / "environment.json").get("models", {})
     rows = sheets.client_rows(split, result.summary["accuracy"], models)
-    return sheets.run_sheet(result.summary, rows if len(rows) <= MOST_CLIENTS else [])
+    sheet = sheets.run_sheet(result.summary, rows if len(rows) <= MOST_CLIENTS else [])
+    data = dict.fromkeys(one.get("data") for one in split.get("groups") or [split])
+    named = ", ".join(str(name) for name in data if name)
+    return replace(sheet, title=f"{sheet.title}, data {named}") if named else sheet
 
 
 def comparison_sheets(comparison: Mapping[str, Any]) -> Iterator[Sheet]:

@@ -31,8 +31,8 @@ def from_arrays(
     clients: Array | None = None,
     classes: int | None = None,
     class_names: Sequence[str] | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    mean: float | Sequence[float] | Array | None = None,
+    std: float | Sequence[float] | Array | None = None,
     normalize: bool = False,
     strata: Array | None = None,
     vocabulary: int | Encoder | None = None,
@@ -49,8 +49,9 @@ def from_arrays(
     and 1 for multi-label, (N, height, width) for segmentation, (N,) or (N, outputs) numbers for regression.
 
     `test` and `validation` are official parts. `clients` names the client of every row, for `partition: {kind:
-    natural}`; the other parts are then (x, y, clients). `mean` and `std` are per channel; `normalize` computes them
-    from the training part. `strata` is a class per row, by which splits deal rows whose `y` is no class.
+    natural}`; the other parts are then (x, y, clients). `mean` and `std` are one number, or one per channel;
+    `normalize` computes them from the training part. `strata` is a class per row, by which splits deal rows whose
+    `y` is no class.
     """
     pieces = [Piece(name, x, y, "train", clients=clients)]
     for part, given in (("validation", validation), ("test", test)):
@@ -77,8 +78,8 @@ class Settings:
     task: TaskName | None = None
     classes: int | None = None
     class_names: Sequence[str] | None = None
-    mean: Sequence[float] | None = None
-    std: Sequence[float] | None = None
+    mean: float | Sequence[float] | Array | None = None
+    std: float | Sequence[float] | Array | None = None
     normalize: bool = False
     vocabulary: int | Encoder | None = None
     modality: Modality | None = None
@@ -228,7 +229,7 @@ def _check_shape(where: str, x: Tensor, modality: Modality | None) -> None:
 
 def _normalisation(about: Settings, x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation per channel: those given, or those of the training part."""
-    mean, std = tuple(about.mean or ()), tuple(about.std or ())
+    mean, std = (_per_channel(about.name, given, x.shape[1]) for given in (about.mean, about.std))
     if not mean and not std and not about.normalize:
         return (), ()
     if x.ndim not in (3, 4) or about.vocabulary is not None:
@@ -239,11 +240,20 @@ def _normalisation(about: Settings, x: Tensor) -> tuple[tuple[float, ...], tuple
     if about.normalize and not mean:
         values = x.float().transpose(0, 1).flatten(1) / (255 if x.dtype == torch.uint8 else 1)
         return tuple(values.mean(1).tolist()), tuple(values.std(1).clamp_min(1e-6).tolist())
-    if not len(mean) == len(std) == x.shape[1] or min(std) <= 0:
+    if not len(mean) == len(std) == x.shape[1] or not all(np.isfinite(mean)) or not 0 < min(std) <= max(std):
         raise DataError(
             f"{about.name}: give one mean and one positive std for each of the {x.shape[1]} channels"
         )
     return mean, std
+
+
+def _per_channel(name: str, given: Any, channels: int) -> tuple[float, ...]:
+    """A number for each channel, where one is given for all of them; none if nothing is given."""
+    try:
+        values = np.asarray(() if given is None else given, dtype=float)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name}: mean and std are numbers, one for each channel, not {given!r}") from error
+    return (float(values),) * channels if values.ndim == 0 else tuple(values.flatten().tolist())
 
 
 # --- labels ---------------------------------------------------------------------------------------------
@@ -350,7 +360,17 @@ def count_classes(name: str, y: Tensor, classes: int | None, class_names: Sequen
     low, high = int(y.min()), int(y.max())
     count = classes or (len(class_names) if class_names else high + 1)
     if low < 0 or high >= count:
-        raise DataError(f"{name}: labels reach from {low} to {high}, outside 0 to {count - 1}")
+        told = (
+            f", as classes={classes} says"
+            if classes
+            else ", as class_names has so many"
+            if class_names
+            else ""
+        )
+        remedy = f"add {-low} to all labels" if low < 0 else "name every class, or leave it out"
+        raise DataError(
+            f"{name}: labels reach from {low} to {high}, outside 0 to {count - 1}{told}: {remedy}"
+        )
     if class_names and len(class_names) != count:
         raise DataError(f"{name}: {len(class_names)} class names for {count} classes: give one for each")
     if classes is None and not class_names:

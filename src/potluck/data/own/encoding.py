@@ -113,6 +113,12 @@ def numbers(where: str, frame: pd.DataFrame, columns: Sequence[str]) -> np.ndarr
         if values.dtype.kind not in "biuf" and not values.isna().all():
             raise DataError(f"{where}: column {column!r} holds no numbers but {values.dtype}")
     found: np.ndarray = frame[list(columns)].to_numpy(dtype=np.float32, na_value=np.nan)
+    endless = np.argwhere(np.isinf(found))
+    if len(endless):
+        row, place = endless[0]
+        raise DataError(
+            f"{where}: column {columns[place]!r} holds an infinite value (row {row}): clean it first"
+        )
     return found
 
 

@@ -58,8 +58,8 @@ def from_frame(
     Text columns are one-hot. `categorical` may list such columns, or give the categories of each, `{"sex": ["f",
     "m"]}`: at real sites they must be given, as no site sees the values of the others. With `missing="mean"` every
     client fills a number with the mean of its own training rows, and a category stays without a one; until then `x`
-    holds NaN. `standardize="client"` lets every client subtract the mean and divide by the deviation of its own
-    training rows; one-hot columns stay 0 and 1.
+    holds NaN. A number that a client never measured is 0 there. `standardize="client"` lets every client subtract
+    the mean and divide by the deviation of its own training rows; one-hot columns stay 0 and 1.
     """
     asked = Table(target, task, features, categorical, by, missing, standardize, class_names, name)
     return asked.read(pieces_of(frames, name))
@@ -143,11 +143,12 @@ class Table:
 
     def _column(self, column: str, tables: Sequence[tuple[str, Frame]]) -> Column:
         declared = self.categorical if isinstance(self.categorical, Mapping) else {}
-        texts = [_is_text(frame[column]) for _, frame in tables]
         for where, frame in tables:
             self._check_column(where, column, frame[column])
         if column in declared:
             return Column(column, tuple(map(str, declared[column])))
+        tables = self._measured(column, tables)
+        texts = [_is_text(frame[column]) for _, frame in tables]
         listed = self.categorical != "auto" and column in self.categorical
         if any(texts) and not (self.categorical == "auto" or listed):
             raise DataError(
@@ -164,11 +165,12 @@ class Table:
         texts = [_is_text(frame[column]) for _, frame in tables]
         for where, frame in (one for one, text in zip(tables, texts, strict=True) if text):
             stray = _stray_texts(frame[column])
-            few = 0 < len(stray) < len(frame) and (2 * len(stray) < len(frame) or not all(texts))
+            values = int(frame[column].notna().sum())
+            few = 0 < len(stray) < values and (2 * len(stray) < values or not all(texts))
             if few:
                 row, value = stray[0]
                 raise DataError(
-                    f"{where}: column {column!r} holds numbers but for {len(stray)} of {len(frame)} rows (row "
+                    f"{where}: column {column!r} holds numbers but for {len(stray)} of {values} values (row "
                     f"{row}: {value!r}): clean it, or name it in categorical"
                 )
             if not all(texts):
@@ -186,10 +188,15 @@ class Table:
                 "column out of features"
             )
         check_missing(where, column, values, self.missing)
-        if values.isna().all():
+
+    def _measured(self, column: str, tables: Sequence[tuple[str, Frame]]) -> list[tuple[str, Frame]]:
+        """The tables that have a value in a column, which tell what kind of column it is."""
+        found = [(where, frame) for where, frame in tables if frame[column].notna().any()]
+        if not found:
             raise DataError(
-                f"{where}: column {column!r} has no value at all: fill it, or leave it out of features"
+                f"{tables[0][0]}: column {column!r} has no value at all: fill it, or leave it out of features"
             )
+        return found
 
     def _found(self, column: str, tables: Sequence[tuple[str, Frame]]) -> tuple[str, ...]:
         values = sorted({as_text(one) for _, frame in tables for one in frame[column].dropna()})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,9 @@ def as_stored(x: Any, data: Dataset, client: ClientId) -> Tensor:
 
     The rows of a pandas frame are encoded as those of the table that the client was trained on.
     """
+    if isinstance(x, str | Path | Mapping):
+        how = "a pandas frame, such as pandas.read_csv(path)" if data.encoding else "an array of samples"
+        raise DataError(f"client {client} cannot read a {type(x).__name__}; give {how}")
     samples, wanted = _tensor(_encoded(x, data, client), client), data.x
     shape = ", ".join(map(str, wanted.shape[1:]))
     if samples.shape[1:] != wanted.shape[1:]:
@@ -46,9 +50,12 @@ def _encoded(x: Any, data: Dataset, client: ClientId) -> Any:
 
 
 def _check_gaps(samples: Tensor, data: Dataset, client: ClientId) -> None:
-    """Refuse NaN where the client does not fill it."""
+    """Refuse infinite numbers, and NaN where the client does not fill it."""
     if not samples.is_floating_point():
         return
+    endless = samples.isinf().flatten(1).any(1).nonzero().flatten().tolist()
+    if endless:
+        raise DataError(f"client {client}: sample {endless[0]} holds an infinite value; clean it first")
     gaps = samples.isnan()
     if data.filled:
         gaps[:, list(data.filled)] = False
