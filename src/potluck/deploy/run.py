@@ -13,6 +13,7 @@ from potluck.deploy.enrolled import _sites, enrolled_federation
 from potluck.deploy.keyring import KeyRegister
 from potluck.deploy.site import welcome
 from potluck.engine.evaluate import check_evaluation
+from potluck.engine.norms import largest_ratio
 from potluck.errors import ConfigError, RunError
 from potluck.experiment.differences import first_difference
 from potluck.experiment.export import to_values
@@ -60,7 +61,8 @@ def federated_run(
     """A run over the clients of a federation, ready to play from its start or from its last checkpoint."""
     going = Run(experiment, folder, federation, Observers(watcher, Presence(engine, watcher.notice)), engine)
     going.rounds.name, going.rounds.incarnation = run, incarnation
-    engine.largest = going.rounds.largest_reply
+    engine.largest, engine.facts = going.rounds.largest_reply, going.examiner.facts
+    going.rounds.acceptance.largest_ratio = largest_ratio(experiment.training.max_norm, strangers=True)
     if not fresh:
         going.restore()
     return going

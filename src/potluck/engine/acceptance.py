@@ -53,7 +53,7 @@ class Exchange:
 
 
 class Acceptance:
-    """Judges the answers of clients. `largest_ratio` bounds norms against the median; None: they are not compared."""
+    """Judges the answers of clients; `largest_ratio` bounds norms against the median of their like, if given."""
 
     def __init__(
         self, method: Method, server: Server, gate: Gate | None = None, largest_ratio: float | None = None
@@ -180,7 +180,7 @@ class Reductions:
     def add_norms(
         self, answers: Sequence[Answer], contract: Contract, downs: Mapping[ClientId, Message]
     ) -> None:
-        """The norms of what can be compared; the server's own message is the third where two clients sent a part."""
+        """The norms of what can be compared; where two clients sent a part, the server's own is the third."""
         for answer in answers:
             for part in parts_of(answer.up, contract):
                 self._measure(answer.client, part, answer.up)

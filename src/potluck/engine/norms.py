@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from potluck.core.card import ClientId
 from potluck.core.contract import Contract
@@ -14,6 +14,24 @@ from potluck.core.message import Message
 
 LARGEST_RATIO = 100.0  # of `training.max_norm: auto`; honest runs stay below 5, see docs/deploy.md
 FEWEST = 3  # that a median is taken over: with two nobody can say which of them is wrong
+
+MaxNorm = Literal["auto", "none"] | float | None
+
+
+def largest_ratio(setting: MaxNorm, strangers: bool = False) -> float | None:
+    """The bound that `training.max_norm` sets. None: norms are not compared.
+
+    Without a word in the settings they are compared where clients are strangers, and not in a simulation.
+
+    >>> largest_ratio(20.0), largest_ratio(None), largest_ratio("none", strangers=True)
+    (20.0, None, None)
+    """
+    if setting is None:
+        setting = "auto" if strangers else "none"
+    if isinstance(setting, str):
+        return LARGEST_RATIO if setting == "auto" else None
+    return setting
+
 
 Form = tuple[Any, ...]  # what two parts must have in common to be compared
 
