@@ -97,6 +97,8 @@ def unpack_reply(data: bytes) -> Outcome | Enrolment:
     message, about = _unpack(data)
     with _reading("a reply"):
         kind, client = about["reply"], short_name(about["client"], "a client's id")
+        if message and kind != "answer":
+            raise ValueError("only an answer has tensors")
         if kind == "card":
             return _enrolment(client, about)
         if kind in ("failure", "answer"):
