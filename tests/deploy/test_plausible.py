@@ -1,4 +1,4 @@
-"""What a client says of itself must be possible: bounds before work, metrics in their ranges, norms like others'."""
+"""What a client says of itself must be possible: bounds before work, metrics in range, norms like others'."""
 
 import json
 import resource

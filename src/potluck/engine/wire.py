@@ -80,6 +80,8 @@ def read_reply(note: Mapping[str, Any], up: Message) -> Outcome:
         raise ValueError(f"there is no reply {shown(kind)}")
     steps = whole(note["steps"], 0, MOST, "the number of steps")
     told = mapping(note.get("errors", {}), MOST_NUMBERS, "the errors of a report")
+    if not all(isinstance(error, str) for error in told.values()):
+        raise ValueError("an error in a report that is no text")
     errors = {key: str(error) for key, error in told.items()}
     return Answer(client, up, Report(steps, _numbers(note["losses"]), _numbers(note["metrics"]), errors))
 
