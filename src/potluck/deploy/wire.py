@@ -104,7 +104,7 @@ def unpack_reply(data: bytes) -> Outcome | Enrolment:
         if kind in ("failure", "answer"):
             reply = read_reply(about, message)
             if isinstance(reply, Failure):
-                return dataclasses.replace(reply, reason=_printable(reply.reason))
+                return dataclasses.replace(reply, reason=_printable(reply.reason) or "it gave no reason")
             errors = {name: _printable(error) for name, error in reply.report.errors.items()}
             return dataclasses.replace(reply, report=dataclasses.replace(reply.report, errors=errors))
     raise MessageError(f"there is no reply {shown(kind)}")

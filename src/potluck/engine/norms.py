@@ -12,7 +12,7 @@ from potluck.core.card import ClientId
 from potluck.core.contract import Contract
 from potluck.core.message import Message
 
-LARGEST_RATIO = 100.0  # of `training.max_norm: auto`; honest runs stay below 5, see docs/deploy.md
+LARGEST_RATIO = 100.0  # of `training.max_norm: auto`; honest runs on digits stay below 10
 FEWEST = 3  # that a median is taken over: with two nobody can say which of them is wrong
 
 MaxNorm = Literal["auto", "none"] | float | None
