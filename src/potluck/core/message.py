@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from potluck.core.plain_values import read_json
+from potluck.core.plain_values import printable, read_json
 from potluck.errors import MessageError
 
 Content = Mapping[str, "Tensor | Mapping[str, Tensor]"]
@@ -134,7 +134,7 @@ class Message(Mapping[str, Tensor]):
             header = read_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
             return cls(tensors), dict(header.get("__metadata__") or {})
         except Exception as error:  # bytes of a stranger: whatever they do to a reader
-            reason = f"{type(error).__name__}: {str(error)[:200]}"
+            reason = f"{type(error).__name__}: {printable(str(error), 200)}"
             raise MessageError(f"{len(data)} bytes are no message: {reason}") from error
 
 

@@ -55,6 +55,12 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
+def printable(text: str, most: int = 1000) -> str:
+    """A stranger's sentence, made safe to print on a terminal: one line of at most so many letters."""
+    words = " ".join(text.split())[:most]
+    return "".join(letter if letter.isprintable() else "?" for letter in words)
+
+
 def read_json(text: str | bytes) -> Any:
     """JSON in which no key stands twice; Python's reader would keep the last value without a word.
 

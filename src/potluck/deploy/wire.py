@@ -16,7 +16,7 @@ from typing import Any
 from potluck.core.card import Card, ClientId
 from potluck.core.card_fields import parse_fields
 from potluck.core.message import Message
-from potluck.core.plain_values import mapping, read_json, short_name, shown, whole
+from potluck.core.plain_values import mapping, printable, read_json, short_name, shown, whole
 from potluck.core.task import Task
 from potluck.data.split import PARTS
 from potluck.engine.protocol import Examination, Failure, Outcome, Request
@@ -24,7 +24,6 @@ from potluck.engine.wire import REQUESTS, read_reply, read_request, reply_note, 
 from potluck.errors import MessageError
 
 KEY = "potluck"  # the name of the envelope's only entry
-LONGEST_REASON = 1000  # characters kept of a client's sentence
 MOST_SAMPLES = 10**8  # of a client, in each split
 MOST_FACTS = 32  # entries of an envelope, or of a task
 LARGEST_ENVELOPE = 1 << 18  # bytes beside the tensors of a message
@@ -104,8 +103,8 @@ def unpack_reply(data: bytes) -> Outcome | Enrolment:
         if kind in ("failure", "answer"):
             reply = read_reply(about, message)
             if isinstance(reply, Failure):
-                return dataclasses.replace(reply, reason=_printable(reply.reason) or "it gave no reason")
-            errors = {name: _printable(error) for name, error in reply.report.errors.items()}
+                return dataclasses.replace(reply, reason=printable(reply.reason) or "it gave no reason")
+            errors = {name: printable(error) for name, error in reply.report.errors.items()}
             return dataclasses.replace(reply, report=dataclasses.replace(reply.report, errors=errors))
     raise MessageError(f"there is no reply {shown(kind)}")
 
@@ -119,14 +118,8 @@ def _reading(what: str) -> Iterator[None]:
         raise
     except Exception as error:  # a stranger's note: whatever it does to a reader
         raise MessageError(
-            f"{what} cannot be read: {type(error).__name__}: {_printable(str(error))}"
+            f"{what} cannot be read: {type(error).__name__}: {printable(str(error))}"
         ) from error
-
-
-def _printable(text: str) -> str:
-    """A stranger's sentence, made safe to print on a terminal."""
-    words = " ".join(text.split())[:LONGEST_REASON]
-    return "".join(letter if letter.isprintable() else "?" for letter in words)
 
 
 def _enrolment(client: ClientId, about: Mapping[str, Any]) -> Enrolment:
@@ -150,4 +143,4 @@ def _unpack(data: bytes) -> tuple[Message, dict[str, Any]]:
             raise ValueError(f"it has more than {LARGEST_INTRODUCTION:,} letters")
         return message, dict(mapping(read_json(envelope[KEY]), MOST_FACTS, "an envelope"))
     except Exception as error:  # a stranger's note: whatever it does to a reader
-        raise MessageError(f"a message came without its envelope: {_printable(str(error))}") from error
+        raise MessageError(f"a message came without its envelope: {printable(str(error))}") from error

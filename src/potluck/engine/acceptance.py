@@ -19,6 +19,7 @@ from potluck.core.card import Card, ClientId
 from potluck.core.contract import Contract, Gate, Shapes, shapes_of
 from potluck.core.message import Message
 from potluck.core.method import Method
+from potluck.core.plain_values import printable
 from potluck.core.server import Server
 from potluck.core.values import excess, said_of
 from potluck.engine.norms import SentPart, norm_ratios, parts_of
@@ -85,10 +86,10 @@ class Acceptance:
                 except Exception as error:  # whatever it is, it is the fault of this answer alone
                     reason = (
                         f"client {answer.client}, {exchange.name}: its answer cannot be checked "
-                        f"({type(error).__name__}: {str(error)[:200]})"
+                        f"({type(error).__name__}: {error})"
                     )
                 if reason:
-                    reasons[answer.client] = reason
+                    reasons[answer.client] = printable(reason)
             return [answer for answer in asked if answer.client not in reasons]
 
         typed = guarded(lambda answer: self._forms(answer, contract, exchange), answers)
