@@ -306,7 +306,7 @@ class TestContract:
             (
                 {"m": state_of("model", "")},
                 {"m": {"w": torch.zeros(2, dtype=torch.int64), "b": torch.zeros(1)}},
-                "tensor 'm/w' has type torch.int64, declared floating point",
+                "tensor 'm/w' has type torch.int64, declared torch.float32",
             ),
         ],
     )
@@ -456,7 +456,7 @@ def test_the_largest_size_follows_from_the_contract() -> None:
     content = {
         "means": torch.zeros(10, 4),
         "classes": torch.zeros(10, dtype=torch.int64),
-        "head": {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes["head"].items()},
+        "head": {name: torch.zeros(shape) for name, shape in shapes["head"].items()},
     }
     real = Message(content)
     check(real, contract, {"C": 10, "d": 4}, shapes.get, "client 0")

@@ -206,7 +206,7 @@ WRONG_UPLOADS = {
     "extra": (lambda tensors: tensors | {"spy": torch.zeros(1)}, "tensor 'spy' is not declared"),
     "type": (
         lambda tensors: {name: value.long() for name, value in tensors.items()},
-        "declared floating point",
+        "has type torch.int64, declared torch.float32",
     ),
     "size": (lambda tensors: tensors | {"spy": torch.zeros(1 << 20)}, "bytes, at most"),
 }

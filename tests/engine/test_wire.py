@@ -47,6 +47,7 @@ def _set(**tensors: Any) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
 
 
 PROTOTYPES = torch.zeros(3, 64)
+OUTSIDE = "has other numbers than"
 TAMPERED = [
     (_set(prototypes=PROTOTYPES * torch.nan), "tensor 'prototypes' is not finite"),
     (_set(prototypes=PROTOTYPES + torch.inf), "tensor 'prototypes' is not finite"),
@@ -55,8 +56,22 @@ TAMPERED = [
     (_set(prototypes=PROTOTYPES.double()), "tensor 'prototypes' has type torch.float64"),
     (_set(prototypes=None), "tensor 'prototypes' is missing"),
     (_set(diary=torch.zeros(2)), "tensor 'diary' is not declared"),
-    (_set(classes=torch.tensor([0, 1, 99])), "tensor 'classes' has a number outside 0 … 2"),
-    (_set(classes=torch.tensor([0, 1, -1])), "tensor 'classes' has a number outside 0 … 2"),
+    (_set(classes=torch.tensor([0, 1, 99])), f"'classes' {OUTSIDE} whole numbers from 0 to 2"),
+    (_set(classes=torch.tensor([0, 1, -1])), f"'classes' {OUTSIDE} whole numbers from 0 to 2"),
+    (_set(classes=torch.tensor([0, 1, 1])), f"'classes' {OUTSIDE} whole numbers from 0 to 2, each once"),
+    (_set(counts=torch.tensor([1.0, -1.0, 1.0])), f"'counts' {OUTSIDE} whole numbers from 0 to"),
+    (_set(counts=torch.tensor([1.0, 0.5, 1.0])), f"'counts' {OUTSIDE} whole numbers from 0 to"),
+    (_set(counts=torch.full((3,), 1e6)), f"'counts' {OUTSIDE} whole numbers from 0 to"),
+    # types no arithmetic is defined for
+    (_set(prototypes=PROTOTYPES.to(torch.float8_e4m3fn)), "has type torch.float8_e4m3fn"),
+    (_set(diary=torch.zeros(2).to(torch.float8_e5m2)), "tensor 'diary' is not declared"),
+    (_set(classes=torch.tensor([True, True, False])), "tensor 'classes' has type torch.bool"),
+    (_set(classes=torch.arange(3).to(torch.uint64)), "tensor 'classes' has type torch.uint64"),
+    (_set(classes=torch.arange(3).to(torch.complex64)), "tensor 'classes' has type torch.complex64"),
+    (_set(prototypes=PROTOTYPES.to_sparse()), "tensor 'prototypes' is no plain tensor"),
+    (_set(prototypes=PROTOTYPES.to("meta")), "tensor 'prototypes' is no plain tensor"),
+    (_set(prototypes=torch.zeros(0, 64)), r"tensor 'prototypes' has shape \(0, 64\)"),
+    (_set(prototypes=torch.zeros(0, 1 << 40)), r"tensor 'prototypes' has shape \(0, 1099511627776\)"),
 ]
 
 
@@ -73,6 +88,29 @@ def test_a_broken_message_is_refused_and_named(change: Any, sentence: str) -> No
     assert torch.equal(
         played.rounds.server["prototypes"]["prototypes"], absent.rounds.server["prototypes"]["prototypes"]
     )
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_a_group_has_the_type_of_its_part(kind: torch.dtype) -> None:
+    def change(up: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.to(kind) for name, value in up.items()}
+
+    played = Bench("fedavg", models=["mlp-small"]).play([ALL], wrap=lambda engine: Tampering(engine, change))
+    assert list(played.cohorts[0].failures) == ["1"]
+    assert f"has type {kind}, declared torch.float32" in played.cohorts[0].failures["1"]
+
+
+def test_whatever_an_answer_does_to_its_checks_is_a_failure_of_that_client_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_arithmetic(message: Message, *others: Any) -> None:
+        if float(message["counts"].sum()) == 0:
+            raise NotImplementedError("no arithmetic for this")
+
+    monkeypatch.setattr("potluck.engine.acceptance.excess", no_arithmetic)
+    played = Bench("fedproto").play([ALL], wrap=lambda engine: Tampering(engine, _set(counts=torch.zeros(3))))
+    assert list(played.cohorts[0].failures) == ["1"]
+    assert "cannot be checked (NotImplementedError: no arithmetic" in played.cohorts[0].failures["1"]
 
 
 class Careless(Method):

@@ -6,6 +6,7 @@ what is no such value), and which symbol of shape formulas it gives.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,10 +16,17 @@ from potluck.core.card import Card
 from potluck.core.client import Client
 from potluck.core.contract import Shapes, shapes_of
 from potluck.core.model import Model
+from potluck.core.plain_values import mapping, short_name, shown, whole, wholes
 from potluck.core.state import BufferPolicy, Part
-from potluck.core.task import Task
+from potluck.core.task import Task, sample_shape
 from potluck.core.trial import stem_shape
 from potluck.errors import ConfigError, nearest
+
+MOST_WIDE = 1 << 20  # of a representation
+MOST_TENSORS = 20_000  # of a model
+MOST_SCALARS = 1 << 34  # of a model
+MOST_AXES = 8  # of a tensor
+MOST_TEXTS = 16
 
 
 class Own:
@@ -57,30 +65,35 @@ class CardField:
     number: Callable[[Any], int] = int  # the symbol's value
 
 
-def _sizes(value: Any, task: Task) -> tuple[int, ...]:
-    sizes = tuple(map(int, value))
-    if any(size < 1 for size in sizes):
-        raise ValueError(f"{sizes} is no shape")
-    return sizes
+def _stem_sizes(value: Any, task: Task) -> tuple[int, ...]:
+    return sample_shape(value, "the shape after the stem")
 
 
-def _size(value: Any, task: Task) -> int:
-    return _sizes([value], task)[0]
+def _width(value: Any, task: Task) -> int:
+    return whole(value, 1, MOST_WIDE, "the width of a representation")
 
 
 def _classes(value: Any, task: Task) -> tuple[int, ...]:
-    held = tuple(map(int, value))
-    if any(not 0 <= label < task.classes for label in held):
-        raise ValueError(f"a class that is none of {task.classes}")
+    held = wholes(value, 0, task.classes - 1, task.classes, "the classes held")
+    if len(set(held)) < len(held):
+        raise ValueError("a class that is held twice")
     return held
 
 
 def _shapes(value: Any, task: Task) -> dict[str, tuple[int, ...]]:
-    return {str(name): _sizes(shape, task) for name, shape in value.items()}
+    named = mapping(value, MOST_TENSORS, "the names of a model's tensors")
+    shapes = {
+        key: wholes(shape, 1, MOST_SCALARS, MOST_AXES, "the shape of a tensor")
+        for key, shape in named.items()
+    }
+    if sum(map(math.prod, shapes.values())) > MOST_SCALARS:
+        raise ValueError(f"a model of more than {MOST_SCALARS:,} numbers")
+    return shapes
 
 
 def _texts(value: Any, task: Task) -> dict[str, str]:
-    return {str(name): str(text) for name, text in value.items()}
+    told = mapping(value, MOST_TEXTS, "what is told of public samples")
+    return {key: short_name(text, "what is told of public samples") for key, text in told.items()}
 
 
 def _stem(own: Own) -> tuple[int, ...]:
@@ -88,8 +101,8 @@ def _stem(own: Own) -> tuple[int, ...]:
 
 
 FIELDS: Mapping[str, CardField] = {
-    "width": CardField("width of the representation", lambda own: int(own.model.rep_dim), _size, "d"),
-    "stem": CardField("shape of a sample after the first part of the model", _stem, _sizes),
+    "width": CardField("width of the representation", lambda own: int(own.model.rep_dim), _width, "d"),
+    "stem": CardField("shape of a sample after the first part of the model", _stem, _stem_sizes),
     "classes_held": CardField(
         "which classes the client has samples of", lambda own: own.classes_held, _classes, "C_k", len
     ),
@@ -111,10 +124,10 @@ def find_field(name: str) -> CardField:
 
 def parse_fields(told: Mapping[str, Any], task: Task) -> dict[str, Any]:
     """The further fields of a card from JSON; a `ValueError` where one is no such value."""
-    unknown = next((name for name in told if name not in FIELDS), None)
-    if unknown is not None:
-        raise ValueError(f"a card has no field {unknown!r}")
-    return {str(name): FIELDS[name].parse(value, task) for name, value in told.items()}
+    for field in mapping(told, len(FIELDS), "the further fields of a card"):
+        if field not in FIELDS:
+            raise ValueError(f"a card has no field {shown(field)}")
+    return {field: FIELDS[field].parse(value, task) for field, value in told.items()}
 
 
 def symbols_of(card: Card) -> dict[str, int]:

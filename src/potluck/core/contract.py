@@ -27,7 +27,7 @@ class Field:
 
     `shape` is a formula over known symbols (`C, d`). An unknown symbol takes its value from the first tensor
     that has it, and must agree afterwards; `C_k<=C, d` also limits it. With `like` the field is a group
-    instead: the tensors of that part of the state.
+    instead: the tensors of that part of the state. What is said of values is checked by `core.values`.
     """
 
     meaning: str
@@ -36,39 +36,71 @@ class Field:
     dtype: torch.dtype = torch.float32
     optional: bool = False
     partial: bool = False
-    below: str = ""
+    at_least: float | None = None
+    at_most: str = ""  # a formula over known symbols
+    whole: bool = False  # whole numbers, whatever the type
+    distinct: bool = False  # no number twice
+
+    @property
+    def ranged(self) -> bool:
+        """Whether anything is said of its values beside being finite."""
+        return self.at_least is not None or bool(self.at_most) or self.whole or self.distinct
 
 
 Contract = Mapping[str, Field]
 
 
-def tensor(shape: str, meaning: str, dtype: torch.dtype = torch.float32, optional: bool = False) -> Field:
-    """Declare one tensor; `shape` is a formula such as `"C, d"`, `""` for a single number."""
-    return Field(meaning, shape=shape, dtype=dtype, optional=optional)
+def tensor(
+    shape: str,
+    meaning: str,
+    dtype: torch.dtype = torch.float32,
+    optional: bool = False,
+    *,
+    at_least: float | None = None,
+    at_most: str = "",
+) -> Field:
+    """Declare one tensor; `shape` is a formula such as `"C, d"`, `""` for a single number.
+
+    Values from `at_least` to `at_most`, a formula as well, are taken; others are refused.
+    """
+    return Field(meaning, shape=shape, dtype=dtype, optional=optional, at_least=at_least, at_most=at_most)
 
 
-def numbers(shape: str, meaning: str, below: str, optional: bool = False) -> Field:
-    """Declare whole numbers from 0 up to, not including, `below`: `numbers("C_k", "classes held", below="C")`."""
-    return Field(meaning, shape=shape, dtype=torch.int64, optional=optional, below=below)
+def numbers(shape: str, meaning: str, below: str, optional: bool = False, *, distinct: bool = False) -> Field:
+    """Declare whole numbers from 0 up to, not including, `below`: `numbers("C_k", "classes held", below="C")`.
+
+    With `distinct` no number may come twice.
+    """
+    top = f"({below})-1"
+    return Field(
+        meaning,
+        shape=shape,
+        dtype=torch.int64,
+        optional=optional,
+        at_least=0,
+        at_most=top,
+        whole=True,
+        distinct=distinct,
+    )
 
 
-def excess(message: Message, contract: Contract, symbols: Mapping[str, int]) -> Tensor | None:
-    """How far the worst number is outside its declared range, on the device; 0 if all are inside."""
-    worst: Tensor | None = None
-    for name, field in contract.items():
-        if field.below and name in message and message[name].numel():
-            top = formula_value(field.below, symbols) - 1
-            value = torch.maximum(message[name].max() - top, -message[name].min()).clamp_min(0)
-            worst = value if worst is None else torch.maximum(worst, value)
-    return worst
+def counts(shape: str, meaning: str, most: str = "", dtype: torch.dtype = torch.float32) -> Field:
+    """Declare how many there are of something: whole numbers from 0 to `most`, open where it is empty."""
+    return Field(meaning, shape=shape, dtype=dtype, at_least=0, at_most=most, whole=True)
 
 
-def state_of(part: str, meaning: str, optional: bool = False, partial: bool = False) -> Field:
+def state_of(
+    part: str,
+    meaning: str,
+    optional: bool = False,
+    partial: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> Field:
     """Declare the tensors of a part of the state, all of them unless `partial`.
 
     `"model/head"` is the module `head` inside the part `model`; its tensors are named as in that module.
     """
-    return Field(meaning, like=part, optional=optional, partial=partial)
+    return Field(meaning, like=part, optional=optional, partial=partial, dtype=dtype)
 
 
 def shapes_below(shapes: Shapes, path: str) -> Shapes:
@@ -156,10 +188,7 @@ def _check_group(
     if not tensors:
         raise MessageError(f"{who}: group {name!r} is missing")
     for key, value in tensors.items():
-        if not value.is_floating_point():
-            raise MessageError(
-                f"{who}: tensor '{name}/{key}' has type {value.dtype}, declared floating point"
-            )
+        _check_dtype(value, f"{name}/{key}", field, who)
         if shapes is None:
             continue
         if key not in shapes:
@@ -239,8 +268,7 @@ def largest_size(
             rows = part if part is None else {f"{name}/{key}": shape for key, shape in part.items()}
         if rows is None:
             return None
-        dtype = field.dtype if field.like is None else torch.float64  # a group may be of any floating type
-        signature += [(key, dtype, torch.Size(shape)) for key, shape in rows.items()]
+        signature += [(key, field.dtype, torch.Size(shape)) for key, shape in rows.items()]
     return encoded_size(tuple(signature))
 
 

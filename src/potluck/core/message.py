@@ -13,9 +13,9 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
+from potluck.core.plain_values import printable, read_json
 from potluck.errors import MessageError
 
 Content = Mapping[str, "Tensor | Mapping[str, Tensor]"]
@@ -131,10 +131,11 @@ class Message(Mapping[str, Tensor]):
         """The message and its envelope; raises `MessageError` if the bytes are not a message."""
         try:
             tensors = safetensors.torch.load(data)
-            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+            header = read_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
             return cls(tensors), dict(header.get("__metadata__") or {})
-        except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-            raise MessageError(f"{len(data)} bytes are no message: {error}") from error
+        except Exception as error:  # bytes of a stranger: whatever they do to a reader
+            reason = f"{type(error).__name__}: {printable(str(error), 200)}"
+            raise MessageError(f"{len(data)} bytes are no message: {reason}") from error
 
 
 @lru_cache(maxsize=4096)

@@ -148,8 +148,12 @@ class Clients(Protocol):
         step: Callable[..., Any] | Sequence[Callable[..., Any]],
         down: Down | None = None,
         only: Sequence[ClientId] | None = None,
+        rows: Mapping[str, int] | None = None,
     ) -> Replies:
-        """Have the clients do a step (or several in order, on one downlink) and wait for their replies."""
+        """Have the clients do a step (or several in order, on one downlink) and wait for their replies.
+
+        `rows` says how many rows a tensor of every reply must have, where the contract leaves that open.
+        """
 
 
 class Method:

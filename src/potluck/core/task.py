@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,11 +10,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from potluck.core.task_kinds import TaskKind, task_kind
+from potluck.core.plain_values import whole, wholes
+from potluck.core.task_kinds import TASK_KINDS, TaskKind, task_kind
 
 KindName = Literal[
     "classification", "text-classification", "multi-label", "segmentation", "retrieval", "regression"
 ]
+
+MOST_CLASSES = 100_000
+MOST_TOKENS = 10_000_000  # of a vocabulary
+MOST_NUMBERS = 1 << 26  # in one sample
+MOST_DIMENSIONS = 4  # of one sample
 
 
 @dataclass(frozen=True)
@@ -81,15 +88,39 @@ class Task:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Task:
-        """The inverse of `to_json`."""
-        shapes = tuple(value["input"]), value.get("vocabulary"), tuple(value.get("image", ()))
-        return cls(value["kind"], value["classes"], *shapes)
+        """The inverse of `to_json`; a `ValueError` or `KeyError` for what is no task, or one out of all bounds."""
+        kind = value["kind"]
+        if not isinstance(kind, str) or kind not in TASK_KINDS:
+            raise ValueError(f"there is no such task; choose from {', '.join(TASK_KINDS)}")
+        unknown = set(value) - {"kind", "classes", "input", "vocabulary", "image"}
+        if unknown:
+            raise ValueError(f"a task has no {min(map(repr, unknown))}")
+        classes = whole(value["classes"], 1, MOST_CLASSES, "the number of classes")
+        shape, image = (
+            sample_shape(value.get(name, ()), f"the {name} of a task") for name in ("input", "image")
+        )
+        vocabulary = value.get("vocabulary")
+        if vocabulary is not None:
+            vocabulary = whole(vocabulary, 1, MOST_TOKENS, "the vocabulary of a task")
+        if not shape or math.prod(image) > math.prod(shape):
+            raise ValueError(
+                "a task without the shape of a sample, or with an image that does not fit in one"
+            )
+        return cls(kind, classes, shape, vocabulary, image)  # type: ignore[arg-type]
 
     def example(self, samples: int = 2) -> Tensor:
         """A batch of the right shape and type, for probing models."""
         if self.kind == "text-classification":
             return torch.zeros(samples, *self.input, dtype=torch.long)
         return torch.zeros(samples, *self.input)
+
+
+def sample_shape(value: Any, what: str) -> tuple[int, ...]:
+    """The shape of one sample, or of what a model makes of it, from JSON."""
+    shape = wholes(value, 1, MOST_NUMBERS, MOST_DIMENSIONS, what)
+    if math.prod(shape) > MOST_NUMBERS:
+        raise ValueError(f"{what} holds more than {MOST_NUMBERS:,} numbers")
+    return shape
 
 
 @dataclass(frozen=True)

@@ -76,12 +76,20 @@ class Split:
     clients: tuple[ClientSplit, ...]
     held_out: tuple[str, ...]  # ids of clients that never train
     hash: str  # sha256 over ids, rows, shifts and held-out ids, the same on every platform
+    rows_known: bool = True  # else the rows are elsewhere, and those here are as many zeros
 
     @classmethod
     def of(cls, clients: Iterable[ClientSplit], held_out: Iterable[str] = ()) -> Split:
         """Make a split and compute its hash."""
         clients, held_out = tuple(clients), tuple(held_out)
         return cls(clients, held_out, _hash(clients, held_out))
+
+    @classmethod
+    def of_sizes(cls, sizes: Mapping[str, Mapping[str, int]]) -> Split:
+        """A split of which only the sizes are known, as the rows are elsewhere; it costs no memory."""
+        clients = (ClientSplit(id, *(_unknown(own[part]) for part in PARTS)) for id, own in sizes.items())
+        told = json.dumps([[id, *(own[part] for part in PARTS)] for id, own in sizes.items()])
+        return cls(tuple(clients), (), hashlib.sha256(told.encode()).hexdigest(), rows_known=False)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Split) and other.hash == self.hash
@@ -120,7 +128,9 @@ class Split:
         If groups of clients have their own data sets, `dataset` lists the data set and the size of each group.
         """
         path = Path(path)
-        entries = [_client_json(client) for client in self.clients]
+        entries = [
+            _client_json(client) if self.rows_known else _sizes_json(client) for client in self.clients
+        ]
         about: dict[str, Any] = {"hash": self.hash, "held_out": self.held_out}
         groups = [(dataset, len(self))] if isinstance(dataset, Dataset) else list(dataset or ())
         about |= _about_groups(groups)
@@ -184,6 +194,15 @@ def _hash(clients: Sequence[ClientSplit], held_out: Sequence[str]) -> str:
 def _client_json(client: ClientSplit) -> dict[str, Any]:
     rows = {name: rows.tolist() for name, rows in zip(PARTS, client.parts, strict=True)}
     return {"id": client.id} | rows | client.view
+
+
+def _sizes_json(client: ClientSplit) -> dict[str, Any]:
+    return {"id": client.id} | {name: len(rows) for name, rows in zip(PARTS, client.parts, strict=True)}
+
+
+def _unknown(rows: int) -> np.ndarray:
+    """So many zeros in the memory of one."""
+    return np.broadcast_to(np.int64(0), rows)
 
 
 AnyConfig = PartitionConfig | FeatureShiftConfig | NaturalConfig

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from potluck.core.card import ClientId
+from potluck.core.metrics import MetricFacts
 from potluck.deploy.keyring import KeyRegister
+from potluck.deploy.plausible import implausible
 from potluck.deploy.suspects import norm_of
 from potluck.deploy.wire import (
     LARGEST_INTRODUCTION,
@@ -68,6 +70,7 @@ class FlowerEngine(Engine):
         self.hello = pack_order(Hello(welcome))
         self.largest: Callable[[ClientId, tuple[str, ...]], int | None] = lambda client, steps: None
         self.excluded: frozenset[ClientId] = frozenset()  # left out for good
+        self.facts: Mapping[str, MetricFacts] = {}  # of the experiment's own metrics
         self.enrolled: dict[ClientId, Enrolment] = {}
         self.homes: dict[ClientId, Node] = {}
         self.sent = self.received = 0  # bytes, envelopes included
@@ -184,26 +187,24 @@ class FlowerEngine(Engine):
             return Failure(order.client, f"{who}: {answer}", lost=True)
         try:
             reply = unpack_reply(answer)
+            if isinstance(reply, Answer) and reply.client == order.client:
+                return self._sound(order, reply)
         except MessageError as error:
             return Failure(order.client, f"{who}: {error}")
-        if isinstance(reply, Answer) and reply.client == order.client:
-            return self._sound(order, reply)
+        except Exception as error:  # whatever a reply does to its reader, it is about this client alone
+            return Failure(
+                order.client, f"{who}: its reply cannot be used: {type(error).__name__}: {str(error)[:200]}"
+            )
         if isinstance(reply, Failure):
             named = reply.reason.startswith(who)
             return Failure(order.client, reply.reason if named else f"{who}: {reply.reason}")
         return Failure(order.client, f"{who}: its reply is none to what was asked")
 
     def _sound(self, order: Request | Examination, reply: Answer) -> Outcome:
-        """Refuse an answer without all metrics that were asked for: the log needs every one."""
-        if isinstance(order, Examination):
-            counts, task = self.enrolled[order.client].samples, self.enrolled[order.client].card.task
-            splits = [split for split in ("validation", "test") if counts[split]]
-            names = [f"{mode}/{split}" for mode in order.modes for split in splits]
-            wanted = {f"{name}/{what}" for name in names for what in (*task.rules.told, *order.metrics)}
-            if set(reply.report.metrics) != wanted or reply.up:
-                return Failure(
-                    order.client, f"client {order.client}: it did not answer with the metrics asked for"
-                )
+        """Refuse an answer without all metrics that were asked for, or with a report that cannot be true."""
+        reason = implausible(order, reply, self.enrolled[order.client], self.facts)
+        if reason:
+            return Failure(order.client, f"client {order.client}: {reason}")
         return dataclasses.replace(reply, up=reply.up.to(self.device))
 
     def _meet(self, there: Sequence[Node]) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import pairwise
+from functools import lru_cache
 
-import numpy as np
 import torch
 
 from potluck.core.card import ClientId
@@ -17,7 +16,6 @@ from potluck.core.population import ClientFacts
 from potluck.core.public import check_same_samples
 from potluck.core.task import Task
 from potluck.data import Split
-from potluck.data.split import PARTS, ClientSplit
 from potluck.deploy.wire import Enrolment
 from potluck.errors import ConfigError
 from potluck.experiment.blocks import Sites
@@ -53,7 +51,7 @@ def enrolled_federation(experiment: Experiment, enrolments: Mapping[ClientId, En
         _facts(enrolled, models, any_task),
         models,
         groups,
-        _placeholders(enrolled),
+        Split.of_sizes({client: one.samples for client, one in enrolled.items()}),
         seeds=seeds,
         training=experiment.training.for_clients(),
         overrides=experiment.training.per_client,
@@ -81,10 +79,10 @@ def _facts(
 
     def facts(client: ClientId) -> ClientFacts:
         card, samples = enrolled[client].card, enrolled[client].samples
-        everything = tuple(range(card.task.classes))
+        everything = range(card.task.classes)
         return ClientFacts(
             task=card.task,
-            class_names=tuple(map(str, everything)),
+            class_names=_numbered(card.task.classes),
             samples=samples,
             architecture=models.architecture(client),
             label=lambda: "its own model",
@@ -103,16 +101,6 @@ def _readable(group: GroupData) -> GroupData:
     return GroupData(_no_samples(VECTOR), 1) if texts else group
 
 
-def _placeholders(enrolled: Mapping[ClientId, Enrolment]) -> Split:
-    """A split with as many row numbers as the clients told; there are no samples behind them."""
-    clients, start = [], 0
-    for client, enrolment in enrolled.items():
-        ends = np.cumsum([start, *(enrolment.samples[part] for part in PARTS)])
-        clients.append(ClientSplit(client, *(np.arange(first, last) for first, last in pairwise(ends))))
-        start = int(ends[-1])
-    return Split.of(clients)
-
-
 def _sites(experiment: Experiment) -> Sites:
     if not isinstance(experiment.partition, Sites):
         raise ConfigError(
@@ -129,7 +117,13 @@ def takes_any_task(method: type[Method]) -> bool:
 def _no_samples(task: Task) -> Dataset:
     kind = torch.long if task.kind == "text-classification" else torch.float32
     nothing = torch.zeros(0, *task.input, dtype=kind), torch.zeros(0, dtype=torch.long)
-    return Dataset("data of the sites", task, *nothing, 0, tuple(map(str, range(task.classes))))
+    return Dataset("data of the sites", task, *nothing, 0, _numbered(task.classes))
+
+
+@lru_cache(maxsize=8)
+def _numbered(classes: int) -> tuple[str, ...]:
+    """Classes without names, as cards tell none."""
+    return tuple(map(str, range(classes)))
 
 
 def _check_common_task(enrolled: Mapping[ClientId, Enrolment], classes: int | None) -> None:

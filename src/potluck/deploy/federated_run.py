@@ -9,6 +9,7 @@ from potluck.core.packed import State
 from potluck.core.server import Server
 from potluck.deploy.engine import FlowerEngine
 from potluck.deploy.register import Register
+from potluck.engine.norms import largest_ratio
 from potluck.engine.retries import Waits
 from potluck.errors import RunError
 from potluck.experiment.schema import Experiment
@@ -64,7 +65,8 @@ def federated_run(
     told = Observers(watcher, Presence(engine, watcher.notice), *observers)
     going = Run(experiment, folder, federation, told, engine, waits)
     going.rounds.name, going.rounds.incarnation = run, incarnation
-    engine.largest = going.rounds.largest_reply
+    engine.largest, engine.facts = going.rounds.largest_reply, going.examiner.facts
+    going.rounds.acceptance.largest_ratio = largest_ratio(experiment.training.max_norm, strangers=True)
     if not fresh:
         _check_fits(going)
         going.restore()

@@ -16,14 +16,16 @@ from typing import Any
 from potluck.core.card import Card, ClientId
 from potluck.core.card_fields import parse_fields
 from potluck.core.message import Message
+from potluck.core.plain_values import mapping, printable, read_json, short_name, shown, whole
 from potluck.core.task import Task
+from potluck.data.split import PARTS
 from potluck.engine.protocol import Examination, Failure, Outcome, Request
 from potluck.engine.wire import REQUESTS, read_reply, read_request, reply_note, request_note
 from potluck.errors import MessageError
 
 KEY = "potluck"  # the name of the envelope's only entry
-LONGEST_REASON = 1000  # characters kept of a client's sentence
 MOST_SAMPLES = 10**8  # of a client, in each split
+MOST_FACTS = 32  # entries of an envelope, or of a task
 LARGEST_ENVELOPE = 1 << 18  # bytes beside the tensors of a message
 LARGEST_INTRODUCTION = 1 << 22  # bytes of a welcome, or of a card with the names of a model's tensors
 LARGEST_OPEN = 1 << 31  # bytes of a message whose size the wire contract leaves open
@@ -68,7 +70,7 @@ def unpack_order(data: bytes) -> Order:
             return Hello(dict(about["welcome"]))
         if kind in REQUESTS:
             return read_request(about, message)
-    raise MessageError(f"there is no order {kind!r}")
+    raise MessageError(f"there is no order {shown(kind)}")
 
 
 def pack_reply(reply: Outcome | Enrolment) -> bytes:
@@ -93,16 +95,18 @@ def unpack_reply(data: bytes) -> Outcome | Enrolment:
     """The reply in bytes that came from a client."""
     message, about = _unpack(data)
     with _reading("a reply"):
-        kind, client = about["reply"], str(about["client"])
+        kind, client = about["reply"], short_name(about["client"], "a client's id")
+        if message and kind != "answer":
+            raise ValueError("only an answer has tensors")
         if kind == "card":
             return _enrolment(client, about)
         if kind in ("failure", "answer"):
             reply = read_reply(about, message)
             if isinstance(reply, Failure):
-                return dataclasses.replace(reply, reason=_printable(reply.reason))
-            errors = {name: _printable(error) for name, error in reply.report.errors.items()}
+                return dataclasses.replace(reply, reason=printable(reply.reason) or "it gave no reason")
+            errors = {name: printable(error) for name, error in reply.report.errors.items()}
             return dataclasses.replace(reply, report=dataclasses.replace(reply.report, errors=errors))
-    raise MessageError(f"there is no reply {kind!r}")
+    raise MessageError(f"there is no reply {shown(kind)}")
 
 
 @contextlib.contextmanager
@@ -110,21 +114,20 @@ def _reading(what: str) -> Iterator[None]:
     """Turn the errors of reading a malformed note into one sentence."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise MessageError(f"{what} cannot be read: {type(error).__name__}: {error}") from error
-
-
-def _printable(text: str) -> str:
-    """A stranger's sentence, made safe to print on a terminal."""
-    words = " ".join(text.split())[:LONGEST_REASON]
-    return "".join(letter if letter.isprintable() else "?" for letter in words)
+    except MessageError:
+        raise
+    except Exception as error:  # a stranger's note: whatever it does to a reader
+        raise MessageError(
+            f"{what} cannot be read: {type(error).__name__}: {printable(str(error))}"
+        ) from error
 
 
 def _enrolment(client: ClientId, about: Mapping[str, Any]) -> Enrolment:
-    samples = {name: int(about["samples"][name]) for name in ("train", "validation", "test")}
-    if not all(0 <= number <= MOST_SAMPLES for number in samples.values()):
-        raise ValueError(f"a number of samples that is not from 0 to {MOST_SAMPLES:,}")
-    task = Task.from_json(about["task"])
+    told = mapping(about["samples"], len(PARTS), "the numbers of samples")
+    samples: dict[str, int] = {
+        part: whole(told[part], 0, MOST_SAMPLES, f"the number of {part} samples") for part in PARTS
+    }
+    task = Task.from_json(mapping(about["task"], MOST_FACTS, "a task"))
     extra = parse_fields(about["extra"], task)
     return Enrolment(Card(client, samples["train"], task, extra), samples)
 
@@ -136,6 +139,8 @@ def _pack(message: Message, about: Mapping[str, Any]) -> bytes:
 def _unpack(data: bytes) -> tuple[Message, dict[str, Any]]:
     message, envelope = Message.decode(data)
     try:
-        return message, dict(json.loads(envelope[KEY]))
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise MessageError(f"a message came without its envelope: {error}") from error
+        if len(envelope[KEY]) > LARGEST_INTRODUCTION:
+            raise ValueError(f"it has more than {LARGEST_INTRODUCTION:,} letters")
+        return message, dict(mapping(read_json(envelope[KEY]), MOST_FACTS, "an envelope"))
+    except Exception as error:  # a stranger's note: whatever it does to a reader
+        raise MessageError(f"a message came without its envelope: {printable(str(error))}") from error

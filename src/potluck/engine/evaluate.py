@@ -408,7 +408,8 @@ class Examiner:
         """
         known = [(client, value) for client, value in values if value is not None]
         for client, error in [*failed.items()][:1]:
-            if not known and round_ == min(self.settings.every, self.last):
+            everywhere = {client for client, _ in values} <= set(failed)
+            if not known and everywhere and round_ == min(self.settings.every, self.last):
                 raise RunError(f"the metric {name} fails for every client; for client {client}: {error}")
             self._say_once("failed", name, f"failed for client {client} and is null in the log: {error}")
         undefined = dict.fromkeys(c for c, value in values if value is None and c not in failed)

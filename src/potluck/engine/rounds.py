@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from potluck.core.card import ClientId
-from potluck.core.contract import Gate, largest_size
+from potluck.core.contract import largest_size
 from potluck.core.server import Server
-from potluck.engine.cohort import Cohort, known_shapes
+from potluck.engine.acceptance import Acceptance, known_shapes
+from potluck.engine.cohort import Cohort
 from potluck.engine.ledger import Ledger
 from potluck.engine.protocol import Engine, Stamp
 from potluck.federation.federation import Federation
@@ -23,7 +24,7 @@ class Rounds:
         self.server = server if server is not None else federation.server()
         self.accepted: dict[ClientId, int] = {}
         self.incarnation = 0
-        self.gate = Gate()
+        self.acceptance = Acceptance(federation.method, self.server)
 
     def stamp(self, client: ClientId, round_: int, attempt: int, exchange: int = 0) -> Stamp:
         """Which round, attempt and exchange a request belongs to."""
@@ -60,7 +61,7 @@ class Rounds:
             lambda client, exchange: self.stamp(client, round_, attempt, exchange),
             ledger if ledger is not None else Ledger(round_),
             quorum,
-            self.gate,
+            self.acceptance,
         )
         rng = self.federation.server_rng(round_)
         self.server.enter(round_, rng, {}, "round")

@@ -13,13 +13,15 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from potluck.core.message import Message
+from potluck.core.method import Purpose
 from potluck.core.packed import Packed, State
+from potluck.core.plain_values import mapping, short_name, shown, whole
 from potluck.core.state import Report
 from potluck.engine import frames
 from potluck.engine.protocol import Answer, Examination, Failure, Outcome, Request, Stamp
@@ -27,6 +29,8 @@ from potluck.engine.transactions import Done, Errand
 
 REQUESTS = ("steps", "examine")  # the kinds of requests a note can describe
 NUMBER_TYPES = {"float32": torch.float32, "float64": torch.float64}
+MOST = 1 << 53  # of anything that is counted
+MOST_NUMBERS = 10_000  # in a report
 FLAT = ""  # the name of a packed state's single piece of memory in a frame; no tensor is called so
 
 
@@ -45,8 +49,10 @@ def request_note(request: Request | Examination) -> dict[str, Any]:
 
 def read_request(note: Mapping[str, Any], down: Message) -> Request | Examination:
     """The request a note describes, with its downlink."""
-    client, stamp = str(note["client"]), _stamp(note["stamp"])
+    client, stamp = short_name(note["client"], "a client's id"), _stamp(note["stamp"])
     if note["order"] == "steps":
+        if note["purpose"] not in get_args(Purpose):
+            raise ValueError(f"there is no purpose {shown(note['purpose'])}")
         return Request(client, tuple(map(str, note["steps"])), down, stamp, note["purpose"])
     if note["order"] != "examine":
         raise ValueError(f"there is no order {note['order']!r}")
@@ -67,20 +73,23 @@ def reply_note(outcome: Outcome) -> dict[str, Any]:
 
 def read_reply(note: Mapping[str, Any], up: Message) -> Outcome:
     """The reply a note describes, with what goes up."""
-    kind, client = note["reply"], str(note["client"])
+    kind, client = note["reply"], short_name(note["client"], "a client's id")
     if kind == "failure":
         return Failure(client, str(note["reason"]))
     if kind != "answer":
-        raise ValueError(f"there is no reply {kind!r}")
-    if (steps := int(note["steps"])) < 0:
-        raise ValueError("a negative number of steps")
-    errors = {str(name): str(error) for name, error in note.get("errors", {}).items()}
+        raise ValueError(f"there is no reply {shown(kind)}")
+    steps = whole(note["steps"], 0, MOST, "the number of steps")
+    told = mapping(note.get("errors", {}), MOST_NUMBERS, "the errors of a report")
+    if not all(isinstance(error, str) for error in told.values()):
+        raise ValueError("an error in a report that is no text")
+    errors = {key: str(error) for key, error in told.items()}
     return Answer(client, up, Report(steps, _numbers(note["losses"]), _numbers(note["metrics"]), errors))
 
 
 def _stamp(values: Mapping[str, Any]) -> Stamp:
     numbers = {
-        name: int(values[name]) for name in ("round", "attempt", "exchange", "accepted", "incarnation")
+        key: whole(values[key], 0, MOST, f"the {key} of a stamp")
+        for key in ("round", "attempt", "exchange", "accepted", "incarnation")
     }
     return Stamp(experiment=str(values["experiment"]), settled=bool(values["settled"]), **numbers)
 
@@ -91,10 +100,12 @@ def _listed(values: Mapping[str, Tensor]) -> dict[str, list[Any]]:
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {
-        str(name): torch.tensor(float(value), dtype=NUMBER_TYPES[kind])
-        for name, (value, kind) in values.items()
-    }
+    found: dict[str, Tensor] = {}
+    for key, (value, kind) in mapping(values, MOST_NUMBERS, "the numbers of a report").items():
+        if type(value) not in (int, float):
+            raise ValueError(f"{shown(key)} is {shown(value)}, no number")
+        found[key] = torch.tensor(float(value), dtype=NUMBER_TYPES[kind])
+    return found
 
 
 # --- between processes of one machine -------------------------------------------------------------------

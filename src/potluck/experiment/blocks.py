@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ByteSize, Field, field_serializer, field_validator
 
@@ -106,6 +106,9 @@ class TrainingSettings(ClientTraining):
     quorum: float = Field(default=0.5, gt=0, le=1)  # share of the cohort that must answer
     start_quorum: float = Field(default=1.0, gt=0, le=1)  # of a federation: share that must join at first
     attempts: int = Field(default=2, ge=1)  # tries at a round that misses the quorum
+    # How many times the median of its like the norm of what a client sends may be; auto: our bound; none of
+    # these: auto where clients are strangers, none in a simulation.
+    max_norm: Literal["auto", "none"] | Annotated[float, Field(gt=1)] | None = None
     per_client: dict[str, ClientOverrides] = {}
 
     @field_validator("per_client", mode="before")

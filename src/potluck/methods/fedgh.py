@@ -29,7 +29,7 @@ class FedGH(SharedHead):
     stays = ("data", "model")
     up = {
         "prototypes": tensor("C_k<=C, d", "mean representation of each class held"),
-        "classes": numbers("C_k", "which classes these are", below="C"),
+        "classes": numbers("C_k", "which classes these are", below="C", distinct=True),
     }
 
     def upload(self, client: Client) -> Content:

@@ -173,10 +173,12 @@ class FedMuscle(OnPublicData):
 
     def round(self, server: Server, clients: Clients) -> None:
         """Train; then, batch by batch, give every client what its peers sent, and let it align."""
-        replies, seen = clients.ask(self.train), Observations()
-        for number, bundle in enumerate(self.exchange.bundles(server.public, server.round)):
+        bundles, seen = self.exchange.bundles(server.public, server.round), Observations()
+        sent = [{"representations": sum(map(len, bundle))} for bundle in [*bundles, []]]
+        replies = clients.ask(self.train, rows=sent[0])
+        for number, bundle in enumerate(bundles):
             drawn = self.exchange.draw(server, replies.clients, number, len(bundle))
-            replies = clients.ask(self.align, self.exchange.deal(replies, drawn))
+            replies = clients.ask(self.align, self.exchange.deal(replies, drawn), rows=sent[number + 1])
             seen.add(replies.reports, drawn)
         server.report.metrics |= seen.means(replies.clients)
 

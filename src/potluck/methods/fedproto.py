@@ -9,7 +9,7 @@ from torch import Tensor
 
 from potluck.core.card import ClientId
 from potluck.core.client import Client
-from potluck.core.contract import numbers, tensor
+from potluck.core.contract import counts, numbers, tensor
 from potluck.core.message import Content, Message
 from potluck.core.method import Clients, Method, PrivateModelConfig, client_step
 from potluck.core.model import Model
@@ -120,10 +120,13 @@ class FedProto(Method):
         content.update({"prototypes": means[classes], "classes": classes})
 
     @client_step(
-        up={
+        up=lambda method: {
             "prototypes": tensor("C_k<=C, d", "mean representation of each class held"),
-            "classes": numbers("C_k", "which classes these are", below="C"),
-            "counts": tensor("C_k", "how many samples each mean is over"),
+            "classes": numbers("C_k", "which classes these are", below="C", distinct=True),
+            # gathered while training, a sample counts once per epoch
+            "counts": counts(
+                "C_k", "how many samples each mean is over", "" if method.config.online else "n"
+            ),
         }
     )
     def train(self, client: Client) -> Content:

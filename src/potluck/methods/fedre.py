@@ -48,7 +48,7 @@ class FedRE(SharedHead):
     with_one_class = "; what they send is of that class, unmixed"
     up = {
         "representation": tensor("d", "the entangled representation: one mixture of the client's own"),
-        "label": tensor("C", "its label: the weight of each class in the mixture"),
+        "label": tensor("C", "its label: the weight of each class in the mixture", at_least=0, at_most="1"),
     }
 
     class Config(Variants):

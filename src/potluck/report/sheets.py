@@ -189,13 +189,18 @@ def client_rows(
         {
             "id": client,
             "model": models.get(client),
-            "train": len(parts[client]["train"]) if "train" in parts.get(client, {}) else None,
-            "test": len(parts[client]["test"]) if "test" in parts.get(client, {}) else None,
+            "train": _size(parts.get(client, {}).get("train")),
+            "test": _size(parts.get(client, {}).get("test")),
             "accuracy": values.get(client),
             **({"further": further.get(client)} if further else {}),
         }
         for client in sorted((parts.keys() | values.keys()) - held_out, key=natural)
     ]
+
+
+def _size(rows: list[int] | int | None) -> int | None:
+    """How many rows there are: those of a federation's clients are only counted."""
+    return rows if rows is None or isinstance(rows, int) else len(rows)
 
 
 # --- methods side by side -------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from potluck.engine.cohort import Cohort
 from potluck.engine.evaluate import Examined, Examiner, Moment, read_together, score_of
 from potluck.engine.factory import make_engine
 from potluck.engine.ledger import Ledger
+from potluck.engine.norms import largest_ratio
 from potluck.engine.protocol import Engine
 from potluck.engine.retries import Tries, Waits
 from potluck.engine.rounds import Rounds
@@ -78,6 +79,7 @@ class Run:
             )
         )
         self.rounds = Rounds(federation, self.engine, name=experiment.name)
+        self.rounds.acceptance.largest_ratio = largest_ratio(experiment.training.max_norm)
         self.state = RunState(self.rounds, self.store)
         tries = 1 if engine is None else experiment.training.attempts  # a client that is here is not lost
         self.examiner = Examiner(self.rounds, experiment.evaluate, self.last, told.notice, tries, self.waits)

@@ -1,0 +1,87 @@
+"""Norms of what clients sent, each against the median of those that sent the like in the same exchange."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from potluck.core.card import ClientId
+from potluck.core.contract import Contract
+from potluck.core.message import Message
+
+LARGEST_RATIO = 100.0  # of `training.max_norm: auto`; honest runs on digits stay below 10
+FEWEST = 3  # that a median is taken over: with two nobody can say which of them is wrong
+
+MaxNorm = Literal["auto", "none"] | float | None
+
+
+def largest_ratio(setting: MaxNorm, strangers: bool = False) -> float | None:
+    """The bound that `training.max_norm` sets. None: norms are not compared.
+
+    Without a word in the settings they are compared where clients are strangers, and not in a simulation.
+
+    >>> largest_ratio(20.0), largest_ratio(None), largest_ratio("none", strangers=True)
+    (20.0, None, None)
+    """
+    if setting is None:
+        setting = "auto" if strangers else "none"
+    if isinstance(setting, str):
+        return LARGEST_RATIO if setting == "auto" else None
+    return setting
+
+
+Form = tuple[Any, ...]  # what two parts must have in common to be compared
+
+
+@dataclass(frozen=True)
+class SentPart:
+    """The tensors of one declared name in a message."""
+
+    name: str
+    form: Form
+    tensors: tuple[str, ...]
+    size: int
+
+
+def parts_of(message: Message, contract: Contract) -> Iterator[SentPart]:
+    """The parts of a message whose norms can be compared: floating point, without a declared range.
+
+    A group is compared with groups of the same names and shapes, which is one architecture; a tensor with those
+    whose rows have the same shape, however many rows there are.
+    """
+    for name, field in contract.items():
+        if field.ranged or not field.dtype.is_floating_point:
+            continue
+        if field.like is None:
+            found = {name: message[name]} if name in message else {}
+            form: Form = (name, *(tuple(value.shape[1:]) for value in found.values()))
+        else:
+            found = {f"{name}/{key}": value for key, value in message.group(name).items()}
+            form = (name, *((key, tuple(value.shape)) for key, value in found.items()))
+        tensors = tuple(key for key, value in found.items() if value.numel())
+        if tensors:
+            yield SentPart(name, form, tensors, sum(found[key].numel() for key in tensors))
+
+
+def norm_ratios(
+    sent: Mapping[ClientId, Sequence[tuple[SentPart, float]]], down: Mapping[Form, float]
+) -> dict[tuple[ClientId, str], float]:
+    """How many times the median of its like each part is, by client and name; fewer than three are not compared.
+
+    Numbers are root mean squares, so that messages with more rows are not longer. `down` has those of the server's
+    own message: where only two clients sent a part, it is the third.
+    """
+    alike: dict[Form, list[float]] = {form: [value] for form, value in down.items()}
+    for parts in sent.values():
+        for part, value in parts:
+            alike.setdefault(part.form, []).append(value)
+    medians = {form: statistics.median_low(v) for form, v in alike.items() if len(v) >= FEWEST}
+    return {
+        (client, part.name): value / medians[part.form]
+        for client, parts in sent.items()
+        for part, value in parts
+        if 0 < medians.get(part.form, 0.0) < math.inf
+    }
