@@ -15,6 +15,7 @@ from potluck.files import read_json, write_whole
 
 FORMAT = 2  # version of the layout; a folder with another one is not resumed
 START = ("environment.json", "split.json", "config.yaml")  # written before the first round, in this order
+COMPARED = ("experiment.yaml", "comparison.json", "sweep.json")  # only in the folder of a comparison
 LOGS = ("metrics.jsonl", "ledger.jsonl", "timing.jsonl", "observations.jsonl")
 
 
@@ -47,6 +48,11 @@ class RunFolder:
         """The folder of a run that has begun; anything else is refused."""
         if not path.is_dir():
             raise RunError(f"there is no run folder {path}")
+        if any((path / name).exists() for name in COMPARED):
+            raise RunError(
+                f"{path} is a comparison, and resume takes a run; call compare again to go on with all of it, with "
+                "a higher training.rounds to play more rounds"
+            )
         folder = cls(path)
         missing = next((name for name in START if not (folder / name).is_file()), None)
         if missing is not None:

@@ -16,7 +16,7 @@ from potluck.report.comparison import check_view
 from potluck.report.log import View
 from potluck.runs.api import check_experiment
 from potluck.runs.comparisons.comparison import Comparison, Sweep
-from potluck.runs.comparisons.plan import Plan, check_sweep, plan_of, read_sweep
+from potluck.runs.comparisons.plan import Plan, check_sweep, plan_of, read_sweep, refuse_idle_method
 from potluck.runs.comparisons.play import Skip, Watch, compare_experiments
 from potluck.runs.comparisons.references import check_reference
 from potluck.runs.observers.progress import progress_display
@@ -91,6 +91,7 @@ def _planned(
     if overrides:
         raise ConfigError("overrides are for experiment files; give an experiment made in Python its values")
     if experiment is None:
+        refuse_idle_method(values.get("method"), methods, variants)
         experiment = Experiment.make(**({"method": methods[0] if methods else "local"} | dict(values)))
     return plan_of(experiment, methods, variants, sweep)
 

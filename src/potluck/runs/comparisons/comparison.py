@@ -67,7 +67,10 @@ class Comparison:
         if models is None and (method, seed) in self._results:
             return self._results[method, seed]
         folder = self.folder / runs[method][str(seed)]
-        return RunResult(folder, read_json(folder / "summary.json"), models)
+        result = RunResult(folder, read_json(folder / "summary.json"), models)
+        if models is not None:
+            result.clients.models.check_given()
+        return result
 
     def frame(self) -> pd.DataFrame:
         """A row per method, seed, client, moment and mode, in the round that the comparison looks at."""
