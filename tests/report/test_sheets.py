@@ -236,7 +236,7 @@ def test_a_comparison_of_an_earlier_version_is_shown_as_it_was():
 def test_a_run_tells_its_further_measures():
     further = {"f1": {"mean": 0.5, "clients": 2}, "pixel_accuracy": {"mean": 0.9, "clients": 1}}
     notes = sheets.headline({**SUMMARY, "accuracy": SUMMARY["accuracy"] | {"further": further}})
-    assert "further measures: F1 50.00 %, pixel accuracy 90.00 %" in notes
+    assert "further measures: F1 50.00 %, pixel accuracy 90.00 % over 1 client" in notes
     assert not any("further" in note for note in sheets.headline(SUMMARY))
 
 

@@ -18,7 +18,8 @@ def run_sheet_of(result: RunResult) -> Sheet:
     split = read_json(result.folder / "split.json")
     models = read_json(result.folder / "environment.json").get("models", {})
     rows = sheets.client_rows(split, result.summary["accuracy"], models)
-    return sheets.run_sheet(result.summary, rows if len(rows) <= MOST_CLIENTS else [])
+    kept = result.clients.models.kept_round
+    return sheets.run_sheet(result.summary, rows if len(rows) <= MOST_CLIENTS else [], kept)
 
 
 def comparison_sheets(comparison: Mapping[str, Any]) -> Iterator[Sheet]:
