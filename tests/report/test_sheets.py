@@ -252,3 +252,12 @@ def test_a_long_sheet_is_cut_and_says_where_the_rest_is():
     assert cut.rows == sheet.rows[:1]
     assert cut.notes[0] == f"The first 1 of {len(sheet.rows)} rows; comparison.html has them all."
     assert cut.notes[1:] == sheet.notes
+
+
+def test_models_of_another_round_than_the_last_are_said():
+    accuracy = {"rounds": {"last": 6, "best_by_validation": 5}, "best_by_validation": 0.3772}
+    assert sheets.about_kept(accuracy, 6) == sheets.about_kept(accuracy, None) == ""
+    told = sheets.about_kept(accuracy, 5)
+    assert told.startswith("those after round 5, the best by validation (accuracy 37.72 % there); the scores")
+    summary = {**SUMMARY, "accuracy": SUMMARY["accuracy"] | accuracy}
+    assert f"models: {told}" in sheets.run_sheet(summary, [], 5).notes

@@ -354,8 +354,14 @@ def test_a_class_that_was_edited_since_is_said(tmp_path: Path, monkeypatch: pyte
     monkeypatch.syspath_prepend(tmp_path)
     nets = importlib.import_module("edited_nets")
     run(tmp_path / "run", models=[nets.Net, nets.Other], method="local")
-    potluck.compare(data={"name": "digits", "samples": 200}, models=[nets.Net], training={"rounds": 1},
-                    partition={"kind": "iid", "clients": 2}, out=tmp_path / "all", progress=False)
+    potluck.compare(
+        data={"name": "digits", "samples": 200},
+        models=[nets.Net],
+        training={"rounds": 1},
+        partition={"kind": "iid", "clients": 2},
+        out=tmp_path / "all",
+        progress=False,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         potluck.open(tmp_path / "run", models=[nets.Net, nets.Other])
@@ -367,3 +373,20 @@ def test_a_class_that_was_edited_since_is_said(tmp_path: Path, monkeypatch: pyte
         warnings.simplefilter("error")
         potluck.open(tmp_path / "run", models={"Net": nets.Net})
         potluck.open(tmp_path / "all").run("local", models=[nets.Net])
+
+
+def test_a_run_without_checkpoints_says_that_it_begins_again(tmp_path: Path) -> None:
+    values = {"models": ["mlp-small"], "method": "local", "evaluate": {}}
+    run(tmp_path / "run", **values)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    told: list[str] = []
+
+    class Listener(potluck.Observer):
+        def notice(self, sentence: str) -> None:
+            told.append(sentence)
+
+    potluck.resume(tmp_path / "run", rounds=2, observers=[Listener()])
+    assert [one for one in told if "begins again with round 1" in one]
+    told.clear()
+    potluck.resume(tmp_path / "run", rounds=3, observers=[Listener()])
+    assert not told

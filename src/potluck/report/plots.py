@@ -316,9 +316,7 @@ def split_picture(
     return figure
 
 
-def _split_layout(
-    table: npt.NDArray[np.int64], names: Sequence[str], clients: Sequence[str]
-) -> _Layout:
+def _split_layout(table: npt.NDArray[np.int64], names: Sequence[str], clients: Sequence[str]) -> _Layout:
     left = 0.5 + 0.068 * max((len(shorten(name, 18)) for name in names), default=1)
     available = WIDTH - left - _Layout.right
     cell = float(np.clip(available / max(table.shape[0], 1), 0.068, 0.36))

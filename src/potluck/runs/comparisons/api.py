@@ -104,11 +104,16 @@ def _check_views(seeds: Any, targets: Any, rounds: Any, view: str) -> None:
         ("targets", targets, Real),
     ):
         if isinstance(given, int | float | str):
-            raise ConfigError(f"{key}: give a list, [{given!r}]")
+            raise ConfigError(f"{key}: give a list, [{_listed(given)}]")
         wrong = next((one for one in given if isinstance(one, bool) or not isinstance(one, kind)), None)
         if wrong is not None:
             raise ConfigError(f"{key}: {wrong!r} is no {'whole ' if kind is Integral else ''}number")
     check_view(view)
+
+
+def _listed(given: float | str) -> str:
+    """What stands in the list that was meant: `0, 1` for `"0,1"`."""
+    return ", ".join(given.replace(",", " ").split()) if isinstance(given, str) else repr(given)
 
 
 def _seeds(seeds: Sequence[int], plan: Plan) -> list[int]:

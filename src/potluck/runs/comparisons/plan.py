@@ -156,8 +156,8 @@ def refuse_idle_method(method: Any, methods: Sequence[Any], variants: Any) -> No
     played = {_name(changes.get("method", method)) for changes in labelled.values()}
     if _name(method) not in played:
         raise ConfigError(
-            f"method: {_name(method)} would not be compared, as only {', '.join(sorted(played))} are; leave it out, "
-            f"or add it to {'methods' if methods else 'variants'}"
+            f"method: {_name(method)} would not be compared, as only {', '.join(sorted(played))} are; "
+            f"leave it out, or add it to {'methods' if methods else 'variants'}"
         )
 
 

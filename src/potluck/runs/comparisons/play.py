@@ -108,7 +108,7 @@ def _with_settings(
     changes: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Add to every entry its own values of all keys that some variant changes."""
-    keys = list(dict.fromkeys(key for each in changes.values() for key in each if key != "method"))
+    keys = list(dict.fromkeys(key for each in changes.values() for key in _changed_keys(each)))
     if not keys:
         return dict(comparison)
     values = {label: yaml.safe_load(one.to_yaml()) for label, one in experiments.items()}
@@ -117,6 +117,15 @@ def _with_settings(
         for entry in comparison["methods"]
     ]
     return {**comparison, "methods": methods}
+
+
+def _changed_keys(changes: Mapping[str, Any]) -> Iterator[str]:
+    """The keys that a variant changes, the options in a block `method: {name: …, d1: 8}` included."""
+    for key, value in changes.items():
+        if key != "method":
+            yield key
+        elif isinstance(value, Mapping):
+            yield from (f"method.{option}" for option in value if option != "name")
 
 
 def _value(values: Any, key: str) -> Any:

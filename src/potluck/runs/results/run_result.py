@@ -106,7 +106,12 @@ class RunResult:
         Beside these four a row has the test measures (`accuracy`, or those of the client's task), `loss` and
         `samples`, the same on validation samples (`validation_accuracy`, …), and `held_out`.
         """
-        return run_frames.frame(self.folder / METRICS)
+        return run_frames.frame(self.folder / METRICS, self.summary["accuracy"])
+
+    def check_log(self) -> None:
+        """Refuse a log that has lost lines of the last round."""
+        log = self.folder / METRICS
+        run_frames.check_whole(log, run_frames.read_lines(log, self._last_round), self.summary["accuracy"])
 
     def curves(self) -> pd.DataFrame:
         """The mean over clients per round, moment and mode, held-out clients left out."""
