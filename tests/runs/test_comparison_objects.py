@@ -204,7 +204,13 @@ def test_wrong_arguments_are_one_sentence(tmp_path: Path) -> None:
         potluck.compare(own(), seeds="0,1")  # type: ignore[arg-type]
     variants = {"a": {"method": "fedavg"}, "b": {"method": "local"}}
     with pytest.raises(ConfigError, match="fedmrl would not be compared, as only fedavg, local are"):
-        potluck.compare(data="digits", models=["mlp-small"], method="fedmrl", variants=variants)
+        potluck.compare(
+            data="digits",
+            partition={"kind": "iid", "clients": 2},
+            models=["mlp-small"],
+            method="fedmrl",
+            variants=variants,
+        )
     with pytest.raises(ConfigError, match=r"compare\(\*\*values\)"):
         potluck.compare({"data": "digits"})  # type: ignore[arg-type]
     assert not (tmp_path / "none").exists()

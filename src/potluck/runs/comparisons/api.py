@@ -91,8 +91,8 @@ def _planned(
     if overrides:
         raise ConfigError("overrides are for experiment files; give an experiment made in Python its values")
     if experiment is None:
-        refuse_idle_method(values.get("method"), methods, variants)
         experiment = Experiment.make(**({"method": methods[0] if methods else "local"} | dict(values)))
+        refuse_idle_method(values.get("method"), methods, variants)
     return plan_of(experiment, methods, variants, sweep)
 
 
