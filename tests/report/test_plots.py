@@ -141,3 +141,16 @@ def test_labels_keep_their_distance_and_order(values, gap):
     placed = plots.spread_apart(values, gap, 0, 100)
     assert all(b - a >= gap - 1e-9 for a, b in itertools.pairwise(placed))
     assert not placed or (placed[0] >= -1e-9 and placed[-1] <= 100 + 1e-9)
+
+
+def test_long_names_of_clients_are_all_written():
+    names = ["alpine hospital", "bay", "city clinic", "delta", "elm"]
+    for figure in (plots.client_bars(dict.fromkeys(names, 0.5)), plots.split_picture([[3, 1]] * 5, names)):
+        shown = "\n".join(texts(figure))
+        assert all(name.split()[0] in shown for name in names)
+
+
+def test_equal_lines_say_once_what_they_share():
+    names = ("after training, by single-large", "after aggregation, by single-large")
+    shown = texts(plots.accuracy_over_rounds([curve(name) for name in names]))
+    assert "90.0  after training = after aggregation, by single-large" in shown

@@ -236,7 +236,7 @@ def test_a_comparison_of_an_earlier_version_is_shown_as_it_was():
 def test_a_run_tells_its_further_measures():
     further = {"f1": {"mean": 0.5, "clients": 2}, "pixel_accuracy": {"mean": 0.9, "clients": 1}}
     notes = sheets.headline({**SUMMARY, "accuracy": SUMMARY["accuracy"] | {"further": further}})
-    assert "further measures: F1 50.00 %, pixel accuracy 90.00 %" in notes
+    assert "further measures: F1 50.00 %, pixel accuracy 90.00 % over 1 client" in notes
     assert not any("further" in note for note in sheets.headline(SUMMARY))
 
 
@@ -252,3 +252,12 @@ def test_a_long_sheet_is_cut_and_says_where_the_rest_is():
     assert cut.rows == sheet.rows[:1]
     assert cut.notes[0] == f"The first 1 of {len(sheet.rows)} rows; comparison.html has them all."
     assert cut.notes[1:] == sheet.notes
+
+
+def test_models_of_another_round_than_the_last_are_said():
+    accuracy = {"rounds": {"last": 6, "best_by_validation": 5}, "best_by_validation": 0.3772}
+    assert sheets.about_kept(accuracy, 6) == sheets.about_kept(accuracy, None) == ""
+    told = sheets.about_kept(accuracy, 5)
+    assert told.startswith("those after round 5, the best by validation (accuracy 37.72 % there); the scores")
+    summary = {**SUMMARY, "accuracy": SUMMARY["accuracy"] | accuracy}
+    assert f"models: {told}" in sheets.run_sheet(summary, [], 5).notes

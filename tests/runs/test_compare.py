@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+import potluck
 from helpers import StopAfter
 from potluck.errors import ConfigError, RunError
+from potluck.runs.comparisons.comparison import Comparison
 from potluck.runs.comparisons.plan import experiments_by_method, read_sweep
 from potluck.runs.comparisons.play import compare_experiments
 from potluck.runs.loop import Interrupted
@@ -165,11 +167,32 @@ def test_a_run_that_never_began_is_begun(file: Path, tmp_path: Path) -> None:
 
 
 def test_runs_of_other_settings_are_not_mixed_in(file: Path, tmp_path: Path) -> None:
-    compare_experiments(experiments_by_method(file, ["local"], ["training.rounds=1"]), [0], tmp_path / "all")
+    compare_experiments(experiments_by_method(file, ["local"]), [0], tmp_path / "all")
     before = logs(tmp_path / "all")
-    with pytest.raises(RunError, match=r"local-seed0 .*training\.rounds: 1 there, 2 here"):
-        compare_experiments(experiments_by_method(file, ["local"]), [0], tmp_path / "all")
+    for change, told in {
+        "training.batch_size=32": r"local-seed0 .*training\.batch_size: 64 there, 32 here",
+        "training.rounds=1": r"training\.rounds: 2 there, 1 here\); for its scores .* ask with --rounds 1",
+    }.items():
+        with pytest.raises(RunError, match=told):
+            compare_experiments(experiments_by_method(file, ["local"], [change]), [0], tmp_path / "all")
     assert logs(tmp_path / "all") == before
+
+
+def test_a_comparison_of_more_rounds_plays_its_runs_on(file: Path, tmp_path: Path) -> None:
+    def compared(rounds: int, folder: str, *changes: str) -> Comparison:
+        made = experiments_by_method(file, ["local", "fedmrl"], [f"training.rounds={rounds}", *changes])
+        return compare_experiments(made, [0], tmp_path / folder)
+
+    compared(2, "parts", "evaluate.every=2")
+    short = logs(tmp_path / "parts")
+    with pytest.raises(RunError, match=r"fedmrl-seed0 .*method\.d1: 16 there, 8 here"):
+        compared(3, "parts", "evaluate.every=2", "method.d1=8")
+    assert logs(tmp_path / "parts") == short  # not even Local has got its third round
+    longer, whole = compared(3, "parts", "evaluate.every=2"), compared(3, "whole", "evaluate.every=2")
+    assert logs(tmp_path / "parts") == logs(tmp_path / "whole") != short
+    assert _without_time(longer.comparison) == _without_time(whole.comparison)
+    with pytest.raises(RunError, match="is a comparison, and resume takes a run"):
+        potluck.resume(tmp_path / "parts", rounds=4)
 
 
 def test_a_folder_of_somebody_else_is_left_alone(file: Path, tmp_path: Path) -> None:

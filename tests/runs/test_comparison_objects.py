@@ -109,7 +109,7 @@ def test_every_mode_has_a_row_wherever_methods_are_shown(found: potluck.Comparis
     assert {"fedproto (prototype)", "fedproto (head)"} <= set(labels)
     report = (found.folder / "fedproto-seed0" / "report.html").read_text()
     assert "after aggregation, by prototype" in report
-    assert "after training, by head" in report
+    assert "after training = after aggregation, by head" in report
     summary = json.loads((found.folder / "fedproto-seed0" / "summary.json").read_text())["accuracy"]
     assert {(one["when"], one["mode"]) for one in summary["measured"]} == {
         (when, mode) for when in ("after_training", "after_aggregation") for mode in ("prototype", "head")
@@ -200,6 +200,17 @@ def test_wrong_arguments_are_one_sentence(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=sentence):
             potluck.compare(own(), methods=["fedavg"], out=tmp_path / "none", **wrong)
+    with pytest.raises(ConfigError, match=r"seeds: give a list, \[0, 1\]"):
+        potluck.compare(own(), seeds="0,1")  # type: ignore[arg-type]
+    variants = {"a": {"method": "fedavg"}, "b": {"method": "local"}}
+    with pytest.raises(ConfigError, match="fedmrl would not be compared, as only fedavg, local are"):
+        potluck.compare(
+            data="digits",
+            partition={"kind": "iid", "clients": 2},
+            models=["mlp-small"],
+            method="fedmrl",
+            variants=variants,
+        )
     with pytest.raises(ConfigError, match=r"compare\(\*\*values\)"):
         potluck.compare({"data": "digits"})  # type: ignore[arg-type]
     assert not (tmp_path / "none").exists()
@@ -320,6 +331,36 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_trains(place: 
         assert result.exit_code == 2
         assert sentence in result.stderr
     assert not Path("runs").exists()
+
+
+def test_two_options_do_not_write_one_file(place: Path) -> None:
+    result = CliRunner().invoke(app, ["compare", "small.yaml", "--latex", "t.tex", "--csv", "./t.tex"])
+    assert result.exit_code == 2
+    assert "--csv and --latex both write t.tex" in result.stderr
+    assert not Path("runs").exists()
+
+
+def test_options_in_a_block_of_a_method_are_columns_too(tmp_path: Path) -> None:
+    variants = {
+        "wide": {"method": {"name": "fedmrl", "d1": 8}},
+        "narrow": {"method": {"name": "fedmrl", "d1": 4}},
+    }
+    found = potluck.compare(own(), variants=variants, out=tmp_path / "all", progress=False)
+    frame = found.frame()
+    assert dict(zip(frame["method"], frame["method.d1"], strict=True))["narrow"] == 4
+    (tmp_path / "all" / "wide-seed0" / "metrics.jsonl").write_text("")
+    with pytest.raises(RunError, match=r"metrics\.jsonl has lost lines"):
+        potluck.open(tmp_path / "all" / "wide-seed0")
+    with pytest.raises(RunError, match=r"metrics\.jsonl has lost lines"):
+        found.run("wide").frame()
+
+
+def test_a_setting_that_is_half_named_is_told_in_whole(tmp_path: Path) -> None:
+    labels = ("alpha=1.0,lr=0.1", "alpha=0.1,lr=0.02", "alpha=0.1,lr=0.1")
+    one = potluck.Comparison(tmp_path, {})
+    sweep = potluck.Sweep(tmp_path, "s", {}, dict.fromkeys(labels, one))
+    with pytest.raises(ConfigError, match=r"did you mean 'alpha=0\.1,lr=0\.02' or 'alpha=0\.1,lr=0\.1'\?"):
+        sweep["alpha=0.1"]
 
 
 def test_methods_of_a_plug_in_can_be_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

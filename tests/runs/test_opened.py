@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+import own_nets
 import potluck
 from helpers import StopAfter
 from own_nets import Net, Other
@@ -342,3 +345,48 @@ def test_a_function_that_the_folder_names_is_not_imported(
     assert not mark.exists()
     assert potluck.open(tmp_path / "run", plugins=[module]).clients["0"].model() is not None
     assert mark.exists()
+
+
+def test_a_class_that_was_edited_since_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "edited_nets.py"
+    lines = Path(own_nets.__file__).read_text()
+    file.write_text(lines)
+    monkeypatch.syspath_prepend(tmp_path)
+    nets = importlib.import_module("edited_nets")
+    run(tmp_path / "run", models=[nets.Net, nets.Other], method="local")
+    potluck.compare(
+        data={"name": "digits", "samples": 200},
+        models=[nets.Net],
+        training={"rounds": 1},
+        partition={"kind": "iid", "clients": 2},
+        out=tmp_path / "all",
+        progress=False,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        potluck.open(tmp_path / "run", models=[nets.Net, nets.Other])
+    file.write_text(lines.replace("nn.Tanh()", "nn.ReLU()"))
+    nets = importlib.reload(nets)
+    with pytest.warns(UserWarning, match=r"^Other is not the code that .*run was made with"):
+        potluck.open(tmp_path / "run", models=[nets.Net, nets.Other])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        potluck.open(tmp_path / "run", models={"Net": nets.Net})
+        potluck.open(tmp_path / "all").run("local", models=[nets.Net])
+
+
+def test_a_run_without_checkpoints_says_that_it_begins_again(tmp_path: Path) -> None:
+    values = {"models": ["mlp-small"], "method": "local", "evaluate": {}}
+    run(tmp_path / "run", **values)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    told: list[str] = []
+
+    class Listener(potluck.Observer):
+        def notice(self, sentence: str) -> None:
+            told.append(sentence)
+
+    potluck.resume(tmp_path / "run", rounds=2, observers=[Listener()])
+    assert [one for one in told if "begins again with round 1" in one]
+    told.clear()
+    potluck.resume(tmp_path / "run", rounds=3, observers=[Listener()])
+    assert not told

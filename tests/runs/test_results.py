@@ -329,9 +329,10 @@ def test_the_best_round_by_validation(tmp_path: Path) -> None:
     assert best < 5  # with so large a step the last round is not the best one
     assert result.clients["0"].round == best
     assert f"(round {best}, after_aggregation, model)" in repr(result.clients["0"])
-    assert f"those after round {best}, result.clients[…]; the scores there are of that round too" in repr(
-        result
-    )
+    told = f"those after round {best}, the best by validation (accuracy"
+    assert told in repr(result)
+    assert told in str(result)
+    assert told in (tmp_path / "run" / "report.html").read_text()
     assert check_reported_scores(asked, result) == 3 * 2
     scores = [client.score for client in result.clients.values() if client.score is not None]
     assert round(sum(scores) / len(scores), 6) == result.summary["accuracy"]["best_by_validation"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,6 +98,7 @@ def compare(
     files = {"csv": csv, "latex": latex, "pdf": pdf}
     for option, file in files.items():
         _check_file(option, file)
+    _check_apart(files)
     for option, given in {"--methods": methods, "--seeds": seeds}.items():
         if given is not None and not words(given):
             raise ConfigError(f"{option} is empty; leave it out, or name some")
@@ -138,6 +139,14 @@ def _check_file(option: str, file: Path | None) -> None:
         raise ConfigError(f"--{option} {file} is a folder; name a file in it")
     if file is not None and option == "pdf" and file.suffix.lower() != ".pdf":
         raise ConfigError(f"--pdf {file}: a PDF is written; give a name that ends in .pdf")
+
+
+def _check_apart(files: Mapping[str, Path | None]) -> None:
+    """Refuse one file for two options: the second would overwrite the first."""
+    taken: dict[Path, str] = {}
+    for option, file in files.items():
+        if file is not None and (other := taken.setdefault(file.resolve(), option)) != option:
+            raise ConfigError(f"--{other} and --{option} both write {file}; give each a file of its own")
 
 
 def _exported(option: str, result: Comparison | Sweep) -> bytes:

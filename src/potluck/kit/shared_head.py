@@ -173,7 +173,7 @@ def joined(replies: Replies, name: str) -> Tensor:
 
 def _advice(population: Population, first: ClientId, client: ClientId) -> str:
     if population.width(first) != population.width(client):
-        return one_width_for_all(min(population.width(first), population.width(client)))
+        return one_width_for_all(min(map(population.width, population.ids)))
     return "choose models whose heads have the same layers"
 
 

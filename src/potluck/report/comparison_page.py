@@ -91,7 +91,7 @@ def variants_heat_map(comparison: Mapping[str, Any]) -> Figure | None:
         part = {label: each for label, each in changes.items() if tuple(each) == keys}
         if len(keys) == 2 and len(part) >= 4:
             drawn += grids(part, {measure.head: found})
-    note = f"{capital(measure.name)}: {about_means(comparison)}{_by_reported_mode(comparison)}"
+    note = f"{capital(measure.with_unit)}: {about_means(comparison)}{_by_reported_mode(comparison)}"
     return heat_map(drawn, measure, note) if drawn else None
 
 
@@ -174,4 +174,4 @@ def sweep_heat_map(sweep: Mapping[str, Any], comparisons: Mapping[str, Mapping[s
     }
     first = next(iter(comparisons.values()))
     measure = measure_in(first)
-    return heat_map(grids(changes, scores), measure, f"{capital(measure.name)}: {about_means(first)}")
+    return heat_map(grids(changes, scores), measure, f"{capital(measure.with_unit)}: {about_means(first)}")

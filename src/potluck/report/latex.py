@@ -166,10 +166,13 @@ def _caption(
     over = ", one seed"
     if len(seeds) > 1:
         over = f", mean $\\pm$ sample standard deviation over {len(seeds)} seeds"
+    name = (
+        measure.name if differences else measure.with_unit
+    )  # with differences the head of a column has the unit
     on = f" on {data_name(comparison)}" if data_name(comparison) else ""
     best = "best in bold" if measure.higher_is_better else "lower is better, best in bold"
     return (
-        f"{escaped(f'{capital(measure.name)}{on}')}{setup}, {VIEW_NAMES.get(view, view)}, "
+        f"{escaped(f'{capital(name)}{on}')}{setup}, {VIEW_NAMES.get(view, view)}, "
         f"{moments}{over}; {best}.{star}"
         + (
             f" Differences: paired with {escaped(to)}, with {level} bootstrap intervals."

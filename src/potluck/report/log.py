@@ -369,6 +369,12 @@ _SERIES = ("held_out", "when", "mode")  # what tells one series from another
 _FURTHER = "further."  # in front of the column of a further measure
 
 
+def kept_round(folder: Path) -> int | None:
+    """The newest round whose models are in a run folder; None if there are none."""
+    names = (about.parent.name.removeprefix("round-") for about in folder.glob("models/round-*/about.json"))
+    return max((int(name) for name in names if name.isdecimal()), default=None)
+
+
 def read_metrics(path: Path) -> Metrics:
     """Read `metrics.jsonl`, given as such or by its folder. Of a value logged twice the later one counts."""
     path = path if path.suffix == ".jsonl" else path / "metrics.jsonl"

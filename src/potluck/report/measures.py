@@ -34,6 +34,11 @@ class Measure:
         return ", in percent" if self.is_share else ""
 
     @property
+    def with_unit(self) -> str:
+        """The name in a sentence about numbers without a unit: `accuracy in percent`, `R²`."""
+        return f"{self.name}{' in percent' * self.is_share}"
+
+    @property
     def in_points(self) -> str:
         """For differences: ` in points`, or nothing."""
         return " in points" if self.is_share else ""

@@ -28,11 +28,12 @@ from potluck.report.format import (
     size,
 )
 from potluck.report.html import in_words, render
-from potluck.report.log import Key, Metrics, method_name, read_config, read_mapping, read_metrics
+from potluck.report.log import Key, Metrics, kept_round, method_name, read_config, read_mapping, read_metrics
 from potluck.report.measures import Measure
 from potluck.report.render import Column, Sheet, words
 from potluck.report.scores import messages_block, seconds_per_round, summarise
 from potluck.report.sheets import (
+    about_kept,
     client_rows,
     data_name,
     how,
@@ -272,9 +273,10 @@ def _clients(run: _Run) -> _Part:
     some = f": {len(values):,} of {len(rows):,} clients." if len(values) < len(rows) else "."
     return {
         "lead": f"In the last evaluated round, {how(accuracy)}{some}" if values else "",
+        "kept": about_kept(accuracy, kept_round(run.folder)),
         "picture": plots.client_bars(values, run.measure) if values else None,
         "sheet": run_sheet(run.summary, rows),
-        "bars": bool(values),
+        "bars": run.measure.name if values and run.measure.is_share else "",
     }
 
 

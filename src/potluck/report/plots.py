@@ -37,6 +37,7 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)))  # of lines, when the colours begin again
 ROOM = 5.4  # inches for lines and the axis at their left
 LABEL = 60  # characters of a name beside a line
+SLANT, SLANTED = 45, 0.2  # degrees of names that do not fit side by side, and the inches each then needs
 LABEL_GAP = 0.19  # inches from one such name to the next
 MOST_CLIENTS = 100  # more columns are not readable; the picture says what it leaves out
 MOST_CLASSES = 100
@@ -176,7 +177,16 @@ def _merged(curves: Sequence[Curve]) -> list[tuple[str, Curve]]:
     found: dict[bytes, list[Curve]] = {}
     for curve in curves:
         found.setdefault(curve.rounds.tobytes() + curve.mean.tobytes(), []).append(curve)
-    return [(" = ".join(one.label for one in equal), equal[0]) for equal in found.values()]
+    return [(_together([one.label for one in equal]), equal[0]) for equal in found.values()]
+
+
+def _together(labels: Sequence[str]) -> str:
+    """Names of equal lines as one: `before = after training, by head`, if they end alike or begin alike."""
+    parts = [label.partition(", ") for label in labels]
+    firsts, rests = [dict.fromkeys(each) for each in ((one[0] for one in parts), (one[2] for one in parts))]
+    if len(firsts) > 1 and len(rests) > 1:
+        return " = ".join(labels)
+    return ", ".join(" = ".join(each) for each in (firsts, rests) if any(each))
 
 
 def _draw_curve(axes: Axes, curve: Curve, style: Style | None, measure: Measure) -> None:
@@ -261,10 +271,10 @@ class _Layout:
     columns: int
     rows: int
     left: float
+    below: float = 0.66
 
     bars = 0.8
     gap = 0.12
-    below = 0.66
     above = 0.3
     right = 1.25
 
@@ -290,7 +300,8 @@ def split_picture(
     everything = np.asarray(counts, np.int64).reshape(len(clients), -1)
     table = everything[:MOST_CLIENTS, :MOST_CLASSES]
     names = list(class_names or map(str, range(everything.shape[1])))[: table.shape[1]]
-    layout = _split_layout(table, names)
+    shown = [shorten(client, 12) for client in clients[: table.shape[0]]]
+    layout = _split_layout(table, names, shown)
     figure = Figure(figsize=layout.size)
     bubbles = figure.add_axes(layout.box(layout.below, layout.cell * layout.rows))
     bars = figure.add_axes(layout.box(layout.below + layout.cell * layout.rows + layout.gap, layout.bars))
@@ -298,19 +309,20 @@ def split_picture(
         clean_axes(axes)
         axes.set_xlim(-0.5, table.shape[0] - 0.5)
     _draw_split(bubbles, table, layout.cell)
-    _split_ticks(bubbles, list(clients)[: table.shape[0]], names, layout.cell)
+    _split_ticks(bubbles, shown, names, layout.cell)
     _draw_sizes(bars, everything[: table.shape[0]].sum(1))
     _size_key(figure, layout, int(table.max(initial=0)))
     note_below(figure, _left_out(everything.shape, table.shape))
     return figure
 
 
-def _split_layout(table: npt.NDArray[np.int64], names: Sequence[str]) -> _Layout:
+def _split_layout(table: npt.NDArray[np.int64], names: Sequence[str], clients: Sequence[str]) -> _Layout:
     left = 0.5 + 0.068 * max((len(shorten(name, 18)) for name in names), default=1)
     available = WIDTH - left - _Layout.right
     cell = float(np.clip(available / max(table.shape[0], 1), 0.068, 0.36))
     cell = min(cell, max(0.068, 7.5 / max(table.shape[1], 1)))
-    return _Layout(cell, table.shape[0], table.shape[1], left)
+    below = _Layout.below + (_depth(clients) if _slanted(clients, cell) else 0.0)
+    return _Layout(cell, table.shape[0], table.shape[1], left, below)
 
 
 def _draw_marks(axes: Axes, x: Any, y: Any, share: npt.NDArray[np.float64], cell: float) -> None:
@@ -334,8 +346,9 @@ def _draw_split(axes: Axes, table: npt.NDArray[np.int64], cell: float) -> None:
 
 
 def _split_ticks(axes: Axes, clients: Sequence[str], names: Sequence[str], cell: float) -> None:
-    columns = _every(len(clients), cell, 0.075 * max(2, *(len(c) + 1 for c in clients), 2) if clients else 1)
-    axes.set_xticks(columns, [shorten(clients[i], 12) for i in columns])
+    slanted = _slanted(clients, cell)
+    needed = SLANTED if slanted else 0.075 * max(2, *(len(c) + 1 for c in clients), 2) if clients else 1
+    _name_clients(axes, _every(len(clients), cell, needed), clients, slanted)
     rows = _every(len(names), cell, 0.15)
     axes.set_yticks(rows, [shorten(names[i], 18) for i in rows])
     axes.tick_params(axis="both", labelsize=8, pad=4)
@@ -405,8 +418,16 @@ def client_bars(accuracy: Mapping[str, float | None], measure: Measure = ACCURAC
     """The score of each client, best first, and their mean as a line."""
     known = [(measure.scale * value, client) for client, value in accuracy.items() if value is not None]
     known.sort(key=lambda pair: measure.rank(pair[0]))
-    width = min(WIDTH - 1.6, 0.5 * max(len(known), 3))
-    figure, axes = framed(width + 1.6, 2.5, right=1.0, left=0.6)
+    mean = float(np.mean([value for value, _ in known])) if known else 0.0
+    told = f"mean {_short(mean, measure)}"
+    names = [shorten(client, 40) for _, client in known]
+    left, right = 0.6, max(1.0, 0.3 + 0.075 * len(told))
+    width = min(WIDTH - left - right, 0.5 * max(len(known), 3))
+    room = width / max(len(known), 3)
+    slanted = _slanted(names, room)
+    deep = _depth(names) if slanted else 0.0
+    left = max(left, 0.15 + deep - room / 2)  # the first name reaches to the left of its bar
+    figure, axes = framed(width + left + right, 2.5 + deep, right=right, left=left, below=0.5 + deep)
     _draw_bars(axes, [value for value, _ in known])
     axes.set_xlim(-0.6, max(len(known), 3) - 0.4)
     if measure.is_share:
@@ -414,14 +435,35 @@ def client_bars(accuracy: Mapping[str, float | None], measure: Measure = ACCURAC
     score_ticks(axes.yaxis, measure)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.grid(axis="y", color=RULE, linewidth=0.8)
-    room = width / max(len(known), 3)
-    needed = 0.08 * max((len(client) for _, client in known), default=1) + 0.06
-    ticks = list(range(len(known))) if room > needed else []
-    axes.set_xticks(ticks, [shorten(known[tick][1], 40) for tick in ticks])
+    fits = slanted or _fits(names, room)
+    _name_clients(axes, range(len(known) if fits else 0), names, slanted)
     axes.set_xlabel("clients, best to worst", color=FAINT)
     if known:
-        _mean_line(axes, float(np.mean([value for value, _ in known])), measure)
+        axes.axhline(mean, color=INK, linewidth=1.2, zorder=3)
+        label_right(axes, mean, told, INK)
     return figure
+
+
+def _fits(names: Sequence[str], room: float) -> bool:
+    """Whether names fit side by side, with `room` inches for each."""
+    return room > 0.08 * max(map(len, names), default=1) + 0.06
+
+
+def _slanted(names: Sequence[str], room: float) -> bool:
+    """Whether names fit only if they are written at a slant."""
+    return bool(names) and not _fits(names, room) and room >= SLANTED
+
+
+def _depth(names: Sequence[str]) -> float:
+    """How many inches slanted names reach down, and to the left."""
+    return 0.052 * max(map(len, names), default=0)
+
+
+def _name_clients(axes: Axes, places: Sequence[int], names: Sequence[str], slanted: bool) -> None:
+    axes.set_xticks(list(places), [names[place] for place in places])
+    if slanted:
+        for label in axes.get_xticklabels():
+            label.set(rotation=SLANT, ha="right", rotation_mode="anchor")
 
 
 def _draw_bars(axes: Axes, heights: Sequence[float]) -> None:
@@ -431,11 +473,6 @@ def _draw_bars(axes: Axes, heights: Sequence[float]) -> None:
     else:
         edges = np.arange(len(heights) + 1) - 0.5
         axes.stairs(heights, edges, fill=True, color=PALETTE[0], linewidth=0, zorder=2)
-
-
-def _mean_line(axes: Axes, mean: float, measure: Measure) -> None:
-    axes.axhline(mean, color=INK, linewidth=1.2, zorder=3)
-    label_right(axes, mean, f"mean {_short(mean, measure)}", INK)
 
 
 def axes_of_differences(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,16 @@ KEYS = ("round", "client", "moment", "mode")
 LAST = ("loss", "samples")  # of every split, after the measures of the task
 
 
-def frame(log: Path) -> pd.DataFrame:
-    """A row per round, client, moment and mode: the test measures, then those of validation."""
+def frame(log: Path, accuracy: Mapping[str, Any]) -> pd.DataFrame:
+    """A row per round, client, moment and mode: the test measures, then those of validation.
+
+    `accuracy` is that of the summary; a log that has fewer lines is refused.
+    """
     import pandas as pd
 
-    found = pd.DataFrame([_row(line) for line in read_lines(log) if "missing" not in line])
+    lines = read_lines(log)
+    check_whole(log, lines, accuracy)
+    found = pd.DataFrame([_row(line) for line in lines if "missing" not in line])
     order = [*KEYS, *_columns(found, ""), *_columns(found, "validation_"), "held_out"]
     counts = {
         name: "Int64" if found[name].isna().any() else "int64" for name in order if name.endswith("samples")
@@ -65,6 +70,18 @@ def read_lines(log: Path, round_: int | None = None) -> list[dict[str, Any]]:
             return [json.loads(line) for line in file if line.startswith(begin)]
     except (OSError, ValueError) as error:
         raise RunError(f"{log} cannot be read: {error}") from error
+
+
+def check_whole(log: Path, lines: Iterable[Mapping[str, Any]], accuracy: Mapping[str, Any]) -> None:
+    """Refuse a log that lacks a client which the summary's block `accuracy` has in its last round."""
+    last = (accuracy.get("rounds") or {}).get("last")
+    wanted = {*(accuracy.get("per_client") or {})} if last is not None else set()
+    there = {line.get("client") for line in lines if line["round"] == last}
+    if not wanted <= there:
+        raise RunError(
+            f"{log} has lost lines: the summary has {len(wanted)} clients in round {last}, the log "
+            f"{len(wanted & there)}; copy the folder again, or run the experiment again"
+        )
 
 
 def _row(line: Mapping[str, Any]) -> dict[str, Any]:

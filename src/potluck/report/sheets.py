@@ -45,8 +45,13 @@ _ABSENT: Mapping[str, float | None] = {"mean": None, "std_over_seeds": None}
 # --- a run ----------------------------------------------------------------------------------------------
 
 
-def run_sheet(summary: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> Sheet:
-    """One run, client by client: `clients` have an id and, where known, model, train, test, accuracy."""
+def run_sheet(
+    summary: Mapping[str, Any], clients: Sequence[Mapping[str, Any]], kept: int | None = None
+) -> Sheet:
+    """One run, client by client: `clients` have an id and, where known, model, train, test, accuracy.
+
+    `kept` is the round whose models are kept.
+    """
     metrics = (summary.get("accuracy") or {}).get("metrics") or {}
     measure = measure_in(summary.get("accuracy") or {})
     measure = measure.fitted([client.get("accuracy") for client in clients], ())
@@ -62,7 +67,21 @@ def run_sheet(summary: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) 
         *(_further_column(name, clients, summary.get("accuracy") or {}) for name in further),
     )
     title = f"{summary.get('method', 'run')}, {count(summary.get('rounds'))} rounds"
-    return Sheet(title, columns, clients, headline(summary)).without_empty_columns()
+    told = about_kept(summary.get("accuracy") or {}, kept)
+    notes = (*headline(summary), *([f"models: {told}"] if told else []))
+    return Sheet(title, columns, clients, notes).without_empty_columns()
+
+
+def about_kept(accuracy: Mapping[str, Any], kept: int | None) -> str:
+    """Which models are kept, if they are not those of the last round, which the scores are of; else nothing."""
+    rounds = accuracy.get("rounds") or {}
+    if kept is None or rounds.get("last") in (None, kept):
+        return ""
+    measure, by_validation = measure_in(accuracy), accuracy.get("best_by_validation")
+    there = ""
+    if rounds.get("best_by_validation") == kept and by_validation is not None:
+        there = f", the best by validation ({measure.name} {measure.full(by_validation)} there)"
+    return f"those after round {kept}{there}; the scores here are of round {rounds['last']}"
 
 
 def _further_column(name: str, clients: Sequence[Mapping[str, Any]], accuracy: Mapping[str, Any]) -> Column:
@@ -96,7 +115,7 @@ def headline(summary: Mapping[str, Any]) -> tuple[str, ...]:
         lines.append(f"held-out clients: {measure.full(held_out['last'])} over {count(held_out['clients'])}")
     if further := accuracy.get("further"):
         told = (
-            f"{metric_name(name)} {_further(name, accuracy)(value['mean'])}"
+            f"{metric_name(name)} {_further(name, accuracy)(value['mean'])}{_of_some(value, coverage)}"
             for name, value in further.items()
         )
         lines.append(f"further measures: {', '.join(told)}")
@@ -122,6 +141,12 @@ def not_measured(accuracy: Mapping[str, Any]) -> str:
         told = ", ".join(f"{', '.join(clients)} in round {round_}" for round_, clients in rounds.items())
         return f"not measured: {told}; curves and best rounds leave these rounds out"
     return ""
+
+
+def _of_some(value: Mapping[str, Any], coverage: int) -> str:
+    """How many clients have a further measure, where not all do that were measured."""
+    clients = value.get("clients", coverage)
+    return "" if clients == coverage else f" over {count(clients)} client{'s' * (clients != 1)}"
 
 
 def how(block: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ BEFORE = (
     "federation.json",
     ".lock",
 )  # may be there earlier than START
+COMPARED = ("experiment.yaml", "comparison.json", "sweep.json")  # only in the folder of a comparison
 LOGS = ("metrics.jsonl", "ledger.jsonl", "timing.jsonl", "observations.jsonl")
 
 
@@ -69,6 +70,11 @@ class RunFolder:
         if not path.is_dir():
             raise RunError(f"there is no run folder {path}")
         refuse_links(path)
+        if any((path / name).exists() for name in COMPARED):
+            raise RunError(
+                f"{path} is a comparison, and resume takes a run; call compare again to go on with all of it, with "
+                "a higher training.rounds to play more rounds"
+            )
         folder = cls(path)
         missing = next((name for name in START if not (folder / name).is_file()), None)
         if missing is not None:

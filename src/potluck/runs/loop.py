@@ -107,7 +107,12 @@ class Run:
 
         A run with rounds left to play is not finished, so what an earlier end of it wrote is removed.
         """
+        played = any(self.folder.lines("timing.jsonl"))
         self.checkpoints.restore(self.examiner.is_due, accepted, round_)
+        if played and self.state.round == 0:
+            self.observers.notice(
+                "there is no checkpoint: the run begins again with round 1, to the same numbers"
+            )
         if self.state.round < self.last:
             for name in ("summary.json", "report.html"):
                 (self.folder / name).unlink(missing_ok=True)

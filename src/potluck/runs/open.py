@@ -16,7 +16,7 @@ from potluck.report.log import ENVIRONMENT, read_config
 from potluck.runs.comparisons.comparison import Comparison, Sweep, is_comparison, open_comparison
 from potluck.runs.folder import FORMAT, RunFolder
 from potluck.runs.kept_models.given import Plugins
-from potluck.runs.own_code import own_code
+from potluck.runs.own_code import own_code, with_imported
 from potluck.runs.results.run_result import RunResult
 from potluck.runs.stored import read_summary
 from potluck.version import __version__
@@ -63,6 +63,7 @@ def open(
         )
     result = RunResult(home, summary, models, _plugins=plugins)
     result.clients.models.check_files()
+    result.check_log()
     result.clients.models.check_given()
     return result
 
@@ -97,6 +98,6 @@ def _check_code(home: Path, settings: Mapping[str, Any], known: Mapping[str, str
     for name, content in own_code(settings).items():
         if known.get(name, content) != content:
             raise RunError(
-                f"{name} is not the code that {home} was made with, so its models may predict something else; "
-                "restore that code, or import the new one yourself and open the run without plugins"
+                f"{with_imported(name)} is not the code that {home} was made with, so its models may predict "
+                "something else; restore that code, or import the new one yourself and open the run without plugins"
             )

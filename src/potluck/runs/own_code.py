@@ -58,9 +58,16 @@ def _refuse_changed(folder: Path, code: Mapping[str, str], known: Mapping[str, s
     for name, content in code.items():
         if known.get(name) != content:
             raise RunError(
-                f"{name} is not the code that {folder} was begun with, so the rest would not fit what is there; "
-                "restore that code, or start a new run in another folder (--out, in Python out=…)"
+                f"{with_imported(name)} is not the code that {folder} was begun with, so the rest would not fit "
+                "what is there; restore that code, or start a new run in another folder (--out, in Python out=…)"
             )
+
+
+def with_imported(name: str) -> str:
+    """A file or module for a sentence about its hash, with the files beside it that the hash covers too."""
+    file = _file_of(name)
+    beside = [one.name for one in imported_beside(file)] if file is not None else []
+    return f"{name} (with {', '.join(beside)}, which it imports)" if beside else name
 
 
 def _unused_plugins(experiment: Experiment, settings: Mapping[str, Any]) -> set[str]:

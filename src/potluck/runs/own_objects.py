@@ -31,8 +31,13 @@ def own_sources(experiment: Experiment) -> dict[str, str]:
 
     What has no source to be found (a lambda, a class typed at a prompt) and what a plugin defines is left out.
     """
+    return sources_of(list(_given(experiment)))
+
+
+def sources_of(given: Any) -> dict[str, str]:
+    """The same of classes, functions and modules alone, in lists and mappings too."""
     texts: dict[str, set[str]] = {}
-    for one in _reached(list(_given(experiment))):
+    for one in _reached(list(_objects(given))):
         text = _source(one)
         if text is not None:
             texts.setdefault(one.__name__, set()).add(text)

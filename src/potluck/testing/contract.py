@@ -130,7 +130,7 @@ def _held_classes_stay(method: Method) -> None:
     """Which classes a client has is told by its labels, so a method that sends them cannot say that labels stay."""
     for step in method.steps() if "labels" in method.stays else ():
         for name, field in method.up_contract(step).items():
-            told = field.below == "C" and field.shape.partition("<=")[0].strip() == "C_k"
+            told = field.at_most == "(C)-1" and field.shape.partition("<=")[0].strip() == "C_k"
             sentence = (
                 f"labels are said to stay at home, but {name} of the step {step} tells which classes are held"
             )

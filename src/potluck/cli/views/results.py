@@ -19,7 +19,8 @@ def run_sheet_of(result: RunResult) -> Sheet:
     split = read_json(result.folder / "split.json")
     models = read_json(result.folder / "environment.json").get("models", {})
     rows = sheets.client_rows(split, result.summary["accuracy"], models)
-    sheet = sheets.run_sheet(result.summary, rows if len(rows) <= MOST_CLIENTS else [])
+    kept = result.clients.models.kept_round
+    sheet = sheets.run_sheet(result.summary, rows if len(rows) <= MOST_CLIENTS else [], kept)
     data = dict.fromkeys(one.get("data") for one in split.get("groups") or [split])
     named = ", ".join(str(name) for name in data if name)
     return replace(sheet, title=f"{sheet.title}, data {named}") if named else sheet

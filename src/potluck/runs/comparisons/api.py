@@ -16,7 +16,7 @@ from potluck.report.comparison import check_view
 from potluck.report.log import View
 from potluck.runs.api import check_experiment
 from potluck.runs.comparisons.comparison import Comparison, Sweep
-from potluck.runs.comparisons.plan import Plan, check_sweep, plan_of, read_sweep
+from potluck.runs.comparisons.plan import Plan, check_sweep, plan_of, read_sweep, refuse_idle_method
 from potluck.runs.comparisons.play import Skip, Watch, compare_experiments
 from potluck.runs.comparisons.references import check_reference
 from potluck.runs.observers.progress import progress_display
@@ -92,6 +92,7 @@ def _planned(
         raise ConfigError("overrides are for experiment files; give an experiment made in Python its values")
     if experiment is None:
         experiment = Experiment.make(**({"method": methods[0] if methods else "local"} | dict(values)))
+        refuse_idle_method(values.get("method"), methods, variants)
     return plan_of(experiment, methods, variants, sweep)
 
 
@@ -103,11 +104,16 @@ def _check_views(seeds: Any, targets: Any, rounds: Any, view: str) -> None:
         ("targets", targets, Real),
     ):
         if isinstance(given, int | float | str):
-            raise ConfigError(f"{key}: give a list, [{given!r}]")
+            raise ConfigError(f"{key}: give a list, [{_listed(given)}]")
         wrong = next((one for one in given if isinstance(one, bool) or not isinstance(one, kind)), None)
         if wrong is not None:
             raise ConfigError(f"{key}: {wrong!r} is no {'whole ' if kind is Integral else ''}number")
     check_view(view)
+
+
+def _listed(given: float | str) -> str:
+    """What stands in the list that was meant: `0, 1` for `"0,1"`."""
+    return ", ".join(given.replace(",", " ").split()) if isinstance(given, str) else repr(given)
 
 
 def _seeds(seeds: Sequence[int], plan: Plan) -> list[int]:

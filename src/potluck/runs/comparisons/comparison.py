@@ -67,7 +67,10 @@ class Comparison:
         if models is None and (method, seed) in self._results:
             return self._results[method, seed]
         folder = self.folder / runs[method][str(seed)]
-        return RunResult(folder, read_json(folder / "summary.json"), models)
+        result = RunResult(folder, read_json(folder / "summary.json"), models)
+        if models is not None:
+            result.clients.models.check_given()
+        return result
 
     def frame(self) -> pd.DataFrame:
         """A row per method, seed, client, moment and mode, in the round that the comparison looks at."""
@@ -149,8 +152,16 @@ class Sweep:
 
     def __getitem__(self, setting: str) -> Comparison:
         if setting not in self.comparisons:
-            raise ConfigError(f"there is no setting {setting!r}; {nearest(setting, self.comparisons)}")
+            raise ConfigError(f"there is no setting {setting!r}; {self._meant(setting)}")
         return self.comparisons[setting]
+
+    def _meant(self, setting: str) -> str:
+        """A hint for an unknown setting: those of a grid that have all its values, or the nearest one."""
+        asked = {*str(setting).split(",")}
+        found = [name for name in self.comparisons if asked <= {*name.split(",")}]
+        if not found:
+            return nearest(str(setting), self.comparisons)
+        return f"did you mean {' or '.join(map(repr, found[:5]))}?"
 
     def frame(self) -> pd.DataFrame:
         """The frames of all comparisons, with the setting and a column for each key in front."""

@@ -148,6 +148,19 @@ def plan_of(
     return _plan(lambda changes: changed(experiment, changes), methods, variants, sweep)
 
 
+def refuse_idle_method(method: Any, methods: Sequence[Any], variants: Any) -> None:
+    """Refuse a method that is given but not among those compared."""
+    if method is None or not (methods or variants):
+        return
+    labelled = _by_method(methods) if methods else read_block(variants, "variants")
+    played = {_name(changes.get("method", method)) for changes in labelled.values()}
+    if _name(method) not in {BASELINE, *played}:
+        raise ConfigError(
+            f"method: {_name(method)} would not be compared, as only {', '.join(sorted(played))} are; "
+            f"leave it out, or add it to {'methods' if methods else 'variants'}"
+        )
+
+
 def changed(experiment: Experiment, changes: Sequence[Override]) -> Experiment:
     """The experiment with some values set by dotted keys, as overrides of a file set them."""
     if not changes:

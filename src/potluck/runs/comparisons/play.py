@@ -37,7 +37,7 @@ from potluck.runs.observers import Observer
 from potluck.runs.own_code import check_own_code
 from potluck.runs.pilots import PILOTS, settled
 from potluck.runs.results.run_result import RunResult, remaking
-from potluck.runs.resuming import is_free
+from potluck.runs.resuming import ROUNDS, is_free
 
 # What a run may leave behind that was stopped before its first round.
 START = ("split.json", "contract.json", "environment.json", "tuning.json", ".lock")
@@ -84,6 +84,7 @@ def compare_experiments(
     with home.locked():
         folders: dict[str, list[Path]] = {label: [] for label in experiments}
         results: dict[tuple[str, int], RunResult] = {}
+        _check_longer([part for _, _, part in _parts(experiments, seeds, home)], data, splits)
         for label, seed, part in _parts(experiments, seeds, home):
             results[label, seed] = part.finish(data, splits[seed], watch, skip)
             folders[label].append(part.folder)
@@ -107,7 +108,7 @@ def _with_settings(
     changes: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Add to every entry its own values of all keys that some variant changes."""
-    keys = list(dict.fromkeys(key for each in changes.values() for key in each if key != "method"))
+    keys = list(dict.fromkeys(key for each in changes.values() for key in _changed_keys(each)))
     if not keys:
         return dict(comparison)
     values = {label: yaml.safe_load(one.to_yaml()) for label, one in experiments.items()}
@@ -116,6 +117,15 @@ def _with_settings(
         for entry in comparison["methods"]
     ]
     return {**comparison, "methods": methods}
+
+
+def _changed_keys(changes: Mapping[str, Any]) -> Iterator[str]:
+    """The keys that a variant changes, the options in a block `method: {name: …, d1: 8}` included."""
+    for key, value in changes.items():
+        if key != "method":
+            yield key
+        elif isinstance(value, Mapping):
+            yield from (f"method.{option}" for option in value if option != "name")
 
 
 def _value(values: Any, key: str) -> Any:
@@ -141,6 +151,14 @@ def _parts(
         for label, experiment in experiments.items():
             shown = f"{label}, seed {seed}" if len(seeds) > 1 else label
             yield label, seed, _Part(experiment.variant(seed=seed), home / f"{label}-seed{seed}", shown)
+
+
+def _check_longer(parts: Sequence[_Part], data: Data, splits: Mapping[int, Split]) -> None:
+    """Before any run gets more rounds, refuse what would be refused of the others: all have as many, or none."""
+    begun = [part for part in parts if part.begun]
+    if any(part.is_shorter for part in begun):
+        for part in begun:
+            part.check_same(data, splits[part.experiment.seed])
 
 
 def _compared(
@@ -187,12 +205,24 @@ class _Part:
     folder: Path
     label: str
 
+    @property
+    def begun(self) -> bool:
+        """Whether its first round was reached in an earlier call."""
+        return (self.folder / "config.yaml").exists()
+
+    @property
+    def is_shorter(self) -> bool:
+        """Whether it was begun with fewer rounds than are asked for now; it can play the others still."""
+        rounds: int = read_config(self.folder)["training"]["rounds"]
+        return rounds < self.experiment.training.rounds
+
     def finish(self, data: Data, split: Split, watch: Watch, skip: Skip) -> RunResult:
-        """Run it, resume it, or skip it if it is finished."""
-        if not (self.folder / "config.yaml").exists():
+        """Run it, go on with it (also to more rounds than it had), or skip it if it is finished."""
+        if not self.begun:
             self._clear()
             return run(self.experiment, out=self.folder, watcher=watch(self.label), given=(data, split))
-        self._check_same(data, split)
+        rounds = self.experiment.training.rounds if self.is_shorter else None
+        self.check_same(data, split)
         if self._finished():
             skip(f"{self.label}: finished before, taken from {self.folder}")
             federation = settled(self.experiment, self.folder).build(data, split)
@@ -200,7 +230,7 @@ class _Part:
             return RunResult(self.folder, summary, _remake=remaking(federation))
         given = bool(self.experiment.plugins) or not self.experiment.portable
         own = settled(self.experiment, self.folder) if given else None
-        return resume(self.folder, watcher=watch(self.label), experiment=own)
+        return resume(self.folder, rounds=rounds, watcher=watch(self.label), experiment=own)
 
     def _clear(self) -> None:
         """Remove what is left of a run that was stopped before its first round."""
@@ -214,17 +244,21 @@ class _Part:
         except OSError as error:
             raise RunError(f"{self.folder} is no run folder; move it out of the way") from error
 
-    def _check_same(self, data: Data, split: Split) -> None:
-        """Refuse a run that was made with other settings, on other data or from other models."""
+    def check_same(self, data: Data, split: Split) -> None:
+        """Refuse a run that was made with other settings, on other data or from other models.
+
+        Only its rounds may have been fewer.
+        """
         about = read_json(self.folder / "environment.json")
         check_version(self.folder, about)
         experiment = settled(self.experiment, self.folder)
         there, wanted = read_config(self.folder), yaml.safe_load(experiment.to_yaml())
         for one in differences(there, wanted):
-            if not is_free(one):
+            if not is_free(one) and not (self.is_shorter and one.key == ROUNDS):
+                before = f"for its scores after round {one.here} ask with --rounds {one.here}, or "
                 raise RunError(
-                    f"{self.folder} was run with other settings ({one}); choose another folder with --out, "
-                    "or remove that one"
+                    f"{self.folder} was run with other settings ({one}); {before if one.key == ROUNDS else ''}"
+                    "choose another folder with --out, or remove that one"
                 )
         check_own_code(self.folder, experiment, about["code"])
         self._check_content(about, data, split)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,10 +19,12 @@ from potluck.federation.federation import Federation
 from potluck.models import Entries, ModelPool
 from potluck.models.unwrap import own_name
 from potluck.report.log import read_config
+from potluck.runs.folder import RunFolder
 from potluck.runs.kept_models.files import ABOUT, SUMS, check_models, kept_rounds, read_state, round_folder
 from potluck.runs.kept_models.given import Plugins, given_models, method_of
 from potluck.runs.kept_models.keeping import FOLDER
 from potluck.runs.kept_models.outline import without_data
+from potluck.runs.own_objects import sources_of
 from potluck.runs.stored import read_about
 
 Remake = Callable[[], tuple[Method, ModelPool]]  # a fresh method, and the models of the run
@@ -74,9 +77,18 @@ class OpenedModels:
             check_models(home)
 
     def check_given(self) -> None:
-        """Refuse given models that are not those of the run."""
-        if self._given is not None and self.kept_round is not None:
-            given_models(self.about["outline"], self._given)
+        """Refuse given models that are not those of the run; warn of one whose source was edited since."""
+        if self._given is None or self.kept_round is None:
+            return
+        given_models(self.about["outline"], self._given)
+        known = RunFolder(self.folder).about().get("code", {})
+        for name, content in sources_of(self._given).items():
+            if known.get(name, content) != content:
+                warnings.warn(
+                    f"{name} is not the code that {self.folder} was made with: what its models predict may differ "
+                    "from what was measured",
+                    stacklevel=3,
+                )
 
     def class_names(self, client: ClientId) -> tuple[str, ...]:
         """What the classes of a client's task are called."""

@@ -23,7 +23,7 @@ from potluck.report.measures import measure_of
 from potluck.report.page import write_report
 from potluck.report.render import Sheet, notebook, plain
 from potluck.report.scores import messages_block, seconds_per_round, summarise
-from potluck.report.sheets import client_rows, run_sheet
+from potluck.report.sheets import about_kept, client_rows, run_sheet
 from potluck.runs.folder import RunFolder
 from potluck.runs.kept_models.given import Plugins
 from potluck.runs.kept_models.opened import OpenedModels, Remake
@@ -107,7 +107,12 @@ class RunResult:
         Beside these four a row has the test measures (`accuracy`, or those of the client's task), `loss` and
         `samples`, the same on validation samples (`validation_accuracy`, …), and `held_out`.
         """
-        return run_frames.frame(self.folder / METRICS)
+        return run_frames.frame(self.folder / METRICS, self.summary["accuracy"])
+
+    def check_log(self) -> None:
+        """Refuse a log that has lost lines of the last round."""
+        log = self.folder / METRICS
+        run_frames.check_whole(log, run_frames.read_lines(log, self._last_round), self.summary["accuracy"])
 
     def curves(self) -> pd.DataFrame:
         """The mean over clients per round, moment and mode, held-out clients left out.
@@ -154,7 +159,11 @@ class RunResult:
         stopped = f", stopped: {self.stopped}" if self.stopped else ""
         absent = (found.get("missing") or {}).get("last")
         score += f" without client {', '.join(absent)}" if absent else ""
-        return f"{self.summary['method']}: {score}, {self.summary['rounds']} rounds{stopped}, {self.folder}"
+        told = about_kept(found, self.clients.models.kept_round)
+        rounds = f"{self.summary['rounds']} rounds{stopped}"
+        return f"{self.summary['method']}: {score}, {rounds}, {self.folder}" + (
+            f"\nmodels: {told}" if told else ""
+        )
 
     def __repr__(self) -> str:
         return plain(self._sheet()).rstrip()
@@ -180,13 +189,10 @@ class RunResult:
         """Which models are kept, and of which round the scores of the clients are."""
         if round_ is None:
             return f"none are kept: {self.clients.models.why_none}"
-        other = self._last_round not in (None, round_)
-        note = (
-            f"; the scores there are of that round too, those here of round {self._last_round}"
-            if other
-            else ""
-        )
-        return f"those after round {round_}, result.clients[…]{note}"
+        told = about_kept(self.summary["accuracy"], round_)
+        if not told:
+            return f"those after round {round_}, result.clients[…]"
+        return f"{told}, those of result.clients[…] of round {round_} too"
 
 
 def _with_names(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
