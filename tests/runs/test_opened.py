@@ -207,6 +207,8 @@ def test_no_code_of_the_folder_runs_unless_asked_for(tmp_path: Path) -> None:
     for plugins in (True, [os.path.relpath(tmp_path / "own.py")]):
         with pytest.raises(RunError, match=r"own\.py is not the code that .* was made with"):
             potluck.open(tmp_path / "run", plugins=plugins)
+    with pytest.warns(UserWarning, match=r"own\.py is not the code that .* if you use it, what its models"):
+        potluck.open(tmp_path / "run")
 
 
 def test_broken_folders_are_refused_in_a_sentence(tmp_path: Path) -> None:

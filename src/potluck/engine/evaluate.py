@@ -393,6 +393,7 @@ class Examiner:
         for name in self.metrics:
             failed = {one.client: one.report.errors[name] for one in answers if name in one.report.errors}
             self._look_at(name, _values(name, lines), failed, round_)
+            self._note_undefined(name, lines, failed)
         return tuple(lines)
 
     def _look_at(
@@ -412,10 +413,6 @@ class Examiner:
             if not known and everywhere and round_ == min(self.settings.every, self.last):
                 raise RunError(f"the metric {name} fails for every client; for client {client}: {error}")
             self._say_once("failed", name, f"failed for client {client} and is null in the log: {error}")
-        undefined = dict.fromkeys(c for c, value in values if value is None and c not in failed)
-        if undefined:
-            which = ", ".join(undefined)
-            self._say_once("undefined", name, f"is undefined for some clients and null in the log: {which}")
         facts = self.facts[name]
         for client, value in known:
             if not facts.low - SLACK <= value <= facts.high + SLACK:
@@ -423,6 +420,22 @@ class Examiner:
                 self._say_once(
                     "outside", name, f"is {value:g} for client {client}, not {span}: declare its low and high"
                 )
+
+    def _note_undefined(self, name: str, lines: Sequence[Line], failed: Mapping[ClientId, str]) -> None:
+        """Say once which clients have no value, and of which part where they have one of another."""
+        parts: dict[ClientId, dict[str, bool]] = {}
+        for line in lines:
+            for split in SPLITS:
+                if name in line.get(split, ()) and line["client"] not in failed:
+                    parts.setdefault(line["client"], {})[split] = line[split][name] is not None
+        which = [
+            client if not any(known.values()) else f"{client} ({', '.join(s for s in known if not known[s])})"
+            for client, known in parts.items()
+            if not all(known.values())
+        ]
+        if which:
+            told = f"is undefined for some clients and null in the log: {', '.join(which)}"
+            self._say_once("undefined", name, told)
 
     def _say_once(self, what: str, name: str, sentence: str) -> None:
         if (what, name) not in self._told:
