@@ -14,6 +14,7 @@ from potluck.engine.evaluate import check_evaluation
 from potluck.engine.factory import player
 from potluck.engine.store.budget import check_memory
 from potluck.errors import ConfigError, RoundFailed, RunError
+from potluck.experiment.build import check_data_here
 from potluck.experiment.overrides import Override
 from potluck.experiment.schema import Experiment
 from potluck.federation.explain import explain
@@ -180,6 +181,7 @@ def resume(
     past = Past.read(RunFolder.begun(Path(folder)), from_round)
     given = experiment if experiment is not None else past.experiment(overrides, rounds, trust)
     experiment = _ready(past.going_on(given, rounds))
+    check_data_here(experiment)
     check_trackers(experiment.track)
     with past.folder.locked(), _told(watcher, observers, progress, experiment.method.name) as told:
         federation = experiment.build(split=past.split())
