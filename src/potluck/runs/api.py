@@ -76,8 +76,8 @@ def _check_out(out: Any) -> None:
         raise ConfigError(f"out: give the path of a folder, not {out!r}")
     if out is not None and not str(out).strip():
         raise ConfigError("out is empty: name a folder, or leave it out")
-    if out is not None and Path(out).exists() and not (Path(out) / "environment.json").exists():
-        raise RunError(f"{out} exists and is no run folder; choose another folder, which need not exist")
+    if out is not None and Path(out).exists():
+        RunFolder.taken_over(Path(out))
 
 
 def _asked(experiment: Experiment | Path | str | None, values: Mapping[str, Any]) -> Experiment:
