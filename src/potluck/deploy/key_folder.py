@@ -28,11 +28,15 @@ class KeyFolder:
     ) -> None:
         self.folder, self.clients = folder, tuple(clients)
         self.notice, self.renewed = notice, renewed
-        self._marks, self._complaint = self._look(), ""
+        self._marks: Marks = {}
+        self._complaint = ""
 
     def read(self, begun: bool) -> dict[ClientId, str]:
         """The key of every client; in a run that has `begun`, one whose file is gone has none any more."""
-        return client_keys(self.folder, self.clients, may_lack=begun)
+        marks = self._look() if begun else {}
+        keys = client_keys(self.folder, self.clients, may_lack=begun)
+        self._marks = marks or self._look()
+        return keys
 
     def changed(self) -> dict[ClientId, str]:
         """All keys if the folder has changed, else none; while it makes no sense, the earlier keys count."""
@@ -40,7 +44,7 @@ class KeyFolder:
             marks = self._look()
             if marks == self._marks:
                 return {}
-            keys = self.read(begun=True)
+            keys = client_keys(self.folder, self.clients, may_lack=True)
             self.renewed()
         except PotluckError as error:
             if str(error) != self._complaint:
