@@ -248,9 +248,12 @@ class FlowerEngine(Engine):
             self._refusals.clear()
         for client, node in [*self.homes.items()]:
             shown = self.courier.keys().get(node, "")
-            if node in there and self.keys.wrong(client, shown):
+            reason = self.keys.wrong(client, shown) if node in there else ""
+            if reason:
                 del self.homes[client]
                 self._met.discard(node)
+                self._tries[node] = TRIES  # it would only be refused, or not answer any more
+                self._refuse(node, reason)
 
     def is_revoked(self, client: ClientId) -> bool:
         """Whether the key of a client was taken away from it."""
