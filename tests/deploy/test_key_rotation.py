@@ -8,6 +8,7 @@ import pytest
 import sites
 from links import FEDMRL, Link, Time, Told, is_evaluation, is_training, serve
 
+from potluck.deploy.flower import superlinks
 from potluck.deploy.flower.connections import Security
 from potluck.deploy.flower.serve import chosen_keys
 from potluck.deploy.key_folder import KeyFolder
@@ -258,6 +259,41 @@ def test_nobody_takes_over_a_revoked_client_or_the_old_key_of_another():
     assert "has shown no key" in register.wrong("a", "")
 
 
+def test_flower_is_told_of_changed_keys_unless_the_superlink_is_the_operators(tmp_path, monkeypatch):
+    here, there = keys_in(tmp_path)
+    told, notices = [], []
+
+    def flwr(home, log, what, *words):
+        told.append(" ".join(words).replace(str(here), ""))
+        return {"node-id": str(len(told))}
+
+    monkeypatch.setattr(superlinks, "flwr", flwr)
+    security = Security(client_keys=here, node_keys=True)
+    link = superlinks.Superlink("127.0.0.1:8000", security, tmp_path, notices.append)
+    link.renew_keys()
+    assert told == []
+    assert "is not ours, so tell it too" in notices[0]
+    link.own = object()
+    link.renew_keys()
+    told.clear()
+    shutil.copy(there / "1.pub", here / "1.pub")
+    (here / "2.pub").unlink()
+    link.renew_keys()
+    assert sorted(told) == [
+        "supernode register /1.pub",
+        "supernode unregister 2",
+        "supernode unregister 3",
+    ]
+
+    def refusing(*given):
+        raise RunError("Flower does not take the end of a key: it is away")
+
+    monkeypatch.setattr(superlinks, "flwr", refusing)
+    (here / "0.pub").unlink()
+    link.renew_keys()  # the key is that of no client any more, whatever Flower knows
+    assert "does not take the end of a key" in notices[-1]
+
+
 # --- over Flower ----------------------------------------------------------------------------------------
 
 
@@ -276,7 +312,7 @@ def test_keys_change_in_a_federation_of_real_processes(tmp_path):
         joins = {client: federation.join(client, *tied[client]) for client in sites.IDS}
         server = federation.serve(sites.federated(FEDMRL, **engine(patience=300), **training(5)))
 
-        federation.wait(lambda: federation.rounds() == 1)
+        federation.wait(lambda: federation.rounds() == 1, 500)
         shutil.copy(new / "clients" / "1.pub", keys / "clients" / "1.pub")
         federation.wait(lambda: "client 1: its key is SHA256:" in federation.log("serve"))
         joins["1"].end()

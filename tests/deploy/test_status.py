@@ -254,6 +254,16 @@ def test_a_worker_is_at_work_while_it_does_an_order(tmp_path):
     assert (seen[0]["busy"], seen[0]["order"]) == (True, "join")
 
 
+def test_a_worker_that_starts_again_is_not_at_work(tmp_path):
+    OrderNotes(tmp_path).begin("abc", 4, "train")
+    assert read_orders(tmp_path)["busy"]
+    OrderNotes(tmp_path)
+    found = read_orders(tmp_path)
+    assert (found["run"], found["round"], found["busy"], found["order"]) == ("abc", 4, False, "")
+    (tmp_path / "worker.json").write_text('{"run": 3}')
+    assert OrderNotes(tmp_path).facts.run == ""
+
+
 def test_what_is_not_written_does_not_stop_a_worker(tmp_path):
     link, site = site_with_notes(tmp_path)
     site.notes.home = tmp_path / "none"

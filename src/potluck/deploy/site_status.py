@@ -42,7 +42,11 @@ class OrderNotes:
     """Notes what becomes of every order: in the log, and with a `home` in a file there."""
 
     def __init__(self, home: Path | None = None) -> None:
-        self.home, self.facts, self.log = home, OrderFacts(), Log()
+        """A worker that starts again knows the run and the round it was in; it counts anew."""
+        before = read_orders(home) if home is not None else {}
+        self.home, self.log = home, Log()
+        self.facts = OrderFacts(run=before.get("run", ""), round=before.get("round"))
+        self._keep()
 
     def begin(self, run: str, round_: int | None, order: str) -> None:
         """An order has come; a welcome belongs to no round."""

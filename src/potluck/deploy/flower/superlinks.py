@@ -136,6 +136,9 @@ class Superlink:
         except RunError as error:
             if IN_USE not in str(error):  # else a server has died between registering and writing that down
                 raise
+            self.notice(
+                f"Flower had the key {path} before; one that was struck off does not come back: make a new one"
+            )
             return ""
 
     def _unregister_one(self, node: str) -> None:
