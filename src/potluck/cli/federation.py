@@ -23,6 +23,10 @@ Ca = Annotated[
 ]
 Certificate = Annotated[Path | None, typer.Option(metavar="FILE", help="TLS: the server's certificate.")]
 Key = Annotated[Path | None, typer.Option(metavar="FILE", help="TLS: the server's private key.")]
+Prometheus = Annotated[
+    int | None,
+    typer.Option(min=1, max=65535, metavar="PORT", help="Tell the state at 127.0.0.1:PORT/metrics."),
+]
 
 
 def serve(
@@ -56,6 +60,10 @@ def serve(
     ] = None,
     exclude: Exclude = None,
     include: Include = None,
+    prometheus: Prometheus = None,
+    log: Annotated[
+        str, typer.Option(metavar="text|json", help="Lines with the time, in place of the progress display.")
+    ] = "",
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -68,6 +76,7 @@ def serve(
     from potluck.deploy.flower.serve import serve as play
     from potluck.experiment import Experiment
 
+    check_log(log)
     chosen = Experiment.load(experiment, overrides or ())
     tied = ca is not None if node_keys is None else node_keys
     security = Security(insecure, ca, certificate, key, node_keys=tied, client_keys=client_keys)
@@ -77,9 +86,10 @@ def serve(
             Screen(json),
             chosen.method.name,
             lambda watcher: play(
-                chosen, folder, address, security, watcher, listed(exclude), listed(include)
+                chosen, folder, address, security, watcher, listed(exclude), listed(include), prometheus
             ),
             every_notice=True,  # the log must say who was refused, and why
+            log=log,
         )
     except KeyboardInterrupt as error:
         raise Stopped(["potluck", *sys.argv[1:]]) from error
@@ -165,6 +175,10 @@ def join(
             "--simulated", help="Noise from the experiment's seed, which the server knows: for tests."
         ),
     ] = False,
+    prometheus: Prometheus = None,
+    log: Annotated[
+        str, typer.Option(metavar="text|json", help="How the logs are written; every line has the time.")
+    ] = "text",
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -173,13 +187,13 @@ def join(
         return _check_site(Screen(json), client, model, data, check, write, metric or ())
     if write is not None:
         raise ConfigError("--write goes with --check")
+    check_log(log)
     if not server and only != "worker":
         raise ConfigError("--server is missing: where is the server?")
     from potluck.deploy.flower.connections import Security
     from potluck.deploy.flower.join import Joining, default_home
     from potluck.deploy.flower.join import join as take_part
 
-    screen = Screen(json=False)
     security = Security(insecure, ca, node_key=node_key)
     place = (home or default_home(client)).resolve()
     joining = Joining(
@@ -195,8 +209,18 @@ def join(
         only,
         socket,
         tuple(metric or ()),
+        prometheus,
+        log or "text",
     )
-    take_part(joining, lambda sentence: screen.err.print(sentence, soft_wrap=True))
+    take_part(joining)
+
+
+def check_log(log: str) -> None:
+    """Refuse a form of the log that there is not."""
+    from potluck.deploy.logs import KINDS
+
+    if log and log not in KINDS:
+        raise ConfigError(f"--log: {log!r} is neither {' nor '.join(KINDS)}")
 
 
 def _check_site(

@@ -131,17 +131,18 @@ def _method_of(run: Path) -> str:
 
 
 def watched(
-    screen: Screen, label: str, play: Callable[[Watcher], RunResult], every_notice: bool = False
+    screen: Screen,
+    label: str,
+    play: Callable[[Watcher], RunResult],
+    every_notice: bool = False,
+    log: str = "",
 ) -> None:
-    """Play a run under a progress display, then print its results."""
+    """Play a run under a progress display, or in lines of a `log` (text or json), then print its results."""
     from potluck.cli.views.results import run_sheet_of
     from potluck.runs.loop import Interrupted
-    from potluck.runs.observers.progress import showing
 
     try:
-        with showing(screen.err) as display:
-            display.notices = math.inf if every_notice else display.notices
-            result = play(display.watch(label))
+        result = play(_lines(log)) if log else _displayed(screen, label, play, every_notice)
     except Interrupted as error:
         raise Stopped(["potluck", "resume", str(error.folder)], error.note) from error
     if screen.json:
@@ -149,3 +150,20 @@ def watched(
     else:
         screen.sheet(run_sheet_of(result))
         screen.show(f"\nreport: {result.folder / 'report.html'}")
+
+
+def _displayed(
+    screen: Screen, label: str, play: Callable[[Watcher], RunResult], every_notice: bool
+) -> RunResult:
+    from potluck.runs.observers.progress import showing
+
+    with showing(screen.err) as display:
+        display.notices = math.inf if every_notice else display.notices
+        return play(display.watch(label))
+
+
+def _lines(log: str) -> Watcher:
+    from potluck.deploy.logs import Log
+    from potluck.deploy.run_notes import LogLines
+
+    return LogLines(Log(log == "json"))

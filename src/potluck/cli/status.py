@@ -9,6 +9,7 @@ import typer
 
 from potluck.cli.options import AsJson, Debug
 from potluck.cli.screen import Screen
+from potluck.errors import RunError
 
 
 def status(
@@ -23,10 +24,13 @@ def status(
 ) -> None:
     """Show where a federation stands: round, who is connected, last replies, refusals, bytes, versions."""
     from potluck.cli.views.status import status_sheet
-    from potluck.deploy.status import read_status
+    from potluck.deploy.status import FILE, read_status
 
     screen, found = Screen(json), read_status(folder)
     if json:
-        screen.data(found)
-    else:
-        screen.sheet(status_sheet(found, str(folder)))
+        return screen.data(found)
+    try:
+        sheet = status_sheet(found, str(folder))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(f"{folder / FILE} was not written by this version of potluck") from error
+    screen.sheet(sheet)

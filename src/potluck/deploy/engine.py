@@ -10,6 +10,7 @@ from potluck.core.card import ClientId
 from potluck.core.metrics import MetricFacts
 from potluck.deploy.keyring import KeyRegister
 from potluck.deploy.plausible import implausible
+from potluck.deploy.status import Board
 from potluck.deploy.suspects import norm_of
 from potluck.deploy.wire import (
     LARGEST_INTRODUCTION,
@@ -71,6 +72,7 @@ class FlowerEngine(Engine):
         self.largest: Callable[[ClientId, tuple[str, ...]], int | None] = lambda client, steps: None
         self.excluded: frozenset[ClientId] = frozenset()  # left out for good
         self.facts: Mapping[str, MetricFacts] = {}  # of the experiment's own metrics
+        self.board = Board()
         self.enrolled: dict[ClientId, Enrolment] = {}
         self.homes: dict[ClientId, Node] = {}
         self.sent = self.received = 0  # bytes, envelopes included
@@ -129,8 +131,7 @@ class FlowerEngine(Engine):
         self.turned_away[client] = pack_reply(self.enrolled.pop(client)), reason
         node = self.homes.pop(client)
         self._met.discard(node)
-        self._refusals[node] = reason
-        self.notice(f"node {node} was not taken in: {reason}")
+        self._refuse(node, reason)
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
         """Have every client do its steps, all at once."""
@@ -168,7 +169,13 @@ class FlowerEngine(Engine):
         carried = self._carry(list(letters.values()), most, self.settings.deadline)
         answers = dict(zip(letters, carried, strict=True))
         absent = "it is not connected"
-        return [self._outcome(order, answers.get(order.client, absent)) for order in orders]
+        outcomes = [self._outcome(order, answers.get(order.client, absent)) for order in orders]
+        for one in outcomes:
+            if isinstance(one, Failure):
+                self.board.refused(one.client, one.reason)
+            else:
+                self.board.replied(one.client)
+        return outcomes
 
     def _most(self, order: Request | Examination) -> int:
         """The most bytes that the contract allows for the answer; an examination is answered with numbers only."""
@@ -178,11 +185,14 @@ class FlowerEngine(Engine):
         answers = self.courier.exchange(letters, timeout, most) if letters else []
         self.sent += sum(len(data) for _, data in letters)
         self.received += sum(len(answer) for answer in answers if isinstance(answer, bytes))
+        self.board.sent, self.board.received = self.sent, self.received
         return answers
 
     def _outcome(self, order: Request | Examination, answer: bytes | str) -> Outcome:
         """What a client answered, or one sentence why it did not."""
         who = f"client {order.client}"
+        if self.is_revoked(order.client):
+            return Failure(order.client, f"{who}: its key was revoked")
         if isinstance(answer, str):
             return Failure(order.client, f"{who}: {answer}", lost=True)
         try:
@@ -209,6 +219,7 @@ class FlowerEngine(Engine):
 
     def _meet(self, there: Sequence[Node]) -> None:
         """Greet new nodes, so that they introduce their clients. A client that comes back has a new node."""
+        self._renew_keys(there)
         new = [node for node in there if node not in self._met and self._tries.get(node, 0) < TRIES]
         letters = [(node, self.hello) for node in new]
         most = [LARGEST_INTRODUCTION] * len(new)
@@ -217,8 +228,36 @@ class FlowerEngine(Engine):
             self._tries[node] = self._tries.get(node, 0) + 1
             refusal = self._enrol(node, answer)
             if refusal and self._refusals.get(node) != refusal:
-                self.notice(f"node {node} was not taken in: {refusal}")
-                self._refusals[node] = refusal
+                self._refuse(node, refusal)
+        self.board.seen([client for client, node in self.homes.items() if node in there])
+
+    def _refuse(self, node: Node, reason: str) -> None:
+        self._refusals[node] = reason
+        self.board.stranger(f"node {node}", reason)
+        self.notice(f"node {node} was not taken in: {reason}")
+
+    def _renew_keys(self, there: Sequence[Node]) -> None:
+        """Take over keys that were changed, and let go of nodes whose key is no longer that of their client."""
+        if self.keys is None:
+            return
+        changes = self.keys.renew()
+        for change in changes:
+            self.notice(change)
+        if changes:
+            self._tries.clear()  # who was refused may have the right key now
+            self._refusals.clear()
+        for client, node in [*self.homes.items()]:
+            shown = self.courier.keys().get(node, "")
+            reason = self.keys.wrong(client, shown) if node in there else ""
+            if reason:
+                del self.homes[client]
+                self._met.discard(node)
+                self._tries[node] = TRIES  # it would only be refused, or not answer any more
+                self._refuse(node, reason)
+
+    def is_revoked(self, client: ClientId) -> bool:
+        """Whether the key of a client was taken away from it."""
+        return self.keys is not None and self.keys.is_revoked(client)
 
     def _enrol(self, node: Node, answer: bytes | str) -> str:
         """Enrol a client, or say in one sentence why not."""
@@ -251,4 +290,6 @@ class FlowerEngine(Engine):
         self.notice(f"client {client} {'is back' if client in self.homes else 'is here'}")
         self.homes[client] = node
         self._met.add(node)
+        self._refusals.pop(node, None)
+        self.board.strangers.pop(f"node {node}", None)
         return ""

@@ -16,11 +16,18 @@ def fingerprint(line: bytes) -> str:
     return f"SHA256:{b64encode(digest).decode().rstrip('=')}"
 
 
-def client_keys(folder: Path, clients: Iterable[str]) -> dict[str, str]:
-    """Client → fingerprint of its key, read from `<client>.pub` in a folder; no two may be the same."""
-    found = {client: _read(folder / f"{client}.pub", client) for client in clients}
+def client_keys(folder: Path, clients: Iterable[str], may_lack: bool = False) -> dict[str, str]:
+    """Client → fingerprint of its key, read from `<client>.pub` in a folder; no two may be the same.
+
+    With `may_lack` a client without a file has an empty one.
+    """
+    files = {client: folder / f"{client}.pub" for client in clients}
+    found = {
+        client: "" if may_lack and not path.exists() else _read(path, client)
+        for client, path in files.items()
+    }
     owners = {key: client for client, key in found.items()}
-    twice = next((client for client, key in found.items() if owners[key] != client), None)
+    twice = next((client for client, key in found.items() if key and owners[key] != client), None)
     if twice is not None:
         raise ConfigError(f"{folder}: the clients {twice} and {owners[found[twice]]} have the same key")
     return found

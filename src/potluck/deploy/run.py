@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,10 @@ from potluck.deploy.engine import Courier, FlowerEngine
 from potluck.deploy.enrolled import sites_of
 from potluck.deploy.keyring import KeyRegister
 from potluck.deploy.register import FILE, Register
+from potluck.deploy.run_notes import BoardNotes, lasting
 from potluck.deploy.served_run import ServedRun
 from potluck.deploy.site import welcome
+from potluck.deploy.status import Board, kept
 from potluck.engine.retries import Clock
 from potluck.errors import ConfigError, RunError
 from potluck.experiment.differences import first_difference
@@ -22,7 +24,7 @@ from potluck.files import refuse_links, write_json
 from potluck.methods.registry import find_method
 from potluck.runs.environment import check_version
 from potluck.runs.folder import RunFolder
-from potluck.runs.observers import Observer
+from potluck.runs.observers import Observer, Observers
 from potluck.runs.results.run_result import RunResult
 
 TOLD = "serve.json"  # in the run's folder: how the server was started
@@ -39,14 +41,18 @@ def play(
     include: Sequence[ClientId] = (),
     told: Mapping[str, Any] | None = None,
     clock: Clock | None = None,
+    changed_keys: Callable[[], Mapping[ClientId, str]] = dict,
+    board: Board | None = None,
 ) -> RunResult:
     """Run a federation in a folder: from the start, or from where an earlier server ended.
 
     `experiment` is one that `prepared` gave. With `keys` every client id belongs to one node key: the one named
     there, else the first it comes with. The clients in `exclude` are left out for good, also when the server starts
-    again, until `include` takes them back. `told` is what the folder keeps of how it was started.
+    again, until `include` takes them back. `told` is what the folder keeps of how it was started. `changed_keys`
+    gives keys that were changed since it was last called; `board` is kept in the folder as `status.json`.
     """
-    watcher = watcher or Observer()
+    board = board if board is not None else Board()
+    watcher = Observers(watcher or Observer(), BoardNotes(board))
     with folder.locked():
         if (folder / "config.yaml").exists():
             _check_same(folder, experiment)
@@ -64,11 +70,21 @@ def play(
             find_method(experiment.method.name).told(),
             welcome(experiment, register.values.run),
             watcher.notice,
-            None if keys is None else key_register(register, keys),
+            None if keys is None else key_register(register, keys, changed_keys),
             clock,
         )
         engine.excluded = frozenset(sites) - frozenset(clients)
-        return ServedRun(experiment, folder, engine, register, watcher).play()
+        with kept(folder.path, describe(board, experiment, engine, register).facts), lasting(board):
+            return ServedRun(experiment, folder, engine, register, watcher).play()
+
+
+def describe(board: Board, experiment: Experiment, engine: FlowerEngine, register: Register) -> Board:
+    """Let an engine write on a board, which has the run and its clients on it already."""
+    engine.board, board.run, board.rounds = board, register.values.run, experiment.training.rounds
+    board.name, board.method = experiment.name, experiment.method.name
+    for client in (*engine.ids, *sorted(engine.excluded)):
+        board.client(client).excluded = client in engine.excluded
+    return board
 
 
 def prepared(experiment: Experiment) -> Experiment:
@@ -108,6 +124,10 @@ def _check_same(folder: RunFolder, experiment: Experiment) -> None:
         raise RunError(f"{folder.path} is no run of a federation; choose another --out")
 
 
-def key_register(register: Register, given: Mapping[ClientId, str]) -> KeyRegister:
+def key_register(
+    register: Register,
+    given: Mapping[ClientId, str],
+    changed: Callable[[], Mapping[ClientId, str]] = dict,
+) -> KeyRegister:
     """The keys of a run's nodes, kept in its folder; a key given by hand replaces a kept one."""
-    return KeyRegister({**register.values.keys, **given}, register.keep_keys)
+    return KeyRegister({**register.values.keys, **given}, register.keep_keys, changed)

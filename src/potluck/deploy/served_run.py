@@ -69,8 +69,8 @@ class ServedRun:
             except Regrouped:
                 pass
             except RoundFailed as error:
-                failed = run.state.round + 1
-                self._go_back(run, failed, error.failures, error.lost, error)
+                if not self._leave_revoked(run):
+                    self._go_back(run, run.state.round + 1, error.failures, error.lost, error)
             self.register.start()
 
     # --- who takes part ---
@@ -78,14 +78,14 @@ class ServedRun:
     def _gather(self) -> None:
         """Wait for the clients: at first for the start quorum, later for the quorum of those that are known."""
         engine, training = self.engine, self.experiment.training
-        known = [client for client in engine.ids if client in self.kept]
+        known = [client for client in engine.ids if client in self.kept and not engine.is_revoked(client)]
         if self.fresh or not known:
             needed = share(training.start_quorum, len(engine.ids))
             engine.gather(needed=needed)
             here = tuple(client for client in engine.ids if client in engine.homes)
             self.roster = self._fitting(here, needed)
             return
-        engine.enrolled |= {client: self.kept[client] for client in known}
+        engine.enrolled |= {client: self.kept[client] for client in engine.ids if client in self.kept}
         engine.gather(known, share(training.quorum, len(known)))
         self.roster = tuple(known)
 
@@ -141,14 +141,15 @@ class ServedRun:
         run.remarks = self._remarks()
         return run
 
+    def _why_absent(self, client: ClientId) -> str:
+        if self.engine.is_revoked(client):
+            return "its key was revoked"
+        return "it was not taken in" if client in self.engine.turned_away else "it has not joined yet"
+
     def _others(self) -> dict[ClientId, str]:
         """The clients of the experiment that cannot be measured, and why."""
         engine = self.engine
-        late = {
-            client: "it was not taken in" if client in engine.turned_away else "it has not joined yet"
-            for client in engine.ids
-            if client not in self.roster
-        }
+        late = {client: self._why_absent(client) for client in engine.ids if client not in self.roster}
         return late | {client: "it was excluded" for client in engine.excluded if client in self.kept}
 
     def _remarks(self) -> dict[str, object]:
@@ -163,6 +164,8 @@ class ServedRun:
         if failures:
             self._go_back(run, round_, failures, (), None)
         self.engine.look()
+        if self._leave_revoked(run):
+            raise Regrouped
         new = [client for client in self.engine.homes if client not in self.roster]
         joined = [client for client in new if self._admit(client, run)]
         if joined:
@@ -174,17 +177,31 @@ class ServedRun:
     def _admit(self, client: ClientId, run: Run) -> bool:
         """Whether a client can join now; if not, it and everyone else hear why."""
         roster = tuple(one for one in self.engine.ids if one in self.roster or one == client)
-        who = f"client {client} cannot join after round {run.state.round}"
+        why = self._unfit(roster, run)
+        if why:
+            self.engine.turn_away(client, f"client {client} cannot join after round {run.state.round}: {why}")
+        return not why
+
+    def _leave_revoked(self, run: Run) -> bool:
+        """Leave out clients whose keys were revoked; False if there are none, or the run cannot do without them."""
+        gone = [client for client in self.roster if self.engine.is_revoked(client)]
+        rest = tuple(client for client in self.roster if client not in gone)
+        if not gone or not rest or self._unfit(rest, run):
+            return False
+        self.roster = rest
+        names = ", ".join(gone)
+        self.watcher.notice(f"left out after round {run.state.round}, as their keys were revoked: {names}")
+        return True
+
+    def _unfit(self, roster: tuple[ClientId, ...], run: Run) -> str:
+        """Why a run cannot go on with these clients; empty where it can."""
         try:
             federation = self._federation(roster)
         except PotluckError as error:
-            self.engine.turn_away(client, f"{who}: {error}")
-            return False
+            return str(error)
         if fits(federation.server(), run.rounds.server.snapshot()):
-            return True
-        name = federation.method.name
-        self.engine.turn_away(client, f"{who}: with it the {name} server would need another state")
-        return False
+            return ""
+        return f"then the {federation.method.name} server would need another state"
 
     # --- going back ---
 

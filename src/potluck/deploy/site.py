@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import sys
 import tempfile
 import traceback
 from abc import ABC, abstractmethod
@@ -30,6 +29,7 @@ from potluck.deploy.bounds import MOST_RUNS, RUN, Modest, check_order, check_wel
 from potluck.deploy.record_files import own_folder, read_own, write_own
 from potluck.deploy.resident import Agreed, Resident
 from potluck.deploy.site_data import site_data, site_public
+from potluck.deploy.site_status import OrderNotes
 from potluck.deploy.wire import (
     LARGEST_INTRODUCTION,
     Enrolment,
@@ -156,6 +156,7 @@ class Orders(ABC):
 
     client: ClientId
     device: str
+    notes: OrderNotes
 
     @abstractmethod
     def enrol(self, offer: Mapping[str, Any]) -> Enrolment:
@@ -174,19 +175,22 @@ class Orders(ABC):
         try:
             order = unpack_order(data)
             check_order(order)
-            return pack_reply(self.obey(order))
+            self.notes.begin(*_in_words(order))
+            reply = pack_reply(self.obey(order))
+            self.notes.answered(len(data), len(reply))
+            return reply
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             if not isinstance(error, PotluckError):
                 with contextlib.suppress(Exception):
                     traceback.print_exc()
-            return self.refuse(error)
+            return self.refuse(error, len(data))
 
-    def refuse(self, error: BaseException) -> bytes:
+    def refuse(self, error: BaseException, received: int = 0) -> bytes:
         """The reply to an order that is not done: one sentence, which the site's own log has too."""
         with contextlib.suppress(Exception):
-            print(f"refused: {error}", file=sys.stderr, flush=True)
+            self.notes.refused(str(error) or type(error).__name__, received)
         told = f"{type(error).__name__}{ASIDE}"
         if isinstance(error, PotluckError) and not isinstance(error, PRIVATE):
             told = str(error)
@@ -206,6 +210,14 @@ class Orders(ABC):
         return resident.examine(dataclasses.replace(order, down=down))
 
 
+def _in_words(order: Order) -> tuple[str, int | None, str]:
+    """The run and the round of an order, and what it asks for."""
+    if isinstance(order, Hello):
+        return str(order.welcome.get("run", "")), None, "join"
+    asked = "+".join(order.steps) if isinstance(order, Request) else "evaluate"
+    return order.stamp.experiment, order.stamp.round, asked
+
+
 @dataclasses.dataclass
 class Site(Orders):
     """Everything a client brings: `model` and `load` are its own, `home` is where its records are kept.
@@ -223,6 +235,7 @@ class Site(Orders):
     device: str = "cpu"
     simulated: bool = False
     metrics: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    notes: OrderNotes = dataclasses.field(default_factory=OrderNotes, init=False)
     run: str = dataclasses.field(default="", init=False)
     resident: Resident | None = dataclasses.field(default=None, init=False)
 

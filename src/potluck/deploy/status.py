@@ -57,6 +57,7 @@ class Board:
     sent: int = 0
     received: int = 0
     notice: str = ""
+    noticed: float | None = None
     clock: Callable[[], float] = field(default=time.time, repr=False)
 
     def client(self, name: str) -> ClientStatus:
@@ -79,8 +80,18 @@ class Board:
     def refused(self, name: str, reason: str) -> None:
         """Note an answer that could not be used, or that none came."""
         entry = self.client(name)
-        entry.refused, entry.refused_at = printable(reason), self.clock()
+        entry.refused, entry.refused_at = _reason(name, reason), self.clock()
         entry.refusals += 1
+
+    def dropped(self, name: str, reason: str) -> None:
+        """Note that a client dropped out of a round, unless that is noted already."""
+        entry = self.client(name)
+        if entry.refused != _reason(name, reason):
+            self.refused(name, reason)
+
+    def say(self, sentence: str) -> None:
+        """Keep the last thing that was said."""
+        self.notice, self.noticed = printable(sentence), self.clock()
 
     def stranger(self, node: str, reason: str) -> None:
         """Note a node that was not taken in."""
@@ -93,6 +104,10 @@ class Board:
         known = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "clock"}
         known["clients"] = {name: asdict(entry) for name, entry in [*self.clients.items()]}
         return {"kind": "server", **known, "strangers": dict(self.strangers)}
+
+
+def _reason(name: str, reason: str) -> str:
+    return printable(reason.removeprefix(f"client {name}: "))
 
 
 def about_here(folder: Path) -> dict[str, Any]:
@@ -113,10 +128,18 @@ def _version(package: str) -> str | None:
 
 
 def write_status(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Write the file, whole at any time; it is renewed every few seconds, so it need not outlive a power cut."""
-    unfinished = folder / f".{FILE}"
-    unfinished.write_text(json.dumps({**facts, **about_here(folder), "updated": time.time()}, indent=1))
-    unfinished.replace(folder / FILE)
+    """Write the status of a process into its folder."""
+    write_small(folder / FILE, {**facts, **about_here(folder), "updated": time.time()})
+
+
+def write_small(path: Path, facts: Mapping[str, Any]) -> None:
+    """Write a file that is whole at any time; it is renewed often, so it need not outlive a power cut."""
+    unfinished = path.with_name(f".{path.name}")
+    unfinished.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(unfinished, flags, 0o644), "w") as file:
+        json.dump(facts, file, indent=1)
+    unfinished.replace(path)
 
 
 @contextlib.contextmanager
@@ -154,6 +177,16 @@ def read_status(folder: Path, now: float | None = None) -> dict[str, Any]:
     found = read_json(folder / FILE)
     if not isinstance(found, dict) or found.get("kind") not in ("server", "site"):
         raise RunError(f"{folder / FILE} was not written by potluck")
-    age = (time.time() if now is None else now) - float(found.get("updated", 0))
+    updated = found.get("updated")
+    age = (time.time() if now is None else now) - (updated if isinstance(updated, int | float) else 0)
     ended = found.get("state") in ("finished", "stopped")
-    return {**found, "alive": not ended and age < STALE, "age": round(age, 1)}
+    return {**_shown(found), "alive": not ended and age < STALE, "age": round(age, 1)}
+
+
+def _shown(value: Any) -> Any:
+    """What a file says, safe to print on a terminal."""
+    if isinstance(value, dict):
+        return {printable(str(name)): _shown(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_shown(inner) for inner in value]
+    return printable(value) if isinstance(value, str) else value

@@ -13,8 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from potluck.deploy.flower.connections import Security, check_server, free_port, split_address
-from potluck.deploy.flower.processes import Process, require_files, require_flower, start_supernode
+from potluck.deploy.flower.processes import PULSE, Process, require_files, require_flower, start_supernode
 from potluck.deploy.flower.watching import PAUSE, NodeWatch, Watched, WorkerWatch
+from potluck.deploy.logs import VARIABLE, Log
+from potluck.deploy.prometheus import exposed
+from potluck.deploy.site_status import SiteStatus, read_orders
+from potluck.deploy.status import about_here, kept
 from potluck.errors import ConfigError
 
 HALVES = ("", "worker", "node")
@@ -36,6 +40,8 @@ class Joining:
     only: str = ""  # `worker` or `node`: start this half alone, the other runs as another user
     socket: Path | None = None  # between worker and node; default: a temporary one
     metrics: tuple[str, ...] = ()  # functions of this site's own
+    prometheus: int | None = None  # a port of this machine on which the site's state is told
+    log: str = "text"  # or json
 
     def check(self) -> None:
         """Refuse options that cannot work, before a process starts."""
@@ -65,12 +71,34 @@ class Joining:
         return words + (["--simulated"] if self.simulated else [])
 
 
-def join(joining: Joining, notice: Callable[[str], None]) -> None:
-    """Take part until interrupted."""
+def join(joining: Joining) -> None:
+    """Take part until interrupted; what happens is told on standard error, with the time."""
     joining.check()
-    joining.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with alone(joining.home / f".join{'-' if joining.only else ''}{joining.only}.lock", joining.home):
-        _take_part(joining, notice)
+    home = joining.home
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = SiteStatus(joining.client, joining.server, home, home / "flower" / PULSE, joining.only)
+    with (
+        alone(home / f".join{'-' if joining.only else ''}{joining.only}.lock", home),
+        exposed(joining.prometheus, lambda: status.facts() | about_here(home)),
+        kept(home, status.facts),
+    ):
+        try:
+            _take_part(joining, _notice(joining, status))
+        finally:
+            status.ended = True
+
+
+def _notice(joining: Joining, status: SiteStatus) -> Callable[[str], None]:
+    """Tell a sentence to the log, with the round that the worker is in, and keep it in the status."""
+    log = Log(joining.log == "json")
+
+    def tell(sentence: str) -> None:
+        round_ = read_orders(joining.home).get("round")
+        status.say(sentence)
+        where = "" if round_ is None or log.as_json else f"round {round_}: "
+        log(f"{where}{sentence}", client=joining.client, round=round_)
+
+    return tell
 
 
 @contextlib.contextmanager
@@ -102,7 +130,7 @@ def _take_part(joining: Joining, notice: Callable[[str], None]) -> None:
 
         def worker() -> Process:
             log, note = joining.home / "worker.log", joining.home / "worker.pid"
-            unbuffered = {**os.environ, "PYTHONUNBUFFERED": "1"}
+            unbuffered = {**os.environ, "PYTHONUNBUFFERED": "1", VARIABLE: joining.log}
             return Process(words, log, unbuffered, piped=True, name="the worker", note=note)
 
         def supernode() -> Process:
@@ -112,6 +140,7 @@ def _take_part(joining: Joining, notice: Callable[[str], None]) -> None:
         if joining.only != "node":
             watched.append(_watch(worker, stack))
             watched[-1].stalled = WorkerWatch(path).stalled
+            watched[-1].reason = watched[-1].by_signal
         if joining.only != "worker":
             node = NodeWatch(flower)
             watched.append(_watch(supernode, stack))

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from potluck.core.card import ClientId
-from potluck.deploy.fingerprints import client_keys
 from potluck.deploy.flower.connections import Security, is_open, split_address
 from potluck.deploy.flower.processes import require_files, require_flower
 from potluck.deploy.flower.relay import relaying
 from potluck.deploy.flower.resume import to_keep
+from potluck.deploy.key_folder import KeyFolder
+from potluck.deploy.prometheus import exposed
+from potluck.deploy.register import FILE as REGISTER
 from potluck.deploy.run import open_folder, play, prepared
+from potluck.deploy.status import Board, about_here
 from potluck.errors import ConfigError
 from potluck.experiment.blocks import Sites
 from potluck.experiment.schema import Experiment
@@ -27,33 +30,67 @@ def serve(
     watcher: Watcher,
     exclude: Sequence[ClientId] = (),
     include: Sequence[ClientId] = (),
+    prometheus: int | None = None,
 ) -> RunResult:
-    """Run an experiment over the SuperLink at an address. Flower's logs are in `flower/` in the run's folder."""
+    """Run an experiment over the SuperLink at an address. Flower's logs are in `flower/` in the run's folder.
+
+    `prometheus` is a port of this machine on which the state of the run is told.
+    """
     require_flower()
     split_address(address)
     security.check(address, ("ca", "certificate", "key"))
     require_files(security.ca, security.certificate, security.key)
     experiment = prepared(experiment)
-    keys = chosen_keys(experiment, security, address)
-    home = open_folder(folder)
+    files = key_folder(experiment, security, watcher)
+    keys = chosen_keys(files, security, address, begun=(folder / REGISTER).exists())
+    home, board = open_folder(folder), Board(name=experiment.name, method=experiment.method.name)
     place, patience = (home / "flower").resolve(), experiment.engine.patience
-    with relaying(address, security, place, patience, watcher.notice) as courier:
+    with (
+        exposed(prometheus, lambda: board.facts() | about_here(folder)),
+        relaying(address, security, place, patience, watcher.notice) as courier,
+    ):
         watcher.notice(f"waiting at {address} for the clients of {experiment.name}")
-        told = to_keep(folder, experiment, address, security)
-        return play(experiment, courier, home, watcher, keys, exclude=exclude, include=include, told=told)
+        for client in (client for client, key in (keys or {}).items() if not key):
+            watcher.notice(
+                f"client {client} has no key in {security.client_keys}: it is out until it has one"
+            )
+        if files is not None:
+            files.renewed = courier.superlink.renew_keys
+        return play(
+            experiment,
+            courier,
+            home,
+            watcher,
+            keys,
+            exclude=exclude,
+            include=include,
+            told=to_keep(folder, experiment, address, security),
+            changed_keys=dict if files is None else files.changed,
+            board=board,
+        )
 
 
-def chosen_keys(experiment: Experiment, security: Security, address: str) -> dict[str, str] | None:
+def key_folder(experiment: Experiment, security: Security, watcher: Watcher) -> KeyFolder | None:
+    """The folder of the clients' keys, if there is one."""
+    if security.client_keys is None:
+        return None
+    assert isinstance(experiment.partition, Sites)
+    return KeyFolder(security.client_keys, experiment.partition.sites, watcher.notice)
+
+
+def chosen_keys(
+    files: KeyFolder | None, security: Security, address: str, begun: bool = False
+) -> dict[str, str] | None:
     """The keys of the clients that are known from the start; none where clients are not tied to keys.
 
-    Flower makes every node sign with its key, registered or not, so a node does own the key it shows.
+    Flower makes every node sign with its key, registered or not, so a node does own the key it shows. In a run that
+    has `begun` a client whose file is gone has no key any more.
     """
-    if security.client_keys is None and security.node_keys and not is_open(address):
+    if files is not None:
+        return files.read(begun)
+    if security.node_keys and not is_open(address):
         raise ConfigError(
             "node keys are asked for, and a SuperLink that is started now knows none: give --client-keys, or "
             "start one and register them, or --no-node-keys to take in whoever comes"
         )
-    if security.client_keys is None:
-        return {} if security.node_keys else None
-    assert isinstance(experiment.partition, Sites)
-    return client_keys(security.client_keys, experiment.partition.sites)
+    return {} if security.node_keys else None

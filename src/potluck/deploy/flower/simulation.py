@@ -25,6 +25,7 @@ from potluck.deploy.register import Register
 from potluck.deploy.resident import Resident
 from potluck.deploy.run import refuse_predictions
 from potluck.deploy.site import Orders
+from potluck.deploy.site_status import OrderNotes
 from potluck.deploy.wire import Enrolment, Order
 from potluck.engine import frames
 from potluck.engine.protocol import Outcome
@@ -161,7 +162,7 @@ class SimulatedSite(Orders):
 
     def __init__(self, clients: SimulatedClients, place: int) -> None:
         self.clients, self.client = clients, clients.federation.population.ids[place]
-        self.home = clients.folder / str(place)
+        self.home, self.notes = clients.folder / str(place), OrderNotes()
 
     def obey(self, order: Order) -> Outcome | Enrolment:
         """Carry out an order under a lock: another process may still work on a late one."""

@@ -69,6 +69,16 @@ class Superlink:
         if why := self.lost():
             raise RunError(why)
 
+    def renew_keys(self) -> None:
+        """Tell Flower of keys that were changed; an operator's SuperLink is told by the operator."""
+        if self.own is not None:
+            self._register()
+        else:
+            self.notice(
+                f"the clients' keys have changed: the SuperLink at {self.address} is not ours, so tell it too "
+                "(flwr supernode register, unregister)"
+            )
+
     def submit(self, path: Path) -> None:
         """Have Flower start a relay that connects to a socket; relays of earlier starts are stopped."""
         self._stop_relays()
@@ -110,8 +120,7 @@ class Superlink:
         known: dict[str, str] = self._kept().get("keys", {})
         keys = {path.read_text().strip(): path for path in sorted(self.security.client_keys.glob("*.pub"))}
         for key in [key for key in known if key not in keys]:
-            with contextlib.suppress(RunError):
-                flwr(self.home, "keys.log", "the end of a key", "supernode", "unregister", known[key])
+            self._unregister_one(known[key])
             del known[key]
             self._keep(keys=known)
         for key, path in keys.items():
@@ -127,7 +136,17 @@ class Superlink:
         except RunError as error:
             if IN_USE not in str(error):  # else a server has died between registering and writing that down
                 raise
+            self.notice(
+                f"Flower had the key {path} before; one that was struck off does not come back: make a new one"
+            )
             return ""
+
+    def _unregister_one(self, node: str) -> None:
+        """Have Flower forget a key. Where it does not, the key still is that of no client any more."""
+        try:
+            flwr(self.home, "keys.log", "the end of a key", "supernode", "unregister", node)
+        except RunError as error:
+            self.notice(str(error))
 
     def _kept(self) -> dict[str, Any]:
         path = self.home / KEPT

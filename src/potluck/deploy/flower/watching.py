@@ -13,6 +13,7 @@ from potluck.engine import frames
 from potluck.errors import ConfigError
 
 BAD_INPUT = 2  # exit code of a worker whose input is bad: starting it again would not help
+SIGNALLED = 128  # plus the number of a signal: the exit code of a process that it has ended
 PAUSE = 1.0  # seconds between two checks
 LONGEST = 30.0  # seconds between two starts of a process that keeps ending
 ALIVE = "alive"  # the question whether a worker is there; it is answered at once, whatever the worker does
@@ -34,6 +35,11 @@ class Watched:
     pause: float = PAUSE
     reason: Callable[[], str] = lambda: ""
     stalled: Callable[[float], str] = lambda lived: ""
+
+    def by_signal(self) -> str:
+        """Says so if a signal has ended the process; a guard passes it on as an exit code."""
+        code = self.process.popen.returncode or 0
+        return f"signal {code - SIGNALLED} came" if code > SIGNALLED else ""
 
     def look(self, notice: Callable[[str], None]) -> None:
         """Restart the process if it has ended or hangs; the pause doubles each time it ends soon."""

@@ -22,6 +22,7 @@ from pathlib import Path
 from potluck.deploy.flower.watching import ALIVE
 from potluck.deploy.resident import load_agreement
 from potluck.deploy.site import Site, metric_functions, model_entry
+from potluck.deploy.site_status import OrderNotes
 from potluck.engine import frames
 from potluck.errors import MessageError, PotluckError
 from potluck.plugins import load_function
@@ -131,6 +132,7 @@ def main(words: Sequence[str] | None = None) -> int:
         threading.Thread(target=_end_with_the_parent, daemon=True).start()
         site.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         with RunFolder(site.home).locked():
+            site.notes = OrderNotes(site.home)
             work(site, Path(given.socket), 0o660 if given.shared else 0o600)
     except PotluckError as error:
         print(f"error: {error}", file=sys.stderr)

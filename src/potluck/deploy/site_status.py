@@ -1,0 +1,166 @@
+"""Where a site stands: what its worker notes of the server's orders, beside what its node notes of its calls.
+
+The worker writes to a small file in its home; `potluck join` reads it and keeps the status of both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from potluck.deploy.logs import Log
+from potluck.deploy.node_pulse import REFUSED, UNAUTHORISED, Pulse, trouble
+from potluck.deploy.printable import printable
+from potluck.deploy.status import write_small
+
+FILE = "worker.json"
+RECENT = 60.0  # seconds; a node whose last call was answered within them is connected
+AWAY = (502, 503, 504)  # what a gate answers while its SuperLink is away
+
+
+@dataclass
+class OrderFacts:
+    """What a worker was asked to do, and what it did; times are seconds since 1970."""
+
+    run: str = ""
+    round: int | None = None
+    order: str = ""  # the last one, in words
+    ordered: float | None = None  # when it came
+    busy: bool = False  # it is being done
+    orders: dict[str, int] = field(default_factory=lambda: {"answered": 0, "refused": 0})
+    refused: str = ""  # why the last one was that was
+    refused_at: float | None = None
+    sent: int = 0
+    received: int = 0
+
+
+class OrderNotes:
+    """Notes what becomes of every order: in the log, and with a `home` in a file there."""
+
+    def __init__(self, home: Path | None = None) -> None:
+        """A worker that starts again knows the run and the round it was in; it counts anew."""
+        before = read_orders(home) if home is not None else {}
+        self.home, self.log = home, Log()
+        self.facts = OrderFacts(run=before.get("run", ""), round=before.get("round"))
+        self._keep()
+
+    def begin(self, run: str, round_: int | None, order: str) -> None:
+        """An order has come; a welcome belongs to no round."""
+        facts = self.facts
+        facts.run, facts.order = printable(run, 64), printable(order, 200)
+        facts.round = facts.round if round_ is None else round_
+        facts.ordered, facts.busy = time.time(), True
+        self._keep()
+
+    def answered(self, received: int, sent: int) -> None:
+        """It was done, or was done before: so many bytes came, so many leave."""
+        self._ended("answered", received, sent)
+        if self.home is not None:
+            facts = self.facts
+            took = time.time() - (facts.ordered or time.time())
+            self._say(
+                f"answered: {facts.order}, {sent:,} bytes, {took:.1f} s",
+                order=facts.order,
+                sent=sent,
+                seconds=round(took, 3),
+            )
+
+    def refused(self, reason: str, received: int = 0, sent: int = 0) -> None:
+        """It is not done, for this reason."""
+        self.facts.refused, self.facts.refused_at = printable(reason), time.time()
+        self._ended("refused", received, sent)
+        self._say(f"refused: {reason}")
+
+    def _say(self, sentence: str, **more: Any) -> None:
+        """Write a line of the log, which must not disturb the work either."""
+        round_ = self.facts.round
+        where = "" if round_ is None else f"round {round_}: "
+        with contextlib.suppress(OSError, ValueError):
+            self.log(f"{where}{sentence}", run=self.facts.run or None, round=round_, **more)
+
+    def _ended(self, outcome: str, received: int, sent: int) -> None:
+        facts = self.facts
+        facts.busy = False
+        facts.orders[outcome] += 1
+        facts.received, facts.sent = facts.received + received, facts.sent + sent
+        self._keep()
+
+    def _keep(self) -> None:
+        """Write the file; a full disk does not disturb the work."""
+        if self.home is not None:
+            with contextlib.suppress(OSError):
+                write_small(self.home / FILE, asdict(self.facts))
+
+
+def read_orders(home: Path) -> dict[str, Any]:
+    """What the worker of a home has noted last; empty if nothing, or nothing that can be read."""
+    try:
+        found = json.loads((home / FILE).read_text())
+        return {name: found[name] for name in OrderFacts.__dataclass_fields__}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+class SiteStatus:
+    """The status of a site, or of one half of it (`only`)."""
+
+    def __init__(self, client: str, server: str, home: Path, pulse: Path, only: str = "") -> None:
+        self.client, self.server, self.home, self.pulse, self.only = client, server, home, pulse, only
+        self.started = time.time()
+        self.ended = False
+        self.notice, self.noticed = "", self.started
+        self._trouble, self._fine = "", self.started
+
+    def say(self, sentence: str) -> None:
+        """Keep the last thing that was said."""
+        self.notice, self.noticed = printable(sentence), time.time()
+
+    def facts(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        about = {
+            "kind": "site",
+            "client": self.client,
+            "half": self.only or "both",
+            "started": self.started,
+            "notice": self.notice,
+            "noticed": self.noticed,
+        }
+        states = []
+        if self.only != "worker":
+            node = self._node()
+            about |= node
+            states.append("connected" if node["connected"] else "not connected")
+        if self.only != "node":
+            orders = read_orders(self.home)
+            about |= orders
+            states.append(f"at work: {orders['order']}" if orders.get("busy") else "waiting for orders")
+        return about | {"state": "stopped" if self.ended else "; ".join(states)}
+
+    def _node(self) -> dict[str, Any]:
+        """What the pulse of the node says; a node that is started again has none for a moment."""
+        pulse, now = Pulse.read(self.pulse), time.time()
+        connected = pulse.pulled is not None and now - pulse.pulled < RECENT
+        if connected:
+            self._trouble, self._fine = "", now
+        else:
+            self._trouble = self._why(pulse, now) or self._trouble
+        return {
+            "server": self.server,
+            "connected": connected,
+            "taken_in": pulse.since,
+            "pulled": pulse.pulled,
+            "trouble": self._trouble,
+        }
+
+    def _why(self, pulse: Pulse, now: float) -> str:
+        if pulse.status in (UNAUTHORISED, REFUSED):
+            return trouble(pulse, self.pulse.with_name("taken-in").exists(), now - self._fine)
+        if pulse.status in AWAY:
+            return f"{self.server} answers, but Flower's SuperLink behind it is away"
+        if pulse.at and not pulse.status:
+            return f"{self.server} does not answer"
+        return ""

@@ -1,0 +1,416 @@
+"""What operators see: the status of a server and of a site, their logs, and the endpoint for Prometheus."""
+
+import io
+import json
+import re
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+import sites
+from links import FEDMRL, Link, Told, is_evaluation, is_training, serve
+from typer.testing import CliRunner
+
+from potluck.cli.app import app
+from potluck.cli.views.status import status_sheet
+from potluck.deploy import status as statuses
+from potluck.deploy.logs import Log
+from potluck.deploy.node_pulse import Pulse, PulseFile
+from potluck.deploy.prometheus import exposed, exposition
+from potluck.deploy.run_notes import LogLines
+from potluck.deploy.site_status import OrderNotes, SiteStatus, read_orders
+from potluck.deploy.status import Board, kept, read_status, write_status
+from potluck.errors import ConfigError, RunError
+from potluck.report.render import plain
+
+
+def command(*words):
+    outcome = CliRunner().invoke(app, ["status", *map(str, words)])
+    return outcome.exit_code, outcome.output
+
+
+# --- the server -----------------------------------------------------------------------------------------
+
+
+def test_a_served_run_leaves_its_status(tmp_path):
+    """One client answers, one refuses in a round, one is excluded, and somebody else knocks."""
+    link = Link(tmp_path)
+    link.sites[7] = link.make("2")
+    link.tamper = lambda order, answer: b"nonsense" if is_training(order, "1", 2) else answer
+    seen = []
+
+    experiment = sites.federated(
+        FEDMRL, training={"rounds": 2, "quorum": 0.5, "batch_size": 16, "optimizer": {"lr": 0.05}}
+    )
+    board = Board()
+    link.lose = lambda order: seen.append(board.facts()) if is_evaluation(order, "0", 1) else None
+    before = time.time()
+    serve(link, tmp_path / "run", experiment, Told(), exclude=["2"], board=board)
+    (during,) = seen
+    assert (during["state"], during["round"]) == ("playing", 0)
+    found = read_status(tmp_path / "run")
+    assert (found["state"], found["round"], found["rounds"]) == ("finished", 2, 2)
+    assert (found["name"], found["method"]) == ("three", "fedmrl")
+    assert not found["alive"]
+    honest, liar, out = (found["clients"][client] for client in "012")
+    assert honest["connected"]
+    assert before <= honest["since"] <= honest["replied"] <= time.time()
+    assert (honest["refusals"], liar["refusals"]) == (0, 1)
+    assert liar["refused"].startswith("8 bytes are no message")
+    assert out["excluded"]
+    assert {*found["strangers"]} == {"node 2", "node 7"}
+    assert all("client 2 is excluded" in reason for reason in found["strangers"].values())
+    assert found["sent"] > found["received"] > 10_000
+    assert found["potluck"] == statuses.__version__
+
+
+def test_a_server_that_is_stopped_says_so_and_one_that_was_killed_is_gone(tmp_path):
+    link = Link(tmp_path)
+
+    def stop(order):
+        if is_training(order, "1", 2):
+            raise KeyboardInterrupt
+
+    link.lose = stop
+    with pytest.raises(KeyboardInterrupt):
+        serve(link, tmp_path / "run", sites.federated(FEDMRL))
+    assert read_status(tmp_path / "run")["state"] == "stopped"
+    board = Board(state="playing", name="three", method="fedmrl")
+    board.seen(["0"])
+    write_status(tmp_path, board.facts())
+    assert read_status(tmp_path)["alive"]
+    late = read_status(tmp_path, now=time.time() + 3600)
+    assert not late["alive"]
+    shown = plain(status_sheet(late, "here", now=time.time() + 3600))
+    assert "gone: its process has not been heard of for 60 min" in shown
+    assert "unknown" in shown
+
+
+def test_norms_that_are_refused_after_an_answer_came_are_on_the_board(tmp_path):
+    board = Board(clock=lambda: 5.0)
+    board.replied("1")
+    board.refused("1", "client 1: it is not connected")
+    board.dropped("1", "client 1: it is not connected")
+    assert board.client("1").refusals == 1
+    board.dropped("1", "client 1: the norm\x1b[2J of 'x' is absurd")
+    assert (board.client("1").refusals, board.client("1").refused) == (2, "the norm of 'x' is absurd")
+
+
+def test_a_client_that_comes_back_is_connected_since_then():
+    now = iter([1.0, 2.0, 3.0])
+    board = Board(clock=lambda: next(now))
+    board.seen(["a"])
+    board.seen(["a"])
+    assert board.client("a").since == 1.0
+    board.seen([])
+    assert not board.client("a").connected
+    board.seen(["a"])
+    assert board.client("a").since == 2.0
+
+
+def test_strangers_do_not_pile_up():
+    board = Board()
+    for number in range(1000):
+        board.stranger(f"node {number}", "who is it")
+    assert len(board.strangers) == statuses.REMEMBERED
+
+
+def test_the_status_is_renewed_and_a_full_disk_does_not_matter(tmp_path, monkeypatch):
+    board = Board()
+    with kept(tmp_path, board.facts, every=0.02):
+        first = read_status(tmp_path)["updated"]
+        board.round = 3
+        end = time.monotonic() + 20
+        while read_status(tmp_path)["round"] != 3 and time.monotonic() < end:
+            time.sleep(0.02)
+        assert read_status(tmp_path)["updated"] > first
+
+        def full(*given):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(statuses, "write_small", full)
+        time.sleep(0.1)
+    assert read_status(tmp_path)["round"] == 3
+
+
+def test_a_link_in_place_of_the_status_is_not_followed(tmp_path):
+    theirs = tmp_path / "theirs"
+    theirs.write_text("precious")
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / ".status.json").symlink_to(theirs)
+    (home / "status.json").symlink_to(theirs)
+    write_status(home, Board().facts())
+    assert theirs.read_text() == "precious"
+    assert read_status(home)["kind"] == "server"
+
+
+# --- the command ----------------------------------------------------------------------------------------
+
+
+def test_the_command_shows_a_server(tmp_path):
+    board = Board(name="hospitals", method="fedmrl", state="playing", round=2, rounds=5)
+    board.seen(["north"])
+    board.replied("north")
+    board.refused("east", "client east: no answer came within 60 s")
+    board.client("west").excluded = True
+    board.stranger("node 9", "'spy' is none of the experiment's clients")
+    board.say("round 2 goes on without client east")
+    write_status(tmp_path, board.facts())
+    code, shown = command(tmp_path)
+    assert code == 0
+    for words in (
+        "playing; round 2 of 5; 1 of 2 clients connected",
+        "no answer came within 60 s",
+        "excluded",
+        "not taken in: node 9: 'spy' is none",
+        "ago: round 2 goes on without client east",
+        "potluck 0",
+    ):
+        assert words in shown
+    code, shown = command(tmp_path, "--json")
+    assert json.loads(shown)["clients"]["east"]["refusals"] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (None, "has no status.json: it is neither"),
+        ("{", "cannot be read"),
+        ("[]", "was not written by potluck"),
+        ('{"kind": "spy"}', "was not written by potluck"),
+        ('{"kind": "server"}', "was not written by this version"),
+        ('{"kind": "server", "updated": "x", "clients": 3}', "was not written by this version"),
+        ('{"kind": "site", "half": 3}', "was not written by this version"),
+    ],
+)
+def test_what_is_no_status_is_refused_in_a_sentence(tmp_path, text, sentence):
+    if text is not None:
+        (tmp_path / "status.json").write_text(text)
+    code, shown = command(tmp_path)
+    assert code == 2
+    assert sentence in " ".join(shown.split())
+    assert "internal error" not in shown
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(RunError, match="there is no folder"):
+        read_status(tmp_path / "none")
+
+
+def test_a_foreign_status_cannot_steer_a_terminal(tmp_path):
+    facts = Board(name="a\x1b]0;owned\x07b").facts()
+    facts["clients"] = {"x\x1b[2J": facts["clients"] or {}}
+    write_status(tmp_path, facts)
+    assert "\x1b" not in json.dumps(read_status(tmp_path), ensure_ascii=False)
+
+
+# --- a site ---------------------------------------------------------------------------------------------
+
+
+def site_with_notes(tmp_path):
+    link = Link(tmp_path)
+    site = link.sites[1]
+    site.home.mkdir()
+    site.notes = OrderNotes(site.home)
+    site.notes.log = Log(True, io.StringIO())
+    return link, site
+
+
+def test_a_worker_notes_its_orders(tmp_path):
+    link, site = site_with_notes(tmp_path)
+    serve(link, tmp_path / "run", sites.federated(FEDMRL))
+    site.answer(b"nonsense")
+    found = read_orders(site.home)
+    assert (found["round"], found["order"], found["busy"]) == (2, "evaluate", False)
+    assert found["orders"] == {"answered": 5, "refused": 1}  # one welcome, two rounds, two evaluations
+    assert found["sent"] > 10_000
+    assert found["received"] > 10_000
+    assert found["refused"]
+    lines = [json.loads(one) for one in site.notes.log.stream.getvalue().splitlines()]
+    assert [(one.get("round"), one.get("order")) for one in lines[:3]] == [
+        (None, "join"),
+        (1, "train"),
+        (1, "evaluate"),
+    ]
+    assert re.fullmatch(r"round 1: answered: train, [\d,]+ bytes, \d+\.\d s", lines[1]["message"])
+    assert lines[-1]["message"].startswith("round 2: refused: ")
+    assert all(one["time"].startswith("20") for one in lines)
+
+
+def test_a_worker_is_at_work_while_it_does_an_order(tmp_path):
+    link, site = site_with_notes(tmp_path)
+    seen = []
+    load = site.load
+
+    def loading():
+        seen.append(read_orders(site.home))
+        return load()
+
+    site.load = loading
+    link.lose = lambda order: None
+    serve(link, tmp_path / "run", sites.federated("local", rounds=1))
+    assert (seen[0]["busy"], seen[0]["order"]) == (True, "join")
+
+
+def test_a_worker_that_starts_again_is_not_at_work(tmp_path):
+    OrderNotes(tmp_path).begin("abc", 4, "train")
+    assert read_orders(tmp_path)["busy"]
+    OrderNotes(tmp_path)
+    found = read_orders(tmp_path)
+    assert (found["run"], found["round"], found["busy"], found["order"]) == ("abc", 4, False, "")
+    (tmp_path / "worker.json").write_text('{"run": 3}')
+    assert OrderNotes(tmp_path).facts.run == ""
+
+
+def test_what_is_not_written_does_not_stop_a_worker(tmp_path):
+    link, site = site_with_notes(tmp_path)
+    site.notes.home = tmp_path / "none"
+    site.notes.log.stream.close()
+    serve(link, tmp_path / "run", sites.federated("local", rounds=1))
+    assert site.notes.facts.orders["answered"] == 3
+
+
+def site_status(tmp_path, only=""):
+    (tmp_path / "flower").mkdir(exist_ok=True)
+    return SiteStatus("north", "fl.example.org:8443", tmp_path, tmp_path / "flower" / "pulse.json", only)
+
+
+def test_a_site_shows_both_of_its_halves(tmp_path):
+    status = site_status(tmp_path)
+    facts = status.facts()
+    assert facts["state"] == "not connected; waiting for orders"
+    pulse = PulseFile(status.pulse)
+    pulse.note("activate-node", 200)
+    pulse.note("pull-messages", 200)
+    notes = OrderNotes(tmp_path)
+    notes.begin("abc", 4, "train")
+    status.say("the worker ended: signal 9 came; it is started again")
+    facts = status.facts()
+    assert facts["state"] == "connected; at work: train"
+    write_status(tmp_path, facts)
+    code, shown = command(tmp_path)
+    assert code == 0
+    for words in (
+        "client north",
+        "connected; at work: train",
+        "fl.example.org:8443",
+        "round",
+        "4",
+        "signal 9",
+    ):
+        assert words in shown
+    status.ended = True
+    write_status(tmp_path, status.facts())
+    assert read_status(tmp_path)["state"] == "stopped"
+    assert "stopped" in command(tmp_path)[1]
+
+
+@pytest.mark.parametrize(
+    ("status_code", "sentence"),
+    [
+        (0, "fl.example.org:8443 does not answer"),
+        (502, "SuperLink behind it is away"),
+        (412, "does not know the node's key"),
+        (401, "does not believe the node's signature"),
+    ],
+)
+def test_a_site_says_what_is_wrong_with_its_connection(tmp_path, status_code, sentence):
+    status = site_status(tmp_path)
+    pulse = PulseFile(status.pulse)
+    pulse.note("activate-node", status_code)
+    assert sentence in status.facts()["trouble"]
+    status.pulse.unlink()  # the node is started again
+    assert sentence in status.facts()["trouble"]
+    pulse.note("activate-node", 200)
+    pulse.note("pull-messages", 200)
+    assert status.facts()["trouble"] == ""
+
+
+@pytest.mark.parametrize(("only", "absent"), [("worker", "last call answered"), ("node", "last order")])
+def test_each_half_has_its_own_status(tmp_path, only, absent):
+    status = site_status(tmp_path, only)
+    OrderNotes(tmp_path).begin("abc", 4, "train")
+    write_status(tmp_path, status.facts())
+    code, shown = command(tmp_path)
+    assert code == 0
+    assert f"its {only} alone" in shown
+    assert absent not in shown
+
+
+def test_a_silent_node_is_not_connected(tmp_path):
+    status = site_status(tmp_path)
+    file = PulseFile(status.pulse, clock=lambda: time.time() - 3600)
+    file.note("pull-messages", 200)
+    assert Pulse.read(status.pulse).pulled is not None
+    assert not status.facts()["connected"]
+
+
+# --- logs -----------------------------------------------------------------------------------------------
+
+
+def test_a_server_logs_every_round_with_the_time(tmp_path):
+    stream = io.StringIO()
+    watcher = LogLines(Log(True, stream))
+    link = Link(tmp_path)
+    link.tamper = lambda order, answer: b"nonsense" if is_training(order, "1", 2) else answer
+    experiment = sites.federated(
+        FEDMRL, training={"rounds": 2, "quorum": 0.5, "batch_size": 16, "optimizer": {"lr": 0.05}}
+    )
+    serve(link, tmp_path / "run", experiment, watcher)
+    lines = [json.loads(one) for one in stream.getvalue().splitlines()]
+    assert all(one["time"][:2] == "20" and one["message"] for one in lines)
+    rounds = [one for one in lines if "seconds" in one]
+    assert [(one["round"], one.get("without")) for one in rounds] == [(1, None), (2, ["1"])]
+    assert "accuracy" in rounds[0]["message"]
+    assert lines[-1]["message"].startswith("finished: ")
+
+
+def test_a_form_of_log_that_there_is_not_is_named():
+    outcome = CliRunner().invoke(app, ["join", "--client", "a", "--server", "127.0.0.1:1", "--log", "xml"])
+    assert outcome.exit_code == 2
+    assert "'xml' is neither text nor json" in outcome.output
+
+
+# --- Prometheus -----------------------------------------------------------------------------------------
+
+SAMPLE = re.compile(
+    r'[a-z_]+(\{[a-z]+="(\\.|[^"\\])*"(,[a-z]+="(\\.|[^"\\])*")*\})? -?\d+(\.\d+)?(e[+-]?\d+)?'
+)
+
+
+def test_the_text_is_that_of_prometheus(tmp_path):
+    board = Board(round=2, rounds=5)
+    board.seen(['no"rth'])
+    board.replied('no"rth')
+    board.refused("east", "no answer")
+    facts = board.facts() | statuses.about_here(tmp_path)
+    lines = exposition(facts).splitlines()
+    samples = [one for one in lines if not one.startswith("#")]
+    assert all(SAMPLE.fullmatch(one) for one in samples), samples
+    assert 'potluck_client_connected{client="no\\"rth"} 1' in samples
+    assert 'potluck_client_refusals_total{client="east"} 1' in samples
+    assert "potluck_round 2" in samples
+    declared = [one.split()[2] for one in lines if one.startswith("# TYPE")]
+    assert len(declared) == len(set(declared))
+    site = site_status(tmp_path).facts() | statuses.about_here(tmp_path)
+    OrderNotes(tmp_path).begin("abc", 4, "train")
+    site = site_status(tmp_path).facts() | statuses.about_here(tmp_path)
+    samples = [one for one in exposition(site).splitlines() if not one.startswith("#")]
+    assert all(SAMPLE.fullmatch(one) for one in samples), samples
+    assert 'potluck_orders_total{outcome="answered"} 0' in samples
+
+
+def test_prometheus_asks_on_this_machine_alone(tmp_path):
+    board = Board(round=1)
+    with exposed(0, lambda: board.facts() | statuses.about_here(tmp_path)) as port:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            assert "potluck_round 1" in answer.read().decode()
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10)
+        with pytest.raises(ConfigError, match="cannot be used"), exposed(port, board.facts):
+            pass
+    with exposed(None, board.facts) as port:
+        assert port is None
