@@ -184,6 +184,29 @@ def test_a_node_notes_its_calls_but_not_its_heartbeats(tmp_path):
         assert Pulse.read(tmp_path / PULSE) == Pulse()
 
 
+def test_calls_that_end_at_the_same_time_are_noted_one_after_the_other(tmp_path):
+    file, failed = PulseFile(tmp_path / PULSE), []
+
+    def call():
+        try:
+            for _ in range(200):
+                file.note("pull-messages", 200)
+        except OSError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert Pulse.read(tmp_path / PULSE).status == 200
+
+
+def test_a_call_does_not_fail_because_its_note_cannot_be_written(tmp_path):
+    PulseFile(tmp_path / "none" / PULSE).note("pull-messages", 200)
+
+
 def test_a_node_that_stands_still_and_one_that_is_refused_are_told_apart(tmp_path):
     watch, file = NodeWatch(tmp_path), PulseFile(tmp_path / PULSE)
     assert watch.stalled(10) == ""
