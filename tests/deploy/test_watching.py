@@ -74,7 +74,7 @@ def test_a_child_ends_when_its_guard_is_killed(tmp_path):
     os.kill(process.popen.pid, signal.SIGKILL)
     process.popen.wait()
     process.end()
-    assert is_gone(child)
+    until(lambda: is_gone(child))
 
 
 def test_a_guard_passes_exit_codes_on(tmp_path):
