@@ -11,7 +11,8 @@ import time
 
 import pytest
 import sites
-from schedule import Supervised, draw, generator, newest_state, server_state
+from schedule import draw, generator
+from supervised import Supervised, newest_state, server_state
 
 from potluck.files import read_json
 
