@@ -1,7 +1,7 @@
 """A federation under supervision on which a schedule of kills is played.
 
 It is set up as docs/deploy.md says: TLS, node keys, a SuperLink with a database, the gate before it, a contract
-written by `join --check --write` at every site. Whatever ends is started again with the same command, as by systemd.
+written by `join --check --write` at every site. What ends is started again with the same command, as by systemd.
 """
 
 from __future__ import annotations
