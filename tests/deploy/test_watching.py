@@ -221,6 +221,20 @@ def test_a_node_that_stands_still_and_one_that_is_refused_are_told_apart(tmp_pat
     assert "online still" in watch.reason()
 
 
+def test_a_node_ends_with_the_helper_that_starts_its_apps(tmp_path):
+    helper = tmp_path / "flower-superexec"
+    helper.write_text("#!/bin/sh\nkill -9 $$\n")
+    helper.chmod(0o700)
+    code = (
+        "import subprocess, sys, time; from potluck.deploy.flower import node; node.GRACE = 0.1;"
+        "subprocess.Popen = node.Watching; subprocess.Popen(['true']).wait();"
+        f"subprocess.Popen([{str(helper)!r}]); time.sleep(60)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGTERM
+    assert "flower-superexec has ended with -9" in done.stdout
+
+
 def test_a_node_ends_with_its_loop():
     """Flower's own program lives on after its loop has ended over an answer such as 500."""
     node = pytest.importorskip("potluck.deploy.flower.node", exc_type=ImportError)

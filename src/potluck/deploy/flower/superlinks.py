@@ -69,6 +69,15 @@ class Superlink:
         if why := self.lost():
             raise RunError(why)
 
+    def distrust(self) -> str:
+        """It takes runs and starts none, as one whose helper has ended: end it if it is our own, so that `mend`
+        starts it again, else say what to do.
+        """
+        if self.own is None:
+            return "; restart the SuperLink, its flower-superexec may have ended"
+        self.own.end()
+        return ""
+
     def submit(self, path: Path) -> None:
         """Have Flower start a relay that connects to a socket; relays of earlier starts are stopped."""
         self._stop_relays()
