@@ -296,12 +296,15 @@ class Examiner:
         notice: Callable[[str], None],
         attempts: int = 1,
         waits: Waits | None = None,
+        quorum: float = 0.0,
     ) -> None:
         """`last` is the last round of the run, which is always evaluated; `notice` hears who was not measured.
 
-        Clients that gave no answer are asked `attempts` times, with `waits` in between.
+        Clients that gave no answer are asked `attempts` times, with `waits` in between; where fewer than `quorum`,
+        a share of them, have answered, as long as the waits' patience lasts.
         """
         self.attempts, self.waits = attempts, waits if waits is not None else Waits()
+        self.quorum = quorum
         self.others: Mapping[
             ClientId, str
         ] = {}  # clients that belong here and cannot be asked, with the reason
@@ -337,11 +340,19 @@ class Examiner:
         Nobody waits round after round for a client that is known to be away, except in the last one.
         """
         outcomes = {one.client: one for one in self.rounds.engine.examine(asked)}
-        tries = Tries(self.attempts, self.waits)
+        needed = round(self.quorum * len(asked))
+        tries = Tries(self.attempts, self.waits, self.waits.patience)
         while lost := _lost(outcomes.values()):
+            enough = len(outcomes) - len(lost) >= needed
             wait = tries.next_wait(lost=True)
-            if wait is None or (round_ < self.last and lost <= self._away):
+            if wait is None or (
+                enough and (tries.made >= self.attempts or (round_ < self.last and lost <= self._away))
+            ):
                 break
+            if not enough:
+                self.notice(
+                    f"round {round_}: not evaluated yet: {', '.join(sorted(lost))}; trying again in {wait:g} s"
+                )
             tries.again(wait)
             again = [one for one in asked if one.client in lost]
             outcomes |= {one.client: one for one in self.rounds.engine.examine(again)}
