@@ -235,6 +235,18 @@ def test_code_beside_a_folder_one_did_not_start_needs_trust(folder: Path, tmp_pa
     assert (tmp_path / "executed").exists()
 
 
+@pytest.mark.parametrize("file", ["evil.py", "sub\ndir/evil.py"])
+@pytest.mark.parametrize("function", ["f", "éf", "f g", "1", ""])
+def test_no_spelling_of_a_function_is_run_unasked(folder: Path, file: str, function: str) -> None:
+    path = folder / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(EVIL.format(mark=str(folder.parent / "executed")))
+    agreeing(folder, metrics=[f"{path}:{function}"])
+    with pytest.raises(RunError, match="comes with the run folder, and going on would run it"):
+        resume(folder, rounds=9)
+    assert not (folder.parent / "executed").exists()
+
+
 @pytest.mark.parametrize("module", ["posix", "antigravity", "this"])
 def test_modules_of_the_library_are_code_too(folder: Path, module: str) -> None:
     agreeing(folder, plugins=[module])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Iterator, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -23,11 +22,9 @@ from potluck.experiment.origins import homes, is_foreign, model_names
 from potluck.experiment.schema import Experiment
 from potluck.methods.registry import find_method
 from potluck.models import registry as models
-from potluck.plugins import imported_beside, module_name
+from potluck.plugins import home_of, imported_beside, module_name
 from potluck.runs.own_objects import own_sources
 from potluck.runs.started_here import is_sealed, tracker_places
-
-FUNCTION = re.compile(r"([A-Za-z_][\w.]*|.+\.py):[A-Za-z_]\w*")
 
 
 def own_code(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -85,7 +82,7 @@ def _unused_plugins(experiment: Experiment, settings: Mapping[str, Any]) -> set[
     }
     if any(is_foreign(home) and home not in plugins.values() for home in used):
         return set()
-    named = {match[1] for text in _texts(settings) if (match := FUNCTION.fullmatch(text))}
+    named = {home for text in _texts(settings) if (home := home_of(text)) is not None}
     return {
         name for name, home in plugins.items() if home not in used and not {name, Path(name).stem} & named
     }
@@ -125,7 +122,7 @@ def _names(settings: Mapping[str, Any]) -> list[str]:
     """Every file or module that settings name, once; a function in a plugin file stands for that file."""
     plugins = [str(name) for name in settings.get("plugins") or ()]
     files = {Path(name).stem for name in plugins if name.endswith(".py")}
-    found = [match[1] for text in _texts(settings) if (match := FUNCTION.fullmatch(text))]
+    found = [home for text in _texts(settings) if (home := home_of(text)) is not None]
     return list(dict.fromkeys([*plugins, *(name for name in found if name not in files)]))
 
 
@@ -135,7 +132,7 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, Mapping):
         for inner in value.values():
             yield from _texts(inner)
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple):
         for inner in value:
             yield from _texts(inner)
 
