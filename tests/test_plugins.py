@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 
+from potluck.cli.exits import explained
 from potluck.core.method import registered
 from potluck.core.settings import per_client
 from potluck.errors import ConfigError
@@ -219,3 +221,18 @@ def test_a_plugin_may_be_imported_and_loaded(tmp_path: Path, monkeypatch: pytest
     monkeypatch.syspath_prepend(str(tmp_path))
     load_plugin("loaded_twice", tmp_path)
     load_plugin("loaded_twice.py", tmp_path)
+
+
+def test_an_error_in_a_plugin_names_its_file_and_line() -> None:
+    code = compile("def step():\n    return 1 / 0\n", "/home/me/own.py", "exec")
+    own: dict[str, Any] = {"__name__": "potluck_plugin:/home/me/own.py"}
+    exec(code, own)
+    with pytest.raises(ZeroDivisionError) as raised:
+        own["step"]()
+    sentence, exit_code = explained(raised.value)
+    assert sentence.startswith(
+        "error: /home/me/own.py, line 2, in step: ZeroDivisionError: division by zero; "
+    )
+    assert exit_code == 2
+    sentence, exit_code = explained(ZeroDivisionError("ours"))
+    assert (sentence.startswith("internal error"), exit_code) == (True, 1)

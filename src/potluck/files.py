@@ -14,6 +14,8 @@ from typing import Any
 
 from potluck.errors import RunError
 
+WANDB_LOG = "wandb/*/logs/debug-core.log"
+
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file through a temporary one, so that it is complete even if the machine stops."""
@@ -97,14 +99,15 @@ def opened(path: Path, flags: int) -> Iterator[int]:
 def refuse_links(folder: Path) -> None:
     """Refuse a folder in which a link leads elsewhere, or which holds something that is neither file nor folder.
 
-    Links to places inside the folder stay: some trackers make them.
+    Links to places inside the folder stay: some trackers make them. So does the one link that W&B makes to a log
+    of its own in the user's cache; it is never opened again.
     """
     home = folder.resolve()
     for path in _found(home):
         mode = path.lstat().st_mode
         shown = folder / path.relative_to(home)
         if stat.S_ISLNK(mode):
-            if not path.resolve().is_relative_to(home):
+            if not path.relative_to(home).match(WANDB_LOG) and not path.resolve().is_relative_to(home):
                 raise RunError(
                     f"{folder}: {path.relative_to(home)} is a link to another place, which is neither read nor "
                     "written into; put it here instead"

@@ -70,11 +70,12 @@ def builder(client):
 
 
 def spring(folder, module, inputs):
-    """Let a training step of this process die, or wait, while a test has put a file there."""
+    """Let a training step of this process die, or wait, while a test has put a file there; evaluations wait too."""
     if module.training and (folder / "die").exists():
         (folder / "die").unlink()
         os.kill(os.getpid(), signal.SIGKILL)
-    while module.training and (folder / "hold").exists():
+    trap = folder / ("hold" if module.training else "hold-evaluation")
+    while trap.exists():
         (folder / "held").touch()
         time.sleep(0.05)
 

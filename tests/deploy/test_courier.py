@@ -8,6 +8,7 @@ import socket
 import stat
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,7 +25,7 @@ class Flower:
     def __init__(self, *behaviours, home=Path("flower")):
         self.behaviours, self.home = list(behaviours), home
         self.submitted, self.mended, self.asked, self.channels = [], 0, [], []
-        self.away = ""
+        self.away, self.distrusted = "", 0
 
     def lost(self):
         return self.away
@@ -37,9 +38,15 @@ class Flower:
             raise RunError("nobody listens at 127.0.0.1:8000")
         self.away = ""
 
+    def distrust(self):
+        self.distrusted += 1
+        return ""
+
     def submit(self, path):
         self.submitted.append(path.name)
         behaviour = self.behaviours.pop(0)
+        if behaviour == "starts nothing":
+            return
         if behaviour == "refuses":
             raise RunError("Flower does not take the run")
         threading.Thread(target=self._relay, args=(str(path), behaviour), daemon=True).start()
@@ -92,6 +99,21 @@ def test_an_exchange_is_repeated_when_the_relay_dies_hangs_or_does_not_come(cour
         "the connection to Flower is lost"
     ] * 3
     assert sum("connected to Flower again" in notice for notice in notices) == 3
+
+
+def test_a_superlink_that_takes_runs_and_starts_none_is_started_again(courier, monkeypatch):
+    monkeypatch.setattr(relay, "START", 0.2)
+    flower, made, _, _ = courier("dies", "starts nothing", "answers")
+    assert made.exchange(LETTERS, 60, [9, 9]) == [b"ONE", b"TWO"]
+    assert (flower.distrusted, flower.mended) == (1, 2)
+
+
+def test_only_a_superlink_of_ones_own_is_ended(tmp_path):
+    ended = []
+    one = superlinks.Superlink("127.0.0.1:1", Security(), tmp_path, print)
+    assert one.distrust().startswith("; restart the SuperLink")
+    one.own = SimpleNamespace(end=lambda: ended.append(1))
+    assert (one.distrust(), ended) == ("", [1])
 
 
 def test_a_server_gives_up_when_its_patience_is_at_its_end(courier, monkeypatch):

@@ -120,10 +120,14 @@ def lied_to(method, home, lies, rounds, strangers):
     assert strange == courier.told["card"].keys(), f"{method}: {courier.told['card']}"
     lines = sites.log(folder)
     for round_ in range(1, rounds + 1):
-        measured = {line["client"] for line in lines if line["round"] == round_}
+        measured, missing = (
+            {line["client"] for line in lines if line["round"] == round_ and ("missing" in line) is lacks}
+            for lacks in (False, True)
+        )
         lie = courier.told["examination"].get(round_)
-        assert measured == {"0", "2"} | (set() if lie else {LIAR}), f"{method}, round {round_}: {lie}"
-    assert all(0 <= line["test"]["accuracy"] <= 1 for line in lines)
+        assert missing == ({LIAR} if lie else set()), f"{method}, round {round_}: {lie}"
+        assert measured == {"0", "1", "2"} - missing, f"{method}, round {round_}: {lie}"
+    assert all(0 <= line["test"]["accuracy"] <= 1 for line in lines if "missing" not in line)
     assert all(notice.isprintable() and len(notice) < 2500 for notice in notices)
     json.loads((folder / "summary.json").read_text(), parse_constant=pytest.fail)
     return Counter(kind for kinds in courier.told.values() for kind in kinds.values())

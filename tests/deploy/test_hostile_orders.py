@@ -177,6 +177,11 @@ DOWNLINKS = {
     "whole numbers": lambda tensors: {name: value.long() for name, value in tensors.items()},
     "bool": lambda tensors: {name: value.bool() for name, value in tensors.items()},
     "complex": lambda tensors: {name: value.to(torch.complex64) for name, value in tensors.items()},
+    "float8": lambda tensors: {name: value.to(torch.float8_e4m3fn) for name, value in tensors.items()},
+    "other float8": lambda tensors: {name: value.to(torch.float8_e5m2) for name, value in tensors.items()},
+    "half": lambda tensors: {name: value.half() for name, value in tensors.items()},
+    "double": lambda tensors: {name: value.double() for name, value in tensors.items()},
+    "one float8": lambda tensors: tensors | {"spy": torch.zeros(1).to(torch.float8_e4m3fn)},
     "empty": lambda tensors: {name: value[:0] for name, value in tensors.items()},
     "renamed": lambda tensors: {f"{name}x": value for name, value in tensors.items()},
 }
@@ -186,7 +191,15 @@ DOWNLINKS = {
 def test_a_downlink_that_breaks_the_contract_is_refused_and_touches_nothing(site, kind):
     reply = ask(site, request(Message(DOWNLINKS[kind](dict(small(site))))))
     assert isinstance(reply, Failure)
+    assert reply.reason.startswith("client 0")
+    assert "at the site" not in reply.reason  # refused in a sentence of its own, not caught after an error
     assert site.resident.record.begun is False
+    measured = Examination(
+        "0", Message(DOWNLINKS[kind](dict(small(site)))), Stamp(RUN, 1, 1, 0, 0), ("mix-large",)
+    )
+    examined = ask(site, measured)
+    assert isinstance(examined, Failure)
+    assert "at the site" not in examined.reason
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,16 @@ def test_a_lapse_in_an_evaluation_has_a_second_try_after_a_wait(tmp_path):
     assert "missing" not in result.summary["accuracy"]
 
 
+def test_an_evaluation_waits_for_its_quorum_as_a_round_does(tmp_path):
+    link, time = Link(tmp_path), Time()
+    training = {"rounds": 2, "batch_size": 16, "optimizer": {"lr": 0.05}, "quorum": 1.0}
+    link.lose = lambda order: "away" if is_evaluation(order, "1", 1) and time.seconds < 70 else None
+    engine = {"device": "cpu", "patience": 200}
+    serve(link, tmp_path / "run", sites.federated(FEDMRL, training=training, engine=engine), time=time)
+    assert sites.log(tmp_path / "run") == sites.serial(FEDMRL, tmp_path / "serial")
+    assert time.waits == [*GROWING[:4]]
+
+
 def test_who_was_not_measured_is_named_and_rounds_are_compared_over_the_same_clients(tmp_path):
     link, told = Link(tmp_path), Told()
     link.lose = lambda order: "no answer within 60 s" if is_evaluation(order, "1", 3) else None

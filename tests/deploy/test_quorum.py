@@ -1,5 +1,7 @@
 """Who is needed for a federation to start and to go on; clients that come late or leave for good."""
 
+from dataclasses import replace
+
 import pytest
 import sites
 import torch
@@ -7,6 +9,7 @@ from links import FEDMRL, Link, Time, Told, is_evaluation, is_training, serve
 
 from potluck.core.server import Server
 from potluck.core.task import Task
+from potluck.deploy import wire
 from potluck.deploy.engine import GRACE
 from potluck.deploy.enrolments import kept_enrolments
 from potluck.deploy.federated_run import fits
@@ -85,6 +88,46 @@ def test_too_few_for_the_start_quorum_do_not_start(tmp_path):
     experiment = sites.federated(FEDMRL, **training(start_quorum=0.6))
     with pytest.raises(RunError, match=r"have not joined: 1, 2 \(1 are here, 2 are needed\)"):
         serve(Link(tmp_path, away="12"), tmp_path / "run", experiment)
+
+
+SEVEN = Task("classification", 7, (1, 8, 8))
+
+
+def another_task(*clients, task=SEVEN):
+    """Replies in which clients introduce themselves with a well-formed task that is not the others'."""
+
+    def tamper(order, answer):
+        reply = wire.unpack_reply(answer)
+        if not isinstance(order, wire.Hello) or reply.card.client not in clients:
+            return answer
+        return wire.pack_reply(replace(reply, card=replace(reply.card, task=task)))
+
+    return tamper
+
+
+@pytest.mark.parametrize("odd", ["0", "2"])
+def test_a_client_with_another_task_is_turned_away_and_the_others_start_if_they_are_enough(tmp_path, odd):
+    link, told = Link(tmp_path), Told()
+    link.tamper = another_task(odd)
+    experiment = sites.federated(FEDMRL, **training(1, start_quorum=0.6, quorum=0.5))
+    result = serve(link, tmp_path / "run", experiment, told)
+    assert link.asked(1) == [client for client in sites.IDS if client != odd]
+    (notice,) = [one for one in told.notices if "was not taken in" in one]
+    assert f"client {odd} cannot take part: client " in notice
+    assert "7" in notice
+    assert result.summary["clients"] == 2
+    missing = {line["client"]: line["missing"] for line in sites.log(tmp_path / "run") if "missing" in line}
+    assert missing == {odd: "it was not taken in"}
+
+
+def test_where_everyone_is_needed_the_error_says_who_does_not_fit_and_what_to_do(tmp_path):
+    link = Link(tmp_path)
+    link.tamper = another_task("0", "1", task=Task("classification", 10, (1, 9, 9)))
+    with pytest.raises(ConfigError, match=r"client 2 .*another task.*; .* begin without: --exclude 2$"):
+        serve(link, tmp_path / "run", sites.federated(FEDMRL, rounds=1))
+    link.tamper = another_task("1")
+    serve(link, tmp_path / "run", sites.federated(FEDMRL, rounds=1), exclude=["1"])
+    assert link.asked(1) == ["0", "2"]
 
 
 def test_a_restart_goes_on_with_the_quorum_and_knows_who_is_away(tmp_path):

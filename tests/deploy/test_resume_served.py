@@ -124,7 +124,7 @@ def test_code_that_comes_with_the_folder_is_not_run(tmp_path, link):
     told["experiment"]["plugins"] = [str(folder / "evil.py")]
     write_json(folder / "serve.json", told)
     code, said = command("resume", folder)
-    assert (code, "comes with the run folder" in said) == (2, True)
+    assert (code, "was changed since" in said) == (2, True)
     assert not (tmp_path / "owned").exists()
 
 

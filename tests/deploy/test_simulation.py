@@ -5,6 +5,7 @@ import os
 
 import pytest
 import sites
+from links import Told
 from typer.testing import CliRunner
 
 from helpers import StopAfter
@@ -12,6 +13,7 @@ from potluck.cli import app as cli
 from potluck.deploy.flower import simulation
 from potluck.deploy.flower.processes import installed
 from potluck.errors import ConfigError, RunError
+from potluck.files import read_json
 from potluck.runs.api import resume, run
 from potluck.runs.loop import Interrupted
 
@@ -59,6 +61,26 @@ def test_clients_that_are_built_for_every_order_give_the_numbers_of_the_serial_e
     run(sites.simulated(method), out=tmp_path / "serial")
     same(tmp_path / "flower", tmp_path / "serial")
     assert (tmp_path / "flower" / "clients" / "0" / "record" / "record.json").exists()
+
+
+def test_a_simulation_has_the_files_of_an_ordinary_run_and_compares_no_norms(
+    in_process, monkeypatch, tmp_path
+):
+    monkeypatch.setattr("potluck.engine.norms.LARGEST_RATIO", 1e-9)  # auto would refuse everyone
+    told = Told()
+    run(sites.simulated(METHODS[0], **ENGINE), out=tmp_path / "flower", watcher=told)
+    run(sites.simulated(METHODS[0]), out=tmp_path / "serial")
+    same(tmp_path / "flower", tmp_path / "serial")
+    assert not any("goes on without" in notice for notice in told.notices)
+    for name in ("split.json", "contract.json"):
+        assert (tmp_path / "flower" / name).read_bytes() == (tmp_path / "serial" / name).read_bytes()
+    summaries = [read_json(tmp_path / one / "summary.json") for one in ("flower", "serial")]
+    times = ("seconds", "seconds_per_round")
+    first, second = ({key: one[key] for key in one if key not in times} for one in summaries)
+    assert first == second
+    named = {path.name for path in (tmp_path / "serial").iterdir()}
+    own = {path.name for path in (tmp_path / "flower").iterdir()} - named
+    assert own == {"clients", "federation.json"}
 
 
 def test_a_stopped_simulation_goes_on_to_the_same_numbers(in_process, tmp_path):

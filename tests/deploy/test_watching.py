@@ -74,7 +74,7 @@ def test_a_child_ends_when_its_guard_is_killed(tmp_path):
     os.kill(process.popen.pid, signal.SIGKILL)
     process.popen.wait()
     process.end()
-    assert is_gone(child)
+    until(lambda: is_gone(child))
 
 
 def test_a_guard_passes_exit_codes_on(tmp_path):
@@ -184,6 +184,29 @@ def test_a_node_notes_its_calls_but_not_its_heartbeats(tmp_path):
         assert Pulse.read(tmp_path / PULSE) == Pulse()
 
 
+def test_calls_that_end_at_the_same_time_are_noted_one_after_the_other(tmp_path):
+    file, failed = PulseFile(tmp_path / PULSE), []
+
+    def call():
+        try:
+            for _ in range(200):
+                file.note("pull-messages", 200)
+        except OSError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert Pulse.read(tmp_path / PULSE).status == 200
+
+
+def test_a_call_does_not_fail_because_its_note_cannot_be_written(tmp_path):
+    PulseFile(tmp_path / "none" / PULSE).note("pull-messages", 200)
+
+
 def test_a_node_that_stands_still_and_one_that_is_refused_are_told_apart(tmp_path):
     watch, file = NodeWatch(tmp_path), PulseFile(tmp_path / PULSE)
     assert watch.stalled(10) == ""
@@ -196,6 +219,20 @@ def test_a_node_that_stands_still_and_one_that_is_refused_are_told_apart(tmp_pat
     assert watch.reason() == ""
     file.note("activate-node", 412)
     assert "online still" in watch.reason()
+
+
+def test_a_node_ends_with_the_helper_that_starts_its_apps(tmp_path):
+    helper = tmp_path / "flower-superexec"
+    helper.write_text("#!/bin/sh\nkill -9 $$\n")
+    helper.chmod(0o700)
+    code = (
+        "import subprocess, sys, time; from potluck.deploy.flower import node; node.GRACE = 0.1;"
+        "subprocess.Popen = node.Watching; subprocess.Popen(['true']).wait();"
+        f"subprocess.Popen([{str(helper)!r}]); time.sleep(60)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGTERM
+    assert "flower-superexec has ended with -9" in done.stdout
 
 
 def test_a_node_ends_with_its_loop():

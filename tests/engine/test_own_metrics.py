@@ -175,6 +175,7 @@ def test_an_undefined_metric_is_null_for_that_client_and_said_once(tmp_path):
     [
         (["macro_f2"], "there is no metric 'macro_f2'; did you mean 'macro_f1'?"),
         (["rmse"], "metrics: rmse does not fit the task of client 0: classification with 10 classes"),
+        (["f1"], "; these fit: macro_f1, micro_f1, weighted_f1"),
         (["mean_iou"], "metrics: mean_iou does not fit the task of client 0"),
         (["top10_accuracy"], "top10_accuracy, which needs more than 10 classes, does not fit"),
         (["sklearn:f1_scores"], "scikit-learn has no metric 'f1_scores'; did you mean 'f1_score'?"),

@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +134,24 @@ def test_plain_and_transposed_states_survive_the_disk(tmp_path: Path) -> None:
     assert torch.equal(other.flat, flat)
     assert store.fetch("c") == {}
     store.close()
+
+
+def test_stores_that_share_a_folder_never_write_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, look = StateFiles(tmp_path), Path.glob
+
+    def slowly(self: Path, pattern: str) -> list[Path]:
+        time.sleep(0.2)  # all threads are here before the first has its number
+        return [*look(self, pattern)]
+
+    monkeypatch.setattr(Path, "glob", slowly)
+    with ThreadPoolExecutor(8) as pool:
+        states = [{"x": torch.full((3,), float(number))} for number in range(8)]
+        paths = [*pool.map(files.write, states)]
+    assert len(set(paths)) == 8
+    for path, state in zip(paths, states, strict=True):
+        torch.testing.assert_close(safetensors.torch.load_file(path), state, rtol=0, atol=0)
 
 
 def test_a_state_is_written_once(tmp_path: Path, written: list[Path]) -> None:

@@ -258,6 +258,8 @@ def test_models_of_another_round_than_the_last_are_said():
     accuracy = {"rounds": {"last": 6, "best_by_validation": 5}, "best_by_validation": 0.3772}
     assert sheets.about_kept(accuracy, 6) == sheets.about_kept(accuracy, None) == ""
     told = sheets.about_kept(accuracy, 5)
-    assert told.startswith("those after round 5, the best by validation (accuracy 37.72 % there); the scores")
+    assert told.startswith(
+        "those after round 5, the best by validation (test accuracy 37.72 % there); the scores"
+    )
     summary = {**SUMMARY, "accuracy": SUMMARY["accuracy"] | accuracy}
     assert f"models: {told}" in sheets.run_sheet(summary, [], 5).notes

@@ -137,9 +137,13 @@ def test_a_pipe_does_not_keep_anybody_waiting(folder: Path, name: str) -> None:
             look(folder)
 
 
-def test_a_link_inside_the_folder_may_stay(folder: Path) -> None:
+def test_a_link_inside_the_folder_may_stay_and_so_may_the_one_to_a_log_of_wandb(
+    folder: Path, tmp_path: Path
+) -> None:
     (folder / "wandb/run-1").mkdir(parents=True)
     (folder / "wandb/latest").symlink_to("run-1")
+    (folder / "wandb/run-1/logs").mkdir()  # W&B keeps the log of its own service elsewhere
+    (folder / "wandb/run-1/logs/debug-core.log").symlink_to(tmp_path / "core-debug.log")
     assert resume(folder).summary["rounds"] == 3
 
 

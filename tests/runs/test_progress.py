@@ -73,7 +73,9 @@ def test_the_same_advice_is_given_once_to_all_runs() -> None:
     with showing(console, 3) as display:
         for number, sentence in enumerate(["drop them", "drop them", "drop others"]):
             display.watch(f"run {number}").advise(sentence)
-    assert shown(console).splitlines() == ["run 0: drop them", "run 2: drop others"]
+            display.watch("fedin").advise(f"fedin: {sentence}")  # a method may begin with its own name
+    told = ["run 0: drop them", "fedin: drop them", "run 2: drop others", "fedin: drop others"]
+    assert shown(console).splitlines() == told
 
 
 def test_a_terminal_gets_bars_with_round_accuracy_and_time() -> None:

@@ -329,7 +329,7 @@ def test_the_best_round_by_validation(tmp_path: Path) -> None:
     assert best < 5  # with so large a step the last round is not the best one
     assert result.clients["0"].round == best
     assert f"(round {best}, after_aggregation, model)" in repr(result.clients["0"])
-    told = f"those after round {best}, the best by validation (accuracy"
+    told = f"those after round {best}, the best by validation (test accuracy"
     assert told in repr(result)
     assert told in str(result)
     assert told in (tmp_path / "run" / "report.html").read_text()

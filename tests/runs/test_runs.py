@@ -168,7 +168,7 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
 def test_a_broken_checkpoint_is_named(tmp_path: Path) -> None:
     folder = run(experiment(), out=tmp_path / "run").folder
     next((folder / "checkpoints").glob("clients-*")).write_bytes(b"short")
-    with pytest.raises(RunError, match=r"checkpoint in .* cannot be read"):
+    with pytest.raises(RunError, match=r"checkpoint of round 4 in .* cannot be read"):
         resume(folder)
 
 

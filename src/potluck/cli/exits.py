@@ -11,11 +11,13 @@ import shlex
 import signal
 import traceback
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import NoReturn, ParamSpec
 
 import typer
 
 from potluck.errors import PotluckError
+from potluck.plugins import is_plugin_file
 
 P = ParamSpec("P")
 
@@ -72,7 +74,19 @@ def explained(error: BaseException) -> tuple[str, int]:
         where = f"{error.filename}: " if error.filename else ""
         return f"error: {where}{error.strerror or error}", 2
     kind = type(error).__name__
+    place = own_place(error.__traceback__)
+    if place is not None:
+        return f"error: {place}: {kind}: {error}; run again with --debug to see how it came there", 2
     return f"internal error: {kind}: {error}; run again with --debug to see where", 1
+
+
+def own_place(trace: TracebackType | None) -> str | None:
+    """The innermost place in a plug-in file of the user's where an error passed; None if it met none."""
+    found = None
+    for frame, line in traceback.walk_tb(trace):
+        if is_plugin_file(str(frame.f_globals.get("__name__"))):
+            found = f"{frame.f_code.co_filename}, line {line}, in {frame.f_code.co_name}"
+    return found
 
 
 def _signal(error: BaseException | None) -> int:

@@ -431,16 +431,22 @@ def _other_name(settings: MetricSettings) -> str:
 def _fitting(settings: MetricSettings, tasks: Mapping[str, Task], folder: Path) -> OwnMetric:
     """The metric, if it fits some client's task."""
     if settings.name in measured_anyway() and settings.name not in PLAIN:
-        raise ConfigError(f"metrics: {settings.name} does not fit {_each(tasks)}")
+        raise ConfigError(f"metrics: {settings.name} does not fit {_each(tasks)}{_that_fit(tasks)}")
     if settings.library or settings.name in PLAIN:
         _check_package(settings)
     metric = _made(settings, folder)
     fitting = [task for task in tasks.values() if metric.fits(task)]
     if not fitting:
         few = f", which needs more than {metric.above_classes} classes," if metric.above_classes else ""
-        raise ConfigError(f"metrics: {settings.key}{few} does not fit {_each(tasks)}")
+        raise ConfigError(f"metrics: {settings.key}{few} does not fit {_each(tasks)}{_that_fit(tasks)}")
     _try(metric, settings, fitting[0])
     return metric
+
+
+def _that_fit(tasks: Mapping[str, Task]) -> str:
+    """Some metrics that would fit, to end a sentence with."""
+    fit = [name for name, metric in PLAIN.items() if any(metric.fits(task) for task in tasks.values())]
+    return f"; these fit: {', '.join(fit[:5])}{' …' * (len(fit) > 5)}" if fit else ""
 
 
 def _each(tasks: Mapping[str, Task]) -> str:

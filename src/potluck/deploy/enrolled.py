@@ -33,7 +33,7 @@ def enrolled_federation(experiment: Experiment, enrolments: Mapping[ClientId, En
 
     Where a card is silent they come from the models that the experiment names.
     """
-    sites = _sites(experiment)
+    sites = sites_of(experiment)
     enrolled = {client: enrolments[client] for client in sites.sites if client in enrolments}
     pool, seeds = experiment.pool(), experiment.all_seeds()
     pool.cover(sites.sites)
@@ -101,7 +101,8 @@ def _readable(group: GroupData) -> GroupData:
     return GroupData(_no_samples(VECTOR), 1) if texts else group
 
 
-def _sites(experiment: Experiment) -> Sites:
+def sites_of(experiment: Experiment) -> Sites:
+    """The clients that an experiment names."""
     if not isinstance(experiment.partition, Sites):
         raise ConfigError(
             "a federation needs to know its clients: write partition: {sites: [north, south], classes: 10}"

@@ -60,13 +60,17 @@ def federated_run(
     fresh: bool,
     *observers: Observer,
     waits: Waits | None = None,
+    strangers: bool = True,
 ) -> Run:
-    """A run over the clients of a federation, ready to play from its start or from its last checkpoint."""
+    """A run over the clients of a federation, ready to play from its start or from its last checkpoint.
+
+    Without `strangers` all clients are the run's own, as in a simulation: norms are compared only if asked for.
+    """
     told = Observers(watcher, Presence(engine, watcher.notice), *observers)
     going = Run(experiment, folder, federation, told, engine, waits)
     going.rounds.name, going.rounds.incarnation = run, incarnation
     engine.largest, engine.facts = going.rounds.largest_reply, going.examiner.facts
-    going.rounds.acceptance.largest_ratio = largest_ratio(experiment.training.max_norm, strangers=True)
+    going.rounds.acceptance.largest_ratio = largest_ratio(experiment.training.max_norm, strangers)
     if not fresh:
         _check_fits(going)
         going.restore()

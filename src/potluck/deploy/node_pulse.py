@@ -5,7 +5,9 @@ The node writes its `Pulse` to a file; `potluck join` reads it. Neither Flower n
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -43,16 +45,23 @@ class Pulse:
 
 
 class PulseFile:
-    """Keeps the pulse of a node in a file, whole at any time."""
+    """Keeps the pulse of a node in a file, whole at any time. A node calls from several threads at once."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self.path, self.clock = path, clock
-        self._last = Pulse()
+        self._last, self._lock = Pulse(), threading.Lock()
 
     def note(self, call: str, status: int, date: str | None = None) -> None:
-        """Note the end of a call. Heartbeats come from a thread of their own and say nothing of the loop."""
+        """Note the end of a call. Heartbeats come from a thread of their own and say nothing of the loop.
+
+        A note that cannot be written, on a full disk for one, is left out: a call must not fail over it.
+        """
         if call == HEARTBEAT and status not in (UNAUTHORISED, REFUSED):
             return
+        with self._lock, contextlib.suppress(OSError):
+            self._write(call, status, date)
+
+    def _write(self, call: str, status: int, date: str | None) -> None:
         now, fine = self.clock(), status == 200
         self._last = Pulse(
             now,

@@ -75,7 +75,7 @@ class GuardedPerformer(Performer):
             raise StepFailed(f"{self.method.name} has no step {unknown!r}")
         attempt = self.record.attempt(round_)
         self._let_try(round_, attempt)
-        self._let_in(request.steps, request.down)
+        self._let_in(client, request.steps, request.down)
         client.attempt = attempt if self.fresh else 1
         answer = super().perform(client, request, first)
         name = answer.up.not_finite()
@@ -98,7 +98,7 @@ class GuardedPerformer(Performer):
             )
         if self.agreement is not None:
             self.agreement.let_measure(examination.metrics)
-        self._let_in(("evaluate",), examination.down or Message())
+        self._let_in(client, ("evaluate",), examination.down)
         return super().examine(client, examination)
 
     def _let_try(self, round_: int, attempt: int) -> None:
@@ -108,9 +108,13 @@ class GuardedPerformer(Performer):
         elif self.fresh:
             refuse_attempt(round_, attempt, ATTEMPTS)
 
-    def _let_in(self, steps: tuple[str, ...], down: Message) -> None:
+    def _let_in(self, client: Client, steps: tuple[str, ...], down: Message | None) -> None:
+        """Refuse a downlink: names, types and shapes come first, as not every type can be asked for its values."""
         if self.agreement is not None:
-            self.agreement.let_in(steps, down)
+            self.agreement.let_in(steps, down or Message())
+        if down is None:
+            return
+        self._check(client, down, steps[0], "down")
         name = down.not_finite()
         if name is not None:
             raise MessageError(f"tensor {name!r} that came down is not finite")

@@ -8,7 +8,7 @@ from typing import Any
 
 from potluck.core.card import ClientId
 from potluck.deploy.engine import Courier, FlowerEngine
-from potluck.deploy.enrolled import _sites
+from potluck.deploy.enrolled import sites_of
 from potluck.deploy.keyring import KeyRegister
 from potluck.deploy.register import FILE, Register
 from potluck.deploy.run_notes import BoardNotes, lasting
@@ -58,7 +58,7 @@ def play(
             _check_same(folder, experiment)
         if (folder / "summary.json").exists():
             raise RunError(f"the run in {folder.path} is finished; choose another --out")
-        register, sites = Register(folder), _sites(experiment).sites
+        register, sites = Register(folder), sites_of(experiment).sites
         clients = register.choose(sites, exclude, include)
         if told is not None:
             write_json(folder / TOLD, told)
@@ -89,7 +89,7 @@ def describe(board: Board, experiment: Experiment, engine: FlowerEngine, registe
 
 def prepared(experiment: Experiment) -> Experiment:
     """The experiment as a federation runs it: a checkpoint after every round, own test data only."""
-    _sites(experiment)
+    sites_of(experiment)
     if experiment.evaluate.on == "global":
         raise ConfigError(
             "evaluate.on: the clients of a federation have only test data of their own; use own"

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 
 from potluck.core.card import ClientId
 from potluck.deploy.engine import FlowerEngine
-from potluck.deploy.enrolled import enrolled_federation
+from potluck.deploy.enrolled import enrolled_federation, sites_of
 from potluck.deploy.enrolments import keep_enrolments, kept_enrolments
 from potluck.deploy.federated_run import Norms, federated_run, fits
+from potluck.deploy.misfits import without_misfits
 from potluck.deploy.register import Register, WentBack
 from potluck.deploy.suspects import Suspect, all_diverged, find_suspect
 from potluck.engine.evaluate import check_evaluation
@@ -54,6 +55,7 @@ class ServedRun:
         self.fresh = not (folder / "config.yaml").exists()
         self.kept = kept_enrolments(folder, engine.fields)
         self.roster: tuple[ClientId, ...] = ()
+        self._ready: Federation | None = None  # that of the roster, if it was just built
         self.norms = Norms(engine, register)
         self.waits = Waits(GROWING, experiment.engine.patience, engine.clock)
 
@@ -78,12 +80,26 @@ class ServedRun:
         engine, training = self.engine, self.experiment.training
         known = [client for client in engine.ids if client in self.kept and not engine.is_revoked(client)]
         if self.fresh or not known:
-            engine.gather(needed=share(training.start_quorum, len(engine.ids)))
-            self.roster = tuple(client for client in engine.ids if client in engine.homes)
+            needed = share(training.start_quorum, len(engine.ids))
+            engine.gather(needed=needed)
+            here = tuple(client for client in engine.ids if client in engine.homes)
+            self.roster = self._fitting(here, needed)
             return
         engine.enrolled |= {client: self.kept[client] for client in engine.ids if client in self.kept}
         engine.gather(known, share(training.quorum, len(known)))
         self.roster = tuple(known)
+
+    def _fitting(self, here: tuple[ClientId, ...], needed: int) -> tuple[ClientId, ...]:
+        """Those who can begin together. The others are turned away; if too few are left, the run does not begin."""
+        tasks = {client: self.engine.enrolled[client].card.task for client in here}
+        classes = sites_of(self.experiment).classes
+        self._ready, misfits = without_misfits(here, tasks, classes, self._federation)
+        if len(here) - len(misfits) < needed:
+            told, names = "; ".join(misfits.values()), ",".join(misfits)
+            raise ConfigError(f"{told}; have that put right there, or begin without: --exclude {names}")
+        for client, reason in misfits.items():
+            self.engine.turn_away(client, f"client {client} cannot take part: {reason}")
+        return tuple(client for client in here if client not in misfits)
 
     def _federation(self, roster: tuple[ClientId, ...]) -> Federation:
         federation = enrolled_federation(
@@ -98,7 +114,7 @@ class ServedRun:
 
     def _run(self) -> Run:
         """The run with the clients as they are now, where it was left."""
-        federation = self._federation(self.roster)
+        federation, self._ready = self._ready or self._federation(self.roster), None
         self.kept |= {client: self.engine.enrolled[client] for client in self.roster}
         keep_enrolments(self.folder, self.kept)
         if self.fresh:
@@ -125,14 +141,15 @@ class ServedRun:
         run.remarks = self._remarks()
         return run
 
+    def _why_absent(self, client: ClientId) -> str:
+        if self.engine.is_revoked(client):
+            return "its key was revoked"
+        return "it was not taken in" if client in self.engine.turned_away else "it has not joined yet"
+
     def _others(self) -> dict[ClientId, str]:
         """The clients of the experiment that cannot be measured, and why."""
         engine = self.engine
-        late = {
-            client: "its key was revoked" if engine.is_revoked(client) else "it has not joined yet"
-            for client in engine.ids
-            if client not in self.roster
-        }
+        late = {client: self._why_absent(client) for client in engine.ids if client not in self.roster}
         return late | {client: "it was excluded" for client in engine.excluded if client in self.kept}
 
     def _remarks(self) -> dict[str, object]:

@@ -296,12 +296,15 @@ class Examiner:
         notice: Callable[[str], None],
         attempts: int = 1,
         waits: Waits | None = None,
+        quorum: float = 0.0,
     ) -> None:
         """`last` is the last round of the run, which is always evaluated; `notice` hears who was not measured.
 
-        Clients that gave no answer are asked `attempts` times, with `waits` in between.
+        Clients that gave no answer are asked `attempts` times, with `waits` in between; where fewer than `quorum`,
+        a share of them, have answered, as long as the waits' patience lasts.
         """
         self.attempts, self.waits = attempts, waits if waits is not None else Waits()
+        self.quorum = quorum
         self.others: Mapping[
             ClientId, str
         ] = {}  # clients that belong here and cannot be asked, with the reason
@@ -337,11 +340,19 @@ class Examiner:
         Nobody waits round after round for a client that is known to be away, except in the last one.
         """
         outcomes = {one.client: one for one in self.rounds.engine.examine(asked)}
-        tries = Tries(self.attempts, self.waits)
+        needed = round(self.quorum * len(asked))
+        tries = Tries(self.attempts, self.waits, self.waits.patience)
         while lost := _lost(outcomes.values()):
+            enough = len(outcomes) - len(lost) >= needed
             wait = tries.next_wait(lost=True)
-            if wait is None or (round_ < self.last and lost <= self._away):
+            if wait is None or (
+                enough and (tries.made >= self.attempts or (round_ < self.last and lost <= self._away))
+            ):
                 break
+            if not enough:
+                self.notice(
+                    f"round {round_}: not evaluated yet: {', '.join(sorted(lost))}; trying again in {wait:g} s"
+                )
             tries.again(wait)
             again = [one for one in asked if one.client in lost]
             outcomes |= {one.client: one for one in self.rounds.engine.examine(again)}
@@ -393,6 +404,7 @@ class Examiner:
         for name in self.metrics:
             failed = {one.client: one.report.errors[name] for one in answers if name in one.report.errors}
             self._look_at(name, _values(name, lines), failed, round_)
+            self._note_undefined(name, lines, failed)
         return tuple(lines)
 
     def _look_at(
@@ -412,10 +424,6 @@ class Examiner:
             if not known and everywhere and round_ == min(self.settings.every, self.last):
                 raise RunError(f"the metric {name} fails for every client; for client {client}: {error}")
             self._say_once("failed", name, f"failed for client {client} and is null in the log: {error}")
-        undefined = dict.fromkeys(c for c, value in values if value is None and c not in failed)
-        if undefined:
-            which = ", ".join(undefined)
-            self._say_once("undefined", name, f"is undefined for some clients and null in the log: {which}")
         facts = self.facts[name]
         for client, value in known:
             if not facts.low - SLACK <= value <= facts.high + SLACK:
@@ -423,6 +431,22 @@ class Examiner:
                 self._say_once(
                     "outside", name, f"is {value:g} for client {client}, not {span}: declare its low and high"
                 )
+
+    def _note_undefined(self, name: str, lines: Sequence[Line], failed: Mapping[ClientId, str]) -> None:
+        """Say once which clients have no value, and of which part where they have one of another."""
+        parts: dict[ClientId, dict[str, bool]] = {}
+        for line in lines:
+            for split in SPLITS:
+                if name in line.get(split, ()) and line["client"] not in failed:
+                    parts.setdefault(line["client"], {})[split] = line[split][name] is not None
+        which = [
+            client if not any(known.values()) else f"{client} ({', '.join(s for s in known if not known[s])})"
+            for client, known in parts.items()
+            if not all(known.values())
+        ]
+        if which:
+            told = f"is undefined for some clients and null in the log: {', '.join(which)}"
+            self._say_once("undefined", name, told)
 
     def _say_once(self, what: str, name: str, sentence: str) -> None:
         if (what, name) not in self._told:

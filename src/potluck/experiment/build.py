@@ -40,8 +40,7 @@ NUMBERED = (PartitionConfig, FeatureShiftConfig)  # splits that number their cli
 
 def load_data(experiment: ExperimentSettings, labels_only: bool = False) -> Data:
     """The data set, or one for each group of a federation; groups that name the same one share it."""
-    if isinstance(experiment.partition, Sites):
-        raise ConfigError("the data of this experiment are at its sites: run it with potluck serve")
+    check_data_here(experiment)
     found: list[tuple[ClientGroup, Dataset]] = []
     for group in experiment.groups:
         known = next((data for other, data in found if _same_data(other, group)), None)
@@ -49,6 +48,12 @@ def load_data(experiment: ExperimentSettings, labels_only: bool = False) -> Data
         found.append((group, loaded))
     data = tuple(loaded for _, loaded in found)
     return data if experiment.federation else data[0]
+
+
+def check_data_here(experiment: ExperimentSettings) -> None:
+    """Refuse an experiment whose data are at sites."""
+    if isinstance(experiment.partition, Sites):
+        raise ConfigError("the data of this experiment are at its sites: run it with potluck serve")
 
 
 def _load(

@@ -143,6 +143,8 @@ def _set(values: dict[str, Any], key: str, value: Any, override: str) -> None:
         place[leaf] = value
     elif leaf == "partition":
         raise ConfigError(f"{override!r}: a partition is a block of keys; write {key}.kind={value}")
+    elif key == "models" and "pool" in place[leaf]:
+        place[leaf] = place[leaf] | {"pool": [value]}
     elif key == "method" and place[leaf].get("name") != value:
         place[leaf] = {"name": value}  # the options belong to the old method
     else:

@@ -66,7 +66,8 @@ def run_sheet(
         Column(measure.name, lambda client: client.get("accuracy"), measure.full),
         *(_further_column(name, clients, summary.get("accuracy") or {}) for name in further),
     )
-    title = f"{summary.get('method', 'run')}, {count(summary.get('rounds'))} rounds"
+    rounds = summary.get("rounds")
+    title = f"{summary.get('method', 'run')}, {count(rounds)} round{'s' * (rounds != 1)}"
     told = about_kept(summary.get("accuracy") or {}, kept)
     notes = (*headline(summary), *([f"models: {told}"] if told else []))
     return Sheet(title, columns, clients, notes).without_empty_columns()
@@ -80,7 +81,7 @@ def about_kept(accuracy: Mapping[str, Any], kept: int | None) -> str:
     measure, by_validation = measure_in(accuracy), accuracy.get("best_by_validation")
     there = ""
     if rounds.get("best_by_validation") == kept and by_validation is not None:
-        there = f", the best by validation ({measure.name} {measure.full(by_validation)} there)"
+        there = f", the best by validation (test {measure.name} {measure.full(by_validation)} there)"
     return f"those after round {kept}{there}; the scores here are of round {rounds['last']}"
 
 

@@ -14,6 +14,7 @@ from potluck.engine.evaluate import check_evaluation
 from potluck.engine.factory import player
 from potluck.engine.store.budget import check_memory
 from potluck.errors import ConfigError, RoundFailed, RunError
+from potluck.experiment.build import check_data_here
 from potluck.experiment.overrides import Override
 from potluck.experiment.schema import Experiment
 from potluck.federation.explain import explain
@@ -75,8 +76,8 @@ def _check_out(out: Any) -> None:
         raise ConfigError(f"out: give the path of a folder, not {out!r}")
     if out is not None and not str(out).strip():
         raise ConfigError("out is empty: name a folder, or leave it out")
-    if out is not None and Path(out).exists() and not (Path(out) / "environment.json").exists():
-        raise RunError(f"{out} exists and is no run folder; choose another folder, which need not exist")
+    if out is not None and Path(out).exists():
+        RunFolder.taken_over(Path(out))
 
 
 def _asked(experiment: Experiment | Path | str | None, values: Mapping[str, Any]) -> Experiment:
@@ -180,6 +181,7 @@ def resume(
     past = Past.read(RunFolder.begun(Path(folder)), from_round)
     given = experiment if experiment is not None else past.experiment(overrides, rounds, trust)
     experiment = _ready(past.going_on(given, rounds))
+    check_data_here(experiment)
     check_trackers(experiment.track)
     with past.folder.locked(), _told(watcher, observers, progress, experiment.method.name) as told:
         federation = experiment.build(split=past.split())

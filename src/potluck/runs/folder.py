@@ -45,14 +45,17 @@ class RunFolder:
                 return cls(path)
             except FileExistsError as error:
                 if exact:
-                    return cls._taken_over(path, error)
+                    return cls.taken_over(path, error)
                 number += 1
             except OSError as error:
                 raise RunError(f"cannot make the folder {path}: {error.strerror or error}") from error
 
     @classmethod
-    def _taken_over(cls, path: Path, error: OSError) -> RunFolder:
-        """A folder that is there: one that is empty, or whose run never got to its first round, is begun again."""
+    def taken_over(cls, path: Path, error: OSError | None = None) -> RunFolder:
+        """A folder that is there: one that is empty, or whose run never got to its first round, is begun again.
+
+        Anything else is refused.
+        """
         if not path.is_dir():
             raise RunError(f"{path} is a file; choose another folder") from error
         folder = cls(path)

@@ -82,7 +82,15 @@ class Run:
         self.rounds.acceptance.largest_ratio = largest_ratio(experiment.training.max_norm)
         self.state = RunState(self.rounds, self.store)
         tries = 1 if engine is None else experiment.training.attempts  # a client that is here is not lost
-        self.examiner = Examiner(self.rounds, experiment.evaluate, self.last, told.notice, tries, self.waits)
+        self.examiner = Examiner(
+            self.rounds,
+            experiment.evaluate,
+            self.last,
+            told.notice,
+            tries,
+            self.waits,
+            experiment.training.quorum,
+        )
         self.logs = RoundLogs(folder, experiment.evaluate.predictions == "last")
         self.checkpoints = Checkpointer(
             folder, self.state, experiment.checkpoint.every, durable=engine is not None

@@ -61,11 +61,24 @@ def open(
             "predict may differ",
             stacklevel=2,
         )
+    if not plugins:
+        _warn_of_edits(home, about.get("code", {}))
     result = RunResult(home, summary, models, _plugins=plugins)
     result.clients.models.check_files()
     result.check_log()
     result.clients.models.check_given()
     return result
+
+
+def _warn_of_edits(home: Path, known: Mapping[str, str]) -> None:
+    """Warn of plug-ins that were edited since: whoever has imported one predicts with what it says now."""
+    for name, content in own_code({"plugins": read_config(home).get("plugins") or []}).items():
+        if known.get(name, content) != content:
+            warnings.warn(
+                f"{with_imported(name)} is not the code that {home} was made with: if you use it, what its models "
+                "predict may differ from what was measured",
+                stacklevel=3,
+            )
 
 
 def _about(home: Path) -> Mapping[str, Any]:

@@ -63,9 +63,18 @@ class _Seeds:
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """See who seeds a `torch.Generator` or asks for `numpy.random.default_rng`."""
-        note, default_rng = self._note, np.random.default_rng
+        note, default_rng, modules, real = self._note, np.random.default_rng, self.modules, torch.Generator
 
-        class Generator(torch.Generator):
+        class Kind(type(torch.Generator)):  # type: ignore[misc]
+            def __instancecheck__(cls, instance: object) -> bool:
+                return isinstance(instance, real)
+
+        class Generator(torch.Generator, metaclass=Kind):
+            def __new__(cls, *args: Any) -> torch.Generator:  # type: ignore[misc]
+                """A plain generator for everybody else: CUDA takes no generator of another class."""
+                own = sys._getframe(1).f_globals.get("__name__") in modules
+                return super().__new__(cls, *args) if own else real(*args)
+
             def manual_seed(self, seed: int) -> torch.Generator:
                 note(seed, sys._getframe(1))
                 return super().manual_seed(seed)

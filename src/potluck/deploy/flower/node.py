@@ -1,16 +1,20 @@
-"""A SuperNode of Flower's that ends when it no longer pulls, and notes how its calls are answered.
+"""A SuperNode of Flower's that ends when it no longer works, and notes how its calls are answered.
 
     python -P -m potluck.deploy.flower.node PULSE OPTIONS OF flower-supernode …
 
 Flower's own program stays alive after its loop has ended over an answer that it does not retry, and would never
-take part again. `potluck join` starts this one anew when it has ended.
+take part again; so it does after the helper that starts its apps has ended. `potluck join` starts this one anew
+when it has ended.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +26,8 @@ from potluck.deploy.node_pulse import PulseFile
 
 FLEET = "/v1/fleet/"
 ENDED = 3  # exit code of a node whose loop has ended
+HELPER = "flower-superexec"  # Flower's process that starts an app for every message
+GRACE = 15.0  # seconds from the end of the helper: a node that is being ended ends within them
 
 
 def noting(send: Callable[..., httpx.Response], pulse: PulseFile) -> Callable[..., httpx.Response]:
@@ -42,6 +48,23 @@ def noting(send: Callable[..., httpx.Response], pulse: PulseFile) -> Callable[..
     return noted
 
 
+class Watching(subprocess.Popen[bytes]):
+    """A child process; when the helper has ended the node signs off, as it would pull orders and answer none."""
+
+    def __init__(self, args: Any, *others: Any, **options: Any) -> None:
+        super().__init__(args, *others, **options)
+        if HELPER in str(args[0]):
+            threading.Thread(target=self._end_with_it, daemon=True).start()
+
+    def _end_with_it(self) -> None:
+        code = self.wait()
+        time.sleep(GRACE)
+        print(f"ERROR :   {HELPER} has ended with {code}, and without it no order is answered", flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE)
+        _exit(ENDED)
+
+
 def _end(arguments: threading.ExceptHookArgs) -> None:
     """A thread has died, that of the heartbeats for one: without it the node would count as gone."""
     traceback.print_exception(arguments.exc_value)
@@ -60,6 +83,7 @@ def main() -> None:
 
     pulse = PulseFile(Path(sys.argv.pop(1)))
     httpx.Client.send = noting(httpx.Client.send, pulse)  # type: ignore[method-assign]
+    subprocess.Popen = Watching  # type: ignore[misc,assignment]
     threading.excepthook = _end
     code = ENDED
     try:

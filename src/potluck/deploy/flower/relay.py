@@ -121,8 +121,8 @@ class Courier:
             try:
                 self._channel, _ = door.accept()
             except OSError as error:
-                where = self.superlink.home
-                raise RunError(f"Flower does not start the server's relay (see {where})") from error
+                where, advice = self.superlink.home, self.superlink.distrust()
+                raise RunError(f"Flower does not start the server's relay (see {where}){advice}") from error
         self._relay = Relay(self._channel, self.superlink.lost)
         return self._relay
 

@@ -81,10 +81,12 @@ def read_told(folder: Path, trust: bool = False) -> Told:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "all of it"
         raise RunError(f"{path} was not written by potluck: {where}: {first['msg']}") from None
-    if not trust and (told.folder != folder.resolve() or not is_sealed(told.sealed, told.seal)):
+    elsewhere = told.folder != folder.resolve()
+    if not trust and (elsewhere or not is_sealed(told.sealed, told.seal)):
+        why = f"{TOLD} says {told.folder}" if elsewhere else f"or {TOLD} was changed since"
         raise RunError(
-            f"{folder} was not begun here by you ({TOLD} says {told.folder}): going on would listen at "
-            f"{told.address}, and use the files and the code that {TOLD} names; read it first, then say --trust"
+            f"{folder} was not begun here by you ({why}): going on would listen at {told.address}, and use the "
+            f"files and the code that {TOLD} names; read it first, then say --trust"
         )
     return told
 

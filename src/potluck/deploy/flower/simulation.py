@@ -87,7 +87,10 @@ def simulate(
             courier, federation.population.ids, experiment.engine, fields, welcome, notice_of(watcher)
         )
         engine.gather()
-        return federated_run(engine, experiment, folder, federation, watcher, run, incarnation, fresh).play()
+        going = federated_run(
+            engine, experiment, folder, federation, watcher, run, incarnation, fresh, strangers=False
+        )
+        return going.play()
 
 
 @register_engine("flower-simulation")

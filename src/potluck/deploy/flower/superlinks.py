@@ -56,7 +56,7 @@ class Superlink:
         """Why the SuperLink cannot answer, or nothing."""
         if self.own is not None and not self.own.alive:
             code = self.own.popen.returncode
-            how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+            how = f"by signal {code - 128}" if code > 128 else f"with exit code {code}"
             return f"the SuperLink has ended {how}, see {self.own.log}"
         return "" if is_open(self.address) else f"nobody listens at {self.address}"
 
@@ -78,6 +78,15 @@ class Superlink:
                 f"the clients' keys have changed: the SuperLink at {self.address} is not ours, so tell it too "
                 "(flwr supernode register, unregister)"
             )
+
+    def distrust(self) -> str:
+        """It takes runs and starts none, as one whose helper has ended: end it if it is our own, so that `mend`
+        starts it again, else say what to do.
+        """
+        if self.own is None:
+            return "; restart the SuperLink, its flower-superexec may have ended"
+        self.own.end()
+        return ""
 
     def submit(self, path: Path) -> None:
         """Have Flower start a relay that connects to a socket; relays of earlier starts are stopped."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-from collections.abc import Iterator
-from functools import cached_property
+import threading
 from pathlib import Path
 
 import safetensors.torch
@@ -21,20 +19,26 @@ Packing = tuple[int, Layout]  # length and layout of a packed state's single pie
 
 
 class StateFiles:
-    """A folder of client states, numbered in the order they are written."""
+    """A folder of client states, numbered in the order they are written; threads of several stores may write."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._last: int | None = None  # the highest number taken, once somebody has looked
+        self._one_at_a_time = threading.Lock()
 
-    @cached_property
-    def _numbers(self) -> Iterator[int]:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        taken = [int(path.stem.split("-")[1]) for path in self.folder.glob("clients-*.safetensors")]
-        return itertools.count(max(taken, default=0) + 1)
+    def _next_number(self) -> int:
+        """A number that no file has; two threads must never get the same."""
+        with self._one_at_a_time:
+            if self._last is None:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                taken = [int(path.stem.split("-")[1]) for path in self.folder.glob("clients-*.safetensors")]
+                self._last = max(taken, default=0)
+            self._last += 1
+            return self._last
 
     def write(self, state: State) -> Path:
         """Write a state to a new file, completely or not at all; after `sync` it also survives a power cut."""
-        path = self.folder / f"clients-{next(self._numbers):08d}.safetensors"
+        path = self.folder / f"clients-{self._next_number():08d}.safetensors"
         unfinished = path.with_name(f".{path.name}")
         try:
             safetensors.torch.save_file(on_host(state), unfinished)

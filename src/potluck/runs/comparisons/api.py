@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -19,6 +20,7 @@ from potluck.runs.comparisons.comparison import Comparison, Sweep
 from potluck.runs.comparisons.plan import Plan, check_sweep, plan_of, read_sweep, refuse_idle_method
 from potluck.runs.comparisons.play import Skip, Watch, compare_experiments
 from potluck.runs.comparisons.references import check_reference
+from potluck.runs.loop import Interrupted
 from potluck.runs.observers.progress import progress_display
 
 NOT_TAKEN = {
@@ -70,8 +72,18 @@ def compare(
     folder = Path(out) if out is not None else default_folder(plan)
     options = {"targets": targets, "rounds": rounds, "against": against, "view": view}
     played = _seeds(seeds, plan)
-    with progress_display(progress, len(played) * plan.size) as display:
+    with progress_display(progress, len(played) * plan.size) as display, _stopped_whole(folder):
         return play(plan, played, folder, display.watch, display.skip, **options)
+
+
+@contextlib.contextmanager
+def _stopped_whole(folder: Path) -> Iterator[None]:
+    """Ctrl-C stops the comparison, not only the run it was at: say how all of it goes on."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        onward = f"call potluck.compare again with the same arguments and out={str(folder)!r}"
+        raise Interrupted(folder, onward) from error
 
 
 def _planned(

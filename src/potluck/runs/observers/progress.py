@@ -108,7 +108,8 @@ class _Reporter(Observer):
         """Show advice once, though several runs may give it."""
         if sentence not in self.display.advised:
             self.display.advised.add(sentence)
-            self.display.say(f"{self.label}: {sentence}")
+            named = sentence.startswith(f"{self.label}: ")  # advice of a method may begin with its name
+            self.display.say(sentence if named else f"{self.label}: {sentence}")
 
     def notice(self, sentence: str) -> None:
         """Show the first notices, then say that there are more."""

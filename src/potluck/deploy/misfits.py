@@ -1,0 +1,56 @@
+"""Who cannot begin a federation together with the others: another task, say, or other public samples."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from potluck.core.card import ClientId
+from potluck.core.task import Task
+from potluck.errors import PotluckError
+from potluck.federation.federation import Federation
+
+Build = Callable[[tuple[ClientId, ...]], Federation]
+
+
+def without_misfits(
+    roster: tuple[ClientId, ...], tasks: Mapping[ClientId, Task], classes: int | None, build: Build
+) -> tuple[Federation, dict[ClientId, str]]:
+    """The federation of those who can begin together, and the others, each with the reason.
+
+    Those whose task is not the one that most have are left out together, then at most one more. If that does not
+    help, the experiment is to blame, and the error of building it with everyone is raised.
+    """
+    try:
+        return build(roster), {}
+    except PotluckError as error:
+        everyone = error
+    usual = _usual_task(tasks, classes)
+    alike = tuple(client for client in roster if tasks[client] == usual)
+    singly = (tuple(other for other in alike if other != client) for client in alike)
+    for left in (alike, *singly):
+        if not left or left == roster:
+            continue
+        try:
+            federation = build(left)
+        except PotluckError:
+            continue
+        out = [client for client in roster if client not in left]
+        return federation, {client: _reason(client, left, roster, build) for client in out}
+    raise everyone
+
+
+def _usual_task(tasks: Mapping[ClientId, Task], classes: int | None) -> Task:
+    """The task that most clients have, of those with as many classes as the experiment says; of two the first."""
+    fitting = [task for task in tasks.values() if classes in (None, task.classes)]
+    counted = Counter(fitting or tasks.values())
+    return counted.most_common(1)[0][0]
+
+
+def _reason(client: ClientId, left: Sequence[ClientId], roster: Sequence[ClientId], build: Build) -> str:
+    """Why a client cannot begin with those that are left."""
+    try:
+        build(tuple(one for one in roster if one in left or one == client))
+    except PotluckError as error:
+        return str(error)
+    return f"client {client} fits those that are left, but not together with others"
