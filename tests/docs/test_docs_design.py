@@ -24,7 +24,18 @@ FOLDERS = [ROOT, SOURCE, ROOT / "examples" / "hospitals"]  # a path is relative 
 # What stands in code and is not ours: the reader's own, entry points, commit titles, names of torch and systemd.
 FOREIGN_PATHS = {"mine.py", "FILE.py"}
 FOREIGN_DOTTED = {"potluck.engines"}
-FOREIGN_NAMES = {*dir(builtins), "DataLoader", "NoNewPrivileges", "Field", "Mine", "cat", "feat", "fix"}
+FOREIGN_NAMES = {
+    *dir(builtins),
+    "DataLoader",
+    "Flatten",
+    "ReLU",
+    "NoNewPrivileges",
+    "Field",
+    "Mine",
+    "cat",
+    "feat",
+    "fix",
+}
 
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`([^`\n]+)`")
