@@ -40,11 +40,16 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, (json.dumps(value, indent=1) + "\n").encode())
 
 
+LARGEST_JSON = 1 << 30  # bytes; a split of a hundred million rows has that many
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file of a run."""
     if path.exists() and not path.is_file():
         raise RunError(f"{path} is no file")
     try:
+        if path.stat().st_size > LARGEST_JSON:
+            raise RunError(f"{path} has more than {LARGEST_JSON:,} bytes, so it was not written by potluck")
         return json.loads(path.read_text())
     except FileNotFoundError as error:
         raise RunError(f"{path} is missing: {path.parent} is no run folder") from error

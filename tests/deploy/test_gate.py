@@ -172,6 +172,8 @@ def test_nothing_else_is_passed_on(superlink):
             assert raw(port, call.encode()).startswith(b"HTTP/1.1 404")
         smuggled = b"POST /v1/fleet/pull HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n"
         assert raw(port, smuggled + b"transfer-encoding: chunked, x\r\n\r\n0\r\n\r\n")[9:10] in (b"4", b"5")
+        both = b"POST /v1/fleet/pull HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n"
+        assert raw(port, both + b"8\r\nabcdefgh\r\n0\r\n\r\n").startswith(b"HTTP/1.1 400")
         assert raw(port, b"\x16\x03\x01 no http\r\n\r\n").startswith(b"HTTP/1.1 400")
         assert raw(port, b"POST /v1/fleet/pull HTTP/1.1\r\nx: " + b"y" * 5000).startswith(b"HTTP/1.1 431")
     assert superlink.reached == []
@@ -184,6 +186,13 @@ def test_a_superlink_that_breaks_off_gives_what_flower_retries(superlink, broken
     superlink.broken = broken
     with opened(superlink) as port:
         assert ask(port, content=b"call").status_code == status
+
+
+def test_who_is_refused_does_not_stay(superlink):
+    with opened(superlink) as port:
+        told = raw(port, b"POST /v1/control/run HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n", 3.0)
+        assert told.startswith(b"HTTP/1.1 404")
+        assert b"connection: close" in told.lower()
 
 
 def test_a_superlink_may_go_and_come_back(superlink):

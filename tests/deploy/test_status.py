@@ -410,6 +410,11 @@ def test_prometheus_asks_on_this_machine_alone(tmp_path):
             assert "potluck_round 1" in answer.read().decode()
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10)
+        led = urllib.request.Request(
+            f"http://127.0.0.1:{port}/metrics", headers={"Host": f"evil.example:{port}"}
+        )
+        with pytest.raises(urllib.error.HTTPError, match="421"):
+            urllib.request.urlopen(led, timeout=10)
         with pytest.raises(ConfigError, match="cannot be used"), exposed(port, board.facts):
             pass
     with exposed(None, board.facts) as port:

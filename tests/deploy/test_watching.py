@@ -11,10 +11,12 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import typer
 from federations import below, command
 
+from potluck.cli.exits import _fail
 from potluck.deploy.flower import watching
-from potluck.deploy.flower.join import alone
+from potluck.deploy.flower.join import alone, check_home
 from potluck.deploy.flower.processes import PULSE, Process, _started, end_stale
 from potluck.deploy.flower.watching import NodeWatch, Watched, WorkerWatch, answers
 from potluck.deploy.flower.worker import READERS, work
@@ -22,7 +24,7 @@ from potluck.deploy.logs import line
 from potluck.deploy.node_pulse import Pulse, PulseFile, skew_of, trouble
 from potluck.deploy.printable import printable
 from potluck.engine import frames
-from potluck.errors import ConfigError
+from potluck.errors import ConfigError, RunError
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 STUBBORN = (
@@ -89,9 +91,9 @@ def test_a_guard_passes_exit_codes_on(tmp_path):
 
 
 def test_a_leftover_is_ended_before_a_new_process_starts_and_a_stranger_is_not(tmp_path):
-    note = tmp_path / "worker.pid"
-    left = Process(SLEEP, tmp_path / "log", {}, note=note)
-    new = Process(SLEEP, tmp_path / "log", {}, note=note)
+    note, words = tmp_path / "worker.pid", [*SLEEP, str(tmp_path)]
+    left = Process(words, tmp_path / "log", {}, note=note)
+    new = Process(words, tmp_path / "log", {}, note=note)
     assert left.popen.wait(30) != 0
     assert new.alive
     note.write_text(json.dumps({"pid": new.popen.pid, "started": "Mon Jan  1 00:00:00 2001"}))
@@ -109,6 +111,41 @@ def test_a_leftover_is_ended_before_a_new_process_starts_and_a_stranger_is_not(t
         end_stale(note)
     left.end()
     new.end()
+
+
+def test_a_forged_note_ends_no_stranger(tmp_path):
+    stranger = subprocess.Popen(SLEEP, stdout=subprocess.DEVNULL)
+    elsewhere = Process(SLEEP, tmp_path / "log", {})  # a guard, but not one of this folder
+    for pid in (stranger.pid, elsewhere.popen.pid):
+        (tmp_path / "worker.pid").write_text(json.dumps({"pid": pid, "started": _started(pid)}))
+        end_stale(tmp_path / "worker.pid")
+    assert stranger.poll() is None
+    assert elsewhere.alive
+    stranger.kill()
+    stranger.wait()
+    elsewhere.end()
+
+
+def test_a_log_that_leads_elsewhere_is_refused(tmp_path):
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "link").symlink_to(tmp_path / "precious")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe"):
+        with pytest.raises(ConfigError, match=rf"the log .*{name} .*; move it away"):
+            Process(SLEEP, tmp_path / name, {})
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+def test_a_home_with_links_and_pipes_is_refused(tmp_path):
+    (tmp_path / "home" / "flower").mkdir(parents=True)
+    check_home(tmp_path / "home")
+    (tmp_path / "home" / "worker.log").symlink_to(tmp_path / "precious")
+    with pytest.raises(ConfigError, match=r"worker\.log is a link to another place"):
+        check_home(tmp_path / "home")
+    (tmp_path / "home" / "worker.log").unlink()
+    os.mkfifo(tmp_path / "home" / "flower" / "pulse.json")
+    with pytest.raises(ConfigError, match=r"pulse\.json is a pipe"):
+        check_home(tmp_path / "home")
 
 
 def test_a_stopped_process_is_ended_too(tmp_path):
@@ -179,7 +216,9 @@ def test_a_node_notes_its_calls_but_not_its_heartbeats(tmp_path):
     file.note("send-node-heartbeat", 200, DATE)
     file.note("send-node-heartbeat", 0)
     assert Pulse.read(tmp_path / PULSE) == Pulse(NOW + 5, "pull-messages", 200, 5.0, NOW, NOW + 5)
-    for nonsense in ("", "[]", "{}", "{"):
+    known = json.loads((tmp_path / PULSE).read_text())
+    wrong = [json.dumps(known | {"pulled": "x"}), json.dumps(known | {"since": float("nan")})]
+    for nonsense in ("", "[]", "{}", "{", *wrong):
         (tmp_path / PULSE).write_text(nonsense)
         assert Pulse.read(tmp_path / PULSE) == Pulse()
 
@@ -337,3 +376,9 @@ def test_lines_have_the_time_and_their_facts():
     assert told == {"message": "round 3: a?c", "round": 3}
     assert line("here", False, round=3).endswith(" here")
     assert printable("a\n b") == "a b"
+
+
+def test_an_error_sentence_cannot_steer_a_terminal(capsys):
+    with pytest.raises(typer.Exit):
+        _fail(RunError("made by potluck \x1b[2K\x1b[8m\x1b]0;title\x07 0.0\nand more"), debug=False)
+    assert capsys.readouterr().err == "error: made by potluck 0.0 and more\n"

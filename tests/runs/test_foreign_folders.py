@@ -20,6 +20,8 @@ from potluck.engine.store.checkpoints import Checkpoints
 from potluck.engine.store.manifest import _seal
 from potluck.errors import PotluckError, RunError
 from potluck.experiment.schema import Experiment
+from potluck.files import read_json
+from potluck.report.log import natural, read_config
 from potluck.runs.api import resume, run
 from potluck.runs.loop import Interrupted
 from potluck.runs.own_code import own_code
@@ -334,3 +336,17 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="so it is no run folder"):
         resume(tmp_path / "mine")
     assert Checkpoints(tmp_path / "mine/checkpoints").load() is None
+
+
+def test_a_file_of_any_size_or_depth_takes_no_memory(tmp_path: Path) -> None:
+    with (tmp_path / "environment.json").open("wb") as file:
+        file.truncate(1 << 36)  # without a byte on the disk
+    with pytest.raises(RunError, match="so it was not written by potluck"):
+        read_json(tmp_path / "environment.json")
+    (tmp_path / "deep.json").write_text("[" * 200_000)
+    with pytest.raises(RunError, match=r"deep\.json cannot be read"):
+        read_json(tmp_path / "deep.json")
+    (tmp_path / "config.yaml").write_text("[" * 20_000)
+    with pytest.raises(RunError, match=r"nested too deeply|is not YAML"):
+        read_config(tmp_path)
+    assert sorted(["9" * 5000, "10", "9"], key=natural)[:2] == ["9", "10"]

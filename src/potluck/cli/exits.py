@@ -16,10 +16,12 @@ from typing import NoReturn, ParamSpec
 
 import typer
 
+from potluck.deploy.printable import printable
 from potluck.errors import PotluckError
 from potluck.plugins import is_plugin_file
 
 P = ParamSpec("P")
+LONGEST = 10_000  # characters of a sentence
 
 
 class Ended(KeyboardInterrupt):
@@ -59,7 +61,7 @@ def _fail(error: BaseException, debug: bool) -> NoReturn:
     if debug:
         traceback.print_exception(error)
     sentence, code = explained(error)
-    typer.echo(" ".join(sentence.splitlines()), err=True)
+    typer.echo(printable(sentence, LONGEST), err=True)  # it may quote a file of somebody else's
     raise typer.Exit(code)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -39,9 +40,16 @@ class Pulse:
         """The pulse in a file, an empty one if there is none."""
         try:
             known = json.loads(path.read_text())
-            return cls(**{name: known[name] for name in cls.__dataclass_fields__})
+            numbers = {name: _number(known[name]) for name in ("skew", "since", "pulled")}
+            return cls(float(known["at"]), str(known["call"]), int(known["status"]), **numbers)
         except (OSError, ValueError, KeyError, TypeError):
             return cls()
+
+
+def _number(value: object) -> float | None:
+    if value is None or (isinstance(value, int | float) and math.isfinite(value)):
+        return value
+    raise ValueError(f"{value!r} is no time")
 
 
 class PulseFile:

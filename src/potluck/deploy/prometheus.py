@@ -13,6 +13,7 @@ from potluck.errors import ConfigError
 
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LOOPBACK = "127.0.0.1"
+CONNECTIONS = 16  # at the same time
 Sample = tuple[str, Mapping[str, str], float]
 
 HELP = {
@@ -84,6 +85,14 @@ def exposed(port: int | None, facts: Callable[[], Mapping[str, Any]]) -> Iterato
 
         def do_GET(self) -> None:
             """Answer with the facts of now."""
+            host = (self.headers.get("Host") or LOOPBACK).rpartition(":")[0] or self.headers.get("Host")
+            if host not in (
+                LOOPBACK,
+                "localhost",
+                None,
+            ):  # a page in a browser may have been led here by name
+                self.send_error(421)
+                return
             known = self.path.partition("?")[0] == "/metrics"
             body = exposition(facts()).encode() if known else b"there is only /metrics\n"
             self.send_response(200 if known else 404)
@@ -95,8 +104,28 @@ def exposed(port: int | None, facts: Callable[[], Mapping[str, Any]]) -> Iterato
         def log_message(self, format: str, *arguments: object) -> None:
             """Say nothing."""
 
+    class Server(ThreadingHTTPServer):
+        room = threading.BoundedSemaphore(CONNECTIONS)
+
+        def process_request(self, request: Any, client_address: Any) -> None:
+            """One more connection, or none beyond so many."""
+            if self.room.acquire(blocking=False):
+                super().process_request(request, client_address)
+            else:
+                self.shutdown_request(request)
+
+        def process_request_thread(self, request: Any, client_address: Any) -> None:
+            """As before; its place is free afterwards."""
+            try:
+                super().process_request_thread(request, client_address)
+            finally:
+                self.room.release()
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """Say nothing: whoever asked has no answer, and asks again."""
+
     try:
-        server = ThreadingHTTPServer((LOOPBACK, port), Handler)
+        server = Server((LOOPBACK, port), Handler)
     except (OSError, OverflowError) as error:
         raise ConfigError(f"--prometheus: port {port} of {LOOPBACK} cannot be used: {error}") from error
     server.daemon_threads = True

@@ -100,9 +100,20 @@ def read_orders(home: Path) -> dict[str, Any]:
     """What the worker of a home has noted last; empty if nothing, or nothing that can be read."""
     try:
         found = json.loads((home / FILE).read_text())
-        return {name: found[name] for name in OrderFacts.__dataclass_fields__}
+        return {name: _plain(found[name]) for name in OrderFacts.__dataclass_fields__}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
+
+
+def _plain(value: Any) -> Any:
+    """A value that can be shown: texts are made printable, mappings hold whole numbers."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {printable(str(name)): int(number) for name, number in value.items()}
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    raise ValueError(f"{value!r} is no fact")
 
 
 class SiteStatus:

@@ -487,7 +487,7 @@ def _metrics_by_client(lines: pa.Table, names: tuple[str, ...]) -> dict[str, str
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     """A sorting key that puts client 9 before client 10, and `site-9` before `site-10`."""
-    chunks = re.findall(r"[0-9]+|[^0-9]+", name)
+    chunks = re.findall(r"[0-9]{1,18}|[^0-9]+", name)  # Python refuses to read numbers of thousands of digits
     return tuple((0, int(chunk), chunk) if chunk.isdecimal() else (1, 0, chunk) for chunk in chunks)
 
 
@@ -513,6 +513,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         value = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RunError(f"{path} is not YAML ({' '.join(str(error).split())}): repair it") from None
+    except RecursionError:
+        raise RunError(f"{path} is nested too deeply to be read: repair it") from None
     if not isinstance(value, dict):
         raise RunError(f"{path} is not a mapping: repair it")
     return value

@@ -82,7 +82,7 @@ class Superlink:
                         raise Away(f"it answers with more than {self.bounds.most:,} bytes")
         except httpx.TimeoutException as error:
             raise Away(f"it is silent: {type(error).__name__}", 504) from error
-        except (httpx.HTTPError, httpx.StreamError, OSError) as error:
+        except (httpx.HTTPError, httpx.StreamError, h11.LocalProtocolError, OSError) as error:
             raise Away(str(error) or type(error).__name__) from error
         return answer.status_code, passed_on(list(answer.headers.raw), b"content-length"), bytes(data)
 
@@ -159,6 +159,9 @@ class Gate:
     async def _answer(self, call: h11.Request, caller: Caller) -> tuple[int, list[Header], bytes]:
         if call.method != b"POST" or not CALL.fullmatch(call.target):
             return refusal(404, "there is no such call")
+        names = {name for name, _ in call.headers}
+        if {b"content-length", b"transfer-encoding"} <= names:  # which of them holds is a matter of taste
+            return refusal(400, "the length of this call is told in two ways")
         headers = passed_on(list(call.headers))
         try:
             return await self.superlink.ask(call.target, headers, caller.body())

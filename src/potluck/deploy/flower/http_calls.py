@@ -75,9 +75,10 @@ class Caller:
     async def answer(self, status: int, headers: list[Header], data: bytes) -> bool:
         """Send an answer; whether another call may follow on this connection."""
         read = self.http.their_state is h11.DONE
+        stays = read and not 400 <= status < 500  # who was refused has no reason to stay
         length = [
             (b"content-length", str(len(data)).encode()),
-            *([] if read else [(b"connection", b"close")]),
+            *([] if stays else [(b"connection", b"close")]),
         ]
         message = self.http.send(h11.Response(status_code=status, headers=[*headers, *length]))
         pieces = [message, self.http.send(h11.Data(data=data)), self.http.send(h11.EndOfMessage())]
@@ -87,10 +88,11 @@ class Caller:
                 await self.writer.drain()
         except (TimeoutError, OSError) as error:
             raise Gone from error
-        if read and self.http.our_state is h11.DONE:
+        if stays and self.http.our_state is h11.DONE:
             self.http.start_next_cycle()
             return True
-        await self._linger()
+        if not read:
+            await self._linger()
         return False
 
     async def _linger(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import sys
 import tempfile
 import time
@@ -99,6 +100,17 @@ def _notice(joining: Joining, status: SiteStatus) -> Callable[[str], None]:
         log(f"{where}{sentence}", client=joining.client, round=round_)
 
     return tell
+
+
+def check_home(home: Path) -> None:
+    """Refuse a home in which a link leads elsewhere, or a pipe would keep us waiting."""
+    for folder in (home, home / "flower"):
+        for path in folder.iterdir() if folder.is_dir() and not folder.is_symlink() else ():
+            kind = path.lstat().st_mode
+            leads_out = stat.S_ISLNK(kind) and not path.resolve().is_relative_to(home.resolve())
+            if leads_out or stat.S_ISFIFO(kind):
+                what = "a link to another place" if leads_out else "a pipe"
+                raise ConfigError(f"{path} is {what}; a site keeps its files in its own folder: move it away")
 
 
 @contextlib.contextmanager

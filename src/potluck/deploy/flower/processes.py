@@ -7,12 +7,14 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import BinaryIO
 
 from potluck.deploy import guard
 from potluck.deploy.flower.connections import Security, is_open, split_address
@@ -81,8 +83,8 @@ class Process:
         if note is not None:
             end_stale(note)
         watched, self._held = os.pipe()
-        with log.open("ab") as file:
-            self._begins = file.tell()
+        with open_log(log) as file:
+            self._begins = file.seek(0, os.SEEK_END)
             self.popen = subprocess.Popen(
                 [sys.executable, "-I", "-S", guard.__file__, str(watched), *words],
                 stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
@@ -126,6 +128,19 @@ class Process:
             self._held = -1
 
 
+def open_log(path: Path) -> BinaryIO:
+    """Open a log to add to it; a link, a pipe or the like is refused, as it leads elsewhere or keeps us waiting."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        handle = os.open(path, flags, 0o644)
+    except OSError as error:
+        raise ConfigError(f"the log {path} cannot be written: {error.strerror}; move it away") from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise ConfigError(f"the log {path} is no file; move it away")
+    return os.fdopen(handle, "ab")
+
+
 def _end_group(pid: int, wait: Callable[[], None]) -> None:
     """End a process group; one that is stopped (SIGSTOP) does not hear SIGTERM before it is continued."""
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -142,8 +157,15 @@ def end_stale(note: Path) -> None:
         pid, started = int(about["pid"]), str(about["started"])
     except (RunError, KeyError, TypeError, ValueError):
         return
-    if started and pid > 1 and _started(pid) == started:
+    if started and pid > 1 and _started(pid) == started and _is_ours(pid, note.parent):
         _end_group(pid, lambda: _await_end(pid, started))
+
+
+def _is_ours(pid: int, home: Path) -> bool:
+    """Whether a process is a guard whose command names this folder: a note in it may be forged, or copied."""
+    words = ["ps", "-ww", "-o", "args=", "-p", str(pid)]
+    said = subprocess.run(words, capture_output=True, text=True, check=False).stdout
+    return guard.__file__ in said and str(home) in said
 
 
 def _await_end(pid: int, started: str) -> None:
