@@ -59,7 +59,7 @@ class Watching(subprocess.Popen[bytes]):
     def _end_with_it(self) -> None:
         code = self.wait()
         time.sleep(GRACE)
-        print(f"ERROR :   {HELPER} has ended with {code}, and without it no order is answered", flush=True)
+        print(f"ERROR :   {HELPER} has ended with {code}, and without it no order is answered\n", flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(GRACE)
         _exit(ENDED)
