@@ -80,6 +80,7 @@ class Supervised(Federation):
         self.outside, self.experiment = f"127.0.0.1:{free_port()}", experiment
         self.words = words  # of serve
         self.services, self.stopped = {}, []
+        self.late = 0  # events that came after the end of their round
         self.began = time.monotonic()
 
     # --- setting up ---
@@ -162,17 +163,28 @@ class Supervised(Federation):
         """Wait for the moment of an event, let it happen, and wait until the round is on record."""
         trap = self.arrive(event)
         before = time.monotonic()
-        self.tell(str(event) + ("" if self.rounds() < event.round else " (the round has ended already)"))
+        late = self.finished or self.rounds() >= event.round
+        self.late += late
+        self.tell(str(event) + (" (too late: its round has ended already)" if late else ""))
         self.strike(event.first)
         if event.second is not None:
             time.sleep(event.gap)
             self.strike(event.second)
+        self._stand_still(event)
         time.sleep(event.release)
         trap.unlink(missing_ok=True)
         self.wait(lambda: self.finished or self.rounds() >= event.round, LONG)
+        self.tell(f"  round {self.rounds()} is on record {time.monotonic() - before:.0f} s later")
+
+    def _stand_still(self, event):
+        """While a process stands still no further round begins, as the next event would come too late."""
+        hold = self.folder / event.held / "hold"
+        if event.first.stop:
+            hold.touch()
         for timer in self.stopped:
             timer.join()
-        self.tell(f"  round {self.rounds()} is on record {time.monotonic() - before:.0f} s later")
+        if event.first.stop:
+            hold.unlink()
 
     def arrive(self, event):
         """Wait for the phase of an event; the file that holds a client in it."""
@@ -237,7 +249,9 @@ class Supervised(Federation):
                 self.logged(f"join-{client}").count("is started again") for client in sites.IDS
             ),
         }
-        self.tell(f"  finished after round {self.rounds()}; starts {starts}; {again}")
+        self.tell(
+            f"  finished after round {self.rounds()}; starts {starts}; {again}; {self.late} events came late"
+        )
 
     def close(self):
         for timer in self.stopped:

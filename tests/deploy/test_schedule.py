@@ -11,7 +11,7 @@ import time
 
 import pytest
 import sites
-from schedule import draw, generator
+from schedule import Blow, draw, generator
 from supervised import Supervised, newest_state, server_state
 
 from potluck.files import read_json
@@ -98,7 +98,7 @@ def test_with_half_a_quorum_a_federation_goes_on_without_the_missing_and_says_wh
         ended = federation.rounds() + 1
         federation.wait(lambda: federation.rounds() >= ended, 300)
         time.sleep(generator(SEED).uniform(0, 5))
-        federation.services["server"].process.end()
+        federation.strike(Blow("server"))
         federation.end()
     said = federation.log("serve")
     assert f"goes on without client {lapsing}" in said

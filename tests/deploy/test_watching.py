@@ -367,6 +367,17 @@ def test_a_process_that_hangs_is_started_again(tmp_path):
     watched.process.end()
 
 
+def test_a_process_that_was_killed_is_told_from_one_that_gave_up(tmp_path, monkeypatch):
+    notices = []
+    process = Process(SLEEP, tmp_path / "log", {}, name="the worker")
+    until(lambda: "up" in (tmp_path / "log").read_text())
+    monkeypatch.setattr(watching.time, "sleep", lambda seconds: None)
+    os.kill(command(process), signal.SIGKILL)
+    process.popen.wait(60)
+    Watched(lambda: process, process, 0.0).look(notices.append)
+    assert notices == ["the worker ended: killed by signal 9; it is started again"]
+
+
 # --- logs -----------------------------------------------------------------------------------------------
 
 

@@ -59,7 +59,7 @@ class Watching(subprocess.Popen[bytes]):
     def _end_with_it(self) -> None:
         code = self.wait()
         time.sleep(GRACE)
-        print(f"ERROR :   {HELPER} has ended with {code}, and without it no order is answered", flush=True)
+        print(f"ERROR :   {HELPER} has ended with {code}, and without it no order is answered\n", flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(GRACE)
         _exit(ENDED)
@@ -83,7 +83,7 @@ def main() -> None:
 
     pulse = PulseFile(Path(sys.argv.pop(1)))
     httpx.Client.send = noting(httpx.Client.send, pulse)  # type: ignore[method-assign]
-    subprocess.Popen = Watching  # type: ignore[misc,assignment]
+    subprocess.Popen = Watching  # type: ignore[misc, assignment]
     threading.excepthook = _end
     code = ENDED
     try:

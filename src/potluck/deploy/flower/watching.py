@@ -12,6 +12,7 @@ from potluck.deploy.node_pulse import REFUSED, STALL, UNAUTHORISED, Pulse, troub
 from potluck.engine import frames
 from potluck.errors import ConfigError
 
+SIGNALLED = 128  # an exit code above this: so much more than the number of the signal
 BAD_INPUT = 2  # exit code of a worker whose input is bad: starting it again would not help
 SIGNALLED = 128  # plus the number of a signal: the exit code of a process that it has ended
 PAUSE = 1.0  # seconds between two checks
@@ -51,10 +52,15 @@ class Watched:
         if self.process.popen.returncode == BAD_INPUT:
             raise ConfigError(self.process.tail().removeprefix("error: "))
         self.process.end()  # its own children may have outlived it
-        why = f"hangs: {hangs}" if hangs else f"ended: {self.reason() or self.process.tail()}"
+        why = f"hangs: {hangs}" if hangs else f"ended: {self.reason() or self._last_words()}"
         notice(f"{self.process.name} {why}; it is started again")
         time.sleep(self.pause)
         self.process, self.since = self.start(), time.monotonic()
+
+    def _last_words(self) -> str:
+        """The signal that has ended the process, which its guard tells as the shell does, or what it said last."""
+        code = self.process.popen.returncode
+        return f"killed by signal {code - SIGNALLED}" if code > SIGNALLED else self.process.tail()
 
 
 class NodeWatch:
