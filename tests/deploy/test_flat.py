@@ -15,7 +15,7 @@ from potluck.runs.folder import LOGS
 from potluck.runs.observers import Observer
 
 WARM = 8  # rounds until everything is there that is kept: three checkpoints, three rounds at a site
-PER_ROUND = 8_000  # bytes of resident memory that a round may leave behind: noise, a fifth of one model
+PER_ROUND = 16_000  # bytes of resident memory that a round may leave behind: less than half of one model
 
 
 def few_samples(client):

@@ -89,10 +89,12 @@ def test_an_unknown_option_of_a_metric_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("out", "sentence"), [(3, "path of a folder, not 3"), ("", "out is empty"), (".", "is no run folder")]
+    ("out", "sentence"),
+    [(3, "path of a folder, not 3"), ("", "out is empty"), (".", "holds something else than a run")],
 )
 def test_a_place_for_a_run_that_cannot_be(out: Any, sentence: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").touch()
     with pytest.raises(PotluckError, match=sentence):
         run(**BASE, out=out)
 
