@@ -43,6 +43,11 @@ SETTINGS: dict[str, Any] = {
         (lambda: potluck.open(3), "takes the folder of a run, not a int"),  # type: ignore[arg-type]
         (lambda: adapt("x"), "adapt takes a torch module, not 'x'"),  # type: ignore[arg-type]
         (lambda: check_method(3), "give a method by its name"),  # type: ignore[arg-type]
+        (lambda: potluck.compare(**SETTINGS, methods={"name": "fedavg"}), "methods: give a list such as"),
+        (
+            lambda: potluck.compare(**SETTINGS, methods=["fedproto"], variants={"a": {"method": "fedavg"}}),
+            "methods or variants, not both",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_one_sentence(
@@ -65,6 +70,43 @@ def test_a_stopped_run_without_checkpoints_says_that_it_starts_over(tmp_path: Pa
     never = Experiment.make(**SETTINGS, checkpoint={"every": "never"})
     with pytest.raises(Interrupted, match=r"potluck resume .* \(from round 1 again"):
         potluck.run(never, out=tmp_path / "never", observers=[CtrlC()])
+
+
+@pytest.mark.parametrize("moment", ["write_text", "replace"])
+def test_a_run_stopped_before_its_first_round_can_be_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, moment, stop)
+        with pytest.raises(KeyboardInterrupt):
+            potluck.run(Experiment.make(**SETTINGS), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_stopped_between_its_start_and_its_first_round_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("potluck.runs.api.Run", stop)
+        with pytest.raises(Interrupted, match="go on with: potluck resume"):
+            potluck.run(Experiment.make(**SETTINGS), out=tmp_path / "run")
+    assert potluck.resume(tmp_path / "run").summary["rounds"] == 2
+
+
+def test_a_run_killed_before_its_first_round_says_what_to_do(tmp_path: Path) -> None:
+    for name in (".lock", "split.json.123.partial", ".environment.json.ab12cd34"):
+        (tmp_path / name).touch()
+    with pytest.raises(RunError, match="stopped before the first round; remove it"):
+        RunFolder.begun(tmp_path)
+    assert RunFolder.taken_over(tmp_path).is_shell()
+    (tmp_path / "thesis.partial").touch()
+    assert not RunFolder(tmp_path).is_shell()
 
 
 def test_a_full_disk_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,14 @@ def test_methods_take_the_place_of_variants(file: Path) -> None:
             r"sweep\.d1=1: method\.d1 changes nothing.*no meaning for a",
         ),
         ("variants: {method.d1: [8, 4]}\nsweep: {method.d1: [1, 2]}", r"method\.d1 changes nothing"),
-        ("sweep: {method: [fedavg, fedproto]}", "method changes nothing"),
+        ("sweep: {method: [fedavg, fedproto]}", "method changes nothing.*under methods"),
+        ("sweep: {method.name: [fedavg]}", r"method\.name changes nothing.*under methods"),
+        (
+            "variants: {a: {method: local}}\nsweep: {x: {method.name: fedavg}}",
+            r"sweep\.x: method\.name changes nothing",
+        ),
+        ("variants: {local: {method: fedavg}}", r"variants\.local plays fedavg.*another label"),
+        ("variants: {'local,x': {method: fedavg}}", r"variants\.local,x plays fedavg"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tmp_path: Path, blocks: str, sentence: str) -> None:
@@ -139,6 +146,15 @@ def test_a_sweep_over_an_option_reaches_the_methods_that_have_it(tmp_path: Path)
         made = read_sweep(path).experiments
         assert [options(each["a"]).d1 for each in made.values()] == [4, 8]
         assert {each["b"].method.name for each in made.values()} == {"fedavg"}
+
+
+def test_a_sweep_over_methods_leaves_local_alone(tmp_path: Path) -> None:
+    blocks = "variants: {training.epochs: [1]}\nsweep: {method.name: [fedavg, fedproto]}"
+    path = tmp_path / "names.yaml"
+    path.write_text(BASE.replace("{name: fedmrl, d1: 16}", "local") + blocks)
+    for setting, made in read_sweep(path).experiments.items():
+        names = {label: one.method.name for label, one in made.items()}
+        assert names == {"local,epochs=1": "local", "epochs=1": setting.partition("=")[2]}
 
 
 def test_a_variant_that_cannot_work_is_found_in_the_last_setting(tmp_path: Path) -> None:

@@ -380,6 +380,20 @@ class TestTerms:
         ):
             fit(make_client(), ce, combine=lambda terms: {"0.weight": torch.zeros(5, 4)})
 
+    @pytest.mark.parametrize(
+        ("wrong", "sentence"),
+        [
+            (lambda value: None, "'loss' of the loss is a NoneType"),
+            (lambda value: 3.0, "is a float; return a tensor with one number"),
+            (lambda value: value.repeat(2), r"has shape \(2,\); return its mean or sum"),
+            (lambda value: {"a": value, "b": 0.0}, "'b' of the loss is a float"),
+            (lambda value: {}, "the loss is an empty mapping"),
+        ],
+    )
+    def test_what_is_no_loss(self, wrong, sentence):
+        with pytest.raises(TypeError, match=sentence):
+            fit(make_client(), lambda client, batch: wrong(ce(client, batch)))
+
 
 class TestProx:
     def test_the_pull_against_the_term_in_the_loss(self):

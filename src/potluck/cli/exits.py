@@ -54,9 +54,12 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def _fail(error: BaseException, debug: bool) -> NoReturn:
-    """Print the sentence and exit; usage errors and broken pipes are left to typer."""
-    usage = hasattr(error, "exit_code") or isinstance(error, SystemExit)
-    if usage or (isinstance(error, OSError) and error.errno == errno.EPIPE):
+    """Print the sentence and exit; usage errors and broken pipes are left to typer.
+
+    A `sys.exit` in the user's own code is an error: the run has no result, and code 0 would say that it has.
+    """
+    leaves = isinstance(error, SystemExit) and own_place(error.__traceback__) is None
+    if leaves or hasattr(error, "exit_code") or (isinstance(error, OSError) and error.errno == errno.EPIPE):
         raise error
     if debug:
         traceback.print_exception(error)
@@ -77,6 +80,11 @@ def explained(error: BaseException) -> tuple[str, int]:
         return f"error: {where}{error.strerror or error}", 2
     kind = type(error).__name__
     place = own_place(error.__traceback__)
+    if place is not None and isinstance(error, SystemExit):
+        return (
+            f"error: {place}: sys.exit ended the run in the middle; raise an error there, or take it out",
+            2,
+        )
     if place is not None:
         return f"error: {place}: {kind}: {error}; run again with --debug to see how it came there", 2
     return f"internal error: {kind}: {error}; run again with --debug to see where", 1

@@ -142,8 +142,11 @@ class Split:
         clients = ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries)
         content = f'{json.dumps(about)[:-1]},\n"clients": [\n{clients}\n]}}\n'
         partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        partial.write_text(content, encoding="utf-8")
-        partial.replace(path)
+        try:
+            partial.write_text(content, encoding="utf-8")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
 
     def by_group(self, groups: Iterable[tuple[Dataset, int]]) -> list[tuple[Dataset, Split]]:
         """The clients of each group, in order, with the data set their rows belong to."""

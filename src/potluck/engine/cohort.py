@@ -67,7 +67,7 @@ class Cohort:
         some of the clients. `rows` says how many rows a tensor of every reply must have, where the contract leaves
         that open; 0: the tensor must not be there.
         """
-        steps = tuple(one.__name__ for one in (step if isinstance(step, Sequence) else [step]))
+        steps = self._names(step)
         addressed = [client for client in self.ids if only is None or client in only]
         self.exchange += 1
         requests = [self._request(client, steps, down) for client in addressed]
@@ -83,6 +83,21 @@ class Cohort:
                 self.lost,
             )
         return replies
+
+    def _names(self, step: Callable[..., Any] | Sequence[Callable[..., Any]]) -> tuple[str, ...]:
+        """The names of the steps asked for; an error in the code of a method, so the round is not tried again."""
+        asked: list[Any] = [*step] if isinstance(step, Sequence) and not isinstance(step, str) else [step]
+        known = self.method.steps()
+        for one in asked:
+            if getattr(one, "__name__", None) not in known:
+                named = repr(one) if isinstance(one, str) else getattr(one, "__qualname__", repr(one))
+                example = next(iter(known), "train")
+                raise TypeError(
+                    f"clients.ask({named}): give a method under @client_step, such as self.{example}"
+                )
+        if not asked:
+            raise TypeError("clients.ask([]): name at least one step")
+        return tuple(one.__name__ for one in asked)
 
     def _request(self, client: ClientId, steps: tuple[str, ...], down: Down | None) -> Request:
         if down is None:

@@ -20,6 +20,7 @@ from potluck.experiment.schema import Experiment
 from potluck.federation.explain import explain
 from potluck.federation.federation import Federation
 from potluck.files import write_json, write_whole
+from potluck.report.again import to_go_on
 from potluck.runs import pilots
 from potluck.runs.environment import environment
 from potluck.runs.folder import RunFolder
@@ -66,7 +67,8 @@ def run(
         if given is None and experiment.public is not None and not built.method.needs_public_data:
             told.advise(f"public: {built.method.name} uses no public data, so these samples change nothing")
         experiment, built = _tuned(experiment, built, folder, told)
-        write_start(folder, experiment, built)
+        with _cleared(folder):
+            write_start(folder, experiment, built)
         return _play(experiment, folder, built, told)
 
 
@@ -144,6 +146,17 @@ def _tuned(
     return chosen, chosen.build(federation.data, federation.split)
 
 
+@contextlib.contextmanager
+def _cleared(folder: RunFolder) -> Iterator[None]:
+    """Remove a folder that was stopped before its run began, so that the same command can begin it again."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if folder.is_shell():
+            shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+
+
 def write_start(folder: RunFolder, experiment: Experiment, federation: Federation) -> None:
     """Write what a run folder holds from the start; the configuration last, as the sign that all is there."""
     federation.save_split(folder / "split.json")
@@ -219,7 +232,10 @@ def _play(
             past.record(experiment, federation)
         result: RunResult = own.play(experiment, folder, federation, watcher, fresh=past is None)
         return result
-    going = Run(experiment, folder, federation, watcher)
+    try:
+        going = Run(experiment, folder, federation, watcher)
+    except KeyboardInterrupt as error:
+        raise Interrupted(folder.path, to_go_on(folder.path, experiment.portable)) from error
     if past is not None:
         going.restore(lambda: past.record(experiment, federation), past.from_round)
     return going.play()

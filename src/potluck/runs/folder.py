@@ -92,7 +92,7 @@ class RunFolder:
 
     def is_shell(self) -> bool:
         """Whether the folder holds nothing but what a run writes before its first round, and not all of that."""
-        names = {path.name for path in self.path.iterdir()}
+        names = {path.name for path in self.path.iterdir() if not _is_unfinished(path.name)}
         return names <= {*START, *BEFORE} and "config.yaml" not in names
 
     def about(self) -> dict[str, Any]:
@@ -201,6 +201,14 @@ class RunFolder:
                     os.ftruncate(handle, length)
         except OSError as error:
             raise RunError(f"cannot write {self / name}: {error.strerror or error}") from error
+
+
+def _is_unfinished(name: str) -> bool:
+    """Whether a file was left by a process that ended while it wrote one of the first files of a run."""
+    firsts = (*START, *BEFORE)
+    return (name.endswith(".partial") and name.startswith(tuple(f"{first}." for first in firsts))) or (
+        name.startswith(tuple(f".{first}." for first in firsts))
+    )
 
 
 def _write(handle: int, content: bytes) -> None:

@@ -256,6 +256,7 @@ class _Step:
                 self.holder, first, **dict(zip(names, others, strict=True)), **self.workspace.scalars
             )
         terms = value if isinstance(value, Mapping) else {"loss": value}
+        _check_terms(terms)
         gradients = self._gradients(terms)
         self.workspace.apply(gradients)
         self.workspace.add(terms)
@@ -307,6 +308,19 @@ class _Step:
         self.workspace.add({"prox": functools.reduce(operator.add, terms)})
         torch._foreach_mul_(distances, [*strengths.values()])
         return dict(zip(strengths, distances, strict=True))
+
+
+def _check_terms(terms: Mapping[str, Any]) -> None:
+    """Refuse what no gradient can be taken of; a fault of the method's code, so no client is left out for it."""
+    if not terms:
+        raise TypeError("the loss is an empty mapping; return a tensor with one number, or named ones")
+    for name, value in terms.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"{name!r} of the loss is a {type(value).__name__}; return a tensor with one number"
+            )
+        if value.ndim:
+            raise TypeError(f"{name!r} of the loss has shape {tuple(value.shape)}; return its mean or sum")
 
 
 def plus(one: Gradients, other: Gradients, share: float = 1.0) -> Gradients:

@@ -96,8 +96,7 @@ def _planned(
 ) -> Plan:
     if experiment is not None:
         check_experiment("compare", experiment, values)
-    if isinstance(methods, str):
-        raise ConfigError(f"methods: give a list, [{methods!r}]")
+    _check_methods(methods, variants)
     if isinstance(experiment, Path | str):
         return read_sweep(experiment, methods, overrides, variants, sweep)
     if overrides:
@@ -106,6 +105,22 @@ def _planned(
         experiment = Experiment.make(**({"method": methods[0] if methods else "local"} | dict(values)))
         refuse_idle_method(values.get("method"), methods, variants)
     return plan_of(experiment, methods, variants, sweep)
+
+
+def _check_methods(methods: Any, variants: Any) -> None:
+    """Refuse methods that are no list, and methods beside variants: only one of the two says what is compared."""
+    if isinstance(methods, str):
+        raise ConfigError(f"methods: give a list, [{methods!r}]")
+    if not isinstance(methods, Sequence):
+        raise ConfigError(
+            f"methods: give a list such as ['fedproto', {{'name': 'fedmrl', 'd1': 16}}], not {methods!r}; methods "
+            "with labels go under variants"
+        )
+    if methods and variants:
+        raise ConfigError(
+            "give methods or variants, not both; a method is a variant too: "
+            "variants={'fedproto': {'method': 'fedproto'}}"
+        )
 
 
 def _check_views(seeds: Any, targets: Any, rounds: Any, view: str) -> None:

@@ -225,7 +225,7 @@ def _overwrites(own: Changes, key: str) -> bool:
     if block != "method" or "method" not in own or not option:
         return any(key == other or key.startswith(f"{other}.") for other in own)
     method = own["method"]
-    given = isinstance(method, Mapping) and option in method
+    given = option == "name" or (isinstance(method, Mapping) and option in method)
     return given or key in own or option.partition(".")[0] not in _options(method)
 
 
@@ -259,6 +259,8 @@ def _variants(load: Load, labelled: Mapping[str, Changes], base: Experiment) -> 
     has a Local that names it.
     """
     made = {label: _measurable(load([changes])) for label, changes in labelled.items()}
+    for label, experiment in made.items():
+        _refuse_false_local(label, experiment)
     plain = any(all(_block(key) in APART for key in changes) for changes in labelled.values())
     if BASELINE not in made and plain:
         made = {BASELINE: _measurable(load([{"method": BASELINE}]))} | made
@@ -365,6 +367,15 @@ def _refuse_common(label: str, changes: Changes) -> None:
             )
 
 
+def _refuse_false_local(label: str, experiment: Experiment) -> None:
+    """Refuse another method under the label that tables show as Local."""
+    if label.partition(",")[0] == BASELINE and not is_local(experiment):
+        raise ConfigError(
+            f"variants.{label} plays {experiment.method.name}, and {BASELINE} is the label of clients that train "
+            "alone; give it another label"
+        )
+
+
 def _refuse_seed(setting: str, changes: Changes) -> None:
     if "seed" in changes:
         raise ConfigError(
@@ -387,6 +398,11 @@ def _refuse_idle(setting: str, common: Changes, labelled: Mapping[str, Changes])
     """Refuse a setting that no variant would feel: the comparisons of the sweep would be the same."""
     for key in common:
         if all(_overwrites(own, key) for own in labelled.values()):
+            if key in ("method", "method.name"):
+                raise ConfigError(
+                    f"sweep.{setting}: {key} changes nothing, as a sweep changes what all methods share; "
+                    "put methods under methods (--methods) or variants"
+                )
             raise ConfigError(
                 f"sweep.{setting}: {key} changes nothing, as it has no meaning for {', '.join(labelled)} or is set "
                 "there; name variants that have it"
