@@ -79,6 +79,12 @@ def check_whole_number(argument: str, given: Any) -> None:
         raise ConfigError(f"{argument}: give a whole number, not {given!r}")
 
 
+def kind_and_message(error: BaseException) -> str:
+    """An exception as Python shows it: `KeyError: 'x'`, or only its type where it says nothing."""
+    kind, message = type(error).__name__, str(error)
+    return f"{kind}: {message}" if message else kind
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message, or its type if there is none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

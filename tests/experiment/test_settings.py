@@ -65,6 +65,7 @@ def test_a_sentence_says_what_is_meant(values: dict[str, Any], sentence: str) ->
         ("partition=dirichlet", "write partition.kind=dirichlet"),
         ("training.rounds=true", r"training.rounds: must be a number \(given: True\)"),
         ("models.0.name=x", "unknown model 'x'"),
+        ("partition={file: 3}", r"partition.file: give the path of a file \(given: 3\)"),
         (3, "3 is no override; write key=value"),
         ("variants.a.method=local", "write variants into the file; potluck compare plays them"),
     ],
