@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from numbers import Integral
+from pathlib import Path
+from typing import Any
 
 
 class PotluckError(Exception):
@@ -62,6 +65,24 @@ def nearest(name: str, known: Iterable[str]) -> str:
         return "there is none"
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+
+
+def check_path(argument: str, given: Any, error: type[PotluckError] = ConfigError) -> None:
+    """Refuse an argument that is no path."""
+    if not isinstance(given, str | Path):
+        raise error(f"{argument}: give a path, not a {type(given).__name__}")
+
+
+def check_whole_number(argument: str, given: Any) -> None:
+    """Refuse an argument that is no whole number."""
+    if isinstance(given, bool) or not isinstance(given, Integral):
+        raise ConfigError(f"{argument}: give a whole number, not {given!r}")
+
+
+def kind_and_message(error: BaseException) -> str:
+    """An exception as Python shows it: `KeyError: 'x'`, or only its type where it says nothing."""
+    kind, message = type(error).__name__, str(error)
+    return f"{kind}: {message}" if message else kind
 
 
 def first_line(error: BaseException) -> str:

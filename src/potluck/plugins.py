@@ -13,7 +13,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from potluck.errors import ConfigError, PotluckError
+from potluck.errors import ConfigError, PotluckError, kind_and_message
 
 _PREFIX = (
     "potluck_plugin:"  # in sys.modules, before the full path: files of one name in two folders stay apart
@@ -57,7 +57,7 @@ def _reason(error: BaseException) -> str:
         return "it calls sys.exit; take that out, or keep it below: if __name__ == '__main__'"
     if isinstance(error, PotluckError):
         return str(error)
-    return f"{type(error).__name__}: {error}"
+    return kind_and_message(error)
 
 
 def module_name(plugin: str) -> str:

@@ -118,6 +118,7 @@ def test_own_index_files(content: Any, dataset: Dataset, tmp_path: Path) -> None
         ({"a": {"train": "all"}}, "not a list of row numbers"),
         ({"a": {"trian": [0]}}, "unknown entry 'trian'"),
         ({"clients": [{"train": [0]}]}, "no id"),
+        ({"": {"train": [0]}}, "a client has an empty id: give it a name"),
         ({"clients": [{"id": "a", "train": [0]}, {"id": "a", "train": [1]}]}, "two clients with the id 'a'"),
         ({"clients": 3}, "must be an object"),
         ({"a": [0, 1]}, "must be an object"),

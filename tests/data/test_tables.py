@@ -444,3 +444,68 @@ def test_an_experiment_file_names_the_column_in_data_or_in_the_partition(tmp_pat
         experiment = Experiment.load(experiment_file(tmp_path, data=data, partition={"kind": "natural"}))
         with pytest.raises(PotluckError, match=sentence):
             experiment.make_split(experiment.load_data())
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"categorical": ["sexx"]}, "categorical names 'sexx', which is no column; did you mean 'sex'"),
+        ({"categorical": {"sexx": ["f", "m"]}, "features": ["age"]}, "categorical names 'sexx'"),
+        ({"categorical": {"sex": "fm"}}, "categorical.sex: give a list of categories"),
+        ({"target": None}, "target: give the name of a column, or a list of names, not None"),
+        ({"target": 3}, "target: give the name of a column"),
+        ({"target": []}, "target: give the name of a column"),
+        ({"target": ["stay", "stay"]}, "target names 'stay' twice"),
+        ({"features": []}, "features: give the name of a column"),
+        ({"features": ["age", "age"]}, "features names 'age' twice"),
+        ({"by": "stay"}, "'stay' is target and by"),
+        ({"by": 3}, "by: give the name of a column"),
+        ({"class_names": "ab"}, "class_names: give a list of texts"),
+        ({"class_names": ["a", "a"]}, "class_names holds 'a' twice"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_named(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence):
+        from_frame(patients(), **{"target": "stay", **options})
+
+
+def test_one_name_of_a_column_may_stand_alone() -> None:
+    data = from_frame(patients(), target="stay", features="sex", categorical="sex")
+    assert data.encoding is not None
+    assert data.encoding.names == ("sex=f", "sex=m")
+
+
+def test_columns_without_a_name_are_refused() -> None:
+    with pytest.raises(DataError, match=r"the column 0 is not called by a text.*rename\(columns=str\)"):
+        from_frame(pd.DataFrame(np.zeros((4, 3))), target="2")
+
+
+@pytest.mark.parametrize("column", ["age", "stay"])
+def test_lists_in_a_column_are_named(column: str) -> None:
+    with pytest.raises(DataError, match=f"column '{column}' holds a list in a cell"):
+        from_frame(patients(**{column: [[1, 2]] * 12}), target="stay", task="regression")
+
+
+def test_paths_that_are_none_are_named(tmp_path: Path) -> None:
+    patients().to_csv(tmp_path / "a.csv", index=False)
+    for paths, options, sentence in (
+        (3, {}, "paths: give the path of a file"),
+        ({"north": 3}, {}, "client north: give a path, not a int"),
+        ("a.csv", {"dir": 5}, "dir: give a path, not a int"),
+    ):
+        with pytest.raises(DataError, match=sentence):
+            from_files(paths, **{"target": "stay", "dir": tmp_path, **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"modality": "vektor"}, "there is no modality 'vektor'; did you mean 'vector'"),
+        ({"classes": "3"}, "classes: give a whole number, not '3'"),
+        ({"class_names": ["a", "a", "b"]}, "class_names holds 'a' twice"),
+        ({"class_names": "abc"}, "class_names: give a list of texts"),
+    ],
+)
+def test_what_makes_no_sense_about_arrays_is_named(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence):
+        from_arrays(np.zeros((6, 2)), np.arange(6) % 3, **options)

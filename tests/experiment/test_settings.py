@@ -63,15 +63,27 @@ def test_a_sentence_says_what_is_meant(values: dict[str, Any], sentence: str) ->
         ("training={rounds:2}", "write a space after the colon: rounds: 2"),
         ("method={name:fedavg}", "write a space after the colon: name: fedavg"),
         ("partition=dirichlet", "write partition.kind=dirichlet"),
+        ("training.rounds=true", r"training.rounds: must be a number \(given: True\)"),
+        ("models.0.name=x", "unknown model 'x'"),
+        ("partition={file: 3}", r"partition.file: give the path of a file \(given: 3\)"),
+        (3, "3 is no override; write key=value"),
         ("variants.a.method=local", "write variants into the file; potluck compare plays them"),
     ],
 )
 def test_an_override_that_cannot_be_is_answered_with_what_to_write(
-    override: str, sentence: str, tmp_path: Path
+    override: Any, sentence: str, tmp_path: Path
 ) -> None:
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE))
-    with pytest.raises(ConfigError, match=sentence):
-        Experiment.load(tmp_path / "base.yaml", [override])
+    with pytest.raises(PotluckError, match=sentence):
+        Experiment.load(tmp_path / "base.yaml", [override]).pool()
+
+
+@pytest.mark.parametrize("overrides", ["training.rounds=7", {"training.rounds": 7}])
+def test_one_override_may_stand_alone(overrides: Any, tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE))
+    assert Experiment.load(tmp_path / "base.yaml", overrides).training.rounds == 7
+    with pytest.raises(ConfigError, match="overrides: give a list"):
+        Experiment.load(tmp_path / "base.yaml", None)  # type: ignore[arg-type]
 
 
 def test_class_names_that_are_too_few_are_named() -> None:

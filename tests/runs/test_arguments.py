@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import potluck
-from potluck import EarlyStopping, Experiment, Observer
+from potluck import EarlyStopping, Experiment, Observer, RunResult
 from potluck.errors import PotluckError, RunError
 from potluck.models import adapt
 from potluck.runs.folder import RunFolder
@@ -48,6 +48,19 @@ SETTINGS: dict[str, Any] = {
             lambda: potluck.compare(**SETTINGS, methods=["fedproto"], variants={"a": {"method": "fedavg"}}),
             "methods or variants, not both",
         ),
+        (lambda: check_method(Experiment), "give a method by its name"),  # type: ignore[arg-type]
+        (lambda: potluck.open(".", plugins=3), "plugins: give True or a list"),  # type: ignore[arg-type]
+        (lambda: potluck.run(**SETTINGS, watcher="x"), "watcher: give an observer"),
+        (lambda: potluck.run(**SETTINGS, given=3), r"given: give data and split as \(data, split\)"),
+        (lambda: potluck.resume(3), "folder: give a path, not a int"),  # type: ignore[arg-type]
+        (lambda: potluck.resume("run", rounds="5"), "rounds: give a whole number, not '5'"),  # type: ignore[arg-type]
+        (lambda: potluck.resume("run", rounds=True), "rounds: give a whole number, not True"),
+        (lambda: potluck.resume("run", from_round="1"), "from_round: give a whole number"),  # type: ignore[arg-type]
+        (lambda: potluck.resume(RunResult(Path(), {})), r"takes the folder of a run: result\.folder"),  # type: ignore[arg-type]
+        (lambda: potluck.compare(methods={"a": 1}, **SETTINGS), "methods: give a list"),  # type: ignore[arg-type]
+        (lambda: potluck.compare(out=3, **SETTINGS), "out: give a path, not a int"),  # type: ignore[arg-type]
+        (lambda: Experiment.load(3), "path: give a path, not a int"),  # type: ignore[arg-type]
+        (lambda: EarlyStopping("3"), "EarlyStopping: patience: give a whole number"),  # type: ignore[arg-type]
     ],
 )
 def test_what_makes_no_sense_is_one_sentence(

@@ -204,6 +204,32 @@ def test_a_log_that_is_taken_away_while_the_run_goes_on(tmp_path: Path) -> None:
         run(experiment(), out=tmp_path / "run", watcher=Thief())
 
 
+def test_a_finished_run_with_a_changed_digit_is_not_opened(whole: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(whole, tmp_path / "run"))
+    assert potluck.open(copy).frame() is not None
+    content = (copy / "metrics.jsonl").read_bytes()
+    place = content.index(b'"loss": ') + len(b'"loss": ')
+    (copy / "metrics.jsonl").write_bytes(content[:place] + b"9" + content[place + 1 :])
+    with pytest.raises(RunError, match=r"metrics\.jsonl is damaged: its lines are not those"):
+        potluck.open(copy)
+    (copy / "metrics.jsonl").write_bytes(content)
+    resume(copy, rounds=8)
+    assert potluck.open(copy).summary["rounds"] == 8
+
+
+@pytest.mark.parametrize("line", ["null", "[1]", '{"rounb": 1}', "{", '{"round": "1"}'])
+def test_a_damaged_line_of_a_log_is_named(whole: Path, tmp_path: Path, line: str) -> None:
+    copy = Path(shutil.copytree(whole, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints")))
+    lines = (copy / "metrics.jsonl").read_text().splitlines()
+    (copy / "metrics.jsonl").write_text("\n".join([*lines[:3], line, *lines[4:]]) + "\n")
+    found = potluck.open(copy)
+    for read in (found.frame, found.curves):
+        with pytest.raises(
+            RunError, match=r"metrics\.jsonl, line 4 is damaged: it .*; copy the folder again"
+        ):
+            read()
+
+
 # --- a full disk ----------------------------------------------------------------------------------------
 
 

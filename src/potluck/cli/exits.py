@@ -17,7 +17,7 @@ from typing import NoReturn, ParamSpec
 import typer
 
 from potluck.deploy.printable import printable
-from potluck.errors import PotluckError
+from potluck.errors import PotluckError, kind_and_message
 from potluck.plugins import is_plugin_file
 
 P = ParamSpec("P")
@@ -78,7 +78,7 @@ def explained(error: BaseException) -> tuple[str, int]:
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return f"error: {where}{error.strerror or error}", 2
-    kind = type(error).__name__
+    told = kind_and_message(error)
     place = own_place(error.__traceback__)
     if place is not None and isinstance(error, SystemExit):
         return (
@@ -86,8 +86,8 @@ def explained(error: BaseException) -> tuple[str, int]:
             2,
         )
     if place is not None:
-        return f"error: {place}: {kind}: {error}; run again with --debug to see how it came there", 2
-    return f"internal error: {kind}: {error}; run again with --debug to see where", 1
+        return f"error: {place}: {told}; run again with --debug to see how it came there", 2
+    return f"internal error: {told}; run again with --debug to see where", 1
 
 
 def own_place(trace: TracebackType | None) -> str | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from potluck.errors import ConfigError, nearest
 
@@ -30,6 +30,18 @@ class Settings(BaseModel):
     """A block of settings: frozen, without unknown keys or infinite numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false where a number is asked for: they would count as 1 and 0."""
+        if not isinstance(value, bool):
+            return value
+        asked = cls.model_fields[str(info.field_name)].annotation
+        kinds = [asked, *get_args(asked)]
+        if bool not in kinds and (int in kinds or float in kinds):
+            raise ValueError("must be a number")
+        return value
 
 
 class OptimizerSettings(Settings):

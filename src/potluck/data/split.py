@@ -463,6 +463,8 @@ def _client_from_json(entry: Mapping[str, Any], path: Path) -> ClientSplit:
             f"{path}: a client has {what}; the entries are id, train, validation, test, shift, scaling, filling"
         )
     id = str(entry["id"])
+    if not id.strip():
+        raise DataError(f"{path}: a client has an empty id: give it a name")
     rows = (_rows_from_json(entry.get(part, []), path, id, part) for part in PARTS)
     try:
         return ClientSplit(id, *rows, **view_of(entry))

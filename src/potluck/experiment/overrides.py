@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,13 +109,22 @@ def by_dotted_key(settings: Mapping[str, Any], above: str = "") -> dict[str, Any
     return found
 
 
+def as_overrides(given: Any) -> list[Any]:
+    """Overrides as a list; one may be given alone."""
+    if isinstance(given, str | Mapping):
+        return [given]
+    if not isinstance(given, Iterable):
+        raise ConfigError(f"overrides: give a list such as ['training.rounds=5'], not {given!r}")
+    return list(given)
+
+
 def apply_override(values: dict[str, Any], override: Override) -> None:
     """Set one value, `training.rounds=5`, `models.0=cnn3`, `method.d1=50`, or several, `{"training.rounds": 5}`."""
     if isinstance(override, Mapping):
         for key, value in override.items():
             _set(values, key, copy.deepcopy(value), f"{key}: {value}")
         return
-    key, equals, text = override.partition("=")
+    key, equals, text = override.partition("=") if isinstance(override, str) else ("", "", "")
     if not equals or not key:
         raise ConfigError(f"{override!r} is no override; write key=value, for example training.rounds=5")
     try:
@@ -152,11 +161,12 @@ def _set(values: dict[str, Any], key: str, value: Any, override: str) -> None:
 
 
 def _descend(place: Any, step: str, override: str) -> Any:
-    if isinstance(place, list):
-        return place[_position(place, step, override)]
-    if isinstance(place.get(step), str):  # the short form, `method: fedavg`
-        place[step] = {"name": place[step]}
-    inner = place.setdefault(step, {})
+    at = _position(place, step, override) if isinstance(place, list) else step
+    if isinstance(place, dict):
+        place.setdefault(step, {})
+    if isinstance(place[at], str):  # the short form, `method: fedavg`
+        place[at] = {"name": place[at]}
+    inner = place[at]
     if not isinstance(inner, dict | list):
         raise ConfigError(f"{override!r}: {step!r} is a value, not a block with keys")
     return inner

@@ -11,9 +11,9 @@ import numpy as np
 from potluck.core.dataset import Data, Dataset
 from potluck.core.method import Method
 from potluck.data import Split
-from potluck.errors import ConfigError
+from potluck.errors import ConfigError, check_path
 from potluck.experiment import build, export
-from potluck.experiment.overrides import Override, apply_override, read_yaml
+from potluck.experiment.overrides import Override, apply_override, as_overrides, read_yaml
 from potluck.experiment.settings import ExperimentSettings
 from potluck.experiment.validation import validated
 from potluck.federation.federation import Federation
@@ -39,9 +39,10 @@ class Experiment(ExperimentSettings):
     @classmethod
     def load(cls, path: Path | str, overrides: Sequence[Override] = ()) -> Self:
         """Read a YAML file and apply overrides, which reach any leaf; its variants and sweep are left out."""
+        check_path("path", path)
         path = Path(path)
         values = {key: value for key, value in read_yaml(path).items() if key not in SEVERAL}
-        for override in overrides:
+        for override in as_overrides(overrides):
             _refuse_several(override)
             apply_override(values, override)
         _load_plugins(values, path.resolve().parent)
@@ -84,7 +85,7 @@ def _refuse_several(override: Override) -> None:
 def load_plugins(path: Path | str, overrides: Sequence[Override] = ()) -> None:
     """Load what an experiment file names under `plugins`, so that a command can name its methods."""
     values = read_yaml(Path(path))
-    for override in overrides:
+    for override in as_overrides(overrides):
         if isinstance(override, str) and override.partition("=")[0].partition(".")[0] == "plugins":
             apply_override(values, override)
     _load_plugins(values, Path(path).resolve().parent)

@@ -62,6 +62,8 @@ def _told(errors: Sequence[ErrorDetails]) -> str:
     first = errors[0]
     if first["type"] == "string_pattern_mismatch":
         return "write letters, digits and . _ -, with a letter or digit first"
+    if first["type"] == "path_type":
+        return "give the path of a file"
     message = first["msg"].removeprefix("Value error, ")
     if first["loc"] and _is_kind(str(first["loc"][-1])) and message.startswith(INPUT):
         same = [one["msg"] for one in errors if one["loc"][:-1] == first["loc"][:-1]]

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 KEYS = ("round", "client", "moment", "mode")
+_REMEDY = "copy the folder again, or run the experiment again"
 LAST = ("loss", "samples")  # of every split, after the measures of the task
 
 
@@ -67,9 +68,27 @@ def read_lines(log: Path, round_: int | None = None) -> list[dict[str, Any]]:
     begin = "" if round_ is None else f'{{"round": {round_},'
     try:
         with log.open(encoding="utf-8") as file:
-            return [json.loads(line) for line in file if line.startswith(begin)]
+            lines = enumerate(file, 1)
+            return [_measured(log, number, line) for number, line in lines if line.startswith(begin)]
     except (OSError, ValueError) as error:
         raise RunError(f"{log} cannot be read: {error}") from error
+
+
+def _measured(log: Path, number: int, text: str) -> dict[str, Any]:
+    """A line of the log; one that is no measurement is refused."""
+    try:
+        line = json.loads(text)
+    except ValueError as error:
+        raise RunError(f"{log}, line {number} is damaged: it is not JSON; {_REMEDY}") from error
+    whole = isinstance(line, dict) and type(line.get("round")) is int
+    if not whole or not all(isinstance(line.get(key), str) for key in ("client", "when", "mode")):
+        raise RunError(
+            f"{log}, line {number} is damaged: it has no round, client, moment and mode; {_REMEDY}"
+        )
+    if not all(isinstance(line.get(split, {}), dict) for split in ("test", "validation")):
+        raise RunError(f"{log}, line {number} is damaged: a split of it has no measures; {_REMEDY}")
+    measured: dict[str, Any] = line
+    return measured
 
 
 def check_whole(log: Path, lines: Iterable[Mapping[str, Any]], accuracy: Mapping[str, Any]) -> None:
@@ -80,7 +99,7 @@ def check_whole(log: Path, lines: Iterable[Mapping[str, Any]], accuracy: Mapping
     if not wanted <= there:
         raise RunError(
             f"{log} has lost lines: the summary has {len(wanted)} clients in round {last}, the log "
-            f"{len(wanted & there)}; copy the folder again, or run the experiment again"
+            f"{len(wanted & there)}; {_REMEDY}"
         )
 
 

@@ -13,7 +13,7 @@ from potluck.data import Split
 from potluck.engine.evaluate import check_evaluation
 from potluck.engine.factory import player
 from potluck.engine.store.budget import check_memory
-from potluck.errors import ConfigError, RoundFailed, RunError
+from potluck.errors import ConfigError, RoundFailed, RunError, check_path, check_whole_number
 from potluck.experiment.build import check_data_here
 from potluck.experiment.overrides import Override
 from potluck.experiment.schema import Experiment
@@ -53,7 +53,10 @@ def run(
     the progress display. `given` is data and split that were made before, so that several runs can share them.
     """
     check_observers(observers)
+    _check_watcher(watcher)
     _check_out(out)
+    if given is not None and not isinstance(given, tuple | list):
+        raise ConfigError(f"given: give data and split as (data, split), not a {type(given).__name__}")
     experiment = _ready(_asked(experiment, values))
     built = experiment.build(*(given or (None, None)))
     check_evaluation(experiment.evaluate, built)
@@ -70,6 +73,17 @@ def run(
         with _cleared(folder):
             write_start(folder, experiment, built)
         return _play(experiment, folder, built, told)
+
+
+def _check_watcher(watcher: Any) -> None:
+    if watcher is not None and not isinstance(watcher, Observer):
+        raise ConfigError(f"watcher: give an observer, made by a class of potluck.Observer, not {watcher!r}")
+
+
+def _check_folder(folder: Any) -> None:
+    if isinstance(folder, RunResult):
+        raise ConfigError("resume() takes the folder of a run: result.folder")
+    check_path("folder", folder)
 
 
 def _check_out(out: Any) -> None:
@@ -187,6 +201,11 @@ def resume(
     the rounds after it are played again. `watcher`, `observers` and `progress` as in `run`.
     """
     check_observers(observers)
+    _check_watcher(watcher)
+    _check_folder(folder)
+    for argument, value in (("rounds", rounds), ("from_round", from_round)):
+        if value is not None:
+            check_whole_number(argument, value)
     if experiment is not None:
         check_experiment("resume", experiment, {})
     if isinstance(experiment, Path | str):

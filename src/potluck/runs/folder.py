@@ -153,9 +153,9 @@ class RunFolder:
         """Make sure that the logs are on the disk."""
         self._marks.sync()
 
-    def check_logs(self, marks: Marks) -> None:
+    def check_logs(self, marks: Marks, names: Iterable[str] = LOGS) -> None:
         """Refuse logs that have lost or changed lines since a checkpoint; none of them can be made again."""
-        check_marks(self.path, marks, [name for name in LOGS if not self._is_prepared(name, marks)])
+        check_marks(self.path, marks, [name for name in names if not self._is_prepared(name, marks)])
 
     def rounds_logged(self, marks: Marks) -> int:
         """How many rounds were played up to a checkpoint: `timing.jsonl` has a line of each."""

@@ -34,6 +34,7 @@ def open(
     """
     if not isinstance(folder, Path | str):
         raise RunError(f"open() takes the folder of a run, not a {type(folder).__name__}")
+    plugins = _listed(plugins)
     home = Path(folder)
     if not home.is_dir():
         raise RunError(f"there is no run folder {home}")
@@ -99,6 +100,16 @@ def _inside(home: Path) -> str:
     found = [one for one in sorted(home.iterdir()) if is_comparison(one) or (one / ENVIRONMENT).exists()]
     more = f" and {len(found) - 5} more" if len(found) > 5 else ""
     return f"; open one that is in it: {', '.join(map(str, found[:5]))}{more}" if found else ""
+
+
+def _listed(plugins: Any) -> Plugins:
+    """True, False or a list of plug-ins; one may be given alone."""
+    names = [plugins] if isinstance(plugins, str | Path) else plugins
+    if isinstance(names, bool):
+        return names
+    if not isinstance(names, list | tuple) or not all(isinstance(one, str | Path) for one in names):
+        raise ConfigError(f"plugins: give True or a list of files or modules, not {plugins!r}")
+    return list(map(str, names))
 
 
 def _whole_paths(plugins: Sequence[str]) -> list[str]:

@@ -75,7 +75,7 @@ class Bench:
             name="check",
             data=self.data,
             partition=self.split,
-            models=self.models if isinstance(self.models, dict) else list(self.models),
+            models=list(self.models) if isinstance(self.models, list | tuple) else self.models,
             public={"data": self.public},  # for methods that use some
             method=dict(method or self.options),
             **self.settings,
@@ -171,7 +171,7 @@ def _training(lr: float) -> dict[str, Any]:
 def _options(method: AnyMethod) -> dict[str, Any]:
     if isinstance(method, str):
         options: dict[str, Any] = {"name": method}
-    elif isinstance(method, type):
+    elif isinstance(method, type) and issubclass(method, Method):
         options = {"name": method.name}
     elif isinstance(method, Mapping):
         options = dict(method)

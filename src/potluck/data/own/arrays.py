@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -53,6 +53,7 @@ def from_arrays(
     `normalize` computes them from the training part. `strata` is a class per row, by which splits deal rows whose
     `y` is no class.
     """
+    check_class_names(name, class_names)
     pieces = [Piece(name, x, y, "train", clients=clients)]
     for part, given in (("validation", validation), ("test", test)):
         if given is not None:
@@ -61,6 +62,17 @@ def from_arrays(
         task, classes, class_names, mean, std, normalize, vocabulary=vocabulary, modality=modality, name=name
     )
     return from_pieces(pieces, settings, by=None, strata=strata)
+
+
+def check_class_names(name: str, given: Any) -> None:
+    """Refuse names of classes that are one text, or that name two classes alike."""
+    if given is None:
+        return
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        raise DataError(f"{name}: class_names: give a list of texts, not {given!r}")
+    names = list(map(str, given))
+    if twice := next((one for one in names if names.count(one) > 1), None):
+        raise DataError(f"{name}: class_names holds {twice!r} twice: give each class a name of its own")
 
 
 def _official(name: str, part: str, given: Any) -> Piece:
@@ -90,6 +102,11 @@ class Settings:
         if self.task is not None and self.task not in get_args(TaskName):
             hint = nearest(str(self.task), get_args(TaskName))
             raise DataError(f"{self.name}: there is no task {self.task!r}; {hint}")
+        if self.modality is not None and self.modality not in get_args(Modality):
+            hint = nearest(str(self.modality), get_args(Modality))
+            raise DataError(f"{self.name}: there is no modality {self.modality!r}; {hint}")
+        if self.classes is not None and not _is_whole(self.classes):
+            raise DataError(f"{self.name}: classes: give a whole number, not {self.classes!r}")
         if self.vocabulary is not None and self.task not in (None, "classification"):
             raise DataError(f"{self.name}: texts can be classified, but {self.task} is asked for")
 
@@ -131,6 +148,10 @@ def from_pieces(
         strata=known[0],
         strata_names=known[1],
     )
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _kind_name(kind: TaskName, about: Settings) -> KindName:

@@ -12,7 +12,14 @@ from torch import Tensor
 
 from potluck.core.dataset import Dataset
 from potluck.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, TEXT_COLUMNS
-from potluck.data.own.arrays import Modality, Settings, TaskName, count_classes, from_pieces
+from potluck.data.own.arrays import (
+    Modality,
+    Settings,
+    TaskName,
+    check_class_names,
+    count_classes,
+    from_pieces,
+)
 from potluck.data.own.pieces import (
     PART_NAMES,
     Piece,
@@ -63,6 +70,7 @@ def from_datasets(
     """
     if label is not None and target is not None:
         raise DataError(f"{name}: label and target are two names for one thing: give one of them")
+    check_class_names(name, class_names)
     columns = _Columns(image, text, features, label or target, by, task or "classification")
     read = [_read(where, one, columns, part, client) for client, part, where, one in pieces_of(source, name)]
     pieces = in_order([one.piece for one in read])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from potluck.data.own.encoding import Missing
 from potluck.data.own.frames import Categories, Standardize, Table
 from potluck.data.parquet import check_size
 from potluck.data.registry import register
-from potluck.errors import DataError, first_line
+from potluck.errors import DataError, check_path, first_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +44,10 @@ def from_files(
     `from_frame`.
     """
     asked = Table(target, task, features, categorical, by, missing, standardize, class_names, name)
+    check_path("dir", dir or ".", DataError)
     found = pieces_of(_by_client(paths, Path(dir or "."), by), name)
+    for _, _, where, path in found:
+        check_path(where, path, DataError)
     return asked.read(
         [(client, part, str(path), read_table(Path(dir or ".") / path)) for client, part, _, path in found]
     )
@@ -65,8 +68,6 @@ def _files(
     class_names: list[str] | None = None,
 ) -> Dataset:
     """CSV or Parquet files: `data: {name: files, path: "hospitals/*.csv", target: stay}`."""
-    if isinstance(categorical, str) and categorical != "auto":
-        categorical = [categorical]
     return from_files(
         path,
         target=target,
@@ -85,6 +86,9 @@ def _by_client(paths: Paths, dir: Path, by: str | None) -> Any:
     """A path, or one per client."""
     if isinstance(paths, Mapping):
         return paths
+    known = not isinstance(paths, Iterable) or all(isinstance(path, str | Path) for path in paths)
+    if not isinstance(paths, str | Path | Iterable) or not known:
+        raise DataError(f"paths: give the path of a file, a list of paths or one per client, not {paths!r}")
     found = _matching(paths, dir) if isinstance(paths, str | Path) else [Path(path) for path in paths]
     if len(found) == 1 and (by is not None or not _is_pattern(paths)):
         return found[0]

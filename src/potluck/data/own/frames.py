@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from potluck.core.dataset import Dataset
-from potluck.data.own.arrays import Settings, TaskName, from_pieces
+from potluck.data.own.arrays import Settings, TaskName, check_class_names, from_pieces
 from potluck.data.own.datasets import Found, pieces_of
 from potluck.data.own.encoding import (
     Column,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Frame = pd.DataFrame
     Values = pd.Series[Any]
 
-Categories = Literal["auto"] | Sequence[str] | Mapping[str, Sequence[Any]]
+Categories = str | Sequence[str] | Mapping[str, Sequence[Any]]
 Standardize = Literal["client", "none"]
 MOST_CATEGORIES = 100  # more of them look like names or free text
 DATE = re.compile(r"\s*\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\s*\d{1,2}[/.]\d{1,2}[/.]\d{4}")
@@ -84,16 +84,52 @@ class Table:
             value = getattr(self, key)
             if value not in get_args(allowed):
                 raise DataError(f"{self.name}: {key} is {value!r}; choose {' or '.join(get_args(allowed))}")
+        self._check_names("target", self.target)
+        if self.features is not None:
+            self._check_names("features", self.features)
+        if self.by is not None and not isinstance(self.by, str):
+            raise DataError(f"{self.name}: by: give the name of a column, not {self.by!r}")
+        if self.by in self.targets:
+            raise DataError(f"{self.name}: {self.by!r} is target and by: a client is not what is predicted")
+        if not isinstance(self.categorical, str | Mapping):
+            self._check_names("categorical", self.categorical, empty=True)
+        for column, values in self.categorical.items() if isinstance(self.categorical, Mapping) else ():
+            if isinstance(values, str) or not isinstance(values, Iterable):
+                raise DataError(
+                    f"{self.name}: categorical.{column}: give a list of categories, not {values!r}"
+                )
+        check_class_names(self.name, self.class_names)
+
+    def _check_names(self, key: str, given: Any, empty: bool = False) -> None:
+        """Refuse what is neither the name of a column nor a list of such names, each once."""
+        names: list[Any] = _as_list(given) if isinstance(given, Iterable) else [None]
+        if not all(isinstance(one, str) for one in names) or not (names or empty):
+            raise DataError(
+                f"{self.name}: {key}: give the name of a column, or a list of names, not {given!r}"
+            )
+        if twice := next((one for one in names if names.count(one) > 1), None):
+            raise DataError(f"{self.name}: {key} names {twice!r} twice")
 
     @property
     def targets(self) -> list[str]:
         """The columns to predict."""
-        return [self.target] if isinstance(self.target, str) else list(self.target)
+        return _as_list(self.target)
+
+    @property
+    def declared(self) -> list[str]:
+        """The columns that are said to be categories."""
+        return [] if self.categorical == "auto" else _as_list(self.categorical)
 
     def read(self, found: Sequence[Found]) -> Dataset:
         """The data set of all tables."""
         for client, _, where, frame in found:
             check_frame(where, frame)
+            odd = next((column for column in frame.columns if not isinstance(column, str)), None)
+            if odd is not None:
+                raise DataError(
+                    f"{where}: the column {odd!r} is not called by a text: rename the columns, "
+                    "frame.rename(columns=str)"
+                )
             if not len(frame):
                 raise DataError(f"{where}: there is no row in it")
             if self.by is not None and client is not None:
@@ -120,11 +156,17 @@ class Table:
 
     def _features(self, tables: Sequence[tuple[str, Frame]]) -> list[str]:
         """The columns that are learned from; every table must have them."""
-        first = list(map(str, tables[0][1].columns))
+        first = list(tables[0][1].columns)
         apart = [*self.targets, *([self.by] if self.by else [])]
-        chosen = list(self.features or (column for column in first if column not in apart))
+        rest = [column for column in first if column not in apart]
+        chosen = rest if self.features is None else _as_list(self.features)
+        everywhere = list(dict.fromkeys(column for _, frame in tables for column in frame.columns))
+        if stray := next((column for column in self.declared if column not in everywhere), None):
+            raise DataError(
+                f"{self.name}: categorical names {stray!r}, which is no column; {nearest(stray, everywhere)}"
+            )
         for where, frame in tables:
-            have = list(map(str, frame.columns))
+            have = list(frame.columns)
             lost = next((column for column in [*apart, *chosen] if column not in have), None)
             if lost is not None:
                 raise DataError(f"{where}: there is no column {lost!r}; {nearest(lost, have)}")
@@ -149,7 +191,7 @@ class Table:
             return Column(column, tuple(map(str, declared[column])))
         tables = self._measured(column, tables)
         texts = [_is_text(frame[column]) for _, frame in tables]
-        listed = self.categorical != "auto" and column in self.categorical
+        listed = column in self.declared
         if any(texts) and not (self.categorical == "auto" or listed):
             raise DataError(
                 f"{self.name}: column {column!r} holds texts: name it in categorical, or leave it out of features"
@@ -187,6 +229,7 @@ class Table:
                 f"{where}: column {column!r} holds dates: turn them into numbers, such as days, or leave the "
                 "column out of features"
             )
+        _refuse_lists(where, column, values)
         check_missing(where, column, values, self.missing)
 
     def _measured(self, column: str, tables: Sequence[tuple[str, Frame]]) -> list[tuple[str, Frame]]:
@@ -240,10 +283,27 @@ class Table:
                 raise DataError(
                     f"{where}: the target {column!r} lacks {missing} of {len(frame)} values: leave out these rows"
                 )
+            _refuse_lists(where, column, frame[column])
         if task == "classification":
             return np.array([as_text(one) for one in frame[self.targets[0]].tolist()])
         values = numbers(where, frame, self.targets)
         return values if len(self.targets) > 1 else values[:, 0]
+
+
+def _as_list(names: str | Iterable[str]) -> list[str]:
+    """Names of columns, where one may be given alone."""
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _refuse_lists(where: str, column: str, values: Values) -> None:
+    """Refuse a column whose cells are lists, arrays or mappings."""
+    if values.dtype != object:
+        return
+    cell = next((one for one in values if isinstance(one, list | tuple | set | dict | np.ndarray)), None)
+    if cell is not None:
+        raise DataError(
+            f"{where}: column {column!r} holds a {type(cell).__name__} in a cell: give a number or a text in each"
+        )
 
 
 def _is_text(values: Values) -> bool:

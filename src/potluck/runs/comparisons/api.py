@@ -9,7 +9,8 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from potluck.errors import ConfigError
+from potluck.errors import ConfigError, check_path
+from potluck.experiment.overrides import as_overrides
 from potluck.experiment.plain import plain
 from potluck.experiment.schema import Experiment
 from potluck.report.chosen_rounds import check_rounds
@@ -68,6 +69,8 @@ def compare(
         if name in values:
             raise ConfigError(f"compare() takes no {name!r}; {hint}")
     _check_views(seeds, targets, rounds, view)
+    if out is not None:
+        check_path("out", out)
     plan = _planned(experiment, methods, variants, sweep, overrides, values)
     folder = Path(out) if out is not None else default_folder(plan)
     options = {"targets": targets, "rounds": rounds, "against": against, "view": view}
@@ -97,6 +100,7 @@ def _planned(
     if experiment is not None:
         check_experiment("compare", experiment, values)
     _check_methods(methods, variants)
+    overrides = as_overrides(overrides)
     if isinstance(experiment, Path | str):
         return read_sweep(experiment, methods, overrides, variants, sweep)
     if overrides:

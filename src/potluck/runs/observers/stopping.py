@@ -10,7 +10,7 @@ from typing import Any, get_args
 from potluck.core.own_metrics import told_by
 from potluck.core.settings import seconds_of
 from potluck.engine.evaluate import EvaluateSettings, Examined, Moment, chosen_modes
-from potluck.errors import ConfigError, RunError, nearest
+from potluck.errors import ConfigError, RunError, check_whole_number, nearest
 from potluck.federation.federation import Federation
 from potluck.runs.observers.base import Observer, RoundEnd, StopRun
 
@@ -34,6 +34,9 @@ class EarlyStopping(Observer):
         moment: Moment = "after_aggregation",
         mode: str | None = None,
     ) -> None:
+        check_whole_number("EarlyStopping: patience", patience)
+        if not isinstance(min_delta, int | float):
+            raise ConfigError(f"EarlyStopping: min_delta: give a number, not {min_delta!r}")
         if patience < 1 or not min_delta >= 0:
             raise ConfigError("EarlyStopping: patience must be at least 1, and min_delta at least 0")
         _one_of("split", split, ("validation", "test"))

@@ -12,6 +12,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from potluck.core.method import Method
+from potluck.engine.store.checkpoints import Checkpoints
+from potluck.engine.store.manifest import Manifest
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.files import write_json
@@ -27,6 +29,7 @@ from potluck.report.sheets import about_kept, client_rows, run_sheet
 from potluck.runs.folder import RunFolder
 from potluck.runs.kept_models.given import Plugins
 from potluck.runs.kept_models.opened import OpenedModels, Remake
+from potluck.runs.log_marks import Marks
 from potluck.runs.predictions import confusion, read_predictions
 from potluck.runs.results.client_result import ClientResults, Line
 from potluck.runs.state import RunState
@@ -110,8 +113,11 @@ class RunResult:
         return run_frames.frame(self.folder / METRICS, self.summary["accuracy"])
 
     def check_log(self) -> None:
-        """Refuse a log that has lost lines of the last round."""
+        """Refuse a log that has lost lines of the last round, or is not that of the last checkpoint."""
         log = self.folder / METRICS
+        marks = _marks(self.folder / "checkpoints" / Checkpoints.MANIFEST)
+        if METRICS in marks:
+            RunFolder(self.folder).check_logs(marks, [METRICS])
         run_frames.check_whole(log, run_frames.read_lines(log, self._last_round), self.summary["accuracy"])
 
     def curves(self) -> pd.DataFrame:
@@ -193,6 +199,15 @@ class RunResult:
         if not told:
             return f"those after round {round_}, result.clients[…]"
         return f"{told}, those of result.clients[…] of round {round_} too"
+
+
+def _marks(manifest: Path) -> Marks:
+    """How far the logs reached at the last checkpoint; nothing where that cannot be read."""
+    try:
+        found = Manifest.read(manifest).notes.get("logs")
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, Mapping) else {}
 
 
 def _with_names(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
