@@ -17,6 +17,14 @@ class ConfigError(PotluckError):
     """The experiment asks for something that does not exist or does not fit together."""
 
 
+class Misfits(ConfigError):
+    """Some clients cannot take part, each for a reason of its own; the others can."""
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        super().__init__("; ".join(reasons.values()))
+        self.reasons = dict(reasons)
+
+
 class DataError(PotluckError):
     """A data set is missing, broken, or cannot be split as asked."""
 

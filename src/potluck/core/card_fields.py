@@ -53,6 +53,11 @@ class Own:
         """The model's tensors that may cross, with their shapes."""
         return shapes_of(Part(self.model, self._buffers).wire())
 
+    @cached_property
+    def parameters(self) -> tuple[str, ...]:
+        """Those of the model's tensors that are parameters, not buffers."""
+        return tuple(name for name, _ in self.model.named_parameters())
+
 
 @dataclass(frozen=True)
 class CardField:
@@ -91,6 +96,13 @@ def _shapes(value: Any, task: Task) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def _parameters(value: Any, task: Task) -> tuple[str, ...]:
+    what = "the names of a model's parameters"
+    if not isinstance(value, list | tuple) or len(value) > MOST_TENSORS:
+        raise ValueError(f"{what} must be a list of at most {MOST_TENSORS:,} names, not {shown(value)}")
+    return tuple(short_name(one, what) for one in value)
+
+
 def _texts(value: Any, task: Task) -> dict[str, str]:
     told = mapping(value, MOST_TEXTS, "what is told of public samples")
     return {key: short_name(text, "what is told of public samples") for key, text in told.items()}
@@ -107,6 +119,9 @@ FIELDS: Mapping[str, CardField] = {
         "which classes the client has samples of", lambda own: own.classes_held, _classes, "C_k", len
     ),
     "names": CardField("names and shapes of the model's tensors", lambda own: own.names, _shapes),
+    "parameters": CardField(
+        "which of the model's tensors are parameters, not buffers", lambda own: own.parameters, _parameters
+    ),
     "public": CardField(
         "which public samples the client means, as hashes of their ids, images and texts",
         lambda own: own.public,

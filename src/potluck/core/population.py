@@ -177,7 +177,7 @@ class Population(Mapping[ClientId, ClientFacts]):
             )
             found[name] = read(own)
             if "model" in vars(own):  # building it was the work; these cost nothing now
-                found |= {"width": int(own.model.rep_dim), "names": own.names}
+                found |= {"width": int(own.model.rep_dim), "names": own.names, "parameters": own.parameters}
         return found[name]
 
     def card(self, client: ClientId) -> Card:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from potluck.core.card import ClientId
 from potluck.core.metrics import MetricFacts
+from potluck.deploy.donors import Donors
 from potluck.deploy.keyring import KeyRegister
 from potluck.deploy.plausible import implausible
 from potluck.deploy.status import Board
@@ -82,6 +83,7 @@ class FlowerEngine(Engine):
         self.turned_away: dict[
             ClientId, tuple[bytes, str]
         ] = {}  # who cannot take part with this card, and why
+        self.donors = Donors()
         self._heard: dict[ClientId, float] = {}  # the same of the round that is open
         self._met: set[Node] = set()
         self._tries: dict[Node, int] = {}
@@ -137,6 +139,7 @@ class FlowerEngine(Engine):
         """Have every client do its steps, all at once."""
         self._open = True
         outcomes = self._ask(requests)
+        self.donors.note(requests, outcomes)
         for one in outcomes:
             if isinstance(one, Answer):
                 self._heard[one.client] = max(self._heard.get(one.client, 0.0), norm_of(one.up))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from torch import Tensor
+
 from potluck.core.card import ClientId
 from potluck.core.packed import State
 from potluck.core.server import Server
+from potluck.core.state import Part
 from potluck.deploy.engine import FlowerEngine
 from potluck.deploy.register import Register
 from potluck.engine.norms import largest_ratio
 from potluck.engine.retries import Waits
-from potluck.errors import RunError
+from potluck.errors import PotluckError, RunError
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.runs.folder import RunFolder
@@ -70,11 +73,23 @@ def federated_run(
     going = Run(experiment, folder, federation, told, engine, waits)
     going.rounds.name, going.rounds.incarnation = run, incarnation
     engine.largest, engine.facts = going.rounds.largest_reply, going.examiner.facts
-    going.rounds.acceptance.largest_ratio = largest_ratio(experiment.training.max_norm, strangers)
+    acceptance = going.rounds.acceptance
+    acceptance.largest_ratio = largest_ratio(experiment.training.max_norm, strangers)
+    if strangers:
+        acceptance.strangers, acceptance.fresh = True, lambda client: _new_model(federation, client)
     if not fresh:
         _check_fits(going)
         going.restore()
     return going
+
+
+def _new_model(federation: Federation, client: ClientId) -> dict[str, Tensor]:
+    """The tensors of a new model of the architecture that the experiment names for a client."""
+    try:
+        model = federation.population.build_model(client)
+    except PotluckError:  # the site has one of its own, which is not known here
+        return {}
+    return Part(model, federation.method.config.buffers).wire()
 
 
 def _check_fits(going: Run) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from potluck.core.card import ClientId
 from potluck.core.task import Task
-from potluck.errors import PotluckError
+from potluck.errors import Misfits, PotluckError
 from potluck.federation.federation import Federation
 
 Build = Callable[[tuple[ClientId, ...]], Federation]
@@ -19,10 +19,17 @@ def without_misfits(
     """The federation of those who can begin together, and the others, each with the reason.
 
     Those whose task is not the one that most have are left out together, then at most one more. If that does not
-    help, the experiment is to blame, and the error of building it with everyone is raised.
+    help, the experiment is to blame, and the error of building it with everyone is raised. Those who cannot
+    take part whoever else does are left out before.
     """
     try:
         return build(roster), {}
+    except Misfits as error:
+        left = tuple(client for client in roster if client not in error.reasons)
+        if not left:
+            raise
+        federation, others = without_misfits(left, {one: tasks[one] for one in left}, classes, build)
+        return federation, error.reasons | others
     except PotluckError as error:
         everyone = error
     usual = _usual_task(tasks, classes)

@@ -27,6 +27,15 @@ class WentBack(BaseModel):
     times: float  # its message was so many times as large as the median of the others'
 
 
+class BadStart(BaseModel):
+    """A round that was played again without one client, as nobody could train with the first weights it gave."""
+
+    model_config = ConfigDict(frozen=True)
+
+    round: int = Field(ge=1)
+    without: ClientId
+
+
 class _Values(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
@@ -35,6 +44,7 @@ class _Values(BaseModel):
     keys: dict[ClientId, str] = {}
     excluded: tuple[ClientId, ...] = ()
     went_back: tuple[WentBack, ...] = ()
+    bad_starts: tuple[BadStart, ...] = ()
     norms: dict[int, dict[ClientId, float]] = {}  # by round and client, of what was sent
 
 

@@ -6,15 +6,16 @@ checkpoint with a higher incarnation, as after a crash, so that clients undo wha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from potluck.core.card import ClientId
+from potluck.deploy.donors import is_to_blame
 from potluck.deploy.engine import FlowerEngine
 from potluck.deploy.enrolled import enrolled_federation, sites_of
 from potluck.deploy.enrolments import keep_enrolments, kept_enrolments
 from potluck.deploy.federated_run import Norms, federated_run, fits
 from potluck.deploy.misfits import without_misfits
-from potluck.deploy.register import Register, WentBack
+from potluck.deploy.register import BadStart, Register, WentBack
 from potluck.deploy.suspects import Suspect, all_diverged, find_suspect
 from potluck.engine.evaluate import check_evaluation
 from potluck.engine.retries import GROWING, Waits
@@ -69,8 +70,11 @@ class ServedRun:
             except Regrouped:
                 pass
             except RoundFailed as error:
-                if not self._leave_revoked(run):
-                    self._go_back(run, run.state.round + 1, error.failures, error.lost, error)
+                failed = run.state.round + 1
+                if not self._leave_revoked(run) and not self._start_again(
+                    run, failed, error.failures, error.lost
+                ):
+                    self._go_back(run, failed, error.failures, error.lost, error)
             self.register.start()
 
     # --- who takes part ---
@@ -135,7 +139,9 @@ class ServedRun:
             waits=self.waits,
         )
         self.fresh = False
-        run.left_out = {one.round: (one.without,) for one in values.went_back}
+        out = [(one.round, one.without) for one in values.went_back]
+        out += [(one.round, one.without) for one in values.bad_starts]
+        run.left_out = {round_: tuple(client for one, client in out if one == round_) for round_, _ in out}
         run.examiner.others = self._others()
         run.between_rounds = lambda: self._between_rounds(run)
         run.remarks = self._remarks()
@@ -155,13 +161,16 @@ class ServedRun:
     def _remarks(self) -> dict[str, object]:
         values = self.register.values
         went_back = [one.model_dump() for one in values.went_back]
-        found = {"excluded": list(values.excluded), "went_back": went_back}
+        bad_starts = [one.model_dump() for one in values.bad_starts]
+        found = {"excluded": list(values.excluded), "went_back": went_back, "bad_starts": bad_starts}
         return {name: value for name, value in found.items() if value}
 
     def _between_rounds(self, run: Run) -> None:
         """Take in clients that have come; go back if only one that stands out could still answer."""
         failures, round_ = self.norms.failures, run.state.round
         if failures:
+            if self._start_again(run, round_, failures, ()) and self._take_back(round_ - 1):
+                raise Regrouped
             self._go_back(run, round_, failures, (), None)
         self.engine.look()
         if self._leave_revoked(run):
@@ -204,6 +213,21 @@ class ServedRun:
         return f"then the {federation.method.name} server would need another state"
 
     # --- going back ---
+
+    def _start_again(
+        self, run: Run, failed: int, failures: Mapping[ClientId, str], lost: Collection[ClientId]
+    ) -> bool:
+        """Leave out whose first weights made everyone fail: another client gives them when it is repeated."""
+        donor = self.engine.donors.of(failed)
+        if donor is None or not is_to_blame(donor, failures, run.cohort(failed), lost):
+            return False
+        bad = BadStart(round=failed, without=donor)
+        self.register.note(bad_starts=(*self.register.values.bad_starts, bad))
+        self.watcher.notice(
+            f"round {failed}: every client fails over values that are not finite, after client {donor} gave the "
+            f"first weights: round {failed} is played again without client {donor}"
+        )
+        return True
 
     def _go_back(
         self,

@@ -22,7 +22,7 @@ from potluck.core.method import Method
 from potluck.core.plain_values import printable
 from potluck.core.server import Server
 from potluck.core.values import excess, said_of
-from potluck.engine.norms import SentPart, norm_ratios, parts_of
+from potluck.engine.norms import LARGEST_RATIO, SentPart, Tensors, norm_ratios, parts_of, start_ratio
 from potluck.engine.protocol import Answer
 from potluck.errors import MessageError
 
@@ -37,6 +37,12 @@ def known_shapes(method: Method, server: Server, card: Card) -> Callable[[str], 
         return known
 
     return shapes
+
+
+def no_message(client: ClientId, step: str, error: Exception) -> str:
+    """A sentence about a client for whom the server could not make a message, from what it knows of it."""
+    told = f"{type(error).__name__}: {error}"
+    return printable(f"client {client}, step {step}: no message could be made for it ({told})")
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,14 @@ class Exchange:
 
 
 class Acceptance:
-    """Judges the answers of clients; `largest_ratio` bounds norms against the median of their like, if given."""
+    """Judges the answers of clients; `largest_ratio` bounds norms against the median of their like, if given.
+
+    With `fresh`, which gives the tensors of a new model like a client's, it bounds first weights too: these come
+    from one client alone. Of `strangers` not even what they say of themselves is believed.
+    """
+
+    fresh: Callable[[ClientId], Tensors] | None = None
+    strangers = False
 
     def __init__(
         self, method: Method, server: Server, gate: Gate | None = None, largest_ratio: float | None = None
@@ -134,7 +147,27 @@ class Acceptance:
                     f"client {client}, {exchange.name}: the norm of {name!r} is {ratio:.3g} times the median of "
                     f"its like in this exchange, at most {self.largest_ratio:g} times are taken (training.max_norm)"
                 )
+        for answer in answers if self.largest_ratio is not None and self.fresh is not None else ():
+            if answer.client not in reasons and (reason := self._unlikely_start(answer, exchange)):
+                reasons[answer.client] = reason
         return reasons
+
+    def _unlikely_start(self, answer: Answer, exchange: Exchange) -> str:
+        """Why the first weights that a client brings are not taken."""
+        steps = self.method.steps()
+        if any(steps[step].purpose != "setup" for step in exchange.steps) or self.fresh is None:
+            return ""
+        most = max(self.largest_ratio or 0.0, LARGEST_RATIO)
+        for name, declared in self.method.sent_by(exchange.steps).items():
+            if declared.like != "model":
+                continue
+            ratio = start_ratio(answer.up.group(name), self.fresh(answer.client))
+            if not ratio <= most:
+                return (
+                    f"client {answer.client}, {exchange.name}: its first weights are {ratio:.3g} times as large as "
+                    f"those of a new model, at most {most:g} times are taken (training.max_norm)"
+                )
+        return ""
 
     def _card(self, answer: Answer) -> Card:
         return self.server.cards[answer.client]

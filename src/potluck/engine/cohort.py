@@ -10,7 +10,7 @@ from potluck.core.message import Message
 from potluck.core.method import Down, Method
 from potluck.core.replies import Replies
 from potluck.core.server import Server
-from potluck.engine.acceptance import Acceptance, Exchange
+from potluck.engine.acceptance import Acceptance, Exchange, no_message
 from potluck.engine.ledger import Ledger
 from potluck.engine.protocol import Answer, Engine, Failure, Outcome, Request, Stamp
 from potluck.errors import RoundFailed
@@ -70,7 +70,7 @@ class Cohort:
         steps = self._names(step)
         addressed = [client for client in self.ids if only is None or client in only]
         self.exchange += 1
-        requests = [self._request(client, steps, down) for client in addressed]
+        requests = self._requests(addressed, steps, down)
         exchange = Exchange(steps, {request.client: request.down for request in requests}, rows or {})
         replies = self._accept(exchange, self.engine.run(requests))
         if len(self.ids) < self.quorum:
@@ -98,6 +98,20 @@ class Cohort:
         if not asked:
             raise TypeError("clients.ask([]): name at least one step")
         return tuple(one.__name__ for one in asked)
+
+    def _requests(
+        self, clients: Sequence[ClientId], steps: tuple[str, ...], down: Down | None
+    ) -> list[Request]:
+        """A request for each client. If none can be made for a stranger, the round goes on without it."""
+        if not self.acceptance.strangers:
+            return [self._request(client, steps, down) for client in clients]
+        requests = []
+        for client in clients:
+            try:
+                requests.append(self._request(client, steps, down))
+            except Exception as error:  # whatever it is, it comes of what is known of this client
+                self.failures[client] = no_message(client, "+".join(steps), error)
+        return requests
 
     def _request(self, client: ClientId, steps: tuple[str, ...], down: Down | None) -> Request:
         if down is None:

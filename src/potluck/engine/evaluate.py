@@ -25,6 +25,7 @@ from potluck.core.metrics import MetricFacts, common_facts, metric_facts
 from potluck.core.own_metrics import MetricFailed, OwnMetric, told_by
 from potluck.core.settings import Settings
 from potluck.core.task import Batch, Task
+from potluck.engine.acceptance import no_message
 from potluck.engine.ledger import Ledger
 from potluck.engine.protocol import Answer, Examination, Failure, Outcome
 from potluck.engine.retries import Tries, Waits
@@ -324,8 +325,9 @@ class Examiner:
             return []
         everyone = self.settings.who == "all" and when != "after_training"
         ids = self.federation.population.ids if everyone else cohort
-        asked = [self._examination(when, client, round_, attempt, ledger) for client in ids]
-        outcomes = self._answered(asked, round_)
+        asked = self._examinations(when, ids, round_, attempt, ledger)
+        unasked = {one.client: one for one in asked if isinstance(one, Failure)}
+        outcomes = self._answered([one for one in asked if isinstance(one, Examination)], round_) | unasked
         absent = {one.client: one.reason for one in outcomes.values() if isinstance(one, Failure)}
         for reason in absent.values():
             self.notice(f"round {round_}: {reason} (not evaluated)")
@@ -372,6 +374,20 @@ class Examiner:
     def is_due(self, round_: int) -> bool:
         """Whether a round is evaluated at all."""
         return round_ % self.settings.every == 0 or round_ == self.last
+
+    def _examinations(
+        self, when: Moment, ids: Sequence[ClientId], round_: int, attempt: int, ledger: Ledger
+    ) -> list[Examination | Failure]:
+        """An examination for each client; a failure for a stranger for whom no message can be made."""
+        asked: list[Examination | Failure] = []
+        for client in ids:
+            try:
+                asked.append(self._examination(when, client, round_, attempt, ledger))
+            except Exception as error:
+                if not self.rounds.acceptance.strangers:
+                    raise
+                asked.append(Failure(client, no_message(client, "evaluate", error)))
+        return asked
 
     def _examination(
         self, when: Moment, client: ClientId, round_: int, attempt: int, ledger: Ledger

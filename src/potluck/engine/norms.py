@@ -8,10 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch import Tensor
+
 from potluck.core.card import ClientId
 from potluck.core.contract import Contract
 from potluck.core.message import Message
 
+Tensors = Mapping[str, Tensor]
 LARGEST_RATIO = 100.0  # of `training.max_norm: auto`; honest runs on digits stay below 10
 FEWEST = 3  # that a median is taken over: with two nobody can say which of them is wrong
 
@@ -50,7 +53,8 @@ def parts_of(message: Message, contract: Contract) -> Iterator[SentPart]:
     """The parts of a message whose norms can be compared: floating point, without a declared range.
 
     A group is compared with groups of the same names and shapes, which is one architecture; a tensor with those
-    whose rows have the same shape, however many rows there are.
+    whose rows have the same shape, however many rows there are. Where a group may be sent in part, each of its
+    tensors is compared by itself, so that nobody gets around it by leaving out some.
     """
     for name, field in contract.items():
         if field.ranged or not field.dtype.is_floating_point:
@@ -61,6 +65,11 @@ def parts_of(message: Message, contract: Contract) -> Iterator[SentPart]:
         else:
             found = {f"{name}/{key}": value for key, value in message.group(name).items()}
             form = (name, *((key, tuple(value.shape)) for key, value in found.items()))
+            if field.partial:
+                for key, value in found.items():
+                    if value.numel():
+                        yield SentPart(key, (key, tuple(value.shape)), (key,), value.numel())
+                continue
         tensors = tuple(key for key, value in found.items() if value.numel())
         if tensors:
             yield SentPart(name, form, tensors, sum(found[key].numel() for key in tensors))
@@ -85,3 +94,19 @@ def norm_ratios(
         for part, value in parts
         if 0 < medians.get(part.form, 0.0) < math.inf
     }
+
+
+def start_ratio(sent: Tensors, fresh: Tensors) -> float:
+    """How many times as large first weights are as those of a fresh model, by their root mean squares.
+
+    Where the fresh model is another one they are compared with 1, which is above that of any usual model.
+    """
+    alike = {name: value.shape for name, value in sent.items()} == {
+        name: value.shape for name, value in fresh.items()
+    }
+    return _root_mean_square(sent) / ((_root_mean_square(fresh) if alike else 0.0) or 1.0)
+
+
+def _root_mean_square(tensors: Tensors) -> float:
+    squares = sum(float(value.detach().double().square().sum()) for value in tensors.values())
+    return math.sqrt(squares / max(1, sum(value.numel() for value in tensors.values())))

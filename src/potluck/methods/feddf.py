@@ -39,6 +39,7 @@ from potluck.core.settings import OptimizerSettings
 from potluck.core.streams import Stream, several_each, shuffled_batches
 from potluck.core.task import Batch, Task
 from potluck.errors import ConfigError
+from potluck.kit.built_names import require_built_names
 from potluck.kit.distillation import divergence, held_back
 from potluck.kit.early_stopping import fit_patiently
 from potluck.kit.public_knowledge import public_samples, require_public_samples, scores
@@ -130,9 +131,10 @@ class FedDF(FedAvg):
         self.architectures = {client: population.architecture(client) for client in population.ids}
 
     def check(self, population: Population) -> None:
-        """A batch must fit into the public data."""
+        """A batch must fit into the public data, and a card to the model that the server builds."""
         super().check(population)
         require_public_samples(population, "batch", self.config.batch)
+        require_built_names(population, self.config.buffers)
 
     def server_state(self, task: Task) -> dict[str, Any]:
         """The weights by architecture, and a model of each architecture to load them into."""

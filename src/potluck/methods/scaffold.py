@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ class Scaffold(FedAvg):
 
     name = "scaffold"
     citation = "Karimireddy et al., ICML 2020"
+    card_fields: ClassVar[tuple[str, ...]] = (*FedAvg.card_fields, "parameters")
     down = FedAvg.down | {
         "control": state_of(
             "control", "the server's control variate c, as far as it has one", optional=True, partial=True
@@ -79,16 +80,24 @@ class Scaffold(FedAvg):
         }
 
     def expected(self, card: Card, part: str) -> Shapes | None:
-        """A variate has the shape of its tensor."""
-        return super().expected(card, "model" if part == "control" else part)
+        """A variate has the shape of its tensor; buffers have none."""
+        if part != "control":
+            return super().expected(card, part)
+        return {name: card.names[name] for name in card.parameters if name in card.names}
 
     def downlink(self, server: Server, client: ClientId) -> Content:
         """x and c, for the tensors this client has."""
         card = server.cards[client]
         return {
             "model": self.share_of(server, "weights", card),
-            "control": self.share_of(server, "control", card),
+            "control": self.control_for(server, card),
         }
+
+    def control_for(self, server: Server, card: Card) -> dict[str, Tensor]:
+        """c, for the tensors of which this client has a variate itself, whatever others have sent."""
+        own = {*card.parameters}
+        held = self.share_of(server, "control", card)
+        return {name: value for name, value in held.items() if name in own}
 
     def receive(self, client: Client, down: Message) -> None:
         """Install x; keep c for the correction."""
@@ -109,7 +118,7 @@ class Scaffold(FedAvg):
     @client_step(
         up={
             "model": state_of("model", "Δy: how far the weights moved"),
-            "control": state_of("control", "Δc: how far the client's variate moved", partial=True),
+            "control": state_of("control", "Δc: how far the client's variate moved"),
         }
     )
     def train(self, client: Client) -> Content:

@@ -193,7 +193,12 @@ def _remarks(run: _Run) -> list[str]:
         f"{one['times']:.3g} times as large as the median of the others', as no client could go on after it"
         for one in run.summary.get("went_back") or ()
     ]
-    found = [told, f"excluded from the run: {excluded}" if excluded else "", *went_back]
+    bad_starts = [
+        f"round {one['round']} was played again without client {one['without']}, with whose first weights no "
+        "client could train"
+        for one in run.summary.get("bad_starts") or ()
+    ]
+    found = [told, f"excluded from the run: {excluded}" if excluded else "", *went_back, *bad_starts]
     return [f"{capital(sentence)}." for sentence in found if sentence]
 
 

@@ -1,0 +1,53 @@
+"""Who gave the first weights of a round, when nobody can train with them.
+
+The server asks one client of each architecture for its first weights. Nobody else sends the like, so what is wrong
+with them shows only when everyone fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from potluck.core.card import ClientId
+from potluck.deploy.suspects import NOT_FINITE, all_diverged, norm_of
+from potluck.engine.protocol import Answer, Outcome, Request
+
+Attempt = tuple[int, int, int]  # round, attempt, start of the server
+
+
+class Donors:
+    """Who gave first weights in the newest attempt at a round, and how large they were."""
+
+    def __init__(self) -> None:
+        self._attempt: Attempt = (0, 0, 0)
+        self._norms: dict[ClientId, float] = {}
+
+    def note(self, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> None:
+        """Take note of one exchange."""
+        for one in requests[:1]:
+            attempt = one.stamp.round, one.stamp.attempt, one.stamp.incarnation
+            if attempt != self._attempt:
+                self._attempt, self._norms = attempt, {}
+        if any(one.purpose == "setup" for one in requests):
+            self._norms |= {one.client: norm_of(one.up) for one in outcomes if isinstance(one, Answer)}
+        else:  # whose first weights were refused is not asked again
+            asked = {one.client for one in requests}
+            self._norms = {client: norm for client, norm in self._norms.items() if client in asked}
+
+    def of(self, round_: int) -> ClientId | None:
+        """Who gave first weights in a round, of several the one with the largest; None where nobody did."""
+        if self._attempt[0] != round_ or not self._norms:
+            return None
+        return max(self._norms, key=lambda client: self._norms[client])
+
+
+def is_to_blame(
+    donor: ClientId, failures: Mapping[ClientId, str], asked: Collection[ClientId], lost: Collection[ClientId]
+) -> bool:
+    """Whether everyone failed over values that are not finite after a client gave its first weights.
+
+    One other client alone is not believed, unless the donor itself failed as well.
+    """
+    others = [client for client in asked if client != donor and client not in lost]
+    failed = NOT_FINITE in failures.get(donor, "")
+    return all_diverged(failures, asked, {donor, *lost}) and (failed or len(others) > 1)

@@ -1,0 +1,203 @@
+"""One liar among honest clients: what it brings, adds or leaves out ends no run and reaches nobody else."""
+
+from dataclasses import replace
+
+import pytest
+import sites
+import torch
+from hostile import note_of, noted
+from links import Link, Told, serve
+from torch import nn
+
+import potluck.deploy.engine
+from potluck.core.message import Message
+from potluck.core.state import Report
+from potluck.deploy import wire
+from potluck.engine.protocol import Answer, Request
+from potluck.methods.fedavg import FedAvg
+
+ALIKE = {"models": {"pool": "mlp-small", "rep_dim": 16, "init": "per_client"}}
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch):
+    monkeypatch.setattr(potluck.deploy.engine, "LOOK", 0.0)
+
+
+class Normed(nn.Module):
+    """A model with buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU())
+        self.fc = nn.Linear(16, 10)
+
+    def forward(self, x):
+        return self.fc(self.body(x))
+
+
+def normed(input, classes):
+    return Normed()
+
+
+def lying(change, step, client="1", rounds=None):
+    """A link's `tamper`: what one client sends in a step is changed."""
+
+    def tamper(order, data):
+        asked = isinstance(order, Request) and order.client == client and order.steps == (step,)
+        answer = wire.unpack_reply(data)
+        if not asked or not isinstance(answer, Answer) or (rounds and order.stamp.round not in rounds):
+            return data
+        return wire.pack_reply(replace(answer, up=Message(change(dict(answer.up)))))
+
+    return tamper
+
+
+def play(home, method, tamper, model="mlp-small", rounds=2, **others):
+    link, told = Link(home, model=model), Told()
+    link.tamper = tamper
+    result = serve(link, home / "run", sites.federated(method, rounds=rounds, **ALIKE | others), told)
+    return link, told, result
+
+
+def left_out(told):
+    return [notice for notice in told.notices if "goes on without" in notice]
+
+
+# --- SCAFFOLD's variates ---
+
+
+def with_buffers(up):
+    names = [name for name in up if name.startswith("model/") and "running" in name]
+    assert names
+    return up | {name.replace("model/", "control/"): torch.zeros_like(up[name]) for name in names}
+
+
+def test_a_variate_of_a_buffer_is_not_taken(tmp_path):
+    _, told, _ = play(tmp_path, "scaffold", lying(with_buffers, "train", rounds=[1]), model=normed)
+    (out,) = left_out(told)
+    assert "round 1 goes on without client 1" in out
+    assert "running_mean' is not part of 'control'" in out
+
+
+def test_a_card_that_calls_a_buffer_a_parameter_reaches_nobody_else(tmp_path):
+    lie = lying(with_buffers, "train")
+
+    def tamper(order, data):
+        if not isinstance(order, wire.Hello):
+            return lie(order, data)
+        note = note_of(data)
+        if note.get("client") == "1":
+            note["extra"]["parameters"] = [*note["extra"]["names"], "nowhere"]
+        return noted(data, note)
+
+    link, told, _ = play(tmp_path, "scaffold", tamper, model=normed)
+    assert all("without client 1:" in notice for notice in left_out(told))
+    downs = [one.down for one in link.orders if isinstance(one, Request) and one.client != "1"]
+    assert downs
+    assert not any("running" in name for down in downs for name in down.group("control"))
+
+
+def test_a_variate_in_part_is_not_taken(tmp_path):
+    def one_only(up):
+        first, *others = (name for name in up if name.startswith("control/"))
+        return {name: value for name, value in up.items() if name not in others} | {
+            first: torch.full_like(up[first], 3e38)
+        }
+
+    _, told, _ = play(tmp_path, "scaffold", lying(one_only, "train"))
+    assert len(left_out(told)) == 2
+    assert all("'control/" in notice and "is missing" in notice for notice in left_out(told))
+    assert told.ends[-1].accuracy > 0.15
+
+
+# --- FedDF's cards ---
+
+
+@pytest.mark.parametrize("kind", ["renamed", "shapes", "fewer"])
+def test_a_card_must_have_the_tensors_of_the_architecture_that_the_server_builds(tmp_path, kind):
+    change = {
+        "renamed": lambda names: {f"{name}x": shape for name, shape in names.items()},
+        "shapes": lambda names: {name: [size + 1 for size in shape] for name, shape in names.items()},
+        "fewer": lambda names: dict([*names.items()][:1]),
+    }[kind]
+    liars = ("1", "2") if kind == "renamed" else ("1",)
+    told_names = {}
+
+    def tamper(order, data):
+        if isinstance(order, wire.Hello):
+            note = note_of(data)
+            if note.get("client") in liars:
+                told_names[note["client"]] = note["extra"]["names"] = change(note["extra"]["names"])
+            return noted(data, note)
+        if isinstance(order, Request) and order.client in liars:
+            up = {
+                f"model/{name}": torch.full(shape, 0.01) for name, shape in told_names[order.client].items()
+            }
+            return wire.pack_reply(Answer(order.client, Message(up), Report(1, {}, {})))
+        return data
+
+    training = {"rounds": 1, "batch_size": 16, "optimizer": {"lr": 0.05}, "start_quorum": 0.3}
+    method = {"name": "feddf", "steps": 5, "every": 5}
+    link, told, _ = play(tmp_path, method, tamper, training=training)
+    assert len(told.ends) == 1
+    away = [notice for notice in told.notices if "cannot take part" in notice]
+    assert [f"client {client} cannot take part" in notice for client, notice in zip(liars, away, strict=True)]
+    assert all("other tensors than the architecture" in notice for notice in away)
+    assert link.asked(1) == [client for client in sites.IDS if client not in liars]
+
+
+# --- a downlink that cannot be made ---
+
+
+def test_a_downlink_that_cannot_be_made_costs_one_client_only(tmp_path, monkeypatch):
+    honest = FedAvg.downlink
+
+    def downlink(self, server, client):
+        if client == "1" and server.round == 2:
+            raise KeyError("what client 1 said of itself")
+        return honest(self, server, client)
+
+    monkeypatch.setattr(FedAvg, "downlink", downlink)
+    _, told, _ = play(tmp_path, "fedavg", lambda order, data: data, evaluate={"when": ["after_aggregation"]})
+    assert [end.round for end in told.ends] == [1, 2]
+    (out,) = left_out(told)
+    assert "round 2 goes on without client 1: client 1, step train: no message could be made for it" in out
+
+
+# --- first weights ---
+
+
+def all_of(size):
+    return lambda up: {name: torch.full_like(value, size) for name, value in up.items()}
+
+
+@pytest.mark.parametrize("size", [3e38, 1e3])
+def test_first_weights_beyond_all_measure_are_not_taken(tmp_path, size):
+    link, told, _ = play(tmp_path, "fedavg", lying(all_of(size), "bring", client="0"))
+    assert [end.round for end in told.ends] == [1, 2]
+    (out,) = left_out(told)
+    assert "round 1 goes on without client 0: client 0, step bring" in out
+    assert "first weights" in out
+    assert [one.client for one in link.orders if isinstance(one, Request) and one.steps == ("bring",)] == [
+        "0", "1"]  # fmt: skip
+
+
+def test_who_gave_first_weights_with_which_nobody_can_train_is_left_out(tmp_path):
+    training = {"rounds": 2, "batch_size": 16, "optimizer": {"lr": 0.05}, "max_norm": "none"}
+    tamper = lying(all_of(3e38), "bring", client="0")
+    _, told, result = play(tmp_path, "fedavg", tamper, training=training)
+    assert [end.round for end in told.ends] == [1, 2]
+    (said,) = [notice for notice in told.notices if "first weights" in notice]
+    assert "round 1 is played again without client 0" in said
+    assert result.summary["bad_starts"] == [{"round": 1, "without": "0"}]
+
+
+def test_two_such_donors_are_left_out_one_after_the_other(tmp_path):
+    training = {"rounds": 1, "batch_size": 16, "optimizer": {"lr": 0.05}, "max_norm": "none"}
+    first, second = (lying(all_of(3e38), "bring", client=client) for client in "01")
+    _, told, result = play(
+        tmp_path, "fedavg", lambda order, data: second(order, first(order, data)), training=training
+    )
+    assert [one["without"] for one in result.summary["bad_starts"]] == ["0", "1"]
+    assert [end.round for end in told.ends] == [1]
