@@ -83,7 +83,7 @@ def main() -> None:
 
     pulse = PulseFile(Path(sys.argv.pop(1)))
     httpx.Client.send = noting(httpx.Client.send, pulse)  # type: ignore[method-assign]
-    subprocess.Popen = Watching  # type: ignore[misc, assignment]
+    subprocess.Popen = Watching  # type: ignore[misc,assignment]
     threading.excepthook = _end
     code = ENDED
     try:
