@@ -269,7 +269,8 @@ class ServedRun:
         return (
             f"{_all_fail(failed, before)}; in round {failed - 1} the message of client {larger} was "
             f"{tie.times:.3g} times as large as that of client {smaller}, and neither are a majority: "
-            f"look into both, and if need be go on without one side: {self._without(tie.larger)}, or {self._without(tie.smaller)}"
+            f"look into both, and if need be go on without one side: {self._without(tie.larger)}, "
+            f"or {self._without(tie.smaller)}"
         )
 
     def _without(self, clients: tuple[ClientId, ...]) -> str:
