@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from potluck.core.card import ClientId
 
 COSTLY = 10.0  # seconds that an exchange took in vain; who is not even connected costs none
-TURNS = 8  # evaluated rounds for which a client is doubted after its first lapse; after each further one twice as many
-CHANCES = (
-    2  # of these, rounds in which it may leave out the short time it has, before it is not asked any more
-)
+TURNS = 8  # evaluated rounds for which a client is doubted after its first lapse; then 16, 32, …
+CHANCES = 2  # of these rounds; who leaves out its short time in so many of them is not asked any more
 LEAST = 30.0  # seconds that a doubted client has, where the others need no more than half of it
 MARGIN = 2.0  # times as long as the others took
 
