@@ -124,7 +124,8 @@ def test_a_round_is_taken_back_once_and_then_the_next_that_stands_out_is_named(t
         "also after round 2 was played again without client 1; in round 2 the message of client 2 was"
         in sentence
     )
-    assert sentence.endswith("--exclude 2")
+    assert "--exclude 2, or" in sentence  # of two nobody can say which is wrong
+    assert sentence.endswith("--exclude 0")
     assert "lr" not in sentence
 
 
@@ -171,7 +172,7 @@ def test_the_last_three_checkpoints_are_kept_and_no_file_more(tmp_path):
         ({}, None),
         ({"a": 1e30}, None),
         ({"a": 1.0, "b": 8.0, "c": 2.0}, None),
-        ({"a": 1.0, "b": 1e30}, Suspect("b", 1e30)),
+        ({"a": 1.0, "b": 1e30}, None),
         ({"a": 2.0, "b": 3.0, "c": 1e9, "d": 2.0}, Suspect("c", 5e8)),
         ({"a": 0.0, "b": 0.0, "c": 1.0}, None),
     ],

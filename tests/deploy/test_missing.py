@@ -6,6 +6,9 @@ import pytest
 import sites
 from links import FEDMRL, Link, Time, Told, is_evaluation, is_training, serve
 
+from potluck.deploy import wire
+from potluck.engine.lapses import Lapses
+from potluck.engine.protocol import Examination
 from potluck.engine.retries import GROWING
 from potluck.errors import PinError, RoundFailed
 from potluck.report.log import read_metrics
@@ -74,6 +77,93 @@ def test_a_client_that_stays_away_costs_one_wait_and_one_more_at_the_end(tmp_pat
     )
     serve(link, tmp_path / "run", sites.federated(FEDMRL, rounds=4), time=time)
     assert time.waits == [GROWING[0]] * 2
+
+
+class Slow(Link):
+    """A client that leaves out examinations: each costs as long as the server waits for it."""
+
+    def __init__(self, home, time, leaves_out, client="1"):
+        super().__init__(home)
+        self.time, self.leaves_out, self.client = time, leaves_out, client
+        self.cost = {}
+
+    def exchange(self, letters, timeout, most):
+        answers = super().exchange(letters, timeout, most)
+        if any(isinstance(one, str) for one in answers):
+            round_ = self.orders[-1].stamp.round
+            self.cost[round_] = self.cost.get(round_, 0.0) + timeout
+            self.time.seconds += timeout
+        return answers
+
+    def _answer(self, node, data):
+        order = wire.unpack_order(data)
+        if isinstance(order, Examination) and order.client == self.client and self.leaves_out(order, self):
+            self.orders.append(order)
+            return "no answer came in time"
+        return super()._answer(node, data)
+
+
+MOMENTS = {"when": ["before", "after_training", "after_aggregation"]}
+DEADLINE = 600.0
+
+
+@pytest.mark.parametrize("evaluate", [{"when": ["after_aggregation"]}, MOMENTS])
+def test_who_leaves_out_every_other_evaluation_costs_one_deadline_in_many_rounds(tmp_path, evaluate):
+    time = Time()
+    link = Slow(tmp_path, time, lambda order, link: order.stamp.round % 2 == 0)
+    engine = {"device": "cpu", "workers": 1, "deadline": DEADLINE}
+    settings = sites.federated("local", rounds=10, evaluate=evaluate, engine=engine)
+    result = serve(link, tmp_path / "run", settings, time=time)
+    assert sum(link.cost.values()) <= 1.5 * DEADLINE
+    assert link.cost.get(10, 0.0) < 0.5 * DEADLINE  # the last round too
+    assert "1" in result.summary["accuracy"]["missing"]["rounds"]["2"]
+
+
+def test_who_is_trusted_again_and_lapses_again_is_doubted_for_longer_and_longer():
+    lapses, trusted = Lapses(), []
+    for round_ in range(1, 60):
+        lapses.begin(round_)
+        if not lapses.is_doubted("1"):
+            trusted.append(round_)
+            lapses.note(["1"], DEADLINE)
+    assert trusted == [1, 10, 27]
+    assert not lapses.is_dropped("1")  # it has answered in the short time
+
+
+def test_who_leaves_out_the_short_time_too_is_not_asked_and_who_costs_no_time_is_not_doubted():
+    lapses, dropped = Lapses(), []
+    for round_ in range(1, 10):
+        lapses.begin(round_)
+        dropped += [round_] if lapses.is_dropped("1") else []
+        lapses.note(["1"], DEADLINE)
+        lapses.note(["2"], 0.0)
+    assert dropped == [4, 5, 6, 7, 8, 9]
+    assert not lapses.is_doubted("2")
+
+
+def test_a_doubted_client_has_twice_as_long_as_the_others_need():
+    lapses = Lapses()
+    assert lapses.short_time is None
+    lapses.note([], 3.0)
+    assert lapses.short_time == 30.0
+    lapses.note([], 100.0)
+    assert lapses.short_time == 200.0
+    lapses.note([], 190.0, trusted=False)
+    assert lapses.short_time == 200.0
+
+
+def test_below_the_quorum_everybody_is_asked_with_the_whole_deadline(tmp_path):
+    time = Time()
+    link = Slow(tmp_path, time, lambda order, link: link.asked_of(order) < 3)
+    link.asked_of = lambda order: sum(
+        isinstance(one, Examination) and (one.client, one.stamp.round) == ("1", order.stamp.round)
+        for one in link.orders
+    )
+    training = {"rounds": 3, "batch_size": 16, "optimizer": {"lr": 0.05}, "quorum": 1.0}
+    engine = {"device": "cpu", "patience": 200, "deadline": DEADLINE}
+    settings = sites.federated(FEDMRL, training=training, engine=engine)
+    result = serve(link, tmp_path / "run", settings, time=time)
+    assert "missing" not in result.summary["accuracy"]
 
 
 def test_a_round_waits_longer_and_longer_for_clients_that_are_lost(tmp_path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from potluck.core.card import ClientId
-from potluck.deploy.suspects import NOT_FINITE, all_diverged, norm_of
+from potluck.deploy.suspects import NOT_FINITE, have_diverged, norm_of
 from potluck.engine.protocol import Answer, Outcome, Request
 
 Attempt = tuple[int, int, int]  # round, attempt, start of the server
@@ -50,4 +50,4 @@ def is_to_blame(
     """
     others = [client for client in asked if client != donor and client not in lost]
     failed = NOT_FINITE in failures.get(donor, "")
-    return all_diverged(failures, asked, {donor, *lost}) and (failed or len(others) > 1)
+    return have_diverged(failures, asked, {donor, *lost}) and (failed or len(others) > 1)

@@ -138,7 +138,7 @@ class FlowerEngine(Engine):
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
         """Have every client do its steps, all at once."""
         self._open = True
-        outcomes = self._ask(requests)
+        outcomes = self._ask(requests, self.settings.deadline)
         self.donors.note(requests, outcomes)
         for one in outcomes:
             if isinstance(one, Answer):
@@ -147,11 +147,15 @@ class FlowerEngine(Engine):
 
     def examine(self, examinations: Sequence[Examination]) -> list[Outcome]:
         """Measure clients; one whose round was not accepted is measured as it was before."""
+        return self.examine_within(examinations, self.settings.deadline)
+
+    def examine_within(self, examinations: Sequence[Examination], seconds: float) -> list[Outcome]:
+        """The same, with less time than the deadline."""
         settled = [
             dataclasses.replace(one, stamp=dataclasses.replace(one.stamp, settled=not self._open))
             for one in examinations
         ]
-        return self._ask(settled)
+        return self._ask(settled, min(seconds, self.settings.deadline))
 
     def settle(self, round_: int, cohort: Sequence[ClientId], accepted: Sequence[ClientId]) -> None:
         """Nothing to send: the stamp of a client's next order says which of its rounds was accepted."""
@@ -159,7 +163,7 @@ class FlowerEngine(Engine):
         self.norms = {client: self._heard[client] for client in accepted if client in self._heard}
         self._heard = {}
 
-    def _ask(self, orders: Sequence[Request] | Sequence[Examination]) -> list[Outcome]:
+    def _ask(self, orders: Sequence[Request] | Sequence[Examination], seconds: float) -> list[Outcome]:
         there = self.courier.nodes()
         self._meet(there)
         letters: dict[ClientId, Letter] = {}
@@ -169,7 +173,7 @@ class FlowerEngine(Engine):
             if node in there:
                 letters[order.client] = node, pack_order(order)
                 most.append(self._most(order))
-        carried = self._carry(list(letters.values()), most, self.settings.deadline)
+        carried = self._carry(list(letters.values()), most, seconds)
         answers = dict(zip(letters, carried, strict=True))
         absent = "it is not connected"
         outcomes = [self._outcome(order, answers.get(order.client, absent)) for order in orders]

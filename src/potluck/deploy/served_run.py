@@ -16,7 +16,7 @@ from potluck.deploy.enrolments import keep_enrolments, kept_enrolments
 from potluck.deploy.federated_run import Norms, federated_run, fits
 from potluck.deploy.misfits import without_misfits
 from potluck.deploy.register import BadStart, Register, WentBack
-from potluck.deploy.suspects import Suspect, all_diverged, find_suspect
+from potluck.deploy.suspects import Suspect, Tie, find_suspect, find_tie, have_diverged
 from potluck.engine.evaluate import check_evaluation
 from potluck.engine.retries import GROWING, Waits
 from potluck.engine.store.checkpoints import Checkpoints
@@ -244,11 +244,15 @@ class ServedRun:
         settled, norms = failed - 1, self.register.values.norms.get(failed - 1, {})
         suspect = find_suspect(norms)
         aside = {*lost, *([] if suspect is None else [suspect.client])}
-        if suspect is None or not all_diverged(failures, run.cohort(failed), aside):
+        diverged = have_diverged(failures, run.cohort(failed), aside)
+        before = next((one for one in self.register.values.went_back if one.round == settled), None)
+        tie = find_tie(norms) if diverged and suspect is None else None
+        if error is not None and tie is not None:
+            raise RoundFailed(self._undecided(failed, tie, before), failures, lost) from error
+        if suspect is None or not diverged:
             if error is not None:
                 raise error
             return
-        before = next((one for one in self.register.values.went_back if one.round == settled), None)
         if before is not None or not self._take_back(settled - 1):
             raise RoundFailed(self._no_way_back(failed, suspect, before), failures, lost) from error
         went = WentBack(round=settled, without=suspect.client, times=float(f"{suspect.times:.4g}"))
@@ -278,11 +282,27 @@ class ServedRun:
         return True
 
     def _no_way_back(self, failed: int, suspect: Suspect, before: WentBack | None) -> str:
-        told = f"round {failed}: every client fails over values that are not finite"
-        if before is not None:
-            told += f", also after round {before.round} was played again without client {before.without}"
-        onward = f"{to_go_on(self.folder.path, portable=True)} --exclude {suspect.client}"
         return (
-            f"{told}; in round {failed - 1} the message of client {suspect.client} was {suspect.times:.3g} times "
-            f"as large as the median of the others': look into it, and if need be go on without it: {onward}"
+            f"{_all_fail(failed, before)}; in round {failed - 1} the message of client {suspect.client} was "
+            f"{suspect.times:.3g} times as large as the median of the others': look into it, and if need be go on "
+            f"without it: {self._without((suspect.client,))}"
         )
+
+    def _undecided(self, failed: int, tie: Tie, before: WentBack | None) -> str:
+        larger, smaller = ", ".join(tie.larger), ", ".join(tie.smaller)
+        return (
+            f"{_all_fail(failed, before)}; in round {failed - 1} the message of client {larger} was "
+            f"{tie.times:.3g} times as large as that of client {smaller}, and neither are a majority: "
+            f"look into both, and if need be go on without one side: {self._without(tie.larger)}, "
+            f"or {self._without(tie.smaller)}"
+        )
+
+    def _without(self, clients: tuple[ClientId, ...]) -> str:
+        return f"{to_go_on(self.folder.path, portable=True)} --exclude {','.join(clients)}"
+
+
+def _all_fail(failed: int, before: WentBack | None) -> str:
+    told = f"round {failed}: every client fails over values that are not finite"
+    if before is None:
+        return told
+    return f"{told}, also after round {before.round} was played again without client {before.without}"

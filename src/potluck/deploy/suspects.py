@@ -32,20 +32,45 @@ def norm_of(message: Message) -> float:
 
 
 def find_suspect(norms: Mapping[ClientId, float]) -> Suspect | None:
-    """The client whose message stands out most, None if all are alike or there is nobody to compare with."""
+    """The client whose message stands out most against those of more than half of all, itself counted.
+
+    So a minority cannot put the blame on another by sending little; of two nobody stands out.
+    """
     found = None
     for client, norm in norms.items():
         others = [other for name, other in norms.items() if name != client]
         middle = median(others) if others else 0.0
         times = norm / middle if middle > 0 else 0.0
-        if times > FACTOR and (found is None or times > found.times):
+        most = sum(norm > FACTOR * other for other in others) > len(norms) / 2
+        if most and times > FACTOR and (found is None or times > found.times):
             found = Suspect(client, times)
     return found
 
 
-def all_diverged(
+@dataclass(frozen=True)
+class Tie:
+    """One half of the clients sent at least `times` as much as the other: nobody can say which is wrong."""
+
+    larger: tuple[ClientId, ...]
+    smaller: tuple[ClientId, ...]
+    times: float
+
+
+def find_tie(norms: Mapping[ClientId, float]) -> Tie | None:
+    """The two halves of the clients, if their messages are as far from each other as that of a suspect."""
+    ordered, half = sorted(norms, key=lambda client: norms[client]), len(norms) // 2
+    if not ordered or len(ordered) % 2 or norms[ordered[half - 1]] <= 0:
+        return None
+    times = norms[ordered[half]] / norms[ordered[half - 1]]
+    return Tie(tuple(ordered[half:]), tuple(ordered[:half]), times) if times > FACTOR else None
+
+
+def have_diverged(
     failures: Mapping[ClientId, str], asked: Collection[ClientId], aside: Collection[ClientId]
 ) -> bool:
-    """Whether every client that was asked has failed over values that are not finite, some put `aside`."""
-    honest = [client for client in asked if client not in aside]
-    return bool(honest) and all(NOT_FINITE in failures.get(client, "") for client in honest)
+    """Whether all but those `aside`, and more than half of all, have failed over values that are not finite.
+
+    A client's own word is no proof. That of more than half of those asked is, as long as most are honest.
+    """
+    failed = {client for client in asked if NOT_FINITE in failures.get(client, "")}
+    return len(failed) > len(asked) / 2 and all(client in failed for client in asked if client not in aside)

@@ -8,7 +8,6 @@ Whatever a client sends, the worst that comes of it is that this client is left 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,7 +21,17 @@ from potluck.core.method import Method
 from potluck.core.plain_values import printable
 from potluck.core.server import Server
 from potluck.core.values import excess, said_of
-from potluck.engine.norms import LARGEST_RATIO, SentPart, Tensors, norm_ratios, parts_of, start_ratio
+from potluck.engine.norms import (
+    LARGEST_RATIO,
+    Before,
+    Form,
+    Ratios,
+    SentPart,
+    Tensors,
+    norm_ratios,
+    parts_of,
+    start_ratio,
+)
 from potluck.engine.protocol import Answer
 from potluck.errors import MessageError
 
@@ -60,7 +69,7 @@ class Exchange:
 
 
 class Acceptance:
-    """Judges the answers of clients; `largest_ratio` bounds norms against the median of their like, if given.
+    """Judges the answers of clients; `largest_ratio` bounds norms against those of most of their like, if given.
 
     With `fresh`, which gives the tensors of a new model like a client's, it bounds first weights too: these come
     from one client alone. Of `strangers` not even what they say of themselves is believed.
@@ -74,6 +83,8 @@ class Acceptance:
     ) -> None:
         self.method, self.server, self.largest_ratio = method, server, largest_ratio
         self.gate = gate if gate is not None else Gate()
+        self.notice: Callable[[str], None] = lambda sentence: None
+        self._before: dict[tuple[str, ...], dict[tuple[ClientId, Form], float]] = {}  # norms taken, by steps
 
     def check(self, client: ClientId, message: Message, contract: Contract, *what: str) -> None:
         """Refuse a message with other names, types or shapes than the contract has for this client."""
@@ -134,22 +145,43 @@ class Acceptance:
             seen.add_largest(answer)
             seen.add_singles(answer, excess(answer.up, contract, self.method.symbols(self._card(answer))))
         if self.largest_ratio is not None:
-            seen.add_norms(answers, contract, exchange.downs)
+            seen.add_norms(answers, contract)
         seen.read()
         reasons = {
             answer.client: self._unsound(answer, contract, f"client {answer.client}, {exchange.name}")
             for answer in answers
             if answer.client in seen.unsound
         }
-        for (client, name), ratio in seen.ratios(reasons).items() if self.largest_ratio is not None else ():
-            if not ratio <= (self.largest_ratio or math.inf):
-                reasons[client] = (
-                    f"client {client}, {exchange.name}: the norm of {name!r} is {ratio:.3g} times the median of "
-                    f"its like in this exchange, at most {self.largest_ratio:g} times are taken (training.max_norm)"
-                )
+        if self.largest_ratio is not None:
+            reasons |= self._too_large(seen, reasons, exchange, self.largest_ratio)
         for answer in answers if self.largest_ratio is not None and self.fresh is not None else ():
             if answer.client not in reasons and (reason := self._unlikely_start(answer, exchange)):
                 reasons[answer.client] = reason
+        return reasons
+
+    def _too_large(
+        self, seen: Reductions, refused: Mapping[ClientId, str], exchange: Exchange, bound: float
+    ) -> dict[ClientId, str]:
+        """Why norms are not taken. Where clients are divided into halves nobody is refused, and that is said."""
+        before = self._before.setdefault(exchange.steps, {})
+        reasons: dict[ClientId, str] = {}
+        ties: dict[Form, list[ClientId]] = {}
+        for (client, form), ratios in seen.ratios(refused, before).items():
+            if not ratios.most <= bound:
+                reasons[client] = (
+                    f"client {client}, {exchange.name}: the norm of {form[0]!r} is {ratios.most:.3g} times the "
+                    f"median of its like in this exchange, at most {bound:g} times are taken (training.max_norm)"
+                )
+            elif not ratios.half <= bound:
+                ties.setdefault(form, []).append(client)
+        for form, larger in ties.items():
+            others = [client for client in seen.senders(form, refused) if client not in larger]
+            self.notice(
+                f"round {self.server.round}, {exchange.name}: the norm of {form[0]!r} from {', '.join(larger)} is "
+                f"more than {bound:g} times that from {', '.join(others)}; neither are a majority, so nobody is "
+                "refused (training.max_norm): look into them, and if need be exclude one side"
+            )
+        before |= seen.norms({**refused, **reasons})
         return reasons
 
     def _unlikely_start(self, answer: Answer, exchange: Exchange) -> str:
@@ -194,7 +226,7 @@ class Reductions:
         self._largest: list[Tensor] = []
         self._singles: list[Tensor] = []
         self._owners: list[list[ClientId]] = [[], []]
-        self._parts: list[tuple[ClientId | None, SentPart]] = []
+        self._parts: list[tuple[ClientId, SentPart]] = []
         self._measured: list[Tensor] = []
         self._norms: list[float] = []
 
@@ -211,24 +243,12 @@ class Reductions:
         self._singles += single
         self._owners[1] += [answer.client] * len(single)
 
-    def add_norms(
-        self, answers: Sequence[Answer], contract: Contract, downs: Mapping[ClientId, Message]
-    ) -> None:
-        """The norms of what can be compared; where two clients sent a part, the server's own is the third."""
+    def add_norms(self, answers: Sequence[Answer], contract: Contract) -> None:
+        """The norms of what can be compared."""
         for answer in answers:
             for part in parts_of(answer.up, contract):
-                self._measure(answer.client, part, answer.up)
-        common = Counter(part.form for _, part in self._parts)
-        pairs = {form for form, count in common.items() if count == 2}
-        for down in downs.values() if pairs else ():
-            for part in parts_of(down, contract):
-                if part.form in pairs:
-                    pairs.discard(part.form)
-                    self._measure(None, part, down)
-
-    def _measure(self, client: ClientId | None, part: SentPart, message: Message) -> None:
-        self._parts.append((client, part))
-        self._measured += [message[name] for name in part.tensors]
+                self._parts.append((answer.client, part))
+                self._measured += [answer.up[name] for name in part.tensors]
 
     def read(self) -> None:
         """Wait for the device, once."""
@@ -242,15 +262,24 @@ class Reductions:
         }
         self._norms = read[len(owners) :]
 
-    def ratios(self, refused: Mapping[ClientId, str]) -> dict[tuple[ClientId, str], float]:
-        """How many times the median of its like each part is, among the clients not refused."""
+    def ratios(self, refused: Mapping[ClientId, str], before: Before) -> dict[tuple[ClientId, Form], Ratios]:
+        """How far each part is from its like, among the clients not refused; `before` as in `norm_ratios`."""
+        return norm_ratios(self._sent(refused), before)
+
+    def senders(self, form: Form, refused: Mapping[ClientId, str]) -> list[ClientId]:
+        """The clients not refused that sent such a part."""
+        return [client for client, part in self._parts if part.form == form and client not in refused]
+
+    def norms(self, refused: Mapping[ClientId, str]) -> dict[tuple[ClientId, Form], float]:
+        """The root mean square of each part, of the clients not refused."""
+        found = self._sent(refused)
+        return {(client, part.form): value for client, parts in found.items() for part, value in parts}
+
+    def _sent(self, refused: Mapping[ClientId, str]) -> dict[ClientId, list[tuple[SentPart, float]]]:
         sent: dict[ClientId, list[tuple[SentPart, float]]] = {}
-        down: dict[tuple[object, ...], float] = {}
         norms = iter(self._norms)
         for client, part in self._parts:
             mean_square = sum(next(norms) ** 2 for _ in part.tensors) / part.size
-            if client is None:
-                down[part.form] = math.sqrt(mean_square)
-            elif client not in refused:
+            if client not in refused:
                 sent.setdefault(client, []).append((part, math.sqrt(mean_square)))
-        return norm_ratios(sent, down)
+        return sent

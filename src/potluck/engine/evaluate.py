@@ -26,6 +26,7 @@ from potluck.core.own_metrics import MetricFailed, OwnMetric, told_by
 from potluck.core.settings import Settings
 from potluck.core.task import Batch, Task
 from potluck.engine.acceptance import no_message
+from potluck.engine.lapses import Lapses
 from potluck.engine.ledger import Ledger
 from potluck.engine.protocol import Answer, Examination, Failure, Outcome
 from potluck.engine.retries import Tries, Waits
@@ -310,6 +311,7 @@ class Examiner:
             ClientId, str
         ] = {}  # clients that belong here and cannot be asked, with the reason
         self._away: set[ClientId] = set()  # who gave no answer the last time
+        self._lapses = Lapses()
         self.rounds, self.federation = rounds, rounds.federation
         self.settings, self.last, self.notice = settings, last, notice
         self.modes = chosen_modes(settings, rounds.federation.method.modes)
@@ -339,16 +341,19 @@ class Examiner:
     def _answered(self, asked: Sequence[Examination], round_: int) -> dict[ClientId, Outcome]:
         """The outcome of every examination; who gave no answer is asked again.
 
-        Nobody waits round after round for a client that is known to be away, except in the last one.
+        Nobody waits round after round for a client that is known to be away, except in the last one; nor there for
+        one that has let the server wait in vain before.
         """
-        outcomes = {one.client: one for one in self.rounds.engine.examine(asked)}
+        self._lapses.begin(round_)
+        doubted = {one.client for one in asked if self._lapses.is_doubted(one.client)}
+        outcomes = self._first_answers(asked, doubted, round_)
         needed = round(self.quorum * len(asked))
         tries = Tries(self.attempts, self.waits, self.waits.patience)
         while lost := _lost(outcomes.values()):
             enough = len(outcomes) - len(lost) >= needed
             wait = tries.next_wait(lost=True)
             if wait is None or (
-                enough and (tries.made >= self.attempts or (round_ < self.last and lost <= self._away))
+                enough and (tries.made >= self.attempts or lost <= self._not_awaited(doubted, round_))
             ):
                 break
             if not enough:
@@ -357,9 +362,35 @@ class Examiner:
                 )
             tries.again(wait)
             again = [one for one in asked if one.client in lost]
-            outcomes |= {one.client: one for one in self.rounds.engine.examine(again)}
+            outcomes |= self._timed(again, self._lapses.short_time if enough else None)
         self._away = lost
         return outcomes
+
+    def _not_awaited(self, doubted: set[ClientId], round_: int) -> set[ClientId]:
+        return doubted | self._away if round_ < self.last else doubted
+
+    def _first_answers(
+        self, asked: Sequence[Examination], doubted: set[ClientId], round_: int
+    ) -> dict[ClientId, Outcome]:
+        """The outcomes of asking once: first those that are trusted, then the others, who have less time."""
+        dropped = {one for one in doubted if round_ < self.last and self._lapses.is_dropped(one)}
+        found = self._timed([one for one in asked if one.client not in doubted])
+        late = [one for one in asked if one.client in doubted - dropped]
+        found |= self._timed(late, self._lapses.short_time)
+        for client in dropped:
+            found[client] = Failure(
+                client, f"client {client}: not asked, as it left out evaluations before", True
+            )
+        return {one.client: found[one.client] for one in asked}
+
+    def _timed(self, asked: Sequence[Examination], within: float | None = None) -> dict[ClientId, Outcome]:
+        if not asked:
+            return {}
+        engine, start = self.rounds.engine, self.waits.clock.now()
+        trusted = not any(self._lapses.is_doubted(one.client) for one in asked)
+        found = engine.examine(asked) if within is None else engine.examine_within(asked, within)
+        self._lapses.note(_lost(found), self.waits.clock.now() - start, trusted)
+        return {one.client: one for one in found}
 
     def _missing(self, when: Moment, round_: int, absent: Mapping[ClientId, str]) -> tuple[Line, ...]:
         """The log lines of clients that were not measured."""

@@ -1,4 +1,7 @@
-"""Norms of what clients sent, each against the median of those that sent the like in the same exchange."""
+"""Norms of what clients sent, each against those of most clients that sent the like in the same exchange.
+
+A message is refused only where more than half of all stand against it, so that a minority can have nobody refused.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from potluck.core.message import Message
 
 Tensors = Mapping[str, Tensor]
 LARGEST_RATIO = 100.0  # of `training.max_norm: auto`; honest runs on digits stay below 10
-FEWEST = 3  # that a median is taken over: with two nobody can say which of them is wrong
+PAIR = 2  # clients: neither is a majority, so what each sent before is the third
 
 MaxNorm = Literal["auto", "none"] | float | None
 
@@ -75,25 +78,44 @@ def parts_of(message: Message, contract: Contract) -> Iterator[SentPart]:
             yield SentPart(name, form, tensors, sum(found[key].numel() for key in tensors))
 
 
-def norm_ratios(
-    sent: Mapping[ClientId, Sequence[tuple[SentPart, float]]], down: Mapping[Form, float]
-) -> dict[tuple[ClientId, str], float]:
-    """How many times the median of its like each part is, by client and name; fewer than three are not compared.
+@dataclass(frozen=True)
+class Ratios:
+    """How many times a part is what most clients sent, and what half of them sent."""
 
-    Numbers are root mean squares, so that messages with more rows are not longer. `down` has those of the server's
-    own message: where only two clients sent a part, it is the third.
+    most: float
+    half: float
+
+
+Before = Mapping[tuple[ClientId, Form], float]  # what a client last sent
+
+
+def norm_ratios(
+    sent: Mapping[ClientId, Sequence[tuple[SentPart, float]]], before: Before
+) -> dict[tuple[ClientId, Form], Ratios]:
+    """The ratios of every part, by client and form.
+
+    Numbers are root mean squares, so that messages with more rows are not longer. Where only two clients sent a
+    part, the third is what each of them had sent `before`. What the server sent is none: it may be a liar's work.
     """
-    alike: dict[Form, list[float]] = {form: [value] for form, value in down.items()}
+    alike: dict[Form, list[float]] = {}
     for parts in sent.values():
         for part, value in parts:
             alike.setdefault(part.form, []).append(value)
-    medians = {form: statistics.median_low(v) for form, v in alike.items() if len(v) >= FEWEST}
-    return {
-        (client, part.name): value / medians[part.form]
-        for client, parts in sent.items()
-        for part, value in parts
-        if 0 < medians.get(part.form, 0.0) < math.inf
-    }
+    found: dict[tuple[ClientId, Form], Ratios] = {}
+    for client, parts in sent.items():
+        for part, value in parts:
+            peers = [*alike[part.form]]
+            own = before.get((client, part.form))
+            if len(peers) == PAIR and own is not None:
+                peers.append(own)
+            if len(peers) >= PAIR:
+                most, half = statistics.median_high(peers), statistics.median_low(peers)
+                found[client, part.form] = Ratios(_ratio(value, most), _ratio(value, half))
+    return found
+
+
+def _ratio(value: float, middle: float) -> float:
+    return value / middle if 0 < middle < math.inf else 0.0
 
 
 def start_ratio(sent: Tensors, fresh: Tensors) -> float:

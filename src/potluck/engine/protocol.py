@@ -87,6 +87,10 @@ class Engine(ABC):
     def examine(self, examinations: Sequence[Examination]) -> list[Outcome]:
         """Measure clients without changing them."""
 
+    def examine_within(self, examinations: Sequence[Examination], seconds: float) -> list[Outcome]:
+        """The same, waiting no longer than this for clients that may not answer; those that are here always do."""
+        return self.examine(examinations)
+
     @abstractmethod
     def settle(self, round_: int, cohort: Sequence[ClientId], accepted: Sequence[ClientId]) -> None:
         """End a round: keep the work of the accepted clients, undo that of the others."""

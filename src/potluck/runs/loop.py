@@ -80,6 +80,7 @@ class Run:
         )
         self.rounds = Rounds(federation, self.engine, name=experiment.name)
         self.rounds.acceptance.largest_ratio = largest_ratio(experiment.training.max_norm)
+        self.rounds.acceptance.notice = told.notice
         self.state = RunState(self.rounds, self.store)
         tries = 1 if engine is None else experiment.training.attempts  # a client that is here is not lost
         self.examiner = Examiner(
