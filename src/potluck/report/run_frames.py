@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 KEYS = ("round", "client", "moment", "mode")
-_REMEDY = "copy the folder again, or run the experiment again"
+REMEDY = "copy the folder again, or run the experiment again"
 LAST = ("loss", "samples")  # of every split, after the measures of the task
 
 
@@ -79,14 +79,12 @@ def _measured(log: Path, number: int, text: str) -> dict[str, Any]:
     try:
         line = json.loads(text)
     except ValueError as error:
-        raise RunError(f"{log}, line {number} is damaged: it is not JSON; {_REMEDY}") from error
+        raise RunError(f"{log}, line {number} is damaged: it is not JSON; {REMEDY}") from error
     whole = isinstance(line, dict) and type(line.get("round")) is int
     if not whole or not all(isinstance(line.get(key), str) for key in ("client", "when", "mode")):
-        raise RunError(
-            f"{log}, line {number} is damaged: it has no round, client, moment and mode; {_REMEDY}"
-        )
+        raise RunError(f"{log}, line {number} is damaged: it has no round, client, moment and mode; {REMEDY}")
     if not all(isinstance(line.get(split, {}), dict) for split in ("test", "validation")):
-        raise RunError(f"{log}, line {number} is damaged: a split of it has no measures; {_REMEDY}")
+        raise RunError(f"{log}, line {number} is damaged: a split of it has no measures; {REMEDY}")
     measured: dict[str, Any] = line
     return measured
 
@@ -99,7 +97,7 @@ def check_whole(log: Path, lines: Iterable[Mapping[str, Any]], accuracy: Mapping
     if not wanted <= there:
         raise RunError(
             f"{log} has lost lines: the summary has {len(wanted)} clients in round {last}, the log "
-            f"{len(wanted & there)}; {_REMEDY}"
+            f"{len(wanted & there)}; {REMEDY}"
         )
 
 

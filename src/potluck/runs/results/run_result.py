@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from potluck.core.method import Method
 from potluck.engine.store.checkpoints import Checkpoints
 from potluck.engine.store.manifest import Manifest
+from potluck.errors import RunError
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.files import write_json
@@ -115,10 +116,12 @@ class RunResult:
     def check_log(self) -> None:
         """Refuse a log that has lost lines of the last round, or is not that of the last checkpoint."""
         log = self.folder / METRICS
-        marks = _marks(self.folder / "checkpoints" / Checkpoints.MANIFEST)
-        if METRICS in marks:
-            RunFolder(self.folder).check_logs(marks, [METRICS])
         run_frames.check_whole(log, run_frames.read_lines(log, self._last_round), self.summary["accuracy"])
+        marks = _marks(self.folder / "checkpoints" / Checkpoints.MANIFEST)
+        try:
+            RunFolder(self.folder).check_logs(marks, [METRICS] if METRICS in marks else [])
+        except RunError as error:
+            raise RunError(f"{error}; {run_frames.REMEDY}") from error
 
     def curves(self) -> pd.DataFrame:
         """The mean over clients per round, moment and mode, held-out clients left out.
