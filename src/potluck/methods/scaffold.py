@@ -38,6 +38,7 @@ class Scaffold(FedAvg):
 
     name = "scaffold"
     citation = "Karimireddy et al., ICML 2020"
+    sends_changes = True
     down = FedAvg.down | {
         "control": state_of(
             "control", "the server's control variate c, as far as it has one", optional=True, partial=True
