@@ -21,6 +21,11 @@ MOST_CLASSES = 100_000
 MOST_TOKENS = 10_000_000  # of a vocabulary
 MOST_NUMBERS = 1 << 26  # in one sample
 MOST_DIMENSIONS = 4  # of one sample
+SAMPLE_AXES = {
+    "segmentation": 3,
+    "text-classification": 1,
+    "retrieval": 1,
+}  # of one sample; other kinds take any
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,10 @@ class Task:
             raise ValueError(
                 "a task without the shape of a sample, or with an image that does not fit in one"
             )
+        if len(shape) != SAMPLE_AXES.get(kind, len(shape)):
+            raise ValueError(f"{kind} samples have {SAMPLE_AXES[kind]} axes, not {len(shape)}")
+        if len(image) != (3 if kind == "retrieval" else 0):
+            raise ValueError(f"a {kind} sample holds {'an' if kind == 'retrieval' else 'no'} image of 3 axes")
         return cls(kind, classes, shape, vocabulary, image)  # type: ignore[arg-type]
 
     def example(self, samples: int = 2) -> Tensor:

@@ -31,6 +31,8 @@ ALWAYS_TOLD = ("samples", "task")  # fields of every card
 EVALUATE = "evaluate"  # the library's own step, in addition to those of the method
 PROTECTING = ("noise",)  # options where more is safer: an agreement pins their lower bound
 BOUNDS = {"least", "most"}
+RUNS = 10  # that a site joins: each has private noise of its own, on the same samples
+EVALUATIONS = 24  # in a round, with other questions each: three moments of eight attempts
 ATTEMPTS = 8  # at a round, with other bytes each: a server that is disturbed again and again needs some
 
 # --- the agreement --------------------------------------------------------------------------------------
@@ -56,6 +58,8 @@ class Agreement(Settings):
     card: tuple[str, ...] = ALWAYS_TOLD  # what the site tells about itself at enrolment
     bytes_per_round: int = Field(ge=0)  # at most, in one attempt at a round
     attempts_per_round: int = Field(default=ATTEMPTS, ge=1)  # with other bytes each; a repeated reply is none
+    evaluations_per_round: int = Field(default=EVALUATIONS, ge=0)  # with other questions each
+    most_runs: int = Field(default=RUNS, ge=1)  # that the site joins in all, whatever their names
     metrics: tuple[str, ...] = ()  # what may be measured and told beside the metrics of its task
 
     @field_validator("options")
@@ -139,6 +143,14 @@ class Agreement(Settings):
         if offer.bytes_per_round > self.bytes_per_round:
             raise PinError(_too_much("a round", offer.bytes_per_round, self.bytes_per_round))
 
+    def let_join(self, joined: int) -> None:
+        """Refuse a new run if the site has joined as many as agreed."""
+        if joined >= self.most_runs:
+            raise PinError(
+                f"this site has joined {joined} runs, and agreed to {self.most_runs}; raise most_runs in its "
+                "contract to allow more"
+            )
+
     # --- at every message ---
 
     def let_in(self, steps: Sequence[str], message: Message) -> None:
@@ -156,6 +168,10 @@ class Agreement(Settings):
     def let_try(self, round_: int, attempt: int) -> None:
         """Refuse an attempt at a round beyond the agreed number, before anything is done."""
         refuse_attempt(round_, attempt, self.attempts_per_round)
+
+    def let_examine(self, round_: int, asked: int) -> None:
+        """Refuse an evaluation beyond the agreed number in a round, before anything is measured."""
+        refuse_evaluation(round_, asked, self.evaluations_per_round)
 
     def let_out(self, steps: Sequence[str], round_: int, message: Message, spent: int = 0) -> int:
         """Refuse a reply beyond the agreement; else return the bytes that have left in this attempt so far.
@@ -242,6 +258,15 @@ def refuse_attempt(round_: int, attempt: int, most: int) -> None:
         raise PinError(
             f"round {round_} was answered {most} times, each time to another question, and this site agreed to "
             f"{most} attempts at a round; raise attempts_per_round in its contract if that is meant"
+        )
+
+
+def refuse_evaluation(round_: int, asked: int, most: int) -> None:
+    """Refuse an evaluation whose number in a round is above the most that are allowed."""
+    if asked > most:
+        raise PinError(
+            f"round {round_} was measured {most} times, each time with another question, and this site agreed to "
+            f"{most}; raise evaluations_per_round in its contract if that is meant"
         )
 
 

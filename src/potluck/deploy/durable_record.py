@@ -94,12 +94,16 @@ class DurableRecord(Record):
     def current(self, stamp: Stamp) -> State | None:
         """The state to examine: the work of this round while it is open or accepted, otherwise the base."""
         self._check(stamp)
+        return self._state(self.examined(stamp))
+
+    def examined(self, stamp: Stamp) -> str:
+        """The key of the state to examine."""
         now, at = self.history.now, self.history.at
         if now is not None and at is not None:
             open_ = self._order(stamp) == 0 and not stamp.settled
             if stamp.accepted == now.round or open_:
-                return self._state(at.key)
-        return self._state(self.history.base(stamp.accepted))
+                return at.key
+        return self.history.base(stamp.accepted)
 
     # --- what is counted ---
 

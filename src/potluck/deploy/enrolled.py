@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -20,11 +22,14 @@ from potluck.deploy.wire import Enrolment
 from potluck.errors import ConfigError
 from potluck.experiment.blocks import Sites
 from potluck.experiment.schema import Experiment
-from potluck.federation.federation import Federation, assemble, public_views
+from potluck.federation.federation import Federation, PublicSamples, assemble, public_views
 from potluck.federation.groups import GroupData
 from potluck.federation.private_models import PrivateModels
 from potluck.methods.registry import find_method
 
+MOST_NUMBERS = 1 << 22  # in a sample of a client
+LEAST_PUBLIC = 1 << 28  # bytes of public samples that any server may hold
+TEXTS = ("text-classification", "retrieval")
 VECTOR = Task("classification", 2, (1,))  # nothing of images or texts can be read as this
 
 
@@ -42,6 +47,8 @@ def enrolled_federation(experiment: Experiment, enrolments: Mapping[ClientId, En
     if not any_task:
         _check_common_task(enrolled, sites.classes)
     check_tasks(method, {client: enrolment.card.task for client, enrolment in enrolled.items()})
+    public = experiment.public_samples(method)
+    _check_sizes(enrolled, 0 if public is None else len(public[1]))
     groups = [GroupData(_no_samples(one.card.task), 1) for one in enrolled.values()]
     groups = groups if any_task else [replace(groups[0], clients=len(enrolled))]
     models = PrivateModels(pool, sites.sites, seeds, experiment.models.init == "per_client")
@@ -56,7 +63,7 @@ def enrolled_federation(experiment: Experiment, enrolments: Mapping[ClientId, En
         training=experiment.training.for_clients(),
         overrides=experiment.training.per_client,
         participation=experiment.training.participation,
-        publics=public_views(experiment.public_samples(method), [*map(_readable, groups)], seeds),
+        publics=public_views(public, _viewed(groups, public), seeds),
         device=experiment.engine.torch_device(),
         precision=experiment.engine.precision,
         metrics=own_metrics(
@@ -65,9 +72,9 @@ def enrolled_federation(experiment: Experiment, enrolments: Mapping[ClientId, En
             experiment.folder,
         ),
     )
-    public = federation.population.public()
-    if public is not None:
-        check_same_samples(public, federation.population.cards)
+    seen = federation.population.public()
+    if seen is not None:
+        check_same_samples(seen, federation.population.cards)
     return federation.prepared()
 
 
@@ -97,8 +104,48 @@ def _facts(
 
 def _readable(group: GroupData) -> GroupData:
     """The server does not have the sites' vocabularies, so of public texts it knows only the ids."""
-    texts = group.data.task.kind in ("text-classification", "retrieval")
-    return GroupData(_no_samples(VECTOR), 1) if texts else group
+    return GroupData(_no_samples(VECTOR), 1) if group.data.task.kind in TEXTS else group
+
+
+def _viewed(groups: Sequence[GroupData], public: PublicSamples | None) -> list[GroupData]:
+    """The groups as the server sees public samples for them.
+
+    It holds the samples as the first one reads them. Of the others it needs to know only which samples they have,
+    and no card makes it hold more than that.
+    """
+    first, *others = map(_readable, groups)
+    return [first, *(_smallest(group, public) for group in others)]
+
+
+def _smallest(group: GroupData, public: PublicSamples | None) -> GroupData:
+    """A group with samples as small as can be that has the same public samples as this one."""
+    shape = group.data.task.input
+    if public is None or (len(shape) != 3 and public[0].x.shape[1:] == shape):
+        return group
+    return GroupData(_no_samples(Task("classification", 2, (1, 1, 1)) if len(shape) == 3 else VECTOR), 1)
+
+
+def _check_sizes(enrolled: Mapping[ClientId, Enrolment], public: int) -> None:
+    """Refuse cards by which the server would need much memory: for a sample, or for all the public ones."""
+    for place, (client, one) in enumerate(enrolled.items()):
+        task = one.card.task
+        size, shape = math.prod(task.input), "×".join(map(str, task.input))
+        if size > MOST_NUMBERS:
+            raise ConfigError(
+                f"client {client} has samples of {size:,} numbers ({shape}), and a server takes at most "
+                f"{MOST_NUMBERS:,}"
+            )
+        if place == 0 and task.kind not in TEXTS and 4 * size * public > most_public():
+            raise ConfigError(
+                f"client {client} would have the server hold {public:,} public samples of {size:,} numbers "
+                f"({shape}), which is more than {most_public():,} bytes; lower public.samples"
+            )
+
+
+def most_public() -> int:
+    """The most bytes of public samples that a server holds: a quarter of its machine's memory."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(LEAST_PUBLIC, memory // 4)
 
 
 def sites_of(experiment: Experiment) -> Sites:

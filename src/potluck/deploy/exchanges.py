@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from potluck.core.message import Message
-from potluck.engine.protocol import Request, Stamp
+from potluck.engine.protocol import Examination, Request, Stamp
 
 START = ""  # the key of the client's initial state
 BASES = 3  # accepted rounds whose states are kept: so far a server may go back
@@ -154,6 +154,14 @@ def key_of(before: str, request: Request) -> str:
     told = [before, stamp.round, stamp.exchange, request.steps, request.purpose]
     digest = hashlib.sha256(json.dumps(told).encode())
     _add_message(digest, request.down)
+    return digest.hexdigest()
+
+
+def question_of(state: str, examination: Examination) -> str:
+    """The key of an examination of a state: what is measured, and with which downlink."""
+    told = [state, examination.modes, examination.on, examination.metrics]
+    digest = hashlib.sha256(json.dumps(told).encode())
+    _add_message(digest, examination.down or Message())
     return digest.hexdigest()
 
 

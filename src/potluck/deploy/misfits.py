@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from potluck.core.card import ClientId
+from potluck.core.plain_values import printable
 from potluck.core.task import Task
-from potluck.errors import Misfits, PotluckError
+from potluck.errors import ConfigError, Misfits, PotluckError
 from potluck.federation.federation import Federation
 
 Build = Callable[[tuple[ClientId, ...]], Federation]
@@ -31,7 +32,10 @@ def without_misfits(
         federation, others = without_misfits(left, {one: tasks[one] for one in left}, classes, build)
         return federation, error.reasons | others
     except PotluckError as error:
-        everyone = error
+        everyone: PotluckError = error
+    except Exception as error:  # over a stranger's card, perhaps
+        everyone = ConfigError(f"a federation of {', '.join(roster)} cannot be set up: {in_words(error)}")
+        everyone.__cause__ = error
     usual = _usual_task(tasks, classes)
     alike = tuple(client for client in roster if tasks[client] == usual)
     singly = (tuple(other for other in alike if other != client) for client in alike)
@@ -40,11 +44,17 @@ def without_misfits(
             continue
         try:
             federation = build(left)
-        except PotluckError:
+        except Exception:  # it is not these who can begin together
             continue
         out = [client for client in roster if client not in left]
         return federation, {client: _reason(client, left, roster, build) for client in out}
     raise everyone
+
+
+def in_words(error: Exception) -> str:
+    """What an error says, with its type where it is none of the library's own sentences."""
+    told = str(error) if isinstance(error, PotluckError) else f"{type(error).__name__}: {error}"
+    return printable(told)
 
 
 def _usual_task(tasks: Mapping[ClientId, Task], classes: int | None) -> Task:
@@ -58,6 +68,6 @@ def _reason(client: ClientId, left: Sequence[ClientId], roster: Sequence[ClientI
     """Why a client cannot begin with those that are left."""
     try:
         build(tuple(one for one in roster if one in left or one == client))
-    except PotluckError as error:
-        return str(error)
+    except Exception as error:  # over a stranger's card
+        return in_words(error)
     return f"client {client} fits those that are left, but not together with others"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from potluck.deploy.durable_record import MANIFEST
+from potluck.deploy.evaluations import SUFFIX
 from potluck.deploy.exchanges import History
 from potluck.deploy.record_files import NAME, RecordFiles, read_own
 from potluck.errors import RunError
@@ -75,4 +76,5 @@ def _remove(record: Path) -> None:
                 path.unlink()
         if not any(record.iterdir()):
             record.rmdir()
+    record.with_suffix(SUFFIX).unlink(missing_ok=True)
     record.with_suffix(".json").unlink(missing_ok=True)

@@ -13,8 +13,10 @@ from potluck.core.message import Message
 from potluck.core.method import Method, MethodConfig
 from potluck.core.own_metrics import OwnMetrics
 from potluck.core.packed import State
-from potluck.deploy.agreement import ATTEMPTS, Agreement, refuse_attempt
+from potluck.deploy.agreement import ATTEMPTS, EVALUATIONS, Agreement, refuse_attempt, refuse_evaluation
 from potluck.deploy.durable_record import DurableRecord
+from potluck.deploy.evaluations import Evaluations
+from potluck.deploy.exchanges import question_of
 from potluck.deploy.wire import Enrolment, most_bytes
 from potluck.engine.performer import Performer
 from potluck.engine.protocol import Answer, Examination, Request
@@ -34,6 +36,12 @@ class Agreed(Protocol):
 
     def let_measure(self, metrics: Sequence[str]) -> None:
         """Refuse a metric."""
+
+    def let_join(self, joined: int) -> None:
+        """Refuse a further run."""
+
+    def let_examine(self, round_: int, asked: int) -> None:
+        """Refuse a further evaluation in a round."""
 
     def let_in(self, steps: tuple[str, ...], message: Message) -> None:
         """Refuse a request."""
@@ -63,8 +71,10 @@ class GuardedPerformer(Performer):
         agreement: Agreed | None,
         fresh: bool = True,
         metrics: OwnMetrics | None = None,
+        rounds: int | None = None,
     ) -> None:
         super().__init__(method, metrics)
+        self.evaluations, self.rounds = Evaluations(record.folder), rounds
         self.record, self.agreement, self.fresh = record, agreement, fresh
 
     def perform(self, client: Client, request: Request, first: bool) -> Answer:
@@ -99,7 +109,23 @@ class GuardedPerformer(Performer):
         if self.agreement is not None:
             self.agreement.let_measure(examination.metrics)
         self._let_in(client, ("evaluate",), examination.down)
+        self._let_examine(examination)
         return super().examine(client, examination)
+
+    def _let_examine(self, examination: Examination) -> None:
+        """Refuse an evaluation too many, or of a round that the run does not have; others are counted on disk."""
+        round_ = examination.stamp.round
+        if self.agreement is None and not self.fresh:
+            return
+        if self.rounds is not None and not 0 <= round_ <= self.rounds + 1:
+            raise StepFailed(f"round {round_} is asked about, the run has {self.rounds}")
+        question = question_of(self.record.examined(examination.stamp), examination)
+        asked = self.evaluations.number(round_, question)
+        if self.agreement is not None:
+            self.agreement.let_examine(round_, asked)
+        else:
+            refuse_evaluation(round_, asked, EVALUATIONS)
+        self.evaluations.note(round_, question)
 
     def _let_try(self, round_: int, attempt: int) -> None:
         """Refuse one attempt too many; without an agreement as many are allowed as one proposes."""
@@ -152,7 +178,8 @@ class Resident:
     """The live client of one run: it does requests as transactions that outlive the process.
 
     A round that is started again has the same batches, as the seeds say. With `fresh` it has other private noise:
-    whoever has two messages with the same noise can subtract it.
+    whoever has two messages with the same noise can subtract it. `rounds` are those of the run, if it is known: it
+    is not measured in others.
     """
 
     def __init__(
@@ -162,13 +189,14 @@ class Resident:
         folder: Path,
         agreement: Agreed | None = None,
         fresh: bool = True,
+        rounds: int | None = None,
     ) -> None:
         self.federation, self.client, self.record = federation, client, DurableRecord(folder)
         self.live, metrics = federation.clients.build_client(client), federation.clients.metrics
         if agreement is not None:
             agreement.admit(federation.method, self.live)
             agreement.let_measure(tuple(metrics))
-        self.performer = GuardedPerformer(federation.method, self.record, agreement, fresh, metrics)
+        self.performer = GuardedPerformer(federation.method, self.record, agreement, fresh, metrics, rounds)
         self._runner = TransactionRunner(federation.clients, self.performer)
         self._seat, self._records = SoleSeat(self.live, self.live.snapshot()), SoleRecord(self.record)
 

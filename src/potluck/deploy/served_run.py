@@ -14,13 +14,13 @@ from potluck.deploy.engine import FlowerEngine
 from potluck.deploy.enrolled import enrolled_federation, sites_of
 from potluck.deploy.enrolments import keep_enrolments, kept_enrolments
 from potluck.deploy.federated_run import Norms, federated_run, fits
-from potluck.deploy.misfits import without_misfits
+from potluck.deploy.misfits import in_words, without_misfits
 from potluck.deploy.register import BadStart, Register, WentBack
 from potluck.deploy.suspects import Suspect, Tie, find_suspect, find_tie, have_diverged
 from potluck.engine.evaluate import check_evaluation
 from potluck.engine.retries import GROWING, Waits
 from potluck.engine.store.checkpoints import Checkpoints
-from potluck.errors import ConfigError, PotluckError, RoundFailed
+from potluck.errors import ConfigError, RoundFailed
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.report.again import to_go_on
@@ -206,8 +206,8 @@ class ServedRun:
         """Why a run cannot go on with these clients; empty where it can."""
         try:
             federation = self._federation(roster)
-        except PotluckError as error:
-            return str(error)
+        except Exception as error:  # over a stranger's card, perhaps: that does not end the run
+            return in_words(error)
         if fits(federation.server(), run.rounds.server.snapshot()):
             return ""
         return f"then the {federation.method.name} server would need another state"

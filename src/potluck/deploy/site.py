@@ -26,6 +26,7 @@ from potluck.core.population import ClientFacts
 from potluck.core.rng import Rng, new_secret
 from potluck.data import AugmentConfig, DataConfig, Split
 from potluck.deploy.bounds import MOST_RUNS, RUN, Modest, check_order, check_welcome, check_work
+from potluck.deploy.joined_runs import JoinedRuns
 from potluck.deploy.record_files import own_folder, read_own, write_own
 from potluck.deploy.resident import Agreed, Resident
 from potluck.deploy.site_data import site_data, site_public
@@ -278,13 +279,22 @@ class Site(Orders):
                 raise RunError(
                     f"{self.home} has records of {MOST_RUNS:,} runs; remove old ones with potluck prune"
                 )
+            joined = JoinedRuns(self.home)
+            if self.agreement is not None and run not in joined:
+                self.agreement.let_join(len(joined))
             federation = self.federation(dict(offer["experiment"]), run)
             folder = kept.with_suffix("")
             with Modest():
                 self.resident = Resident(
-                    federation, self.client, folder, self.agreement, fresh=not self.simulated
+                    federation,
+                    self.client,
+                    folder,
+                    self.agreement,
+                    fresh=not self.simulated,
+                    rounds=_rounds(offer),
                 )
             self.run = run
+            joined.add(run)
             self._joined[run] = self.resident.most_bytes
             write_json(kept, {"welcome": offer, "most": self._joined[run]})
         return self.resident.enrolment()
@@ -380,6 +390,11 @@ class Site(Orders):
         settings = experiment.models
         pool = ModelPool({self.client: self.model}, settings.rep_dim, adapter=settings.adapter)
         return PrivateModels(pool, [self.client], experiment.all_seeds(), settings.init == "per_client")
+
+
+def _rounds(offer: Mapping[str, Any]) -> int:
+    """The rounds of a run that was read as an experiment before."""
+    return int(offer["experiment"]["training"]["rounds"])
 
 
 def _kept_welcome(file: Path) -> dict[str, Any]:

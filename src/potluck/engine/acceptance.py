@@ -144,6 +144,8 @@ class Acceptance:
         for answer in answers:
             seen.add_largest(answer)
             seen.add_singles(answer, excess(answer.up, contract, self.method.symbols(self._card(answer))))
+            if not self.method.sends_changes:
+                seen.add_variances(answer)
         if self.largest_ratio is not None:
             seen.add_norms(answers, contract)
         seen.read()
@@ -214,7 +216,20 @@ class Acceptance:
             beyond = excess(answer.up, {key: declared}, symbols)
             if beyond is not None and not bool(beyond <= 0):
                 return f"{who}: tensor {key!r} has other numbers than {said_of(declared, symbols)}"
+        held = [] if self.method.sends_changes else variances(answer.up)
+        negative = next((name for name, value in held if not bool(value.min() >= 0)), None)
+        if negative is not None:
+            return f"{who}: tensor {negative!r} holds variances, and has negative numbers"
         return f"{who}: the loss is not finite; {self.method.remedy}"
+
+
+def variances(message: Message) -> list[tuple[str, Tensor]]:
+    """The running variances in a message, by the name that PyTorch's batch norm gives them."""
+    return [
+        (name, value)
+        for name, value in message.items()
+        if name.endswith("running_var") and value.is_floating_point() and value.numel()
+    ]
 
 
 class Reductions:
@@ -242,6 +257,12 @@ class Reductions:
         single += [] if beyond is None else [torch.where(beyond <= 0, 0.0, torch.inf)]
         self._singles += single
         self._owners[1] += [answer.client] * len(single)
+
+    def add_variances(self, answer: Answer) -> None:
+        """The variances of batch norm in an answer, which are not negative."""
+        lowest = [value.min() for _, value in variances(answer.up)]
+        self._singles += [torch.where(low >= 0, 0.0, torch.inf) for low in lowest]
+        self._owners[1] += [answer.client] * len(lowest)
 
     def add_norms(self, answers: Sequence[Answer], contract: Contract) -> None:
         """The norms of what can be compared."""

@@ -39,6 +39,7 @@ class Scaffold(FedAvg):
     name = "scaffold"
     citation = "Karimireddy et al., ICML 2020"
     card_fields: ClassVar[tuple[str, ...]] = (*FedAvg.card_fields, "parameters")
+    sends_changes = True
     down = FedAvg.down | {
         "control": state_of(
             "control", "the server's control variate c, as far as it has one", optional=True, partial=True

@@ -34,7 +34,7 @@ class Registered:
         kind = input_kind(task)
         if self.takes and kind not in self.takes:
             return False
-        return kind not in ("image", "pixels") or min(task.input[1:]) >= self.smallest
+        return kind not in ("image", "pixels") or min(task.input[1:], default=0) >= self.smallest
 
     def require(self, task: Task) -> None:
         """Refuse a task that the model does not fit."""
