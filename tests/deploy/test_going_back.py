@@ -131,7 +131,9 @@ def test_a_round_is_taken_back_once_and_then_the_next_that_stands_out_is_named(t
 
 def test_where_all_messages_were_alike_nobody_is_blamed_and_the_rate_is(tmp_path):
     link, told = PatientLink(tmp_path), Told()
-    link.tamper = blown_up(lambda order: isinstance(order, Request) and order.stamp.round == 1)
+    link.tamper = blown_up(
+        lambda order: isinstance(order, Request) and order.stamp.round == 1 and order.purpose == "train"
+    )
     with pytest.raises(RoundFailed, match=r"lower training\.optimizer\.lr") as error:
         serve(link, tmp_path / "run", experiment(), told)
     assert "median" not in str(error.value)

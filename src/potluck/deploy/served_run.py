@@ -219,7 +219,10 @@ class ServedRun:
     ) -> bool:
         """Leave out whose first weights made everyone fail: another client gives them when it is repeated."""
         donor = self.engine.donors.of(failed)
+        blamed = sum(one.round == failed for one in self.register.values.bad_starts)
         if donor is None or not is_to_blame(donor, failures, run.cohort(failed), lost):
+            return False
+        if blamed >= len(self.roster) // 2:  # most cannot be wrong: then it is the setting
             return False
         bad = BadStart(round=failed, without=donor)
         self.register.note(bad_starts=(*self.register.values.bad_starts, bad))
