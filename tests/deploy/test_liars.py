@@ -9,19 +9,15 @@ from hostile import note_of, noted
 from links import Link, Told, serve
 from torch import nn
 
-import potluck.deploy.engine
+from potluck.core.contract import state_of
 from potluck.core.message import Message
 from potluck.core.state import Report
 from potluck.deploy import wire
+from potluck.engine.norms import norm_ratios, parts_of
 from potluck.engine.protocol import Answer, Request
 from potluck.methods.fedavg import FedAvg
 
 ALIKE = {"models": {"pool": "mlp-small", "rep_dim": 16, "init": "per_client"}}
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch):
-    monkeypatch.setattr(potluck.deploy.engine, "LOOK", 0.0)
 
 
 class Normed(nn.Module):
@@ -88,7 +84,7 @@ def test_a_card_that_calls_a_buffer_a_parameter_reaches_nobody_else(tmp_path):
             return lie(order, data)
         note = note_of(data)
         if note.get("client") == "1":
-            note["extra"]["parameters"] = [*note["extra"]["names"], "nowhere"]
+            note["extra"]["parameter_names"] = [*note["extra"]["names"], "nowhere"]
         return noted(data, note)
 
     link, told, _ = play(tmp_path, "scaffold", tamper, model=normed)
@@ -201,3 +197,17 @@ def test_two_such_donors_are_left_out_one_after_the_other(tmp_path):
     )
     assert [one["without"] for one in result.summary["bad_starts"]] == ["0", "1"]
     assert [end.round for end in told.ends] == [1]
+
+
+# --- groups that may be sent in part ---
+
+
+def test_the_tensors_of_a_group_that_may_be_sent_in_part_are_compared_one_by_one():
+    contract = {"maps": state_of("maps", "maps", partial=True)}
+    whole = Message({"maps": {"a": torch.ones(4), "b": torch.ones(2)}})
+    less = Message({"maps": {"a": torch.full((4,), 1e6)}})
+    sent = {
+        client: [(part, float(message[part.name].abs().max())) for part in parts_of(message, contract)]
+        for client, message in {"0": whole, "1": less, "2": whole}.items()
+    }
+    assert norm_ratios(sent, {})["1", "maps/a"] == 1e6

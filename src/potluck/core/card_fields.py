@@ -54,7 +54,7 @@ class Own:
         return shapes_of(Part(self.model, self._buffers).wire())
 
     @cached_property
-    def parameters(self) -> tuple[str, ...]:
+    def parameter_names(self) -> tuple[str, ...]:
         """Those of the model's tensors that are parameters, not buffers."""
         return tuple(name for name, _ in self.model.named_parameters())
 
@@ -96,7 +96,7 @@ def _shapes(value: Any, task: Task) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _parameters(value: Any, task: Task) -> tuple[str, ...]:
+def _parameter_names(value: Any, task: Task) -> tuple[str, ...]:
     what = "the names of a model's parameters"
     if not isinstance(value, list | tuple) or len(value) > MOST_TENSORS:
         raise ValueError(f"{what} must be a list of at most {MOST_TENSORS:,} names, not {shown(value)}")
@@ -119,8 +119,10 @@ FIELDS: Mapping[str, CardField] = {
         "which classes the client has samples of", lambda own: own.classes_held, _classes, "C_k", len
     ),
     "names": CardField("names and shapes of the model's tensors", lambda own: own.names, _shapes),
-    "parameters": CardField(
-        "which of the model's tensors are parameters, not buffers", lambda own: own.parameters, _parameters
+    "parameter_names": CardField(
+        "which of the model's tensors are parameters, not buffers",
+        lambda own: own.parameter_names,
+        _parameter_names,
     ),
     "public": CardField(
         "which public samples the client means, as hashes of their ids, images and texts",

@@ -177,7 +177,11 @@ class Population(Mapping[ClientId, ClientFacts]):
             )
             found[name] = read(own)
             if "model" in vars(own):  # building it was the work; these cost nothing now
-                found |= {"width": int(own.model.rep_dim), "names": own.names, "parameters": own.parameters}
+                found |= {
+                    "width": int(own.model.rep_dim),
+                    "names": own.names,
+                    "parameter_names": own.parameter_names,
+                }
         return found[name]
 
     def card(self, client: ClientId) -> Card:

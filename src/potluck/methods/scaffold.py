@@ -38,7 +38,7 @@ class Scaffold(FedAvg):
 
     name = "scaffold"
     citation = "Karimireddy et al., ICML 2020"
-    card_fields: ClassVar[tuple[str, ...]] = (*FedAvg.card_fields, "parameters")
+    card_fields: ClassVar[tuple[str, ...]] = (*FedAvg.card_fields, "parameter_names")
     sends_changes = True
     down = FedAvg.down | {
         "control": state_of(
@@ -84,7 +84,7 @@ class Scaffold(FedAvg):
         """A variate has the shape of its tensor; buffers have none."""
         if part != "control":
             return super().expected(card, part)
-        return {name: card.names[name] for name in card.parameters if name in card.names}
+        return {name: card.names[name] for name in card.parameter_names if name in card.names}
 
     def downlink(self, server: Server, client: ClientId) -> Content:
         """x and c, for the tensors this client has."""
@@ -96,7 +96,7 @@ class Scaffold(FedAvg):
 
     def control_for(self, server: Server, card: Card) -> dict[str, Tensor]:
         """c, for the tensors of which this client has a variate itself, whatever others have sent."""
-        own = {*card.parameters}
+        own = {*card.parameter_names}
         held = self.share_of(server, "control", card)
         return {name: value for name, value in held.items() if name in own}
 
