@@ -8,6 +8,7 @@ from test_going_back import ALIKE, PatientLink, blown_up, experiment
 from potluck.deploy import wire
 from potluck.deploy.site import Site
 from potluck.deploy.suspects import Tie, find_suspect, find_tie, have_diverged
+from potluck.engine.norms import Ratios, SentPart, norm_ratios
 from potluck.engine.protocol import Failure, Request
 from potluck.errors import RoundFailed
 
@@ -121,3 +122,11 @@ def test_one_of_four_is_still_refused(tmp_path):
     serve(link, tmp_path / "run", settings, told)
     (refused,) = refusals(told)
     assert "without client 3" in refused
+
+
+def test_zeros_are_no_measure_of_what_others_send():
+    part = SentPart("model", ("model",), ("model/w",), 1)
+    sent = {client: [(part, value)] for client, value in {"0": 1.0, "liar": 0.0, "2": 1620.0}.items()}
+    assert norm_ratios(sent, {("2", ("model",)): 1500.0})["2", ("model",)] == Ratios(1.08, 1.08)
+    assert norm_ratios(sent, {})["2", ("model",)] == Ratios(1.0, 1620.0)
+    assert norm_ratios({"liar": [(part, 0.0)]}, {}) == {}

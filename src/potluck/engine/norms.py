@@ -100,11 +100,12 @@ def norm_ratios(
     alike: dict[Form, list[float]] = {}
     for parts in sent.values():
         for part, value in parts:
-            alike.setdefault(part.form, []).append(value)
+            if value > 0:  # zeros are no measure of anything
+                alike.setdefault(part.form, []).append(value)
     found: dict[tuple[ClientId, Form], Ratios] = {}
     for client, parts in sent.items():
         for part, value in parts:
-            peers = [*alike[part.form]]
+            peers = [*alike.get(part.form, ())]
             own = before.get((client, part.form))
             if len(peers) == PAIR and own is not None:
                 peers.append(own)
