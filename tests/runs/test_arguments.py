@@ -39,7 +39,7 @@ SETTINGS: dict[str, Any] = {
         ),
         (lambda: potluck.run(**SETTINGS, observers=[print]), "print.* is no observer"),
         (lambda: potluck.run(**SETTINGS, observers=[EarlyStopping]), r"write EarlyStopping\(\)"),
-        (lambda: potluck.resume("run", experiment={"data": "digits"}), "takes the keys"),  # type: ignore[arg-type]
+        (lambda: potluck.resume("run", experiment={"data": "digits"}), "takes no mapping"),  # type: ignore[arg-type]
         (lambda: potluck.open(3), "takes the folder of a run, not a int"),  # type: ignore[arg-type]
         (lambda: adapt("x"), "adapt takes a torch module, not 'x'"),  # type: ignore[arg-type]
         (lambda: check_method(3), "give a method by its name"),  # type: ignore[arg-type]

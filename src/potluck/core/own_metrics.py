@@ -67,6 +67,8 @@ class MetricSettings(Settings):
         if not isinstance(name, str):
             raise ValueError("give the name of a metric, module:function, or a function of scores and labels")
         library, colon, key = name.rpartition(":")
+        if not colon and name.endswith(".py"):
+            raise ValueError(f"{name!r} is a file; name the function in it: {name}:function")
         if not colon and name not in PLAIN and name not in measured_anyway():
             raise ValueError(f"there is no metric {name!r}; {nearest(name, [*PLAIN, *measured_anyway()])}")
         if colon and not (library and key):

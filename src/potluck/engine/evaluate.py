@@ -492,7 +492,8 @@ class Examiner:
             if not all(known.values())
         ]
         if which:
-            told = f"is undefined for some clients and null in the log: {', '.join(which)}"
+            whom = "every client" if len(which) == len(parts) else "some clients"
+            told = f"is undefined for {whom} and null in the log: {', '.join(which)}"
             self._say_once("undefined", name, told)
 
     def _say_once(self, what: str, name: str, sentence: str) -> None:

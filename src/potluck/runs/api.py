@@ -107,7 +107,8 @@ def _asked(experiment: Experiment | Path | str | None, values: Mapping[str, Any]
 def check_experiment(who: str, experiment: Any, values: Mapping[str, Any]) -> None:
     """Refuse what is neither an experiment nor the path of a file, and values beside it."""
     if isinstance(experiment, Mapping):
-        raise ConfigError(f"{who}() takes the keys of an experiment as keywords: {who}(**values)")
+        how = "experiment=Experiment.make(**values)" if who == "resume" else f"{who}(**values)"
+        raise ConfigError(f"{who}() takes no mapping; write {how}")
     if not isinstance(experiment, Experiment | Path | str):
         kind = type(experiment).__name__
         raise ConfigError(f"{who}() takes an Experiment, the path of a file or keyword values, not a {kind}")

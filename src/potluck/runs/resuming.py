@@ -167,7 +167,10 @@ class Past:
                 "new run"
             )
         if self.about["origins"] and self.about["origins"] != federation.clients.fingerprints():
-            raise RunError(f"the models given now start from other weights than those {path} began with")
+            raise RunError(
+                f"the models given now start from other weights than those {path} began with; give the same "
+                "objects, or classes and functions, which build them from the seed"
+            )
 
     def record(self, experiment: Experiment, federation: Federation) -> None:
         """Write down what is different from here on: in `environment.json`, then in `config.yaml`."""

@@ -61,7 +61,7 @@ class OpenedModels:
         keep = read_config(self.folder).get("keep")
         if keep == "none" or (isinstance(keep, dict) and keep.get("models") == "none"):
             return "it was run with keep: none"
-        return "they were above keep.limit, or they are at the sites of a federation"
+        return "they were above keep.limit, are at the sites of a federation, or were removed from the folder"
 
     @cached_property
     def about(self) -> dict[str, Any]:
