@@ -111,6 +111,7 @@ def check_flat(samples):
         assert max(sizes) - sizes[0] < 1000, f"{name}: {sizes}"  # numbers become longer
 
 
+@pytest.mark.faults  # some ten seconds, a minute on a busy machine
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="looks at /proc")
 def test_a_federation_holds_as_much_after_many_rounds_as_after_few(tmp_path):
     samples, logs = long_run(tmp_path, rounds=40, every=8)

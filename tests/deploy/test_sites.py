@@ -526,6 +526,12 @@ class Pact:
         if metrics:
             self._asked("metrics", *metrics)
 
+    def let_join(self, runs):
+        """Any number of runs."""
+
+    def let_examine(self, round_, asked):
+        """Any number of evaluations."""
+
     def let_in(self, steps, message):
         self._asked("in", steps)
 

@@ -83,6 +83,8 @@ class Client(Holder):
         """Refuse a stream of this client's data with rows that it must not be trained on."""
         if stream.split == "train" or stream.source.x is not self.source.x or not len(stream):
             return
+        if "train" not in self.rows:  # a client that was put together by hand
+            return
         foreign = np.setdiff1d(np.concatenate(stream.order), self.rows["train"])
         if len(foreign):
             split = f", of the split {stream.split}," if stream.split else ""

@@ -222,7 +222,7 @@ class ServedRun:
         blamed = sum(one.round == failed for one in self.register.values.bad_starts)
         if donor is None or not is_to_blame(donor, failures, run.cohort(failed), lost):
             return False
-        if blamed >= len(self.roster) // 2:  # most cannot be wrong: then it is the setting
+        if blamed >= len(self.roster) - 1:  # not everyone can be wrong: then it is the setting
             return False
         bad = BadStart(round=failed, without=donor)
         self.register.note(bad_starts=(*self.register.values.bad_starts, bad))
