@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 Takes = Literal["scores", "probabilities", "answers"]
+SLACK = 1e-5  # by how much rounding may take a metric out of its range
 DECLARED = "potluck_metric"  # the attribute of a function that `metric` has decorated
 
 
@@ -25,6 +26,10 @@ class MetricFacts:
     def is_share(self) -> bool:
         """Whether it is a fraction that can be shown in per cent."""
         return (self.low, self.high) == (0.0, 1.0)
+
+    def holds(self, value: float) -> bool:
+        """Whether a value is in the range, up to rounding."""
+        return self.low - SLACK <= value <= self.high + SLACK
 
     def reached(self, value: float, target: float) -> bool:
         """Whether a value is as good as a target, or better."""

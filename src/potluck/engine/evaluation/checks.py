@@ -19,20 +19,25 @@ PREDICTED = ("classification", "text-classification", "multi-label", "regression
 def check_evaluation(settings: EvaluateSettings, federation: Federation) -> None:
     """Refuse modes, a judge or predictions that the method or the clients' tasks do not have."""
     _check_modes(settings, federation.method)
-    population, own = federation.population, federation.clients.metrics
-    tasks = {client: population.task_of(client) for client in population.first_clients}
-    known = dict.fromkeys([*own, *(name for task in tasks.values() for name in told_by(task.rules.told))])
+    known = measured_by(federation)
     if settings.judge is not None and settings.judge not in known:
         raise ConfigError(
             f"evaluate.judge: no client is measured by {settings.judge!r} (further ones are named under "
             f"metrics); {nearest(settings.judge, known)}"
         )
     _check_directions(_judges(settings, federation))
-    for client, task in tasks.items() if settings.predictions != "none" else ():
-        if task.kind not in PREDICTED:
-            raise ConfigError(
-                f"evaluate.predictions: none are kept for {task.kind}, the task of client {client}"
-            )
+    for client in federation.population.first_clients if settings.predictions != "none" else ():
+        kind = federation.population.task_of(client).kind
+        if kind not in PREDICTED:
+            raise ConfigError(f"evaluate.predictions: none are kept for {kind}, the task of client {client}")
+
+
+def measured_by(federation: Federation) -> list[str]:
+    """The names in the log of all metrics that some client is measured by."""
+    population = federation.population
+    tasks = [population.task_of(client) for client in population.first_clients]
+    told = [name for task in tasks for name in told_by(task.rules.told)]
+    return list(dict.fromkeys([*federation.clients.metrics, *told]))
 
 
 def _check_modes(settings: EvaluateSettings, method: Method) -> None:

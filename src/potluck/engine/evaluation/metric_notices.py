@@ -11,8 +11,6 @@ from potluck.engine.evaluation.settings import SPLITS
 from potluck.engine.protocol import Answer
 from potluck.errors import RunError
 
-SLACK = 1e-5  # by how much rounding may take a metric out of its range
-
 
 class MetricNotices:
     """Looks at the values of an experiment's own metrics, and remembers what was said of each."""
@@ -42,7 +40,7 @@ class MetricNotices:
     def _note_outside(self, name: str, lines: Sequence[Line]) -> None:
         facts = self.facts[name]
         for client, _, value in _values(name, lines):
-            if value is not None and not facts.low - SLACK <= value <= facts.high + SLACK:
+            if value is not None and not facts.holds(value):
                 span = f"from {facts.low:g} to {facts.high:g}"
                 told = f"is {value:g} for client {client}, not {span}: declare its low and high"
                 self._say_once("outside", name, told)

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
-from potluck.core.own_metrics import told_by
 from potluck.core.settings import seconds_of
+from potluck.engine.evaluation.checks import measured_by
 from potluck.engine.evaluation.examined import Examined
 from potluck.engine.evaluation.settings import EvaluateSettings, Moment, chosen_modes
 from potluck.errors import ConfigError, RunError, check_whole_number, nearest
@@ -48,10 +48,7 @@ class EarlyStopping(Observer):
 
     def check(self, evaluate: EvaluateSettings, federation: Federation) -> None:
         """Refuse to watch what the clients of a run are not measured by, before it begins."""
-        population = federation.population
-        tasks = {population.task_of(client) for client in population.first_clients}
-        told = {name for task in tasks for name in told_by(task.rules.told)}
-        known = {*told, *federation.clients.metrics, "loss"}
+        population, known = federation.population, measured_by(federation)
         modes = chosen_modes(evaluate, federation.method.modes)
         if evaluate.when and self.moment not in evaluate.when:
             raise ConfigError(_other_moment(self.moment, evaluate.when[-1]))
