@@ -12,7 +12,8 @@ OURS = [name for name in method_names() if find_method(name).__module__.startswi
 
 def test_every_page_is_up_to_date() -> None:
     spec = importlib.util.spec_from_file_location("method_pages", ROOT / "tools" / "method_pages.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     old = [path.name for path, text in tool.pages(OURS).items() if path.read_text("utf-8") != text]

@@ -27,7 +27,8 @@ keeps the statistics of private data and anchors are exactly the rows that were 
 `training.lr_decay` for both phases.
 
 `methods/fedmuscle_variants.py` adds the losses it is compared with and other options; `method: fedmuscle` runs the
-class there, which is this one unless an option says otherwise. `methods/fedmuscle_observations.py` has what is logged.
+class there, which is this one unless an option says otherwise. `methods/fedmuscle_observations.py` has what is
+logged.
 """
 
 from __future__ import annotations
