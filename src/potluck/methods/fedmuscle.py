@@ -26,8 +26,9 @@ drawn anew for every batch; each phase has its own optimiser. E, T and the numbe
 keeps the statistics of private data and anchors are exactly the rows that were sent; `training.clip` and
 `training.lr_decay` for both phases.
 
-`fedmuscle_variants.py` adds the losses it is compared with and other options; `method: fedmuscle` runs the class
-there, which is this one unless an option says otherwise. `fedmuscle_observations.py` has what is logged.
+`methods/fedmuscle_variants.py` adds the losses it is compared with and other options; `method: fedmuscle` runs the
+class there, which is this one unless an option says otherwise. `methods/fedmuscle_observations.py` has what is
+logged.
 """
 
 from __future__ import annotations
