@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from potluck.front_door import front_door
+
 F = TypeVar("F", bound=Callable[..., Any])
 Takes = Literal["scores", "probabilities", "answers"]
 DECLARED = "potluck_metric"  # the attribute of a function that `metric` has decorated
@@ -111,6 +113,7 @@ class Declared:
     takes: Takes
 
 
+@front_door()
 def metric(
     *, higher_is_better: bool = True, low: float = 0.0, high: float = 1.0, takes: Takes = "scores"
 ) -> Callable[[F], F]:

@@ -13,6 +13,7 @@ from potluck.core.method import MethodConfig
 from potluck.core.own_metrics import MetricSettings
 from potluck.core.rng import Seeds
 from potluck.core.settings import Settings
+from potluck.core.validation import validated
 from potluck.data import DataConfig, NaturalConfig
 from potluck.engine.evaluate import EvaluateSettings
 from potluck.engine.settings import EngineSettings
@@ -30,7 +31,7 @@ from potluck.experiment.blocks import (
 from potluck.experiment.partitions import partition_kind
 from potluck.experiment.plain import is_plain
 from potluck.experiment.track import TrackSettings
-from potluck.experiment.validation import validated
+from potluck.front_door import front_door
 from potluck.methods.registry import find_method
 
 
@@ -117,6 +118,7 @@ class ExperimentSettings(Settings):
         """An experiment from Python values; a wrong one raises a `ConfigError` of one sentence."""
         return validated(cls, values)
 
+    @front_door()
     def variant(self, **changes: Any) -> Self:
         """The same experiment with other top-level values."""
         values = {name: getattr(self, name) for name in self.model_fields_set} | changes
