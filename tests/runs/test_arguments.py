@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import nn
 import potluck
 from potluck import EarlyStopping, Experiment, Observer, RunResult
 from potluck.errors import PotluckError, RunError
+from potluck.methods import Local
 from potluck.models import adapt
 from potluck.runs.folder import RunFolder
 from potluck.runs.loop import Interrupted
@@ -67,6 +69,15 @@ X = np.zeros((2, 3), np.float32)
         (lambda: EarlyStopping("3"), "EarlyStopping: patience: give a whole number"),  # type: ignore[arg-type]
         (lambda: EarlyStopping(3, metrics="loss"), r"EarlyStopping\(\) has no argument 'metrics'.*'metric'"),  # type: ignore[call-arg]
         (lambda: EarlyStopping(3, metric=3), "metric: give a text, not 3"),  # type: ignore[arg-type]
+        (lambda: potluck.TimeLimit(True), "TimeLimit: True is no duration"),
+        (
+            lambda: potluck.run(**SETTINGS | {"method": Local}),
+            "give the name of a method, 'local', or a block",
+        ),
+        (
+            lambda: potluck.from_files(io.StringIO("x"), target="t"),  # type: ignore[arg-type]
+            "paths: give the path of a file",
+        ),
         (lambda: potluck.TimeLimit([3]), r"TimeLimit: \[3\] is no duration"),  # type: ignore[arg-type]
         (lambda: potluck.run(**SETTINGS, progress="no"), "progress: give True or False, not 'no'"),
         (lambda: potluck.run(**SETTINGS, name=3), r"^name: input should be a valid string \(given: 3\)$"),

@@ -9,7 +9,7 @@ from typing import Any, Self
 from pydantic import Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
 
 from potluck.core.dataset import Dataset
-from potluck.core.method import MethodConfig
+from potluck.core.method import Method, MethodConfig
 from potluck.core.own_metrics import MetricSettings
 from potluck.core.rng import Seeds
 from potluck.core.settings import Settings
@@ -107,7 +107,9 @@ class ExperimentSettings(Settings):
         if isinstance(value, MethodConfig):
             return value
         if not isinstance(value, str | Mapping):
-            raise ValueError("give the name of a method, or a block with a name and its options")
+            name = value.name if isinstance(value, type) and issubclass(value, Method) else ""
+            meant = f", {name!r}" if name else ""
+            raise ValueError(f"give the name of a method{meant}, or a block with a name and its options")
         options = {"name": value} if isinstance(value, str) else dict(value)
         if "name" not in options:
             raise ValueError("method needs a name")

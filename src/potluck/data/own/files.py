@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,8 +87,8 @@ def _by_client(paths: Paths, dir: Path, by: str | None) -> Any:
     """A path, or one per client."""
     if isinstance(paths, Mapping):
         return paths
-    known = not isinstance(paths, Iterable) or all(isinstance(path, str | Path) for path in paths)
-    if not isinstance(paths, str | Path | Iterable) or not known:
+    known = not isinstance(paths, Collection) or all(isinstance(path, str | Path) for path in paths)
+    if not isinstance(paths, str | Path | Collection) or not known:
         raise DataError(f"paths: give the path of a file, a list of paths or one per client, not {paths!r}")
     found = _matching(paths, dir) if isinstance(paths, str | Path) else [Path(path) for path in paths]
     if len(found) == 1 and (by is not None or not _is_pattern(paths)):

@@ -170,7 +170,7 @@ class TimeLimit(Observer):
 def _limit(given: float | str) -> float:
     """A time limit in seconds."""
     seconds = seconds_of(given) if isinstance(given, str) else given
-    if not isinstance(seconds, Real) or not seconds > 0:
+    if isinstance(seconds, bool) or not isinstance(seconds, Real) or not seconds > 0:
         raise ConfigError(
             f"TimeLimit: {given!r} is no duration; give seconds, or a text such as '90m' or '1h30m'"
         )
