@@ -19,8 +19,6 @@ from pathlib import Path
 from types import FrameType, NoneType, TracebackType, UnionType
 from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import numpy as np
-
 from potluck.errors import ConfigError, PotluckError, RunError, nearest
 from potluck.plugins import is_plugin_file
 
@@ -120,7 +118,7 @@ def fits(value: Any, hint: Any) -> bool:
     if hint in _NUMBERS:
         return isinstance(value, _NUMBERS[hint]) and not isinstance(value, bool)
     if hint is bool:
-        return isinstance(value, bool | np.bool_)
+        return isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"  # numpy's own
     if hint is Any or not isinstance(hint, type) or getattr(hint, "_is_protocol", False):
         return True
     return isinstance(value, hint)
