@@ -22,9 +22,9 @@ from potluck.core.client import Client
 from potluck.core.message import Message
 from potluck.core.method import Method, MethodConfig
 from potluck.core.settings import Settings
+from potluck.core.validation import one_sentence
 from potluck.deploy.tensor_specs import Spec, Specs, specs_allowed, specs_of
 from potluck.errors import ConfigError, PinError
-from potluck.experiment.validation import one_sentence
 from potluck.files import write_whole
 
 ALWAYS_TOLD = ("samples", "task")  # fields of every card

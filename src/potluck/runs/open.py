@@ -9,6 +9,7 @@ from typing import Any
 
 from potluck.errors import ConfigError, RunError
 from potluck.files import refuse_links
+from potluck.front_door import front_door
 from potluck.models import Entries
 from potluck.plugins import load_plugin
 from potluck.report.again import to_go_on
@@ -22,6 +23,7 @@ from potluck.runs.stored import read_summary
 from potluck.version import __version__
 
 
+@front_door()
 def open(
     folder: Path | str, *, models: Entries | None = None, plugins: Plugins = False
 ) -> RunResult | Comparison | Sweep:
@@ -32,8 +34,6 @@ def open(
     models of your own, `models` brings the class, or a function that builds the model: by name
     (`models={"Net": Net}`), by client (`{"0": Net}`), or as the list that the experiment had.
     """
-    if not isinstance(folder, Path | str):
-        raise RunError(f"open() takes the folder of a run, not a {type(folder).__name__}")
     plugins = _listed(plugins)
     home = Path(folder)
     if not home.is_dir():
@@ -60,7 +60,7 @@ def open(
         warnings.warn(
             f"{home} was made by potluck {about.get('potluck')}, this is {__version__}: what its models "
             "predict may differ",
-            stacklevel=2,
+            stacklevel=3,
         )
     if not plugins:
         _warn_of_edits(home, about.get("code", {}))
@@ -78,7 +78,7 @@ def _warn_of_edits(home: Path, known: Mapping[str, str]) -> None:
             warnings.warn(
                 f"{with_imported(name)} is not the code that {home} was made with: if you use it, what its models "
                 "predict may differ from what was measured",
-                stacklevel=3,
+                stacklevel=4,
             )
 
 

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from potluck.errors import ConfigError, RunError, nearest
 from potluck.files import read_json, write_json
+from potluck.front_door import front_door
 from potluck.models import Entries
 from potluck.report import latex, plots
 from potluck.report.comparison_page import sweep_heat_map, variants_heat_map, write_sweep
@@ -52,6 +53,7 @@ class Comparison:
     # The runs by label and seed, with the models of the process that played them.
     _results: Mapping[tuple[str, int], RunResult] = field(default_factory=dict, compare=False)
 
+    @front_door()
     def run(self, method: str, seed: int | None = None, *, models: Entries | None = None) -> RunResult:
         """One of its runs, with clients and models; by default that of the first seed.
 
@@ -114,6 +116,7 @@ class Comparison:
         """A table for a paper (booktabs): mean ± deviation, differences with intervals, the best in bold."""
         return latex.comparison_table(self.comparison)
 
+    @front_door()
     def plot(self, kind: Kind = "rounds") -> Figure:
         """A matplotlib figure: scores over `rounds`, `differences` with intervals, scores against `bytes`,
         the gains of all `clients`, or a heat map of variants that are a `grid`.

@@ -87,7 +87,7 @@ class OpenedModels:
                 warnings.warn(
                     f"{name} is not the code that {self.folder} was made with: what its models predict may differ "
                     "from what was measured",
-                    stacklevel=3,
+                    stacklevel=4,
                 )
 
     def class_names(self, client: ClientId) -> tuple[str, ...]:
