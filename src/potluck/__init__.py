@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from potluck.kit.averaging import average
     from potluck.kit.class_means import ClassStats, merge_classes
     from potluck.kit.early_stopping import fit_patiently
+    from potluck.kit.nested_small import NestedSmall
     from potluck.kit.public_knowledge import OnPublicData
     from potluck.kit.shared_head import SharedHead
     from potluck.kit.shared_small import SharedSmall
@@ -77,6 +78,7 @@ _HOMES = {
     "kit.averaging": ("average",),
     "kit.class_means": ("ClassStats", "merge_classes"),
     "kit.early_stopping": ("fit_patiently",),
+    "kit.nested_small": ("NestedSmall",),
     "kit.public_knowledge": ("OnPublicData",),
     "kit.shared_head": ("SharedHead",),
     "kit.shared_small": ("SharedSmall",),
@@ -122,6 +124,7 @@ __all__ = [
     "MethodConfig",
     "Model",
     "Moments",
+    "NestedSmall",
     "Observer",
     "OnPublicData",
     "OptimizerSettings",

@@ -20,12 +20,12 @@ from potluck.core.method import client_step
 from potluck.core.model import Model
 from potluck.core.options import option
 from potluck.core.task import Batch, Task
-from potluck.kit.shared_small import SharedSmall
+from potluck.kit.nested_small import NestedSmall
 from potluck.training.fit import Fit, fit
 from potluck.training.optimizers import Group
 
 
-class FedMRL(SharedSmall):
+class FedMRL(NestedSmall):
     """A shared small model works beside each private one; their representations are fused and learned nested.
 
     Up: the small model's parameters θ_k. Down: their average θ. Stays: data, private model ω, projector φ.
@@ -52,7 +52,7 @@ class FedMRL(SharedSmall):
     sends = "the small model's parameters after local training"
     weights: Mapping[str, Any] = {"small": 1.0, "large": 1.0}  # m_g and m_f; both 1 in the paper
 
-    class Config(SharedSmall.Config):
+    class Config(NestedSmall.Config):
         """Options of FedMRL; n_k as in the paper is `weights: samples`."""
 
         lr: dict[Literal["model", "small", "projector"], PositiveFloat] = option(

@@ -132,9 +132,9 @@ class FedMRLVariants(FedMRL):
         others = {"widths": config.weight_widths} if config.widths else {}
         try_rules({**named, **others}, self.no_report(), "method.weight")
 
-    def build_small(self, task: Task, d1: int | None = None) -> Model:
+    def build_small(self, task: Task, width: int | None = None) -> Model:
         """G of width d1; its header takes all of R under `full`, and is absent where nothing would train it."""
-        small = super().build_small(task, d1)
+        small = super().build_small(task, width)
         if self.config.mrl == "full" and small.rep_dim < self.d2:
             with torch.random.fork_rng(devices=[]):  # what is drawn next is that of the other variants
                 small.head = super().build_small(task, self.d2).head
