@@ -67,6 +67,7 @@ VARIANTS = {
         "projector": "none",
         "weight_small": lambda report: 1 / (1 + report["large"]),
     },
+    "fml, weights of its own": {"name": "fml", "alpha": 0.2, "weights": "samples", "small_lr": 0.01},
     "fedmuscle": {"batch": 30, "peers": 2},
     "fedmuscle, plain positive": {"name": "fedmuscle", "batch": 30, "peers": 2, "positive": "plain"},
     "fedmuscle, bundled": {

@@ -18,11 +18,13 @@ from potluck.methods.fedmuscle_variants import FedMuscleVariants
 from potluck.methods.fedproto import FedProto
 from potluck.methods.fedprox import FedProx
 from potluck.methods.fedre import FedRE
+from potluck.methods.fml import FML
 from potluck.methods.local import Local
 from potluck.methods.scaffold import Scaffold
 from potluck.methods.simclr import SimCLR
 
 __all__ = [
+    "FML",
     "CoFED",
     "CreamFL",
     "CreamFLVariants",

@@ -1,0 +1,85 @@
+"""Mutual learning: a private model and a shared small one train on the same batches and on each other's scores."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch.nn.functional as F
+from pydantic import PositiveFloat
+from torch import Tensor
+
+from potluck.core.client import Client
+from potluck.core.contract import state_of
+from potluck.core.message import Content
+from potluck.core.method import client_step
+from potluck.core.model import Model
+from potluck.core.options import option
+from potluck.core.task import Batch, Task
+from potluck.kit.shared_small import SharedSmall
+from potluck.training.fit import Fit, fit
+from potluck.training.optimizers import Group
+
+
+def learn_from(scores: Tensor, other: Tensor, batch: Batch) -> Tensor:
+    """KL(σ(other) ‖ σ(scores)), the mean over samples; only `scores` gets a gradient.
+
+    >>> import torch
+    >>> batch = Batch(torch.zeros(1, 1), torch.zeros(1))
+    >>> learn_from(torch.zeros(1, 2), torch.tensor([[99.0, 0.0]]), batch)  # all on one class: log 2
+    tensor(0.6931)
+    """
+    wanted = other.detach().log_softmax(1)
+    return batch.mean(F.kl_div(scores.log_softmax(1), wanted, reduction="none", log_target=True).sum(1))
+
+
+class MutualSmall(SharedSmall):
+    """A private model and the shared small one, both trained in each step; a subclass writes the loss of both.
+
+    The papers take two backward passes with two optimisers. Where every target is detached, one pass through the
+    sum of both losses gives the same gradients, and each part has its own moments and clipping here, too.
+    """
+
+    stays: tuple[str, ...] = ("data", "labels", "model", "representations")
+    modes: tuple[str, ...] = ("model", "small")
+    trained: tuple[str, ...] = ("model", "small")
+
+    class Config(SharedSmall.Config):
+        """The shared model, its average and the learning rates."""
+
+        weights: Literal["samples", "uniform"] = option(
+            default="uniform",
+            description="what the average weighs a client by: all alike, or its training samples",
+            source="released code; samples: ours",
+        )
+        small_lr: PositiveFloat | None = option(
+            default=None,
+            description="learning rate of the small model; default: that of training.optimizer",
+            source="released code has one rate for both; another: ours",
+        )
+
+    def client_state(self, task: Task, model: Model) -> dict[str, Any]:
+        """The private model and a working copy of the small one."""
+        return {"model": model, "small": self.build_small(task)}
+
+    @client_step(
+        up=lambda method: {
+            "small": state_of(
+                "small", f"the small model's parameters after local training{method.architecture}"
+            )
+        }
+    )
+    def train(self, client: Client) -> Content:
+        """Local epochs of both models, then the small one."""
+        self.fit(client)
+        return {"small": client["small"].state()}
+
+    def fit(self, client: Client) -> Fit:
+        """Train both models, each with its own moments and clipping."""
+        rates = {"small": self.config.small_lr}
+        parts = [part for part in self.trained if client[part].trainable()]
+        return fit(client, self.loss, train=parts, groups={part: Group(lr=rates.get(part)) for part in parts})
+
+    def predict(self, client: Client, batch: Batch, mode: str) -> Tensor:
+        """The scores of the private model, or of the small one."""
+        scores: Tensor = client["small" if mode == "small" else "model"](batch.x)
+        return scores
