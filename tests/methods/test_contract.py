@@ -14,6 +14,12 @@ from potluck.testing.contract import CHECKS, Check
 
 VARIANTS = {
     "fedavg": {},
+    "fedapen, mutual learning alone": {
+        "name": "fedapen",
+        "variant": "learned_adaptive",
+        "held_out": 0.3,
+        "passes": 2,
+    },
     "fedavg by layers": {"name": "fedavg", "share": "layers", "weights": "uniform"},
     "fedavg, buffers at home": {"name": "fedavg", "buffers": "local"},
     "cofed": {"threshold": 0.2, "margin": 0.1, "batch": 60},

@@ -61,15 +61,20 @@ class Client(Holder):
         return len(self.rows["train"])
 
     def batches(
-        self, split: SplitName = "train", epochs: int | None = None, batch_size: int | None = None
+        self,
+        split: SplitName = "train",
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        rows: np.ndarray | None = None,
     ) -> Stream:
         """The client's own samples, shuffled anew each epoch in an order that no method influences.
 
-        If the private model has batch norm, a single sample left over is dropped: it has no variance.
+        If the private model has batch norm, a single sample left over is dropped: it has no variance. `rows` are
+        some of the split's, where a method leaves out others.
         """
         training = self.training
         order = shuffled_batches(
-            self.rows[split],
+            self.rows[split] if rows is None else rows,
             batch_size or training.batch_size,
             epochs or training.epochs,
             training.last_batch,
@@ -77,7 +82,7 @@ class Client(Holder):
         )
         if order and len(order[-1]) == 1 and self._has_batch_norm():
             order = several_each(order)
-        return Stream(self.source, order, augment=split == "train", split=split)
+        return Stream(self.source, order, augment=split == "train", split=split if rows is None else "")
 
     def require_training_rows(self, name: str, stream: Stream) -> None:
         """Refuse a stream of this client's data with rows that it must not be trained on."""

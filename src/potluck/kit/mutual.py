@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch.nn.functional as F
@@ -9,15 +10,24 @@ from pydantic import PositiveFloat
 from torch import Tensor
 
 from potluck.core.client import Client
-from potluck.core.contract import state_of
+from potluck.core.contract import Contract, state_of
 from potluck.core.message import Content
-from potluck.core.method import client_step
+from potluck.core.method import Declared, client_step
 from potluck.core.model import Model
 from potluck.core.options import option
+from potluck.core.streams import Stream
 from potluck.core.task import Batch, Task
 from potluck.kit.shared_small import SharedSmall
 from potluck.training.fit import Fit, fit
 from potluck.training.optimizers import Group
+
+
+def _small_up(method: SharedSmall) -> Contract:
+    meaning = f"the small model's parameters after local training{method.architecture}"
+    return {"small": state_of("small", meaning)}
+
+
+SMALL_UP: Declared = _small_up
 
 
 def learn_from(scores: Tensor, other: Tensor, batch: Batch) -> Tensor:
@@ -61,23 +71,18 @@ class MutualSmall(SharedSmall):
         """The private model and a working copy of the small one."""
         return {"model": model, "small": self.build_small(task)}
 
-    @client_step(
-        up=lambda method: {
-            "small": state_of(
-                "small", f"the small model's parameters after local training{method.architecture}"
-            )
-        }
-    )
+    @client_step(up=SMALL_UP)
     def train(self, client: Client) -> Content:
         """Local epochs of both models, then the small one."""
         self.fit(client)
         return {"small": client["small"].state()}
 
-    def fit(self, client: Client) -> Fit:
-        """Train both models, each with its own moments and clipping."""
+    def fit(self, client: Client, streams: Mapping[str, Stream] | None = None) -> Fit:
+        """Train both models, each with its own moments and clipping; by default on all of the client's samples."""
         rates = {"small": self.config.small_lr}
         parts = [part for part in self.trained if client[part].trainable()]
-        return fit(client, self.loss, train=parts, groups={part: Group(lr=rates.get(part)) for part in parts})
+        groups = {part: Group(lr=rates.get(part)) for part in parts}
+        return fit(client, self.loss, train=parts, groups=groups, streams=streams)
 
     def predict(self, client: Client, batch: Batch, mode: str) -> Tensor:
         """The scores of the private model, or of the small one."""

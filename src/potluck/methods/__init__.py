@@ -4,6 +4,7 @@ from potluck.methods.cofed import CoFED
 from potluck.methods.creamfl import CreamFL
 from potluck.methods.creamfl_variants import CreamFLVariants
 from potluck.methods.fedallrep import FedAllRep
+from potluck.methods.fedapen import FedAPEN
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.feddf import FedDF
 from potluck.methods.fedgh import FedGH
@@ -28,6 +29,7 @@ __all__ = [
     "CoFED",
     "CreamFL",
     "CreamFLVariants",
+    "FedAPEN",
     "FedAllRep",
     "FedAvg",
     "FedDF",
