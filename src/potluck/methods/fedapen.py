@@ -37,8 +37,8 @@ class FedAPEN(MutualSmall):
     evaluation mode and without gradient: CE(λ·o_p + (1 − λ)·o_g, y), and λ is clipped to [0, 1] after each step.
     Server: θ ← the mean of all θ_k of the cohort, all alike.
 
-    `variant: equal_training` has λ = 0.5 in L_p and L_g; `learned_adaptive` trains by mutual learning alone, with no
-    third terms. Both learn λ to predict with it.
+    `variant: equal_training` has λ = 0.5 in L_p and L_g; `learned_adaptive` trains by mutual learning alone, that is
+    without the third terms. Both learn λ to predict with it.
 
     Deviations: the released code learns λ right after the average, with the θ of that moment. Here a client learns
     it when it receives that θ, at the beginning of the next round in which it takes part; a client that trains for
