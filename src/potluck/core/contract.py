@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from potluck.core.formulas import formula_value
+from potluck.core.low_rank import largest_factors, whole_shapes
 from potluck.core.message import Message, Signature, encoded_size
 from potluck.errors import MessageError
 
@@ -36,6 +37,7 @@ class Field:
     dtype: torch.dtype = torch.float32
     optional: bool = False
     partial: bool = False
+    low_rank: bool = False  # of a group: a tensor may come in factors, see `core.low_rank`
     at_least: float | None = None
     at_most: str = ""  # a formula over known symbols
     whole: bool = False  # whole numbers, whatever the type
@@ -95,12 +97,14 @@ def state_of(
     optional: bool = False,
     partial: bool = False,
     dtype: torch.dtype = torch.float32,
+    low_rank: bool = False,
 ) -> Field:
     """Declare the tensors of a part of the state, all of them unless `partial`.
 
-    `"model/head"` is the module `head` inside the part `model`; its tensors are named as in that module.
+    `"model/head"` is the module `head` inside the part `model`; its tensors are named as in that module. With
+    `low_rank` each may be replaced by factors that are smaller than it, of any rank (`kit.low_rank` makes them).
     """
-    return Field(meaning, like=part, optional=optional, partial=partial, dtype=dtype)
+    return Field(meaning, like=part, optional=optional, partial=partial, low_rank=low_rank, dtype=dtype)
 
 
 def shapes_below(shapes: Shapes, path: str) -> Shapes:
@@ -189,17 +193,28 @@ def _check_group(
         raise MessageError(f"{who}: group {name!r} is missing")
     for key, value in tensors.items():
         _check_dtype(value, f"{name}/{key}", field, who)
-        if shapes is None:
-            continue
+    if shapes is None:
+        return
+    found = _found_shapes(tensors, field, shapes, f"{who}: {name}")
+    for key, shape in found.items():
         if key not in shapes:
             raise MessageError(f"{who}: tensor '{name}/{key}' is not part of {field.like!r}")
-        if tuple(value.shape) != shapes[key]:
-            raise MessageError(
-                f"{who}: tensor '{name}/{key}' has shape {tuple(value.shape)}, declared {shapes[key]}"
-            )
-    if shapes is not None and not field.partial and len(tensors) < len(shapes):
-        missing = next(key for key in shapes if key not in tensors)
+        if shape != shapes[key]:
+            raise MessageError(f"{who}: tensor '{name}/{key}' has shape {shape}, declared {shapes[key]}")
+    if not field.partial and len(found) < len(shapes):
+        missing = next(key for key in shapes if key not in found)
         raise MessageError(f"{who}: tensor '{name}/{missing}' is missing")
+
+
+def _found_shapes(tensors: Mapping[str, Tensor], field: Field, shapes: Shapes, who: str) -> Shapes:
+    """The shapes of a group's tensors; of one that comes in factors, what they are put together to."""
+    found = shapes_of(tensors)
+    if not field.low_rank:
+        return found
+    try:
+        return whole_shapes(found, shapes)
+    except MessageError as error:
+        raise MessageError(f"{who}: {error}") from error
 
 
 def _check_dtype(value: Tensor, name: str, field: Field, who: str) -> None:
@@ -244,7 +259,7 @@ def scalars_formula(field: Field) -> str:
     ('C_k·(d + 1)', '|model/head|')
     """
     if field.like is not None:
-        return f"|{field.like}|"
+        return f"{'≤' if field.low_rank else ''}|{field.like}|"
     sizes = (piece.partition("<=")[0].strip() for piece in field.shape.split(","))
     factors = [size if size.isidentifier() or size.isdigit() else f"({size})" for size in sizes if size]
     return "·".join(factors).replace("*", "·") or "1"
@@ -278,11 +293,19 @@ def largest_size(
             rows: Shapes | None = None if most is None else {name: most}
         else:
             part = shapes(field.like)
-            rows = part if part is None else {f"{name}/{key}": shape for key, shape in part.items()}
+            rows = None if part is None else _largest_group(name, field, part)
         if rows is None:
             return None
         signature += [(key, field.dtype, torch.Size(shape)) for key, shape in rows.items()]
     return encoded_size(tuple(signature))
+
+
+def _largest_group(name: str, field: Field, part: Shapes) -> Shapes:
+    """Every tensor that a group may hold, also those of which only one can be there, a tensor or its factors."""
+    rows = dict(part)
+    for key, shape in part.items() if field.low_rank else ():
+        rows |= largest_factors(key, shape)
+    return {f"{name}/{key}": shape for key, shape in rows.items()}
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:

@@ -183,9 +183,7 @@ class Method:
     # features alone (classes, labels, regression); `one`: of any kind. Or `any`: each client its own.
     tasks: ClassVar[Tasks] = "classes"
     needs_public_data: ClassVar[bool] = False
-    sends_changes: ClassVar[bool] = (
-        False  # whether weights go up as differences, where a variance may be negative
-    )
+    sends_changes: bool = False  # whether weights go up as differences, where a variance may be negative
     server_needs: ClassVar[Needs] = "nothing"  # what the server must know of the models
 
     # --- how it predicts, and what is said where it fails ---

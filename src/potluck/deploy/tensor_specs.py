@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, PlainSerializer
 from potluck.core.client import Client
 from potluck.core.contract import Contract, Field
 from potluck.core.formulas import formula_value
+from potluck.core.low_rank import factor_shapes, largest_rank
 from potluck.core.message import Message
 from potluck.errors import MessageError, PinError
 
@@ -88,11 +89,22 @@ def specs_allowed(
             yield name, TensorSpec(_name(field.dtype), _sizes(field, symbols))
         elif field.like in client:
             tensors = client[field.like].wire()
-            yield from ((f"{name}/{key}", TensorSpec.of(tensor)) for key, tensor in tensors.items())
+            for key, tensor in tensors.items():
+                yield f"{name}/{key}", TensorSpec.of(tensor)
+                if field.low_rank:
+                    yield from _factors(f"{name}/{key}", tensor)
         else:
             raise PinError(
                 f"{who}: {name!r} is like {field.like!r}, which the client has not, so it cannot be pinned"
             )
+
+
+def _factors(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, TensorSpec]]:
+    """The factors that may replace a tensor, of any rank up to the largest."""
+    rank = largest_rank(tensor.shape)
+    for key, shape in factor_shapes(name, tensor.shape, -1).items() if rank else ():
+        sizes = tuple(f"<={rank}" if size == -1 else str(size) for size in shape)
+        yield key, TensorSpec(_name(tensor.dtype), sizes)
 
 
 def _sizes(field: Field, symbols: Mapping[str, int]) -> tuple[str, ...]:

@@ -57,7 +57,8 @@ def parts_of(message: Message, contract: Contract) -> Iterator[SentPart]:
 
     A group is compared with groups of the same names and shapes, which is one architecture; a tensor with those
     whose rows have the same shape, however many rows there are. Where a group may be sent in part, each of its
-    tensors is compared by itself, so that nobody gets around it by leaving out some.
+    tensors is compared by itself, so that nobody gets around it by leaving out some; so are factors, of any
+    rank.
     """
     for name, field in contract.items():
         if field.ranged or not field.dtype.is_floating_point:
@@ -68,10 +69,11 @@ def parts_of(message: Message, contract: Contract) -> Iterator[SentPart]:
         else:
             found = {f"{name}/{key}": value for key, value in message.group(name).items()}
             form = (name, *((key, tuple(value.shape)) for key, value in found.items()))
-            if field.partial:
+            if field.partial or field.low_rank:
                 for key, value in found.items():
                     if value.numel():
-                        yield SentPart(key, (key, tuple(value.shape)), (key,), value.numel())
+                        own = (key,) if field.low_rank else (key, tuple(value.shape))
+                        yield SentPart(key, own, (key,), value.numel())
                 continue
         tensors = tuple(key for key, value in found.items() if value.numel())
         if tensors:

@@ -91,6 +91,7 @@ def _entry(name: str, field: Field, symbols: Mapping[str, int], shapes: Any) -> 
     else:
         tensors = shapes(field.like)
         shape = f"all of {field.like!r}" + (f": {len(tensors)} tensors" if tensors is not None else "")
+        shape += ", each whole or of low rank" if field.low_rank else ""
     return {
         "name": name,
         "shape": shape,

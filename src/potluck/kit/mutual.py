@@ -10,24 +10,15 @@ from pydantic import PositiveFloat
 from torch import Tensor
 
 from potluck.core.client import Client
-from potluck.core.contract import Contract, state_of
 from potluck.core.message import Content
-from potluck.core.method import Declared, client_step
+from potluck.core.method import client_step
 from potluck.core.model import Model
 from potluck.core.options import option
 from potluck.core.streams import Stream
 from potluck.core.task import Batch, Task
-from potluck.kit.shared_small import SharedSmall
+from potluck.kit.compressed_small import SMALL_UP, CompressedSmall
 from potluck.training.fit import Fit, fit
 from potluck.training.optimizers import Group
-
-
-def _small_up(method: SharedSmall) -> Contract:
-    meaning = f"the small model's parameters after local training{method.architecture}"
-    return {"small": state_of("small", meaning)}
-
-
-SMALL_UP: Declared = _small_up
 
 
 def learn_from(scores: Tensor, other: Tensor, batch: Batch) -> Tensor:
@@ -42,7 +33,7 @@ def learn_from(scores: Tensor, other: Tensor, batch: Batch) -> Tensor:
     return batch.mean(F.kl_div(scores.log_softmax(1), wanted, reduction="none", log_target=True).sum(1))
 
 
-class MutualSmall(SharedSmall):
+class MutualSmall(CompressedSmall):
     """A private model and the shared small one, both trained in each step; a subclass writes the loss of both.
 
     The papers take two backward passes with two optimisers. Where every target is detached, one pass through the
@@ -53,7 +44,7 @@ class MutualSmall(SharedSmall):
     modes: tuple[str, ...] = ("model", "small")
     trained: tuple[str, ...] = ("model", "small")
 
-    class Config(SharedSmall.Config):
+    class Config(CompressedSmall.Config):
         """The shared model, its average and the learning rates."""
 
         weights: Literal["samples", "uniform"] = option(
@@ -69,19 +60,22 @@ class MutualSmall(SharedSmall):
 
     def client_state(self, task: Task, model: Model) -> dict[str, Any]:
         """The private model and a working copy of the small one."""
-        return {"model": model, "small": self.build_small(task)}
+        small = self.build_small(task)
+        return {"model": model, "small": small, **self.kept(small)}
 
     @client_step(up=SMALL_UP)
     def train(self, client: Client) -> Content:
         """Local epochs of both models, then the small one."""
         self.fit(client)
-        return {"small": client["small"].state()}
+        return self.uploaded(client)
 
-    def fit(self, client: Client, streams: Mapping[str, Stream] | None = None) -> Fit:
-        """Train both models, each with its own moments and clipping; by default on all of the client's samples."""
+    def fit(
+        self, client: Client, streams: Mapping[str, Stream] | None = None, clip: float | None = None
+    ) -> Fit:
+        """Train both models, by default on all samples; `clip` is the largest gradient norm of each part."""
         rates = {"small": self.config.small_lr}
         parts = [part for part in self.trained if client[part].trainable()]
-        groups = {part: Group(lr=rates.get(part)) for part in parts}
+        groups = {part: Group(lr=rates.get(part), clip=clip) for part in parts}
         return fit(client, self.loss, train=parts, groups=groups, streams=streams)
 
     def predict(self, client: Client, batch: Batch, mode: str) -> Tensor:

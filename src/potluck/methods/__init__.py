@@ -11,6 +11,7 @@ from potluck.methods.fedgh import FedGH
 from potluck.methods.fedhenn import FedHeNN
 from potluck.methods.fedin import FedIN
 from potluck.methods.fedin_variants import FedINVariants
+from potluck.methods.fedkd import FedKD
 from potluck.methods.fedmd import FedMD
 from potluck.methods.fedmrl import FedMRL
 from potluck.methods.fedmrl_variants import FedMRLVariants
@@ -37,6 +38,7 @@ __all__ = [
     "FedHeNN",
     "FedIN",
     "FedINVariants",
+    "FedKD",
     "FedMD",
     "FedMRL",
     "FedMRLVariants",

@@ -16,7 +16,8 @@ from potluck.core.options import option
 from potluck.core.settings import OptimizerSettings
 from potluck.core.streams import Stream, shuffled_batches
 from potluck.core.task import Batch, Task
-from potluck.kit.mutual import SMALL_UP, MutualSmall, learn_from
+from potluck.kit.compressed_small import SMALL_UP
+from potluck.kit.mutual import MutualSmall, learn_from
 from potluck.training.fit import fit
 
 EQUAL = 0.5  # λ before anything is known of it
@@ -37,8 +38,8 @@ class FedAPEN(MutualSmall):
     evaluation mode and without gradient: CE(λ·o_p + (1 − λ)·o_g, y), and λ is clipped to [0, 1] after each step.
     Server: θ ← the mean of all θ_k of the cohort, all alike.
 
-    `variant: equal_training` has λ = 0.5 in L_p and L_g; `learned_adaptive` trains by mutual learning alone, that is
-    without the third terms. Both learn λ to predict with it.
+    `variant: equal_training` has λ = 0.5 in L_p and L_g; `learned_adaptive` trains by mutual learning, without the
+    third terms. Both learn λ to predict with it.
 
     Deviations: the released code learns λ right after the average, with the θ of that moment. Here a client learns
     it when it receives that θ, at the beginning of the next round in which it takes part; a client that trains for
@@ -89,7 +90,7 @@ class FedAPEN(MutualSmall):
             self.learn_mixture(client, held)
         self.fit(client, {"private": client.batches(rows=others)})
         client["begun"].value.fill_(1.0)
-        return {"small": client["small"].state()}
+        return self.uploaded(client)
 
     def divided(self, client: Client) -> tuple[np.ndarray, np.ndarray]:
         """The adaptability set, drawn once from the client's secret, and the other training rows."""
