@@ -30,6 +30,9 @@ VARIANTS = {
     "feddf, nothing held back": {"name": "feddf", "steps": 3, "validation": 0, "weights": "uniform"},
     "fedhenn": {"weight": 0.1, "samples": 20},
     "fedhenn, kernels of parts": {"name": "fedhenn", "samples": 16, "batch": 5, "send": "kernel"},
+    "fedkd, of weights": {"name": "fedkd", "compress": {"of": "weights", "start": 0.8, "end": 0.9}},
+    "fedkd, not compressed": {"name": "fedkd", "compress": None, "clip": None, "small_lr": 0.01},
+    "fedapen, of low rank": {"name": "fedapen", "compress": {"start": 0.5, "end": 0.5}, "passes": 2},
     "fedmd, few samples": {
         "name": "fedmd",
         "samples": 20,

@@ -48,8 +48,8 @@ class CompressedSmall(SharedSmall):
 
     Of updates, a client sends θ_k − θ. The server sends their mean of low rank and adds to θ what it has sent, so
     that a client which adds it to the θ it was sent before has the same θ. Only clients that took part in the last
-    round are known to have that one; others are sent the new θ whole. Of weights, θ_k goes up and θ comes down, both
-    of low rank. In both cases the first θ is sent whole.
+    round are known to have that one; others are sent the new θ whole. Of weights, θ_k goes up and θ comes down,
+    both of low rank. In both cases the first θ is sent whole.
 
     A subclass puts `kept` into its client state and ends its step with `uploaded`. With `compress` that waits for
     the device, as the ranks decide the shapes of what is sent.

@@ -93,8 +93,9 @@ def _crossing(steps: Sequence[Mapping[str, Any]], direction: str, total: int) ->
             table.add_row(*map(Text, row))
     if not table.row_count:
         return Text("nothing")
-    optional = any(entry["optional"] for step in steps for entry in step[direction])
-    return Group(table, Text(f"{'at most' if optional else 'in all'} {count(total)} scalars a round", "bold"))
+    entries = [entry for step in steps for entry in step[direction]]
+    fewer = any(entry["optional"] or entry["formula"].startswith("≤") for entry in entries)
+    return Group(table, Text(f"{'at most' if fewer else 'in all'} {count(total)} scalars a round", "bold"))
 
 
 def _small(explained: Mapping[str, Any]) -> Text:
