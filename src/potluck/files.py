@@ -35,6 +35,15 @@ def write_whole(path: Path, data: bytes) -> None:
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+def check_writable(path: Path) -> None:
+    """Refuse a place where `write_whole` could not make a file, before there is anything to write."""
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file, whole or not at all."""
     write_whole(path, (json.dumps(value, indent=1) + "\n").encode())

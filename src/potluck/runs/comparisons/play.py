@@ -186,6 +186,8 @@ def check(experiment: Experiment, data: Data, split: Split, targets: Sequence[fl
 
 def _make_folder(path: Path, experiment: Experiment) -> None:
     """Make the folder, or reuse one that a comparison made; any other is refused."""
+    if path.is_file():
+        raise RunError(f"{path} is a file; choose another folder")
     try:
         path.mkdir(parents=True, exist_ok=True)
         foreign = not (path / MARK).exists() and any(path.iterdir())
