@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import potluck
+from helpers import TINY
 from potluck import EarlyStopping, Experiment, Observer, RunResult
 from potluck.errors import PotluckError, RunError
 from potluck.models import adapt
@@ -17,14 +18,7 @@ from potluck.runs.folder import RunFolder
 from potluck.runs.loop import Interrupted
 from potluck.testing import check_method
 
-SETTINGS: dict[str, Any] = {
-    "data": {"name": "digits", "samples": 100},
-    "partition": {"kind": "iid", "clients": 2},
-    "models": ["mlp-small"],
-    "method": "local",
-    "training": {"rounds": 2, "batch_size": 64},
-    "engine": {"device": "cpu"},
-}
+SETTINGS: dict[str, Any] = TINY | {"method": "local", "training": {"rounds": 2, "batch_size": 64}}
 
 
 @pytest.mark.parametrize(

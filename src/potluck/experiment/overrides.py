@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from potluck.errors import ConfigError, first_line
+from potluck.files import read_given
 
 Override = str | Mapping[str, Any]  # `key=value`, or a mapping from keys to values
 
@@ -52,15 +53,7 @@ _LARGEST = 200_000  # values of one, those that anchors repeat counted each time
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read the mapping in a YAML file; an error is one sentence with the line."""
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Yaml)
-    except FileNotFoundError as error:
-        raise ConfigError(f"there is no experiment file {path}") from error
-    except IsADirectoryError as error:
-        raise ConfigError(f"{path} is a folder; name the experiment file in it") from error
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} cannot be read: it is no text in UTF-8") from error
+        values = yaml.load(read_given(path, "experiment file"), Loader=_Yaml)
     except RecursionError as error:
         raise ConfigError(f"{path} is nested too deeply for an experiment") from error
     except _NO_VALUE as error:
