@@ -114,15 +114,15 @@ class RunFolder:
             if path.exists() and path.is_dir() is (wanted == "file"):
                 raise RunError(f"{path} is no {wanted}, and a run writes one there; move it out of the way")
 
-    def about(self) -> dict[str, Any]:
-        """What `environment.json` says."""
-        path = self / "environment.json"
-        about = read_json(path, self.remedy)
+    def about(self, remedy: str | None = None) -> dict[str, Any]:
+        """What `environment.json` says; `remedy` is what to do if it is damaged, where it is not the usual one."""
+        path, remedy = self / "environment.json", remedy or self.remedy
+        about = read_json(path, remedy)
         if not isinstance(about, dict):
-            raise RunError(f"{path} was not written by potluck: it is no mapping; {self.remedy}")
+            raise RunError(f"{path} was not written by potluck: it is no mapping; {remedy}")
         for key in ("format", "potluck"):
             if key not in about:
-                raise RunError(f"{path} says nothing of {key!r}: it is not whole; {self.remedy}")
+                raise RunError(f"{path} says nothing of {key!r}: it is not whole; {remedy}")
         return about
 
     @property

@@ -257,7 +257,7 @@ def _open(folder: Path) -> Comparison:
 
 
 def _mapping(path: Path, needed: str) -> dict[str, Any]:
-    value = read_json(path)
+    value = read_json(path, "run potluck compare again")
     if not isinstance(value, dict) or not value.get(needed):
         raise RunError(f"{path} has no {needed}: it is no file of a comparison; run potluck compare again")
     return value

@@ -216,8 +216,9 @@ class _Part:
     @property
     def is_shorter(self) -> bool:
         """Whether it was begun with fewer rounds than are asked for now; it can play the others still."""
-        rounds: int = read_config(self.folder)["training"]["rounds"]
-        return rounds < self.experiment.training.rounds
+        training = read_config(self.folder).get("training")
+        rounds = training.get("rounds") if isinstance(training, Mapping) else None
+        return isinstance(rounds, int) and rounds < self.experiment.training.rounds
 
     def finish(self, data: Data, split: Split, watch: Watch, skip: Skip) -> RunResult:
         """Run it, go on with it (also to more rounds than it had), or skip it if it is finished."""
@@ -229,7 +230,9 @@ class _Part:
         if self._finished():
             skip(f"{self.label}: finished before, taken from {self.folder}")
             federation = settled(self.experiment, self.folder).build(data, split)
-            return RunResult(self.folder, self._summary(), _remake=remaking(federation))
+            result = RunResult(self.folder, self._summary(), _remake=remaking(federation))
+            result.check_log()
+            return result
         given = bool(self.experiment.plugins) or not self.experiment.portable
         own = settled(self.experiment, self.folder) if given else None
         return resume(self.folder, rounds=rounds, watcher=watch(self.label), experiment=own)
@@ -251,10 +254,9 @@ class _Part:
 
         Only its rounds may have been fewer.
         """
-        try:
-            about = RunFolder(self.folder).about()
-        except RunError as error:
-            raise RunError(f"{error}: remove {self.folder}, and the same call plays it again") from error
+        about = RunFolder(self.folder).about(
+            f"put a whole copy of it back, or remove {self.folder}, which is then played again"
+        )
         check_version(self.folder, about)
         experiment = settled(self.experiment, self.folder)
         there, wanted = read_config(self.folder), yaml.safe_load(experiment.to_yaml())
