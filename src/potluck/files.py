@@ -35,13 +35,13 @@ def write_whole(path: Path, data: bytes) -> None:
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, remedy: str = "choose another place") -> None:
     """Refuse a place where `write_whole` could not make a file, before there is anything to write."""
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
+        raise RunError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
 
 
 def read_given(path: Path, what: str) -> str:

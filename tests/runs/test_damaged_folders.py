@@ -371,6 +371,17 @@ def test_a_line_that_does_not_fit_leaves_no_part_of_it(
     assert same_logs(tmp_path / "run", whole)
 
 
+def test_a_folder_that_cannot_be_written_is_named_before_anything_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(**options: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refused)
+    with pytest.raises(RunError, match=r"metrics\.jsonl: Read-only file system; copy the folder to a place"):
+        resume(folder)
+
+
 # --- trained models -------------------------------------------------------------------------------------
 
 

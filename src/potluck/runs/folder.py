@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.errors import RunError
-from potluck.files import opened, read_json, refuse_links, write_whole
+from potluck.files import check_writable, opened, read_json, refuse_links, write_whole
 from potluck.runs.log_marks import LogMarks, Marks, check_marks, mark_of
 
 FORMAT = 2  # version of the layout; a folder with another one is not resumed
@@ -94,6 +94,7 @@ class RunFolder:
         missing = next((name for name in START if not (folder / name).exists()), None)
         if missing is not None:
             raise RunError(f"{path} cannot be resumed: it has no {missing}{folder._half_made()}")
+        check_writable(folder / LOGS[0], "copy the folder to a place where you may write, and go on there")
         return folder
 
     def _half_made(self) -> str:
