@@ -25,7 +25,7 @@ from potluck.core.settings import Settings
 from potluck.core.validation import one_sentence
 from potluck.deploy.tensor_specs import Spec, Specs, specs_allowed, specs_of
 from potluck.errors import ConfigError, PinError
-from potluck.files import write_whole
+from potluck.files import read_given, write_whole
 
 ALWAYS_TOLD = ("samples", "task")  # fields of every card
 EVALUATE = "evaluate"  # the library's own step, in addition to those of the method
@@ -98,9 +98,7 @@ class Agreement(Settings):
     def load(cls, path: Path | str) -> Self:
         """Read an agreement from a file; anything wrong with it is one sentence."""
         try:
-            return cls.model_validate(json.loads(Path(path).read_text(encoding="utf-8")))
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+            return cls.model_validate(json.loads(read_given(Path(path), "agreement")))
         except ValidationError as error:
             raise ConfigError(f"{path} is no agreement: {one_sentence(error, cls)}") from error
         except ValueError as error:

@@ -20,7 +20,15 @@ from potluck.models import Entries, ModelPool
 from potluck.models.unwrap import own_name
 from potluck.report.log import read_config
 from potluck.runs.folder import RunFolder
-from potluck.runs.kept_models.files import ABOUT, SUMS, check_models, kept_rounds, read_state, round_folder
+from potluck.runs.kept_models.files import (
+    ABOUT,
+    SUMS,
+    check_models,
+    kept_rounds,
+    models_remedy,
+    read_state,
+    round_folder,
+)
 from potluck.runs.kept_models.given import Plugins, given_models, method_of
 from potluck.runs.kept_models.keeping import FOLDER
 from potluck.runs.kept_models.outline import without_data
@@ -66,7 +74,8 @@ class OpenedModels:
     @cached_property
     def about(self) -> dict[str, Any]:
         """What `about.json` says of them."""
-        return read_about(round_folder(self.folder / FOLDER, self.round) / ABOUT)
+        home = round_folder(self.folder / FOLDER, self.round)
+        return read_about(home / ABOUT, models_remedy(home))
 
     def check_files(self) -> None:
         """Refuse models whose files are not what was written; those of an earlier version have no checksums."""
