@@ -7,7 +7,7 @@ import sites
 from links import FEDMRL, Link, Time, Told, is_evaluation, is_training, serve
 
 from potluck.deploy import wire
-from potluck.engine.lapses import Lapses
+from potluck.engine.evaluation.lapses import Lapses
 from potluck.engine.protocol import Examination
 from potluck.engine.retries import GROWING
 from potluck.errors import PinError, RoundFailed

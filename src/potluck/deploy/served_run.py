@@ -17,7 +17,7 @@ from potluck.deploy.federated_run import Norms, federated_run, fits
 from potluck.deploy.misfits import in_words, without_misfits
 from potluck.deploy.register import BadStart, Register, WentBack
 from potluck.deploy.suspects import Suspect, Tie, find_suspect, find_tie, have_diverged
-from potluck.engine.evaluate import check_evaluation
+from potluck.engine.evaluation.checks import check_evaluation
 from potluck.engine.retries import GROWING, Waits
 from potluck.engine.store.checkpoints import Checkpoints
 from potluck.errors import ConfigError, RoundFailed

@@ -14,7 +14,7 @@ from potluck.core.own_metrics import MetricSettings
 from potluck.core.rng import Seeds
 from potluck.core.settings import Settings
 from potluck.data import DataConfig, NaturalConfig
-from potluck.engine.evaluate import EvaluateSettings
+from potluck.engine.evaluation.settings import EvaluateSettings
 from potluck.engine.settings import EngineSettings
 from potluck.experiment.blocks import (
     AnyData,

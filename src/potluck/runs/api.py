@@ -10,7 +10,7 @@ from typing import Any
 
 from potluck.core.dataset import Data
 from potluck.data import Split
-from potluck.engine.evaluate import check_evaluation
+from potluck.engine.evaluation.checks import check_evaluation
 from potluck.engine.factory import player
 from potluck.engine.store.budget import check_memory
 from potluck.errors import ConfigError, RoundFailed, RunError, check_path, check_whole_number

@@ -15,7 +15,10 @@ from potluck.core.card import ClientId
 from potluck.core.metrics import MetricFacts
 from potluck.core.server import Server
 from potluck.engine.cohort import Cohort
-from potluck.engine.evaluate import Examined, Examiner, Moment, read_together, score_of
+from potluck.engine.evaluation.examined import Examined, score_of
+from potluck.engine.evaluation.examiner import Examiner
+from potluck.engine.evaluation.log_lines import read_together
+from potluck.engine.evaluation.settings import Moment
 from potluck.engine.factory import make_engine
 from potluck.engine.ledger import Ledger
 from potluck.engine.norms import largest_ratio

@@ -17,7 +17,7 @@ import yaml
 from potluck.core.dataset import Data
 from potluck.core.rng import Rng
 from potluck.data import Split
-from potluck.engine.evaluate import check_evaluation, judged_by
+from potluck.engine.evaluation.checks import check_evaluation, judged_by
 from potluck.errors import RunError
 from potluck.experiment.differences import differences
 from potluck.experiment.plain import plain

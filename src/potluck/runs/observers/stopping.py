@@ -9,7 +9,8 @@ from typing import Any, get_args
 
 from potluck.core.own_metrics import told_by
 from potluck.core.settings import seconds_of
-from potluck.engine.evaluate import EvaluateSettings, Examined, Moment, chosen_modes
+from potluck.engine.evaluation.examined import Examined
+from potluck.engine.evaluation.settings import EvaluateSettings, Moment, chosen_modes
 from potluck.errors import ConfigError, RunError, check_whole_number, nearest
 from potluck.federation.federation import Federation
 from potluck.runs.observers.base import Observer, RoundEnd, StopRun

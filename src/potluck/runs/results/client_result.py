@@ -19,7 +19,7 @@ from potluck.core.method import Method
 from potluck.core.streams import Source
 from potluck.core.task import Batch, Task
 from potluck.core.trial import sample_batch
-from potluck.engine.evaluate import score_of
+from potluck.engine.evaluation.examined import score_of
 from potluck.errors import ConfigError, DataError, nearest
 from potluck.federation.groups import GroupData
 from potluck.federation.predictor import own_state, predictor

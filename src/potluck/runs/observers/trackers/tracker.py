@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from potluck.engine.evaluate import Examined
+from potluck.engine.evaluation.examined import Examined
 from potluck.errors import RunError, first_line
 from potluck.experiment.overrides import by_dotted_key
 from potluck.experiment.schema import Experiment
