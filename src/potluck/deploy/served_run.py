@@ -13,7 +13,7 @@ from potluck.deploy.donors import is_to_blame
 from potluck.deploy.engine import FlowerEngine
 from potluck.deploy.enrolled import enrolled_federation, sites_of
 from potluck.deploy.enrolments import keep_enrolments, kept_enrolments
-from potluck.deploy.federated_run import Norms, federated_run, fits
+from potluck.deploy.federated_run import Conduct, federated_run, fits
 from potluck.deploy.misfits import in_words, without_misfits
 from potluck.deploy.register import BadStart, Register, WentBack
 from potluck.deploy.suspects import Suspect, Tie, find_suspect, find_tie, have_diverged
@@ -57,7 +57,7 @@ class ServedRun:
         self.kept = kept_enrolments(folder, engine.fields)
         self.roster: tuple[ClientId, ...] = ()
         self._ready: Federation | None = None  # that of the roster, if it was just built
-        self.norms = Norms(engine, register)
+        self.conduct = Conduct(engine, register)
         self.waits = Waits(GROWING, experiment.engine.patience, engine.clock)
 
     def play(self) -> RunResult:
@@ -135,9 +135,10 @@ class ServedRun:
             values.run,
             values.starts,
             self.fresh,
-            self.norms,
+            self.conduct,
             waits=self.waits,
         )
+        self.conduct.follow(run)
         self.fresh = False
         out = [(one.round, one.without) for one in values.went_back]
         out += [(one.round, one.without) for one in values.bad_starts]
@@ -167,7 +168,7 @@ class ServedRun:
 
     def _between_rounds(self, run: Run) -> None:
         """Take in clients that have come; go back if only one that stands out could still answer."""
-        failures, round_ = self.norms.failures, run.state.round
+        failures, round_ = self.conduct.failures, run.state.round
         if failures:
             if self._start_again(run, round_, failures, ()) and self._take_back(round_ - 1):
                 raise Regrouped
