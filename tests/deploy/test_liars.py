@@ -182,7 +182,9 @@ def test_first_weights_beyond_all_measure_are_not_taken(tmp_path, size):
 def test_who_gave_first_weights_with_which_nobody_can_train_is_left_out(tmp_path):
     training = {"rounds": 2, "batch_size": 16, "optimizer": {"lr": 0.05}, "max_norm": "none"}
     tamper = lying(all_of(3e38), "bring", client="0")
-    _, told, result = play(tmp_path, "fedavg", tamper, training=training)
+    link, told, result = play(tmp_path, "fedavg", tamper, training=training)
+    asked = [one for one in link.orders if isinstance(one, Request) and one.steps == ("bring",)]
+    assert [one.client for one in asked] == ["0", "1"]  # not again in a second try
     assert [end.round for end in told.ends] == [1, 2]
     (said,) = [notice for notice in told.notices if "first weights" in notice]
     assert "round 1 is played again without client 0" in said

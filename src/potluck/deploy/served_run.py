@@ -145,6 +145,9 @@ class ServedRun:
         run.left_out = {round_: tuple(client for one, client in out if one == round_) for round_, _ in out}
         run.examiner.others = self._others()
         run.between_rounds = lambda: self._between_rounds(run)
+        run.may_repeat = lambda round_, error: (
+            self._bad_donor(run, round_, error.failures, error.lost) is None
+        )
         run.remarks = self._remarks()
         return run
 
@@ -219,11 +222,8 @@ class ServedRun:
         self, run: Run, failed: int, failures: Mapping[ClientId, str], lost: Collection[ClientId]
     ) -> bool:
         """Leave out whose first weights made everyone fail: another client gives them when it is repeated."""
-        donor = self.engine.donors.of(failed)
-        blamed = sum(one.round == failed for one in self.register.values.bad_starts)
-        if donor is None or not is_to_blame(donor, failures, run.cohort(failed), lost):
-            return False
-        if blamed >= len(self.roster) - 1:  # not everyone can be wrong: then it is the setting
+        donor = self._bad_donor(run, failed, failures, lost)
+        if donor is None:
             return False
         bad = BadStart(round=failed, without=donor)
         self.register.note(bad_starts=(*self.register.values.bad_starts, bad))
@@ -232,6 +232,16 @@ class ServedRun:
             f"first weights: round {failed} is played again without client {donor}"
         )
         return True
+
+    def _bad_donor(
+        self, run: Run, failed: int, failures: Mapping[ClientId, str], lost: Collection[ClientId]
+    ) -> ClientId | None:
+        """Whose first weights made everyone fail; nobody where all others were blamed before."""
+        donor = self.engine.donors.of(failed)
+        if donor is None or not is_to_blame(donor, failures, run.cohort(failed), lost):
+            return None
+        blamed = sum(one.round == failed for one in self.register.values.bad_starts)
+        return donor if blamed < len(self.roster) - 1 else None  # not everyone can be wrong: it is the setting
 
     def _go_back(
         self,
