@@ -241,7 +241,9 @@ class ServedRun:
         if donor is None or not is_to_blame(donor, failures, run.cohort(failed), lost):
             return None
         blamed = sum(one.round == failed for one in self.register.values.bad_starts)
-        return donor if blamed < len(self.roster) - 1 else None  # not everyone can be wrong: it is the setting
+        return (
+            donor if blamed < len(self.roster) - 1 else None
+        )  # not everyone can be wrong: it is the setting
 
     def _go_back(
         self,
