@@ -16,14 +16,13 @@ from potluck.deploy.enrolments import keep_enrolments, kept_enrolments
 from potluck.deploy.federated_run import Conduct, federated_run, fits
 from potluck.deploy.misfits import in_words, without_misfits
 from potluck.deploy.register import BadStart, Register, WentBack
-from potluck.deploy.suspects import Suspect, Tie, find_suspect, find_tie, have_diverged
+from potluck.deploy.suspects import find_suspect, find_tie, have_diverged
+from potluck.deploy.taking_back import no_way_back, take_back, undecided
 from potluck.engine.evaluation.checks import check_evaluation
 from potluck.engine.retries import GROWING, Waits
-from potluck.engine.store.checkpoints import Checkpoints
 from potluck.errors import ConfigError, RoundFailed
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
-from potluck.report.again import to_go_on
 from potluck.runs.api import write_start
 from potluck.runs.folder import RunFolder
 from potluck.runs.loop import Run
@@ -173,7 +172,7 @@ class ServedRun:
         """Take in clients that have come; go back if only one that stands out could still answer."""
         failures, round_ = self.conduct.failures, run.state.round
         if failures:
-            if self._start_again(run, round_, failures, ()) and self._take_back(round_ - 1):
+            if self._start_again(run, round_, failures, ()) and take_back(self.folder, round_ - 1):
                 raise Regrouped
             self._go_back(run, round_, failures, (), None)
         self.engine.look()
@@ -264,13 +263,13 @@ class ServedRun:
         before = next((one for one in self.register.values.went_back if one.round == settled), None)
         tie = find_tie(norms) if diverged and suspect is None else None
         if error is not None and tie is not None:
-            raise RoundFailed(self._undecided(failed, tie, before), failures, lost) from error
+            raise RoundFailed(undecided(self.folder, failed, tie, before), failures, lost) from error
         if suspect is None or not diverged:
             if error is not None:
                 raise error
             return
-        if before is not None or not self._take_back(settled - 1):
-            raise RoundFailed(self._no_way_back(failed, suspect, before), failures, lost) from error
+        if before is not None or not take_back(self.folder, settled - 1):
+            raise RoundFailed(no_way_back(self.folder, failed, suspect, before), failures, lost) from error
         went = WentBack(round=settled, without=suspect.client, times=float(f"{suspect.times:.4g}"))
         self.register.note(went_back=(*self.register.values.went_back, went))
         self.watcher.notice(
@@ -280,45 +279,3 @@ class ServedRun:
         )
         if error is None:
             raise Regrouped
-
-    def _take_back(self, round_: int) -> bool:
-        """Make the checkpoint of an earlier round the newest one; False if it is not kept any more."""
-        files = Checkpoints(self.folder / "checkpoints")
-        if round_ == 0:
-            manifests = sorted(
-                files.folder.glob("checkpoint*.json"), key=lambda path: path.name == files.MANIFEST
-            )
-            for path in manifests:  # the newest last: until it is gone, the run stands where it stood
-                path.unlink()
-        elif round_ in files.rounds():
-            files.load(round_)
-            files.go_back(round_)
-        else:
-            return False
-        return True
-
-    def _no_way_back(self, failed: int, suspect: Suspect, before: WentBack | None) -> str:
-        return (
-            f"{_all_fail(failed, before)}; in round {failed - 1} the message of client {suspect.client} was "
-            f"{suspect.times:.3g} times as large as the median of the others': look into it, and if need be go on "
-            f"without it: {self._without((suspect.client,))}"
-        )
-
-    def _undecided(self, failed: int, tie: Tie, before: WentBack | None) -> str:
-        larger, smaller = ", ".join(tie.larger), ", ".join(tie.smaller)
-        return (
-            f"{_all_fail(failed, before)}; in round {failed - 1} the message of client {larger} was "
-            f"{tie.times:.3g} times as large as that of client {smaller}, and neither are a majority: "
-            f"look into both, and if need be go on without one side: {self._without(tie.larger)}, "
-            f"or {self._without(tie.smaller)}"
-        )
-
-    def _without(self, clients: tuple[ClientId, ...]) -> str:
-        return f"{to_go_on(self.folder.path, portable=True)} --exclude {','.join(clients)}"
-
-
-def _all_fail(failed: int, before: WentBack | None) -> str:
-    told = f"round {failed}: every client fails over values that are not finite"
-    if before is None:
-        return told
-    return f"{told}, also after round {before.round} was played again without client {before.without}"
