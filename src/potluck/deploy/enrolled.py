@@ -137,8 +137,8 @@ def _normalised(group: GroupData, public: Dataset, augment: AugmentConfig) -> Gr
 
 
 def _for_channels(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """Numbers per channel; where samples have other channels than these are for, their mean for every channel."""
-    return values if len(values) in (0, channels) else (sum(values) / len(values),) * channels
+    """Numbers per channel; where samples have other channels than these are for, their mean for all of them."""
+    return values if len(values) in (0, channels) else (sum(values) / len(values),)
 
 
 def _smallest(group: GroupData, public: PublicSamples | None) -> GroupData:
