@@ -1,7 +1,5 @@
 """A long federation takes no more memory, files or threads than a short one; only its logs grow."""
 
-import contextlib
-import ctypes
 import gc
 import os
 import threading
@@ -19,7 +17,7 @@ from potluck.runs.folder import LOGS
 from potluck.runs.observers import Observer
 
 WARM = 8  # rounds until everything is there that is kept: three checkpoints, three rounds at a site
-PER_ROUND = 8_000  # bytes of resident memory that a round may leave behind: a quarter of one model
+PER_ROUND = 16_000  # bytes of resident memory that a round may leave behind: less than half of one model
 
 
 def few_samples(client):
@@ -65,15 +63,8 @@ def size(folder, but=()):
     return sum(path.stat().st_size for path in found), len(found)
 
 
-def trim():
-    """Have the C library give back what is free: else its reserve is counted, which grows for a while."""
-    with contextlib.suppress(OSError, AttributeError):  # another library than glibc
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-
-
 def sampled(run, home):
     gc.collect()
-    trim()
     tensors = sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     (in_run, files), (in_home, further) = size(run, LOGS), size(home)
