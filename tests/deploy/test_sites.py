@@ -44,6 +44,8 @@ OPTIONS = {
     "fedmuscle": {"peers": 2, "batch": 20, "bundle": 2},
     "fedhenn": {"samples": 30},
     "cofed": {"margin": 0.0},
+    "feddf": {"steps": 4, "every": 2, "patience": 4},
+    "creamfl": {"server_model": "mlp-small"},
 }
 SAME_MODEL = {"models": {"pool": "conv-small", "rep_dim": 16, "init": "per_client"}}
 
@@ -91,7 +93,8 @@ class Courier:
 
 
 @pytest.mark.parametrize(
-    "method", ["fedmrl", "fedproto", "fedin", "fedre", "fedmuscle", "fedmd", "cofed", "creamfl", "fedhenn"]
+    "method",
+    ["fedmrl", "fedproto", "fedin", "fedre", "fedmuscle", "fedmd", "cofed", "creamfl", "fedhenn", "feddf"],
 )
 def test_a_federation_gives_the_numbers_of_the_simulation(method, tmp_path):
     options = {"name": method, **OPTIONS.get(method, {})}
