@@ -146,6 +146,15 @@ def test_a_link_in_place_of_the_status_is_not_followed(tmp_path):
     assert read_status(home)["kind"] == "server"
 
 
+def test_a_server_and_a_site_in_one_folder_keep_their_own_status(tmp_path):
+    write_status(tmp_path, Board(name="trial").facts())
+    site = SiteStatus("north", "127.0.0.1:9", tmp_path, tmp_path / "pulse.json")
+    write_status(tmp_path, site.facts())
+    assert read_status(tmp_path)["client"] == "north"
+    (tmp_path / "site-status.json").unlink()
+    assert read_status(tmp_path)["name"] == "trial"
+
+
 # --- the command ----------------------------------------------------------------------------------------
 
 
@@ -176,9 +185,10 @@ def test_the_command_shows_a_server(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (None, "has no status.json: it is neither"),
+        (None, "has no status.json and no site-status.json: it is neither"),
         ("{", "cannot be read"),
         ("[]", "was not written by potluck"),
+        ('{"kind": {}}', "was not written by potluck"),
         ('{"kind": "spy"}', "was not written by potluck"),
         ('{"kind": "server"}', "was not written by this version"),
         ('{"kind": "server", "updated": "x", "clients": 3}', "was not written by this version"),

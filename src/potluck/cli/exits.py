@@ -16,7 +16,7 @@ from typing import NoReturn, ParamSpec
 
 import typer
 
-from potluck.deploy.printable import printable
+from potluck.core.plain_values import printable
 from potluck.errors import PotluckError, kind_and_message
 from potluck.plugins import is_plugin_file
 

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from potluck.core.plain_values import printable
 from potluck.deploy.logs import Log
 from potluck.deploy.node_pulse import REFUSED, UNAUTHORISED, Pulse, trouble
-from potluck.deploy.printable import printable
 from potluck.deploy.status import write_small
 
 FILE = "worker.json"
