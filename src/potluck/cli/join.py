@@ -131,7 +131,7 @@ def _check_site(
 
     chosen = Experiment.load(experiment)
     federation = rehearsal_federation(chosen, client, model, data, metrics)
-    agreement, exchanges = propose(federation, client)
+    agreement, exchanges = propose(federation, client, chosen.training.rounds)
     entry = rehearsal_entry(agreement, exchanges, told_at_enrolment(enrolment(federation, client)))
     if write is not None:
         agreement.write(write)

@@ -21,6 +21,7 @@ from potluck.errors import ConfigError, StepFailed
 MOST_CLASSES = 1 << 18
 MOST_WIDTH = 1 << 16  # of a representation, or any other size of a model
 MOST_SITES = 10_000
+MOST_ROUNDS = 100_000
 MOST_EPOCHS = 10_000
 MOST_BATCH = 1 << 20
 MOST_SEEN = 10**9  # samples a client trains on in a round, all epochs together
@@ -48,6 +49,7 @@ def check_welcome(offer: Any) -> None:
     _most("partition.classes", blocks["partition"].get("classes"), MOST_CLASSES)
     _long("partition.sites", blocks["partition"].get("sites"), MOST_SITES)
     _long("metrics", values.get("metrics", []), MOST_METRICS)
+    _most("training.rounds", blocks["training"].get("rounds"), MOST_ROUNDS)
     _check_training("training", blocks["training"])
     for client, own in _block(blocks["training"].get("per_client", {}), "training.per_client").items():
         _check_training(f"training.per_client.{client}", _block(own, f"training.per_client.{client}"))

@@ -330,6 +330,8 @@ class Site(Orders):
             raise ConfigError(
                 "the server's experiment has data or a split of its own; a site brings its own data"
             )
+        if self.agreement is not None:
+            self.agreement.let_play(experiment.training.rounds)
         roster = experiment.partition.sites
         if self.client not in roster:
             raise ConfigError(f"the server's experiment is for the clients {', '.join(roster)}")
