@@ -194,7 +194,9 @@ def test_a_server_that_goes_back_is_followed_for_three_rounds_and_no_further(tmp
         assert same(
             replies[back], ask(again, request(small(site), round_=back + 1, accepted=back, incarnation=start))
         )
-    reason = ask(joined(tmp_path, rounds=100), request(small(site), round_=3, accepted=2, incarnation=9)).reason
+    reason = ask(
+        joined(tmp_path, rounds=100), request(small(site), round_=3, accepted=2, incarnation=9)
+    ).reason
     assert reason.startswith("client 0: the server goes on from round 2 of this client, which is past round")
     assert all(same(*pair) for pair in zip(replies[4:], played(again, (5, 6), incarnation=3), strict=True))
 

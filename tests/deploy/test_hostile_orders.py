@@ -9,6 +9,7 @@ import torch
 from lone_site import RUN, ask, greet, joined, make_site, offer, request, small
 
 from potluck.core.message import Message
+from potluck.core.modest import Modest
 from potluck.deploy import bounds, wire
 from potluck.deploy.site import Site
 from potluck.engine.protocol import Answer, Examination, Failure, Stamp
@@ -110,9 +111,9 @@ def test_epochs_are_bounded_together_with_the_samples(tmp_path, monkeypatch):
 
 
 def test_a_model_larger_than_the_machine_is_refused_before_it_is_made():
-    with pytest.raises(ConfigError, match="a tensor of 4,294,967,296 numbers"), bounds.Modest(2**30):
+    with pytest.raises(ConfigError, match="a tensor of 4,294,967,296 numbers"), Modest(2**30):
         torch.nn.Linear(2**16, 2**16)
-    with bounds.Modest(2**30):
+    with Modest(2**30):
         assert torch.nn.Linear(4, 4)(torch.zeros(2, 4)).shape == (2, 4)
 
 

@@ -323,7 +323,7 @@ def test_clients_that_do_not_join_are_named(tmp_path):
 
 
 def enrol(site, method="fedmrl", **changes):
-    told = welcome(sites.federated({"name": method, **OPTIONS.get(method, {})}), RUN)
+    told = welcome(sites.federated({"name": method, **OPTIONS.get(method, {})}, rounds=10), RUN)
     told["experiment"]["method"] |= changes
     return wire.unpack_reply(site.answer(wire.pack_order(wire.Hello(told))))
 
@@ -528,6 +528,9 @@ class Pact:
 
     def let_join(self, runs):
         """Any number of runs."""
+
+    def let_play(self, rounds):
+        """Any number of rounds."""
 
     def let_examine(self, round_, asked):
         """Any number of evaluations."""

@@ -11,15 +11,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
-from torch.overrides import TorchFunctionMode
-
+from potluck.core.modest import MOST_WIDTH
 from potluck.deploy.wire import Order
 from potluck.engine.protocol import Request
 from potluck.errors import ConfigError, StepFailed
 
 MOST_CLASSES = 1 << 18
-MOST_WIDTH = 1 << 16  # of a representation, or any other size of a model
 MOST_SITES = 10_000
 MOST_ROUNDS = 100_000
 MOST_EPOCHS = 10_000
@@ -87,45 +84,6 @@ def check_order(order: Order) -> None:
             f"an order asks for {len(modes):,} measurements with {len(metrics):,} metrics; at most {MOST_LISTED} "
             f"with {MOST_METRICS} are done"
         )
-
-
-class Modest(TorchFunctionMode):
-    """Refuses to make tensors that the machine's memory cannot hold: a model that a server has described.
-
-    Without this the system would end the process, as memory is given before it is there.
-    """
-
-    MAKERS = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.full, torch.eye)
-
-    def __init__(self, most: int | None = None) -> None:
-        super().__init__()
-        self.most = (
-            most if most is not None else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-        )
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Look at the size before a tensor is made."""
-        kwargs = kwargs or {}
-        if func in self.MAKERS and str(kwargs.get("device")) != "meta":
-            size = _size(func, args, kwargs)
-            if 4 * size > self.most:
-                raise ConfigError(
-                    f"a model as the server wants it would have a tensor of {size:,} numbers, more than this "
-                    "machine can hold"
-                )
-        return func(*args, **kwargs)
-
-
-def _size(func: Any, args: Any, kwargs: Mapping[str, Any]) -> int:
-    given = kwargs.get("size", args[0] if args and isinstance(args[0], list | tuple) else args)
-    given = args[:1] if func is torch.full and args and isinstance(args[0], int) else given
-    sizes = [one for one in given if isinstance(one, int)] if isinstance(given, list | tuple) else []
-    if func is torch.eye and len(sizes) == 1:
-        sizes *= 2
-    total = 1
-    for one in sizes:
-        total *= max(one, 0)
-    return total if sizes else 0
 
 
 def _check_training(where: str, values: Mapping[str, Any]) -> None:

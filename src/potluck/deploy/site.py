@@ -21,11 +21,12 @@ import torch
 
 from potluck.core.card import ClientId
 from potluck.core.dataset import Dataset
+from potluck.core.modest import Modest
 from potluck.core.own_metrics import LIBRARIES, PLAIN, MetricSettings, measured_anyway, own_metrics
 from potluck.core.population import ClientFacts
 from potluck.core.rng import Rng, new_secret
 from potluck.data import AugmentConfig, DataConfig, Split
-from potluck.deploy.bounds import MOST_RUNS, RUN, Modest, check_order, check_welcome, check_work
+from potluck.deploy.bounds import MOST_RUNS, RUN, check_order, check_welcome, check_work
 from potluck.deploy.joined_runs import JoinedRuns
 from potluck.deploy.record_files import own_folder, read_own, write_own
 from potluck.deploy.resident import Agreed, Resident
