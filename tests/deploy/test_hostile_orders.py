@@ -41,6 +41,15 @@ WELCOMES = {
     "threads": (changed("experiment", "engine", "threads", value=10**6), "engine.threads: 1,000,000"),
     "classes": (changed("experiment", "partition", "classes", value=10**7), "partition.classes: 10,000,000"),
     "width": (changed("experiment", "models", "rep_dim", value=10**8), "models.rep_dim: 100,000,000"),
+    "rounds": (changed("experiment", "training", "rounds", value=10**6), "training.rounds: 1,000,000"),
+    "long name": (
+        changed("experiment", "name", value="x" * 10**6),
+        "the server's experiment.name has 1,000,000 letters",
+    ),
+    "many names": (
+        changed("experiment", "training", "per_client", value={f"n{one}": {} for one in range(10_001)}),
+        "10,001 entries in experiment.training.per_client",
+    ),
     "epochs": (changed("experiment", "training", "epochs", value=10**9), "training.epochs: 1,000,000,000"),
     "seen": (changed("experiment", "training", "epochs", value=9_999), None),
     "batch": (changed("experiment", "training", "batch_size", value=2**40), "training.batch_size"),

@@ -19,7 +19,7 @@ from potluck.deploy.logs import Log
 from potluck.deploy.node_pulse import Pulse, PulseFile
 from potluck.deploy.prometheus import exposed, exposition
 from potluck.deploy.run_notes import LogLines
-from potluck.deploy.site_status import OrderNotes, SiteStatus, read_orders
+from potluck.deploy.site_status import OrderNotes, Room, SiteStatus, read_orders
 from potluck.deploy.status import Board, kept, read_status, write_status
 from potluck.errors import ConfigError, RunError
 from potluck.report.render import plain
@@ -247,6 +247,20 @@ def test_a_worker_notes_its_orders(tmp_path):
     assert re.fullmatch(r"round 1: answered: train, [\d,]+ bytes, \d+\.\d s", lines[1]["message"])
     assert lines[-1]["message"].startswith("round 2: refused: ")
     assert all(one["time"].startswith("20") for one in lines)
+
+
+def test_a_server_that_asks_without_end_fills_no_log(tmp_path):
+    notes, now = OrderNotes(tmp_path), [0.0]
+    notes.log, notes.room = Log(True, io.StringIO()), Room(lambda: now[0])
+    for _ in range(3000):
+        notes.refused("no")
+    lines = notes.log.stream.getvalue().splitlines()
+    assert len(lines) == 1001
+    assert "1,000 lines were written in this hour" in lines[-1]
+    assert read_orders(tmp_path)["orders"]["refused"] == 3000
+    now[0] = 3600
+    notes.refused("no")
+    assert len(notes.log.stream.getvalue().splitlines()) == 1002
 
 
 def test_a_worker_is_at_work_while_it_does_an_order(tmp_path):

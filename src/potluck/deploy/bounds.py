@@ -25,6 +25,7 @@ MOST_SEEN = 10**9  # samples a client trains on in a round, all epochs together
 MOST_OPTION = 10**6  # any other number of an option: steps, passes, samples
 MOST_PIXELS = 1024  # any number of an augmentation
 MOST_METRICS = 100
+LONGEST_TEXT = 1000  # letters of a name or a text; no list has more entries than there are sites
 MOST_LISTED = 32  # steps or ways of measuring in one order
 MOST_COUNTED = 10**9  # rounds, attempts, exchanges, starts of a server
 MOST_RUNS = 1000  # of which a site keeps records
@@ -58,6 +59,7 @@ def check_welcome(offer: Any) -> None:
     ):
         for key, number in _numbers(block, where):
             _most(key, number, most)
+    _check_lengths(values, "experiment")
 
 
 def check_work(epochs: int, samples: int) -> None:
@@ -107,6 +109,19 @@ def _most(where: str, value: Any, most: int) -> None:
 def _long(where: str, value: Any, most: int) -> None:
     if isinstance(value, list | tuple) and len(value) > most:
         raise ConfigError(f"the server names {len(value):,} {where}; this site goes up to {most:,}")
+
+
+def _check_lengths(value: Any, where: str) -> None:
+    """Refuse a text, list or block that is longer than any experiment has, wherever it stands."""
+    if isinstance(value, str) and len(value) > LONGEST_TEXT:
+        raise ConfigError(
+            f"the server's {where} has {len(value):,} letters; this site reads {LONGEST_TEXT:,}"
+        )
+    if isinstance(value, Mapping | list):
+        _long(f"entries in {where}", [*value], MOST_SITES)
+        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+            _check_lengths(key, f"name in {where}")
+            _check_lengths(inner, f"{where}.{key}")
 
 
 def _numbers(value: Any, where: str) -> Iterator[tuple[str, Any]]:

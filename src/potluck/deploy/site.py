@@ -184,7 +184,7 @@ class Orders(ABC):
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            if not isinstance(error, PotluckError):
+            if not isinstance(error, PotluckError) and self.notes.room.left > 0:
                 with contextlib.suppress(Exception):
                     traceback.print_exc()
             return self.refuse(error, len(data))

@@ -137,7 +137,7 @@ def _take_part(joining: Joining, notice: Callable[[str], None]) -> None:
     if joining.only != "worker":
         check_server(joining.server, joining.security)
     flower, port = joining.home / "flower", free_port()
-    flower.mkdir(exist_ok=True)
+    flower.mkdir(exist_ok=True, mode=0o700)
     with contextlib.ExitStack() as stack:
         path = (
             joining.socket
