@@ -7,7 +7,8 @@ import torch
 
 from potluck.core.message import Message
 from potluck.deploy import wire
-from potluck.deploy.site import Site, welcome
+from potluck.deploy.site import Site
+from potluck.deploy.welcome import welcome
 from potluck.engine.protocol import Request, Stamp
 
 RUN = "a1"

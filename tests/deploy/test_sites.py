@@ -25,8 +25,9 @@ from potluck.deploy.register import Register
 from potluck.deploy.rehearsal import rehearse
 from potluck.deploy.run import key_register, open_folder, prepared
 from potluck.deploy.run import play as play_prepared
-from potluck.deploy.site import SENT, Site, kept_secret, welcome
+from potluck.deploy.site import Site, kept_secret
 from potluck.deploy.site_data import site_data
+from potluck.deploy.welcome import SENT, welcome
 from potluck.engine import frames
 from potluck.engine.protocol import Answer, Examination, Failure, Request, Stamp
 from potluck.engine.rounds import Rounds

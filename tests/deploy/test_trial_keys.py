@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import ssl
 import os
+import ssl
 import stat
 import sys
 import threading
