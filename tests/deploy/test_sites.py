@@ -25,8 +25,9 @@ from potluck.deploy.register import Register
 from potluck.deploy.rehearsal import rehearse
 from potluck.deploy.run import key_register, open_folder, prepared
 from potluck.deploy.run import play as play_prepared
-from potluck.deploy.site import SENT, Site, kept_secret, welcome
+from potluck.deploy.site import Site, kept_secret
 from potluck.deploy.site_data import site_data
+from potluck.deploy.welcome import SENT, welcome
 from potluck.engine import frames
 from potluck.engine.protocol import Answer, Examination, Failure, Request, Stamp
 from potluck.engine.rounds import Rounds
@@ -326,7 +327,7 @@ def test_clients_that_do_not_join_are_named(tmp_path):
 
 
 def enrol(site, method="fedmrl", **changes):
-    told = welcome(sites.federated({"name": method, **OPTIONS.get(method, {})}), RUN)
+    told = welcome(sites.federated({"name": method, **OPTIONS.get(method, {})}, rounds=10), RUN)
     told["experiment"]["method"] |= changes
     return wire.unpack_reply(site.answer(wire.pack_order(wire.Hello(told))))
 
@@ -531,6 +532,9 @@ class Pact:
 
     def let_join(self, runs):
         """Any number of runs."""
+
+    def let_play(self, rounds):
+        """Any number of rounds."""
 
     def let_examine(self, round_, asked):
         """Any number of evaluations."""

@@ -15,7 +15,7 @@ from typing import NoReturn, ParamSpec
 
 import typer
 
-from potluck.deploy.printable import printable
+from potluck.core.plain_values import printable
 from potluck.errors import PotluckError, kind_and_message
 from potluck.front_door import about_exit, own_place
 from potluck.signals import held_back
