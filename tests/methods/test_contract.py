@@ -99,6 +99,8 @@ VARIANTS = {
         "levels": 2,
         "server_loss": "mean",
     },
+    "gramian": {"batch": 30, "peers": 2},
+    "pairwise": {"batch": 30, "peers": 2},
     "scaffold, option II": {"name": "scaffold", "variate": "option2"},
 }
 MODELS: dict[str, Any] = {
@@ -109,6 +111,8 @@ MODELS: dict[str, Any] = {
     "fedmuscle": {"pool": list(DEFAULT_MODELS), "rep_dim": 16},
     "fedmuscle, plain positive": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
     "fedmuscle, bundled": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
+    "gramian": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
+    "pairwise": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
     **dict.fromkeys(("cofed, weighted", "fedmd, few samples"), ("mlp-small", "mlp-large")),  # quick ones
 }
 METHODS = [*method_names(), *(name for name in VARIANTS if name not in method_names())]

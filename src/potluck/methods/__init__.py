@@ -18,7 +18,9 @@ from potluck.methods.fedmuscle_variants import FedMuscleVariants
 from potluck.methods.fedproto import FedProto
 from potluck.methods.fedprox import FedProx
 from potluck.methods.fedre import FedRE
+from potluck.methods.gramian import Gramian
 from potluck.methods.local import Local
+from potluck.methods.pairwise import Pairwise
 from potluck.methods.scaffold import Scaffold
 from potluck.methods.simclr import SimCLR
 
@@ -41,7 +43,9 @@ __all__ = [
     "FedProto",
     "FedProx",
     "FedRE",
+    "Gramian",
     "Local",
+    "Pairwise",
     "Scaffold",
     "SimCLR",
 ]
