@@ -101,6 +101,14 @@ VARIANTS = {
     },
     "gramian": {"batch": 30, "peers": 2},
     "pairwise": {"batch": 30, "peers": 2},
+    "rhfl": {"pretrain_epochs": 3, "batch": 20},
+    "rhfl, batch by batch": {
+        "name": "rhfl",
+        "pretrain_epochs": 0,
+        "batch": 30,
+        "exchange": "batch",
+        "private_epochs": "published",
+    },
     "scaffold, option II": {"name": "scaffold", "variate": "option2"},
 }
 MODELS: dict[str, Any] = {
@@ -113,7 +121,9 @@ MODELS: dict[str, Any] = {
     "fedmuscle, bundled": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
     "gramian": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
     "pairwise": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
-    **dict.fromkeys(("cofed, weighted", "fedmd, few samples"), ("mlp-small", "mlp-large")),  # quick ones
+    **dict.fromkeys(
+        ("cofed, weighted", "fedmd, few samples", "rhfl", "rhfl, batch by batch"), ("mlp-small", "mlp-large")
+    ),  # quick ones
 }
 METHODS = [*method_names(), *(name for name in VARIANTS if name not in method_names())]
 

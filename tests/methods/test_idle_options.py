@@ -15,7 +15,7 @@ from potluck.runs.advice import advice
 from potluck.runs.pilots import with_option
 
 NO_MODEL_CROSSES = ("local", "fedproto", "cofed", "creamfl", "fedhenn", "fedmd", "fedmuscle", "simclr")
-NO_MODEL_CROSSES += ("gramian", "pairwise")
+NO_MODEL_CROSSES += ("gramian", "pairwise", "rhfl")
 
 
 def asked(method: Any, models: Any = "mlp-small", **values: Any) -> Experiment:

@@ -21,10 +21,12 @@ from potluck.methods.fedre import FedRE
 from potluck.methods.gramian import Gramian
 from potluck.methods.local import Local
 from potluck.methods.pairwise import Pairwise
+from potluck.methods.rhfl import RHFL
 from potluck.methods.scaffold import Scaffold
 from potluck.methods.simclr import SimCLR
 
 __all__ = [
+    "RHFL",
     "CoFED",
     "CreamFL",
     "CreamFLVariants",
