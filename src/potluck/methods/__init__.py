@@ -3,6 +3,7 @@
 from potluck.methods.cofed import CoFED
 from potluck.methods.creamfl import CreamFL
 from potluck.methods.creamfl_variants import CreamFLVariants
+from potluck.methods.fccl import FCCL
 from potluck.methods.fedallrep import FedAllRep
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.feddf import FedDF
@@ -26,6 +27,7 @@ from potluck.methods.scaffold import Scaffold
 from potluck.methods.simclr import SimCLR
 
 __all__ = [
+    "FCCL",
     "RHFL",
     "CoFED",
     "CreamFL",
