@@ -20,6 +20,8 @@ VARIANTS = {
     "cofed, weighted": {"name": "cofed", "weights": "samples", "batch": 30, "margin": 0.0},
     "creamfl, muscle": {"name": "creamfl", "regularizer": "muscle", "aggregation": "muscle", "batch": 20},
     "creamfl, a server model": {"name": "creamfl", "server_model": "mlp-large", "batch": 20},
+    "fccl": {"pretrain_epochs": 1, "batch": 20},
+    "fccl, batch by batch": {"name": "fccl", "pretrain_epochs": 3, "batch": 30, "exchange": "batch"},
     "feddf": {"steps": 5, "every": 2, "batch": 20},
     "feddf, nothing held back": {"name": "feddf", "steps": 3, "validation": 0, "weights": "uniform"},
     "fedhenn": {"weight": 0.1, "samples": 20},
@@ -122,7 +124,8 @@ MODELS: dict[str, Any] = {
     "gramian": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
     "pairwise": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
     **dict.fromkeys(
-        ("cofed, weighted", "fedmd, few samples", "rhfl", "rhfl, batch by batch"), ("mlp-small", "mlp-large")
+        ("cofed, weighted", "fccl, batch by batch", "fedmd, few samples", "rhfl", "rhfl, batch by batch"),
+        ("mlp-small", "mlp-large"),
     ),  # quick ones
 }
 METHODS = [*method_names(), *(name for name in VARIANTS if name not in method_names())]

@@ -1,4 +1,4 @@
-"""FCCL: the cross-correlation by a few lines of its own, rounds against a plain loop, its teachers, its own slot."""
+"""FCCL: the cross-correlation by a few lines of its own, rounds against a plain loop, teachers, the own slot."""
 
 import copy
 
@@ -70,7 +70,7 @@ def test_constant_columns_and_tiny_batches_have_a_gradient():
     assert bool(gradient.isfinite().all())
     there = torch.tensor([True, False, False, False, False])
     few = correlation_loss(z, drawn(5, 3), there, 0.0051)
-    assert float(few) == 0
+    assert float(few.detach()) == 0
     assert not torch.autograd.grad(few, [z])[0].any()
 
 
@@ -171,8 +171,6 @@ def test_what_crosses(kit, options, down):
 def test_weights_of_zero_leave_plain_training(kit):
     game = federation(kit, weight_previous=0, weight_pretrained=0)
     game.round("a")
-    losses = game.rounds.server  # nothing is declared there but who was met
-    assert sorted(losses["met"].tensors()) == ["a"]
     model = game.federation.population.build_model("a")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for again in (0, 1, 2):

@@ -10,14 +10,14 @@
 Off-diagonals go to −1, not to 0 as in Barlow Twins, which the loss resembles.
 
 In the released code clients hear of each other before every public batch (`exchange: batch`), where each batch also
-has a new optimiser. Its own slot in the mean is then what the client's last round's model says (`own: previous`);
-the code of the extended version, FCCL+, takes the plain mean. Once a round, `exchange: round`, both are the same, as
-the models have not moved since.
+has a new optimiser. A client's own slot in the mean is then what its last round's model says (`own: previous`); the
+code of the extended version, FCCL+, takes the plain mean. With `exchange: round` both are the same, as the models
+have not moved since.
 
-Deviations: columns are divided by √(variance + 1e-5), the released code has no such guard; a short last public batch
-is left out. The code uses Adam at 1e-3 and private epochs by data set; here both phases follow `training`. Logits
-that are sent are read in evaluation mode, there in training mode. INFERRED: samples a client lacks do not count; a
-client alone in a round learns from its own data only.
+Deviations: columns are divided by √(variance + 1e-5), the released code has no such guard; a short last public
+batch is left out. The code uses Adam at 1e-3 and private epochs by data set; here both phases follow `training`.
+Logits that are sent are read in evaluation mode, there in training mode. INFERRED: samples a client lacks do not
+count; a client alone in a round learns from its own data only.
 """
 
 from __future__ import annotations
@@ -137,12 +137,9 @@ class FCCL(ScoreExchange):
 
     def received(self) -> Contract:
         """Z̄, and what one client counts in it where its slot is replaced."""
-        share = (
-            {"share": tensor("", "1/K, a client's part of the mean", optional=True)}
-            if self.replaces_own
-            else {}
-        )
-        return {**super().received(), **share}
+        if not self.replaces_own:
+            return super().received()
+        return {**super().received(), "share": tensor("", "1/K, a client's part of the mean", optional=True)}
 
     def combiner(self, server: Server, first: Replies) -> Callable[[Replies], Down]:
         """The plain mean."""
