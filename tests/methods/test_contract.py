@@ -20,7 +20,7 @@ VARIANTS = {
     "cofed, weighted": {"name": "cofed", "weights": "samples", "batch": 30, "margin": 0.0},
     "creamfl, muscle": {"name": "creamfl", "regularizer": "muscle", "aggregation": "muscle", "batch": 20},
     "creamfl, a server model": {"name": "creamfl", "server_model": "mlp-large", "batch": 20},
-    "fccl": {"pretrain_epochs": 1, "batch": 20},
+    "fccl": {"pretrain_epochs": 1, "batch": 20, "public_lr": 0.005},
     "fccl, batch by batch": {"name": "fccl", "pretrain_epochs": 3, "batch": 30, "exchange": "batch"},
     "feddf": {"steps": 5, "every": 2, "batch": 20},
     "feddf, nothing held back": {"name": "feddf", "steps": 3, "validation": 0, "weights": "uniform"},

@@ -95,7 +95,7 @@ def divergence(logits, teacher):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"exchange": "batch"}, {"exchange": "batch", "own": "mean"}],
+    [{}, {"exchange": "batch", "public_lr": 0.05}, {"exchange": "batch", "own": "mean"}],
     ids=["round", "batch", "mean"],
 )
 def test_two_rounds_are_a_plain_loop(kit, options):
@@ -117,7 +117,8 @@ def test_two_rounds_are_a_plain_loop(kit, options):
         order = public.order(number, 11)[0]
         batches = shuffled_batches(order, 5, 1, "drop", public.rng.child("round", number, "batches"))
         assert [len(rows) for rows in batches] == [5, 5]
-        optimizers = {client: torch.optim.SGD(model.parameters(), lr=0.1) for client, model in models.items()}
+        lr = options.get("public_lr", 0.1)
+        optimizers = {client: torch.optim.SGD(model.parameters(), lr=lr) for client, model in models.items()}
         for place, rows in enumerate(batches):
             if place == 0 or options:
                 with torch.no_grad():

@@ -26,7 +26,7 @@ from potluck.core.population import Population
 from potluck.core.public import Public
 from potluck.core.replies import Replies
 from potluck.core.server import Server
-from potluck.core.settings import LastBatch
+from potluck.core.settings import LastBatch, OptimizerSettings
 from potluck.core.state import Holder
 from potluck.core.streams import Stream, several_each, shuffled_batches
 from potluck.core.task import Batch, Task
@@ -226,7 +226,18 @@ class ScoreExchange(OnDrawnSamples):
         """A step for each batch of the piece."""
         targets = by_row(client, piece.rows, self.targets(client, piece, down))
         public = Stream(client.public.source, piece.batches)
-        fit(client, self.agree, train=["model"], streams={"public": public}, scalars={"targets": targets})
+        fit(
+            client,
+            self.agree,
+            train=["model"],
+            streams={"public": public},
+            optimizer=self.public_optimizer(client),
+            scalars={"targets": targets},
+        )
+
+    def public_optimizer(self, client: Client) -> OptimizerSettings:
+        """The optimiser on public data: that of `training`."""
+        return client.training.optimizer
 
     def say(self, client: Client, rows: np.ndarray) -> Tensor:
         """What a client says of public rows: its logits."""

@@ -38,6 +38,7 @@ from potluck.core.model import Model
 from potluck.core.options import option
 from potluck.core.replies import Replies
 from potluck.core.server import Server
+from potluck.core.settings import OptimizerSettings
 from potluck.core.task import Batch, Task
 from potluck.kit.distillation import divergence_of_each
 from potluck.kit.public_knowledge import plain_mean, scores
@@ -69,6 +70,7 @@ class FCCL(ScoreExchange):
 
     name = "fccl"
     citation = "Huang, Ye & Du, CVPR 2022"
+    remedy = "lower training.optimizer.lr or method.public_lr, or set training.clip"
     last = "drop"
     usual_batch = 512
     said = "the client's logits of public samples"
@@ -96,6 +98,12 @@ class FCCL(ScoreExchange):
             description="a client's own slot in the mean: its last round's model, or the model as it is now, "
             "like everybody's (exchange: batch)",
             source="previous: released code; mean: code of FCCL+",
+        )
+        public_lr: float | None = option(
+            default=None,
+            gt=0,
+            description="learning rate on public data; by default training.optimizer.lr",
+            source="code of FCCL+",
         )
         weight_previous: float = option(
             default=1.0,
@@ -153,6 +161,12 @@ class FCCL(ScoreExchange):
         return {"scores": mean} | (
             {"share": mean.new_full((), 1 / len(replies))} if self.replaces_own else {}
         )
+
+    def public_optimizer(self, client: Client) -> OptimizerSettings:
+        """The optimiser of `training`, with a rate of its own where there is one."""
+        usual = super().public_optimizer(client)
+        rate = self.config.public_lr
+        return usual if rate is None else usual.model_copy(update={"lr": rate})
 
     def targets(self, client: Client, piece: Piece, down: Message) -> Tensor:
         """Z̄, with the last round's model in the client's own slot."""
