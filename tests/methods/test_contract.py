@@ -22,6 +22,13 @@ VARIANTS = {
     "creamfl, a server model": {"name": "creamfl", "server_model": "mlp-large", "batch": 20},
     "fccl": {"pretrain_epochs": 1, "batch": 20, "public_lr": 0.005},
     "fccl, batch by batch": {"name": "fccl", "pretrain_epochs": 3, "batch": 30, "exchange": "batch"},
+    "fed-et": {"steps": 5, "batch": 20},
+    "fed-et, a larger server": {
+        "name": "fed-et",
+        "server": "mlp-large",
+        "steps": 3,
+        "weights": "samples",
+    },
     "feddf": {"steps": 5, "every": 2, "batch": 20},
     "feddf, nothing held back": {"name": "feddf", "steps": 3, "validation": 0, "weights": "uniform"},
     "fedhenn": {"weight": 0.1, "samples": 20},
@@ -114,6 +121,8 @@ VARIANTS = {
     "scaffold, option II": {"name": "scaffold", "variate": "option2"},
 }
 MODELS: dict[str, Any] = {
+    "fed-et": {"pool": list(DEFAULT_MODELS), "rep_dim": 16},
+    "fed-et, a larger server": {"pool": ["mlp-small"], "rep_dim": 16},
     "fedin": ("conv-small", "conv-large"),  # their features must have one shape
     "fedin, literal": ("mlp-small", "mlp-large"),
     "fedin, without features": ("mlp-small", "mlp-large"),

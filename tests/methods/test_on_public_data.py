@@ -32,6 +32,7 @@ ONE_CLASS = {
     "cofed": {"margin": 0.05},
     "fccl": {"samples": 20, "pretrain_epochs": 2},
     "rhfl": {"samples": 20, "pretrain_epochs": 2},
+    "fed-et": {"steps": 4, "batch": 10},
     "feddf": {"steps": 4, "every": 2, "batch": 10},
 }
 
@@ -133,6 +134,7 @@ SIZES = {  # of client 0: 24 public samples, width 16, 10 classes; |θ| of mlp-s
     "fedmd": (20 * 10, 20 * 10),
     "fccl": (20 * 10, 20 * 10),
     "rhfl": (20 * 10 + 1, 20 * 10),
+    "fed-et": (64 * 128 + 128 + 128 * 16 + 16 + 16 * 10 + 10,) * 2,
     "feddf": (64 * 128 + 128 + 128 * 16 + 16 + 16 * 10 + 10,) * 2,
 }
 
@@ -168,7 +170,7 @@ def test_tasks_that_do_not_agree_are_refused(name):
         experiment({"name": name}, sets).build()
 
 
-@pytest.mark.parametrize("name", ["fedmd", "feddf", "fccl", "rhfl"])
+@pytest.mark.parametrize("name", ["fedmd", "feddf", "fed-et", "fccl", "rhfl"])
 def test_other_label_sets_are_refused_where_scores_are_averaged(name):
     sets = [(few("digits"), "mlp-small"), (texts(), "text-mean")]
     with pytest.raises(ConfigError, match=f"{name} needs clients with the same task; client 1 has text"):

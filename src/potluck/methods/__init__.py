@@ -4,6 +4,7 @@ from potluck.methods.cofed import CoFED
 from potluck.methods.creamfl import CreamFL
 from potluck.methods.creamfl_variants import CreamFLVariants
 from potluck.methods.fccl import FCCL
+from potluck.methods.fed_et import FedET
 from potluck.methods.fedallrep import FedAllRep
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.feddf import FedDF
@@ -35,6 +36,7 @@ __all__ = [
     "FedAllRep",
     "FedAvg",
     "FedDF",
+    "FedET",
     "FedGH",
     "FedHeNN",
     "FedIN",
