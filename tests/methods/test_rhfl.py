@@ -199,6 +199,11 @@ def test_what_crosses(kit, exchange, messages):
         assert down == [{"scores": one * 4} for one in messages]
 
 
+def test_probabilities_are_between_0_and_1(kit):
+    field = federation(kit).method.up_contract("score")["scores"]
+    assert (field.at_least, field.at_most) == (0, "1")
+
+
 def test_only_those_in_a_whole_round_are_remembered(kit):
     game = federation(kit)
     game.round("a", "b")

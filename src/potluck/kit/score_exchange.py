@@ -129,7 +129,7 @@ class ScoreExchangeConfig(DrawnSamplesConfig):
         description="epochs on private data before a client's first round; the released code's 40",
         source="released code",
     )
-    private_epochs: Literal["training", "published"] | PositiveInt = option(
+    private_epochs: Literal["training"] | Literal["published"] | PositiveInt = option(
         default="training",
         description="epochs on private data in a round: training.epochs, the released code's max(1, |P|/n_k), or a "
         "number",
@@ -149,6 +149,7 @@ class ScoreExchange(OnDrawnSamples):
     """Score public samples, learn towards what the server makes of all scores, then train on private data."""
 
     last: ClassVar[LastBatch] = "keep"  # what becomes of a short last public batch
+    bounds: ClassVar[Mapping[str, Any]] = {}  # of the scores, as in a contract
     said: ClassVar[str]  # what a client says of a public sample, in words
     heard: ClassVar[str]  # what it hears
 
@@ -174,9 +175,11 @@ class ScoreExchange(OnDrawnSamples):
             return [Piece(rows, batches)]
         return [Piece(one, [one]) for one in batches]
 
-    def sent(self, optional: bool = False) -> Contract:
-        """What a client says in an exchange."""
-        return {"scores": tensor(self._shape, self.said, optional=optional)}
+    def sent(self, again: bool = False) -> Contract:
+        """What a client says in an exchange; `again`: after the first, where there are more."""
+        if again and self.config.exchange == "round":
+            return {}
+        return {"scores": tensor(self._shape, self.said, optional=again, **self.bounds)}
 
     def received(self) -> Contract:
         """What it hears; nothing where it is alone."""
@@ -211,7 +214,7 @@ class ScoreExchange(OnDrawnSamples):
         """What the model says of the first piece."""
         return {"scores": self.say(client, self.pieces(client.public, client.round)[0].rows)}
 
-    @client_step(up=lambda method: method.sent(optional=True), down=lambda method: method.received())
+    @client_step(up=lambda method: method.sent(again=True), down=lambda method: method.received())
     def learn(self, client: Client, down: Message) -> Content:
         """Learn from a piece; then score the next one, or train on private data after the last."""
         pieces, number = self.pieces(client.public, client.round), client.count("piece")
@@ -262,6 +265,8 @@ class ScoreExchange(OnDrawnSamples):
 
     def repeats(self, population: Population) -> dict[str, tuple[int, int]]:
         """A client learns once per exchange, and sends scores on the way to all but the first."""
+        if self.config.exchange == "round":
+            return {}
         exchanges = len(self.pieces(public_of(population), 1))
         return {"learn": (exchanges - 1, exchanges)}
 

@@ -45,6 +45,7 @@ from potluck.kit.masks import mean_where
 from potluck.kit.public_knowledge import scores
 from potluck.kit.score_exchange import ScoreExchange, ScoreExchangeConfig, fit_epochs
 from potluck.training.collect import collect
+from potluck.training.plan import rows_on
 
 FLOOR = 1e-4  # of a label's probability, so that its logarithm is finite
 
@@ -54,6 +55,7 @@ class RHFL(ScoreExchange):
 
     name = "rhfl"
     citation = "Fang & Ye, CVPR 2022"
+    bounds = {"at_least": 0, "at_most": "1"}
     said = "the client's probabilities of public samples; zeros where it lacks one"
     heard = "the other clients' probabilities, weighted and added"
 
@@ -135,7 +137,7 @@ class RHFL(ScoreExchange):
 
     def say(self, client: Client, rows: np.ndarray) -> Tensor:
         """Probabilities of public rows."""
-        there = client.public.mask[client.numbers(rows.tolist())]
+        there = client.public.mask[rows_on(rows, client.device)]
         return scores(client, rows).softmax(1) * there.unsqueeze(1)
 
     def agree(self, client: Client, batch: Batch, targets: Tensor) -> dict[str, Tensor]:
