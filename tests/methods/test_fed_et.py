@@ -11,7 +11,8 @@ from torch import nn
 
 from potluck.core.streams import shuffled_batches
 from potluck.errors import ConfigError
-from potluck.methods.fed_et import FedET, ensemble
+from potluck.kit.ensembles import ensemble
+from potluck.methods.fed_et import FedET
 
 ROWS = {"a": range(0, 7), "b": range(7, 12), "c": range(12, 16)}
 TRAINING = {"epochs": 3, "batch_size": 3, "optimizer": {"lr": 0.2}}
@@ -84,16 +85,6 @@ def test_a_teacher_out_of_bounds_spoils_nothing(wrong):
     assert float(nobody["known"]) == float(nobody["divided"]) == 0
 
 
-def trained(kit, game):
-    """Every client's model after local training from common weights."""
-    found = {}
-    for client in ROWS:
-        found[client] = model = game.federation.population.build_model(client)
-        steps = game.steps(client, 1)
-        kit.plain_training(model, [(torch.tensor(game.x[r]), torch.tensor(game.y[r])) for r in steps], lr=0.2)
-    return found
-
-
 def mean_of(models, name, weights):
     tensors = [dict(model.named_parameters())[name].detach() for model in models]
     return sum(w * one for w, one in zip(weights, tensors, strict=True)) / sum(weights)
@@ -105,7 +96,7 @@ def mean_of(models, name, weights):
 )
 def test_a_round_is_a_plain_loop(kit, weights, own, lacking):
     game = federation(kit, weights=weights, lacking={None: lacking}, **({"server": kit.Side} if own else {}))
-    student, models = copy.deepcopy(game.server["server"].content), trained(kit, game)
+    student, models = copy.deepcopy(game.server["server"].content), game.trained(lr=0.2)
     assert type(student) is (kit.Side if own else kit.Deep)  # the largest of the pool
     game.round(*ROWS)
     counts = dict.fromkeys(ROWS, 1) if weights == "uniform" else {"a": 7, "b": 5, "c": 4}

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from potluck.core.card import Card
 from potluck.core.method import Needs, Tasks
+from potluck.core.model import Model
 from potluck.core.options import option
 from potluck.core.population import Population
 from potluck.core.replies import Replies
 from potluck.core.server import Server
+from potluck.core.state import Part
 from potluck.core.streams import Stream, several_each, shuffled_batches
 from potluck.core.task import Task
 from potluck.errors import ConfigError
@@ -101,3 +103,10 @@ def steps_on_public_data(server: Server, rows: np.ndarray, batch: int, steps: in
     epochs = -(-steps // max(1, len(rows) // batch))
     order = several_each(shuffled_batches(rows, batch, epochs, "keep", server.rng.child(*purpose)))
     return Stream(server.public.source, order[:steps])
+
+
+def head_names(part: Part) -> dict[str, str]:
+    """The tensors of a model's head: their names in the head → their names in the model."""
+    assert isinstance(part.content, Model)
+    whole = {id(value): name for name, value in part.wire().items()}
+    return {name: whole[id(value)] for name, value in Part(part.content.head).wire().items()}

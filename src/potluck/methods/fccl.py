@@ -90,6 +90,12 @@ class FCCL(ScoreExchange):
             description="epochs on private data before a client's first round; the released code's 40",
             source="released code",
         )
+        private_epochs: Literal["training"] | PositiveInt = option(
+            default="training",
+            description="epochs on private data in a round: training.epochs, or a number; the released code has one "
+            "for each data set",
+            source="ours",
+        )
         off_diagonal: float = option(
             default=0.0051, ge=0, description="λ, weight of the off-diagonals", source="released code"
         )

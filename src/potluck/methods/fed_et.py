@@ -39,11 +39,11 @@ from potluck.core.population import Population
 from potluck.core.replies import Replies
 from potluck.core.server import Server
 from potluck.core.settings import OptimizerSettings
-from potluck.core.state import Part
 from potluck.core.task import Batch, Task
 from potluck.errors import ConfigError
 from potluck.kit.averaging import average
 from potluck.kit.distillation import divergence_of_each, held_back
+from potluck.kit.ensembles import ensemble
 from potluck.kit.masks import mean_where
 from potluck.kit.public_knowledge import rows_of
 from potluck.kit.requirements import named, require_one_label_set
@@ -51,6 +51,7 @@ from potluck.kit.server_models import (
     BY_ARCHITECTURE,
     STATISTICS_TRAVEL,
     ClientModelsOnServer,
+    head_names,
     steps_on_public_data,
 )
 from potluck.kit.shared_head import head_form, require_one_head
@@ -205,38 +206,6 @@ class FedET(ClientModelsOnServer, FedAvg):
             "consensus": mean_where(agreed, known[rows]),
             "diversity": self.config.diversity * apart.mean(),
         }
-
-
-def ensemble(logits: Tensor) -> dict[str, Tensor]:
-    """What an ensemble (teachers × samples × classes) says of every sample.
-
-    `labels` of the consensus and whether they are `known`; the logits of those who `dissent` from them, and whether
-    the ensemble is `divided`. In double precision: the square of a large float32 is none.
-    """
-    finite = logits.isfinite().all(2, keepdim=True)
-    logits = logits.masked_fill(~finite, 0.0).double()
-    trust = logits.var(2)
-    labels = _weighted(logits, trust).argmax(1)
-    against = trust * (logits.argmax(2) != labels)
-    return {
-        "labels": labels,
-        "known": (trust.sum(0) > 0).float(),
-        "dissent": _weighted(logits, against).float(),
-        "divided": (against.sum(0) > 0).float(),
-    }
-
-
-def _weighted(logits: Tensor, weights: Tensor) -> Tensor:
-    """The mean over teachers by their weights for each sample; zeros where nobody has one."""
-    total = weights.sum(0).clamp_min(torch.finfo(weights.dtype).tiny)
-    return ((weights / total).unsqueeze(2) * logits).sum(0)
-
-
-def head_names(part: Part) -> dict[str, str]:
-    """The tensors of a model's head: their names in the head → their names in the model."""
-    assert isinstance(part.content, Model)
-    whole = {id(value): name for name, value in part.wire().items()}
-    return {name: whole[id(value)] for name, value in Part(part.content.head).wire().items()}
 
 
 def _size(model: Model) -> int:
