@@ -11,8 +11,8 @@ def ensemble(logits: Tensor) -> dict[str, Tensor]:
 
     With v_k = Var_c(o_k) as the weight of teacher k:
     - `labels`: argmax Σ_k v_k·o_k, and `known`: 1 where some v_k is above 0;
-    - `dissent`: Σ_{k∈D} v_k·o_k / Σ_{k∈D} v_k over D, the teachers whose largest logit is elsewhere, and `divided`: 1
-      where there is such a teacher.
+    - `dissent`: Σ_{k∈D} v_k·o_k / Σ_{k∈D} v_k over D, the teachers whose largest logit is elsewhere, and
+      `divided`: 1 where there is such a teacher.
     A teacher whose logits are not all finite has no weight. Computed in double precision, as the square of a large
     float32 is not finite.
     """

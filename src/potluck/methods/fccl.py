@@ -92,8 +92,8 @@ class FCCL(ScoreExchange):
         )
         private_epochs: Literal["training"] | PositiveInt = option(
             default="training",
-            description="epochs on private data in a round: training.epochs, or a number; the released code has one "
-            "for each data set",
+            description="epochs on private data in a round: training.epochs, or a number; the released code has "
+            "one for each data set",
             source="ours",
         )
         off_diagonal: float = option(
