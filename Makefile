@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test test-faults wheel clean
+.PHONY: help install demo check test test-faults pages wheel clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,6 +33,9 @@ test: check  ## all checks and tests, a process per core
 
 test-faults: $(STAMP)  ## federations of real processes on Flower, with kills and refusals (more than an hour)
 	@$(BIN)/python -m pytest tests/deploy -m faults
+
+pages: $(STAMP)  ## write docs/methods/ anew from docstrings, contracts and options
+	@$(BIN)/python tools/method_pages.py
 
 wheel: $(STAMP)  ## build the wheel into dist/
 	@$(BIN)/python -m build --wheel --outdir dist

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,6 +21,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def own_key(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The key that seals run folders is made for these tests, in processes they start too."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Files outlive a killed process without it, and no test cuts the power; the waits take minutes in sum."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

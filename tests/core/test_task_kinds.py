@@ -24,7 +24,8 @@ from potluck.core.streams import Source
 from potluck.core.task import Task
 from potluck.core.task_kinds import macro_f1, mean_average_precision, mean_iou, recalls_at, task_kind
 from potluck.data import DataConfig, load
-from potluck.engine.evaluate import measure, score_of
+from potluck.engine.evaluation.examined import score_of
+from potluck.engine.evaluation.measuring import measure
 from potluck.errors import ConfigError, DataError, ModelError
 from potluck.models import build
 from potluck.models.zoo.dense import MapsHead
@@ -223,7 +224,7 @@ class Oracle:
 def test_a_split_read_in_batches_is_measured_as_a_whole(data, monkeypatch):
     client, answers = _client(data)
     whole, _ = measure(Oracle(answers), client, ("plain", "turned"), "own")
-    monkeypatch.setattr("potluck.engine.evaluate.collect", partial(collect, batch_size=7))
+    monkeypatch.setattr("potluck.engine.evaluation.measuring.collect", partial(collect, batch_size=7))
     parts, _ = measure(Oracle(answers), client, ("plain", "turned"), "own")
     assert whole.keys() == parts.keys()
     assert whole["plain/test/" + SCORES[data]] != whole["turned/test/" + SCORES[data]]

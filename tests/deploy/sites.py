@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from potluck.engine.protocol import Failure
@@ -46,11 +46,18 @@ def federated(method, rounds=2, **others):
     return Experiment.make(partition={"sites": IDS, "classes": 10}, **settings(method, rounds, **others))
 
 
-def part(client):
-    """What a site's `load` gives: the rows the simulation's split deals to this client."""
+@cache
+def dealt():
+    """The samples of all sites, and who has which."""
     experiment = simulated("local")
     data = experiment.load_data()
-    rows = experiment.make_split(data)[client]
+    return data, experiment.make_split(data)
+
+
+def part(client):
+    """What a site's `load` gives: the rows the simulation's split deals to this client."""
+    data, split = dealt()
+    rows = split[client]
     parts = {name: (data.x[getattr(rows, name)], data.y[getattr(rows, name)])
              for name in ("train", "validation", "test")}  # fmt: skip
     return parts | {"mean": data.mean, "std": data.std, "public": data}

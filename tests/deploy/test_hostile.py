@@ -96,7 +96,7 @@ class Liar(Courier):
 def experiment(method, rounds):
     same = SAME_MODEL if method == "fedavg" else {}
     others = {
-        "training": {"rounds": rounds, "batch_size": 64, "optimizer": {"lr": 0.05}},
+        "training": {"rounds": rounds, "batch_size": 256, "optimizer": {"lr": 0.05}},
         "engine": {"device": "cpu", "workers": 1, "deadline": 60, "patience": 60},
         "public": {"data": "digits", "samples": 40},
     }

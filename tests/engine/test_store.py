@@ -25,7 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from potluck.core.message import Message
 from potluck.core.packed import Packed, State
 from potluck.core.state import Report
-from potluck.engine.evaluate import Examiner
+from potluck.engine.evaluation.examiner import Examiner
 from potluck.engine.protocol import Answer
 from potluck.engine.settings import EngineSettings
 from potluck.engine.store.budget import Budget

@@ -8,7 +8,7 @@ import pytest
 
 import potluck
 from potluck.core.metrics import MetricFacts
-from potluck.engine.evaluate import Examined
+from potluck.engine.evaluation.examined import Examined
 from potluck.errors import ConfigError
 
 X = np.random.default_rng(0).normal(size=(240, 8)).astype(np.float32)

@@ -11,7 +11,8 @@ import pytest
 import potluck
 from helpers import StopAfter
 from potluck import Experiment, Observer, StopRun, Watcher, resume, run
-from potluck.engine.evaluate import Examined, Examiner
+from potluck.engine.evaluation.examined import Examined
+from potluck.engine.evaluation.examiner import Examiner
 from potluck.runs.loop import Interrupted
 from potluck.runs.observers import RoundEnd
 

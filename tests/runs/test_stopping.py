@@ -10,7 +10,7 @@ import pytest
 
 from helpers import StopAfter
 from potluck import EarlyStopping, Experiment, PotluckError, StopRun, TimeLimit, resume, run
-from potluck.engine.evaluate import Examined
+from potluck.engine.evaluation.examined import Examined
 from potluck.runs.loop import Interrupted
 from potluck.runs.observers import RoundEnd
 

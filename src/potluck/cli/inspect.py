@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from potluck.cli.demo import DEMO
+from potluck.cli.method_examples import FOR_DEMO, explained_in_demo, with_method
 from potluck.cli.options import RUNS, AsJson, Debug, ExperimentFile, Overrides
 from potluck.cli.screen import Screen
 from potluck.errors import ConfigError, RunError
@@ -16,7 +17,6 @@ from potluck.errors import ConfigError, RunError
 if TYPE_CHECKING:
     from potluck.experiment import Experiment
 
-FOR_DEMO = {"fedin": ["method.project=fixed"]}  # options a method needs to fit the demo's models
 PLUGIN = "--plugin FILE.py"
 
 
@@ -35,7 +35,7 @@ def methods(plugin: Plugins = None, json: AsJson = False, debug: Debug = False) 
 
     _load(plugin)
     screen = Screen(json)
-    entries = [method_entry(find_method(name)) for name in method_names()]
+    entries = [method_entry(find_method(name), explained_in_demo(name)) for name in method_names()]
     if json:
         screen.data(entries)
     else:
@@ -65,7 +65,7 @@ def explain(
     screen = Screen(json)
     if options:
         return _show_options(screen, method, experiment, overrides or ())
-    added = FOR_DEMO.get(method, []) if experiment is None and not overrides else []
+    added = FOR_DEMO.get(method, ()) if experiment is None and not overrides else ()
     chosen = _explained(method, experiment, overrides or added)
     data = chosen.load_data(labels_only=True)
     entry = explain_entry(chosen.variant(engine={"device": "cpu"}).build(data))
@@ -105,7 +105,6 @@ def _explained(method: str, experiment: str | None, overrides: Sequence[str]) ->
     from potluck.experiment import Experiment
     from potluck.experiment.schema import load_plugins
     from potluck.methods.registry import find_method
-    from potluck.runs.comparisons.plan import experiments_by_method
 
     if experiment is not None and (_is_file(method) or _is_override(experiment)):
         # The file was left out: its place has an override.
@@ -115,11 +114,7 @@ def _explained(method: str, experiment: str | None, overrides: Sequence[str]) ->
     if experiment is not None:
         load_plugins(experiment, overrides)  # the method may be one of theirs
     find_method(method, PLUGIN)
-    own = [
-        f"{method}.{option.removeprefix('method.')}" if option.startswith("method.") else option
-        for option in overrides
-    ]
-    return experiments_by_method(experiment or DEMO, [method], own)[method]
+    return with_method(method, overrides, experiment or DEMO)
 
 
 def _is_file(name: str) -> bool:

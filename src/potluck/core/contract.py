@@ -237,6 +237,19 @@ def declared_scalars(
     return None if largest is None else largest.numel()
 
 
+def scalars_formula(field: Field) -> str:
+    """How many numbers a field holds, as a formula: `C_k·d`; `|small|` for the tensors of a part.
+
+    >>> scalars_formula(tensor("C_k<=C, d + 1", "means and a bias")), scalars_formula(state_of("model/head", "ω"))
+    ('C_k·(d + 1)', '|model/head|')
+    """
+    if field.like is not None:
+        return f"|{field.like}|"
+    sizes = (piece.partition("<=")[0].strip() for piece in field.shape.split(","))
+    factors = [size if size.isidentifier() or size.isdigit() else f"({size})" for size in sizes if size]
+    return "·".join(factors).replace("*", "·") or "1"
+
+
 def _largest_shape(field: Field, known: dict[str, int]) -> torch.Size | None:
     """The largest shape a formula allows; a bounded symbol is set to its bound in `known`."""
     sizes: list[int] = []

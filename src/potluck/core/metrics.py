@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from potluck.front_door import front_door
+
 F = TypeVar("F", bound=Callable[..., Any])
 Takes = Literal["scores", "probabilities", "answers"]
+SLACK = 1e-5  # by how much rounding may take a metric out of its range
 DECLARED = "potluck_metric"  # the attribute of a function that `metric` has decorated
 
 
@@ -25,6 +28,10 @@ class MetricFacts:
     def is_share(self) -> bool:
         """Whether it is a fraction that can be shown in per cent."""
         return (self.low, self.high) == (0.0, 1.0)
+
+    def holds(self, value: float) -> bool:
+        """Whether a value is in the range, up to rounding."""
+        return self.low - SLACK <= value <= self.high + SLACK
 
     def reached(self, value: float, target: float) -> bool:
         """Whether a value is as good as a target, or better."""
@@ -111,6 +118,7 @@ class Declared:
     takes: Takes
 
 
+@front_door()
 def metric(
     *, higher_is_better: bool = True, low: float = 0.0, high: float = 1.0, takes: Takes = "scores"
 ) -> Callable[[F], F]:

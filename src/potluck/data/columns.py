@@ -13,7 +13,6 @@ from potluck.data import parquet
 IMAGE_COLUMNS = ("img", "image")
 TEXT_COLUMNS = ("text", "sentence")
 LABEL_COLUMNS = ("label", "labels", "fine_label")
-TEST_SPLITS = ("test", "validation", "valid")
 
 
 def labels_of_splits(

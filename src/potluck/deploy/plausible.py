@@ -12,7 +12,6 @@ from potluck.core.metrics import MetricFacts, metric_facts
 from potluck.deploy.wire import Enrolment
 from potluck.engine.protocol import Answer, Examination, Request
 
-SLACK = 1e-5  # by how much rounding may take a metric out of its range
 LARGEST = 1e100  # of any number in a report: what float32 can overflow to squared, and means stay finite
 MEASURED = ("validation", "test")
 NONE_ASKED = "it did not answer with the metrics asked for"
@@ -56,4 +55,4 @@ def _in_range(name: str, value: float, samples: int, facts: MetricFacts) -> bool
         return 0 <= value <= samples and value == round(value)
     if math.isnan(value) or (value == math.inf and facts.high == math.inf):
         return True  # null in the log
-    return facts.low - SLACK <= value <= facts.high + SLACK and abs(value) <= LARGEST
+    return facts.holds(value) and abs(value) <= LARGEST

@@ -7,12 +7,10 @@ Whatever a client sends, the worst that comes of it is that this client is left 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from potluck.core.card import Card, ClientId
 from potluck.core.contract import Contract, Gate, Shapes, shapes_of
@@ -21,18 +19,9 @@ from potluck.core.method import Method
 from potluck.core.plain_values import printable
 from potluck.core.server import Server
 from potluck.core.values import excess, said_of
-from potluck.engine.norms import (
-    LARGEST_RATIO,
-    Before,
-    Form,
-    Ratios,
-    SentPart,
-    Tensors,
-    norm_ratios,
-    parts_of,
-    start_ratio,
-)
+from potluck.engine.norms import LARGEST_RATIO, Form, LastNorms, Tensors, start_ratio
 from potluck.engine.protocol import Answer
+from potluck.engine.reductions import Reductions, variances
 from potluck.errors import MessageError
 
 
@@ -56,10 +45,9 @@ def no_message(client: ClientId, step: str, error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One exchange: which steps, on which downlinks, and how many rows a tensor must have where that is known."""
+    """One exchange: which steps, and how many rows a tensor must have where that is known."""
 
     steps: tuple[str, ...]
-    downs: Mapping[ClientId, Message] = field(default_factory=dict)
     rows: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -84,7 +72,7 @@ class Acceptance:
         self.method, self.server, self.largest_ratio = method, server, largest_ratio
         self.gate = gate if gate is not None else Gate()
         self.notice: Callable[[str], None] = lambda sentence: None
-        self._before: dict[tuple[str, ...], dict[tuple[ClientId, Form], float]] = {}  # norms taken, by steps
+        self.last_norms = LastNorms()
 
     def check(self, client: ClientId, message: Message, contract: Contract, *what: str) -> None:
         """Refuse a message with other names, types or shapes than the contract has for this client."""
@@ -165,7 +153,7 @@ class Acceptance:
         self, seen: Reductions, refused: Mapping[ClientId, str], exchange: Exchange, bound: float
     ) -> dict[ClientId, str]:
         """Why norms are not taken. Where clients are divided into halves nobody is refused, and that is said."""
-        before = self._before.setdefault(exchange.steps, {})
+        before = self.last_norms.before(exchange.steps, seen.norms(refused))
         reasons: dict[ClientId, str] = {}
         ties: dict[Form, list[ClientId]] = {}
         for (client, form), ratios in seen.ratios(refused, before).items():
@@ -183,7 +171,7 @@ class Acceptance:
                 f"more than {bound:g} times that from {', '.join(others)}; neither are a majority, so nobody is "
                 "refused (training.max_norm): look into them, and if need be exclude one side"
             )
-        before |= seen.norms({**refused, **reasons})
+        self.last_norms.note(exchange.steps, seen.norms({**refused, **reasons}))
         return reasons
 
     def _unlikely_start(self, answer: Answer, exchange: Exchange) -> str:
@@ -221,86 +209,3 @@ class Acceptance:
         if negative is not None:
             return f"{who}: tensor {negative!r} holds variances, and has negative numbers"
         return f"{who}: the loss is not finite; {self.method.remedy}"
-
-
-def variances(message: Message) -> list[tuple[str, Tensor]]:
-    """The running variances in a message, by the name that PyTorch's batch norm gives them."""
-    return [
-        (name, value)
-        for name, value in message.items()
-        if name.endswith("running_var") and value.is_floating_point() and value.numel()
-    ]
-
-
-class Reductions:
-    """Single numbers about the answers of an exchange, gathered on the device and read back once."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.unsound: set[ClientId] = set()
-        self._largest: list[Tensor] = []
-        self._singles: list[Tensor] = []
-        self._owners: list[list[ClientId]] = [[], []]
-        self._parts: list[tuple[ClientId, SentPart]] = []
-        self._measured: list[Tensor] = []
-        self._norms: list[float] = []
-
-    def add_largest(self, answer: Answer) -> None:
-        """The floating-point tensors of an answer; the largest magnitude of each is looked at."""
-        floats = [value for value in answer.up.values() if value.is_floating_point() and value.numel()]
-        self._largest += floats
-        self._owners[0] += [answer.client] * len(floats)
-
-    def add_singles(self, answer: Answer, beyond: Tensor | None) -> None:
-        """The losses of an answer, and how far its numbers are outside their ranges."""
-        single = [*answer.report.losses.values()]
-        single += [] if beyond is None else [torch.where(beyond <= 0, 0.0, torch.inf)]
-        self._singles += single
-        self._owners[1] += [answer.client] * len(single)
-
-    def add_variances(self, answer: Answer) -> None:
-        """The variances of batch norm in an answer, which are not negative."""
-        lowest = [value.min() for _, value in variances(answer.up)]
-        self._singles += [torch.where(low >= 0, 0.0, torch.inf) for low in lowest]
-        self._owners[1] += [answer.client] * len(lowest)
-
-    def add_norms(self, answers: Sequence[Answer], contract: Contract) -> None:
-        """The norms of what can be compared."""
-        for answer in answers:
-            for part in parts_of(answer.up, contract):
-                self._parts.append((answer.client, part))
-                self._measured += [answer.up[name] for name in part.tensors]
-
-    def read(self) -> None:
-        """Wait for the device, once."""
-        largest = [*torch._foreach_norm(self._largest, torch.inf)] if self._largest else []
-        norms = [*torch._foreach_norm(self._measured)] if self._measured else []
-        everything = [value.float().to(self.device) for value in largest + self._singles + norms]
-        read = torch.stack(everything).tolist() if everything else []
-        owners = self._owners[0] + self._owners[1]
-        self.unsound = {
-            client for client, value in zip(owners, read, strict=False) if not math.isfinite(value)
-        }
-        self._norms = read[len(owners) :]
-
-    def ratios(self, refused: Mapping[ClientId, str], before: Before) -> dict[tuple[ClientId, Form], Ratios]:
-        """How far each part is from its like, among the clients not refused; `before` as in `norm_ratios`."""
-        return norm_ratios(self._sent(refused), before)
-
-    def senders(self, form: Form, refused: Mapping[ClientId, str]) -> list[ClientId]:
-        """The clients not refused that sent such a part."""
-        return [client for client, part in self._parts if part.form == form and client not in refused]
-
-    def norms(self, refused: Mapping[ClientId, str]) -> dict[tuple[ClientId, Form], float]:
-        """The root mean square of each part, of the clients not refused."""
-        found = self._sent(refused)
-        return {(client, part.form): value for client, parts in found.items() for part, value in parts}
-
-    def _sent(self, refused: Mapping[ClientId, str]) -> dict[ClientId, list[tuple[SentPart, float]]]:
-        sent: dict[ClientId, list[tuple[SentPart, float]]] = {}
-        norms = iter(self._norms)
-        for client, part in self._parts:
-            mean_square = sum(next(norms) ** 2 for _ in part.tensors) / part.size
-            if client not in refused:
-                sent.setdefault(client, []).append((part, math.sqrt(mean_square)))
-        return sent

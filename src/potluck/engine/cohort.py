@@ -71,8 +71,7 @@ class Cohort:
         addressed = [client for client in self.ids if only is None or client in only]
         self.exchange += 1
         requests = self._requests(addressed, steps, down)
-        exchange = Exchange(steps, {request.client: request.down for request in requests}, rows or {})
-        replies = self._accept(exchange, self.engine.run(requests))
+        replies = self._accept(Exchange(steps, rows or {}), self.engine.run(requests))
         if len(self.ids) < self.quorum:
             reasons = [*self.failures.values()]
             shown = "; ".join(reasons[:3]) + (f"; and {len(reasons) - 3} more" if len(reasons) > 3 else "")
@@ -103,13 +102,13 @@ class Cohort:
         self, clients: Sequence[ClientId], steps: tuple[str, ...], down: Down | None
     ) -> list[Request]:
         """A request for each client. If none can be made for a stranger, the round goes on without it."""
-        if not self.acceptance.strangers:
-            return [self._request(client, steps, down) for client in clients]
         requests = []
         for client in clients:
             try:
                 requests.append(self._request(client, steps, down))
             except Exception as error:  # whatever it is, it comes of what is known of this client
+                if not self.acceptance.strangers:
+                    raise
                 self.failures[client] = no_message(client, "+".join(steps), error)
         return requests
 

@@ -13,7 +13,7 @@ from potluck.core.message import Message
 from potluck.core.method import Method
 from potluck.core.own_metrics import OwnMetric, OwnMetrics
 from potluck.core.state import Moments
-from potluck.engine.evaluate import measure
+from potluck.engine.evaluation.measuring import measure
 from potluck.engine.protocol import Answer, Examination, Request
 from potluck.errors import StepFailed
 

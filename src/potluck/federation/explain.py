@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from potluck.core.card import ClientId
 from potluck.core.card_fields import find_field
-from potluck.core.contract import Contract, Field, Shapes, declared_scalars, shapes_of
+from potluck.core.contract import Contract, Field, Shapes, declared_scalars, scalars_formula, shapes_of
 from potluck.core.method import Method
 from potluck.core.task import Task
 from potluck.federation.federation import Federation
 
+Steps = Sequence[Mapping[str, Any]]
 REPORT = {
     "steps": "how many gradient steps were done",
     "loss": "the mean of each loss term",
@@ -61,8 +62,8 @@ def explain(federation: Federation, client: ClientId | None = None) -> dict[str,
         "stays": list(method.stays),
         "server_needs": method.server_needs,
         "open": None if option is None else {"option": option.name, "candidates": list(option.candidates)},
-        "up_scalars": _total(steps, "up"),
-        "down_scalars": _total(steps, "down"),
+        **{f"{way}_scalars": _total(steps, way) for way in ("up", "down")},
+        **{f"{way}_formula": _formula(steps, way) for way in ("up", "down")},
     }
 
 
@@ -94,16 +95,29 @@ def _entry(name: str, field: Field, symbols: Mapping[str, int], shapes: Any) -> 
         "name": name,
         "shape": shape,
         "scalars": scalars,
+        "formula": scalars_formula(field),
         "meaning": field.meaning,
         "optional": field.optional,
     }
 
 
-def _total(steps: list[dict[str, Any]], direction: str) -> int:
+def _total(steps: Steps, direction: str) -> int:
     """Scalars of one client and round: the messages of the steps that train."""
-    return sum(
-        (entry["scalars"] or 0) * step.get("times", {direction: 1})[direction]
-        for step in steps
-        if step["purpose"] == "train"
-        for entry in step[direction]
+    return sum((entry["scalars"] or 0) * times for times, entry in _each_round(steps, direction))
+
+
+def _formula(steps: Steps, direction: str) -> str:
+    """The same as a formula; empty where nothing crosses."""
+    terms = (
+        f"{times}·{entry['formula']}" if times > 1 else entry["formula"]
+        for times, entry in _each_round(steps, direction)
     )
+    return " + ".join(terms)
+
+
+def _each_round(steps: Steps, direction: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """What the steps that train send or take, and how often."""
+    for step in steps:
+        if step["purpose"] == "train":
+            times = step.get("times", {direction: 1})[direction]
+            yield from ((times, entry) for entry in step[direction])

@@ -23,8 +23,8 @@ first round without a server model has no G, so no contrast and equal weights; a
 zeros and counts nowhere; batch norm uses but does not remember the statistics of public batches; a short last
 public batch is left out.
 
-`creamfl_variants.py` adds the combination with FedMuscle; `method: creamfl` runs the class there, which is this one
-unless an option says otherwise.
+`methods/creamfl_variants.py` adds the combination with FedMuscle; `method: creamfl` runs the class there, which is
+this one unless an option says otherwise.
 """
 
 from __future__ import annotations

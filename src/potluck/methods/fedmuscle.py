@@ -26,8 +26,8 @@ drawn anew for every batch; each phase has its own optimiser. E, T and the numbe
 keeps the statistics of private data and anchors are exactly the rows that were sent; `training.clip` and
 `training.lr_decay` for both phases.
 
-`fedmuscle_variants.py` adds the losses it is compared with and other options; `method: fedmuscle` runs the class
-there, which is this one unless an option says otherwise. `kit/peer_alignment.py` has the protocol.
+`methods/fedmuscle_variants.py` adds the losses it is compared with and other options; `method: fedmuscle` runs the
+class there, which is this one unless an option says otherwise. `kit/peer_alignment.py` has the protocol.
 """
 
 from __future__ import annotations

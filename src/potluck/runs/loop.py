@@ -15,7 +15,10 @@ from potluck.core.card import ClientId
 from potluck.core.metrics import MetricFacts
 from potluck.core.server import Server
 from potluck.engine.cohort import Cohort
-from potluck.engine.evaluate import Examined, Examiner, Moment, read_together, score_of
+from potluck.engine.evaluation.examined import Examined, score_of
+from potluck.engine.evaluation.examiner import Examiner
+from potluck.engine.evaluation.log_lines import read_together
+from potluck.engine.evaluation.settings import Moment
 from potluck.engine.factory import make_engine
 from potluck.engine.ledger import Ledger
 from potluck.engine.norms import largest_ratio
@@ -108,6 +111,8 @@ class Run:
         self.stopped: str | None = None  # why the run ended before its last round
         self.left_out: Mapping[int, Collection[ClientId]] = {}  # who is not asked in a round
         self.between_rounds: Callable[[], None] = lambda: None  # may end this run, for another to go on
+        # whether an attempt that failed is tried again as it was
+        self.may_repeat: Callable[[int, RoundFailed], bool] = lambda round_, error: True
         self.remarks: dict[str, Any] = {}  # what the summary says besides
         self._headline = _Headline()
 
@@ -261,7 +266,7 @@ class Run:
             except RoundFailed as error:
                 undo_attempt()
                 wait = tries.next_wait(lost=bool(error.lost))
-                if wait is None:
+                if wait is None or not self.may_repeat(round_, error):
                     raise RoundFailed(
                         f"{error} (tried {tries.made} times; the run is kept up to round {round_ - 1}: "
                         f"{self._onward})",

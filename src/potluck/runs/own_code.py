@@ -82,7 +82,7 @@ def _unused_plugins(experiment: Experiment, settings: Mapping[str, Any]) -> set[
     }
     if any(is_foreign(home) and home not in plugins.values() for home in used):
         return set()
-    named = {home for text in _texts(settings) if (home := home_of(text)) is not None}
+    named = {home for text in texts_in(settings) if (home := home_of(text)) is not None}
     return {
         name for name, home in plugins.items() if home not in used and not {name, Path(name).stem} & named
     }
@@ -122,19 +122,20 @@ def _names(settings: Mapping[str, Any]) -> list[str]:
     """Every file or module that settings name, once; a function in a plugin file stands for that file."""
     plugins = [str(name) for name in settings.get("plugins") or ()]
     files = {Path(name).stem for name in plugins if name.endswith(".py")}
-    found = [home for text in _texts(settings) if (home := home_of(text)) is not None]
+    found = [home for text in texts_in(settings) if (home := home_of(text)) is not None]
     return list(dict.fromkeys([*plugins, *(name for name in found if name not in files)]))
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
+    """Every text in lists and mappings, however deep."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for inner in value.values():
-            yield from _texts(inner)
+            yield from texts_in(inner)
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from _texts(inner)
+            yield from texts_in(inner)
 
 
 def _file_of(name: str) -> Path | None:

@@ -12,7 +12,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from potluck.engine.evaluate import Examined, Predictions
+from potluck.engine.evaluation.examined import Examined
+from potluck.engine.evaluation.predictions import Predictions
 from potluck.errors import RunError, nearest
 from potluck.files import write_whole
 from potluck.report.log import MOMENTS, natural

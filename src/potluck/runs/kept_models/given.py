@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,12 +11,13 @@ from torch import nn
 
 from potluck.core.method import Method
 from potluck.core.model import Model
+from potluck.core.validation import validated
 from potluck.errors import ConfigError, ModelError, RunError, nearest
-from potluck.experiment.validation import validated
 from potluck.methods.registry import find_method
 from potluck.models import Entries, Entry, ModelPool
 from potluck.models.build import source_name, unpack
 from potluck.runs.kept_models.outline import Outline
+from potluck.runs.own_code import texts_in
 
 NAMED = re.compile(r"<(.+)>")  # how an outline names a Python object
 PLUGINS = "import the file that defines it first, or pass plugins=True"
@@ -91,20 +92,12 @@ def _refuse_functions(outline: Outline, plugins: Plugins) -> None:
     if plugins is True:
         return
     known = {Path(name).stem if name.endswith(".py") else name for name in plugins or ()}
-    for text in _texts([outline["method"], outline["pool"]["architectures"]]):
+    for text in texts_in([outline["method"], outline["pool"]["architectures"]]):
         if ":" in text and not NAMED.fullmatch(text) and text.partition(":")[0] not in known:
             raise RunError(
                 f"the run names the function {text!r}, and code that a folder names runs only if you ask for it; "
                 "pass plugins=True"
             )
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(inner)
 
 
 def given_models(outline: Outline, models: Entries | None) -> dict[str, Entry]:
@@ -151,7 +144,7 @@ def _names(outline: Outline) -> set[str]:
 
 
 def _named_in(value: Any) -> list[str]:
-    return [found[1] for text in _texts(value) if (found := NAMED.fullmatch(text))]
+    return [found[1] for text in texts_in(value) if (found := NAMED.fullmatch(text))]
 
 
 def _called(known: Mapping[str, Any]) -> str:

@@ -16,7 +16,8 @@ from potluck.core.card import ClientId
 from potluck.core.client import Client
 from potluck.core.message import Message
 from potluck.core.state import Moments
-from potluck.engine.evaluate import EvaluateSettings, Examined
+from potluck.engine.evaluation.examined import Examined
+from potluck.engine.evaluation.settings import EvaluateSettings
 from potluck.engine.multi_gpu import MultiGpuStore
 from potluck.engine.rounds import Rounds
 from potluck.engine.seats import KindSeats

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.core.card import ClientId
-from potluck.engine.evaluate import Examined
+from potluck.engine.evaluation.examined import Examined
 
 
 @dataclass(frozen=True)

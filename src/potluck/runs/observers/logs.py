@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from potluck.engine.evaluate import Examined
+from potluck.engine.evaluation.examined import Examined
 from potluck.runs.folder import RunFolder
 from potluck.runs.observers.base import Observer, RoundEnd
 from potluck.runs.predictions import write_predictions

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any, get_args
 
-from potluck.core.own_metrics import told_by
 from potluck.core.settings import seconds_of
-from potluck.engine.evaluate import EvaluateSettings, Examined, Moment, chosen_modes
+from potluck.engine.evaluation.checks import measured_by
+from potluck.engine.evaluation.examined import Examined
+from potluck.engine.evaluation.settings import EvaluateSettings, Moment, chosen_modes
 from potluck.errors import ConfigError, RunError, check_whole_number, nearest
 from potluck.federation.federation import Federation
+from potluck.front_door import front_door
 from potluck.runs.observers.base import Observer, RoundEnd, StopRun
 
 
@@ -24,6 +27,7 @@ class EarlyStopping(Observer):
     A run that is resumed with the same rule ends where it would have ended without the interruption.
     """
 
+    @front_door(apart=("patience", "min_delta"))
     def __init__(
         self,
         patience: int = 10,
@@ -47,10 +51,7 @@ class EarlyStopping(Observer):
 
     def check(self, evaluate: EvaluateSettings, federation: Federation) -> None:
         """Refuse to watch what the clients of a run are not measured by, before it begins."""
-        population = federation.population
-        tasks = {population.task_of(client) for client in population.first_clients}
-        told = {name for task in tasks for name in told_by(task.rules.told)}
-        known = {*told, *federation.clients.metrics, "loss"}
+        population, known = federation.population, measured_by(federation)
         modes = chosen_modes(evaluate, federation.method.modes)
         if evaluate.when and self.moment not in evaluate.when:
             raise ConfigError(_other_moment(self.moment, evaluate.when[-1]))
@@ -167,7 +168,7 @@ class TimeLimit(Observer):
 def _limit(given: float | str) -> float:
     """A time limit in seconds."""
     seconds = seconds_of(given) if isinstance(given, str) else given
-    if seconds is None or not seconds > 0:
+    if isinstance(seconds, bool) or not isinstance(seconds, Real) or not seconds > 0:
         raise ConfigError(
             f"TimeLimit: {given!r} is no duration; give seconds, or a text such as '90m' or '1h30m'"
         )
@@ -177,8 +178,8 @@ def _limit(given: float | str) -> float:
 def check_observers(observers: Sequence[Observer]) -> None:
     """Refuse what is no list of observers."""
     if not isinstance(observers, list | tuple):
-        shown = type(observers).__name__
-        raise ConfigError(f"observers: give a list of observers, such as [{shown}(…)] (given: a {shown})")
+        shown = type(observers).__name__ if isinstance(observers, Observer) else "EarlyStopping"
+        raise ConfigError(f"observers: give a list of observers, such as [{shown}(…)], not {observers!r}")
     for one in observers:
         if not isinstance(one, Observer):
             made = isinstance(one, type) and issubclass(one, Observer)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from potluck.engine.evaluate import Examined
+from potluck.engine.evaluation.examined import Examined
 from potluck.runs.observers.base import RoundEnd
 
 ASIDE = ("score", "samples")  # the score is one of the metrics beside it

@@ -1,0 +1,146 @@
+"""Write a page in docs/methods/ for every method, from its docstring, contract and options, and their index.
+
+    python tools/method_pages.py           write them
+    python tools/method_pages.py --check   end with 1 if one of them is not up to date
+
+What stands below the line `<!-- notes -->` of a page is written by hand and stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from potluck.cli.method_examples import FOR_DEMO, explained_in_demo
+from potluck.cli.views.contract import PURPOSES
+from potluck.cli.views.methods import method_entry, methods_sheet
+from potluck.cli.views.options import options_sheet
+from potluck.core.method import Method
+from potluck.core.options import options_of
+from potluck.methods.registry import find_method, method_names
+from potluck.report.format import count
+from potluck.report.render import Column, Sheet, markdown, words
+
+FOLDER = Path(__file__).parents[1] / "docs" / "methods"
+NOTES = "<!-- notes -->"
+TASKS = {
+    "classes": "one class per sample, the same classes everywhere",
+    "features": "classes, labels or numbers, the same everywhere",
+    "one": "of any kind, the same everywhere",
+    "any": "of any kind, each client its own",
+}
+WAYS = {"up": "What leaves a client", "down": "What comes to a client"}
+
+
+def main() -> int:
+    """Write the pages, or only compare them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; say which pages are old")
+    check, old = parser.parse_args().check, 0
+    for path, text in pages(method_names()).items():
+        if not path.exists() or path.read_text("utf-8") != text:
+            old += 1
+            print(f"{'old' if check else 'written'}: {path.name}")
+            if not check:
+                path.write_text(text, "utf-8")
+    return int(check and old > 0)
+
+
+def pages(names: Sequence[str]) -> dict[Path, str]:
+    """The text of every page by its path."""
+    entries, found = [], {}
+    for name in names:
+        method, explained = find_method(name), explained_in_demo(name)
+        path = FOLDER / f"{name}.md"
+        found[path] = page(method, explained) + hand_written(path)
+        entries.append(method_entry(method, explained))
+    found[FOLDER / "README.md"] = index(entries)
+    return found
+
+
+def hand_written(path: Path) -> str:
+    """The notes at the end of a page, with the line that marks them."""
+    if not path.exists() or NOTES not in (text := path.read_text("utf-8")):
+        return ""
+    return "\n" + text[text.index(NOTES) :]
+
+
+def page(method: type[Method], explained: Mapping[str, Any] | None) -> str:
+    """One method: what it is, what crosses, its options."""
+    parts = [*described(method), facts(method)]
+    for way, title in WAYS.items():
+        parts += [f"## {title}", crossing(explained, way)]
+    parts += ["## Options", markdown(options_sheet(method.name, options_of(method.Config))).rstrip()]
+    return "\n\n".join(parts) + "\n"
+
+
+def described(method: type[Method]) -> list[str]:
+    """The docstrings: of the paper's file and class, then of the class that adds ablations."""
+    paper = [one for one in method.__mro__ if vars(one).get("name") == method.name][-1]
+    file = sys.modules[paper.__module__].__doc__ or ""
+    first, _, more = inspect.cleandoc(file).partition("\n\n")
+    name = first.partition(" (")[0].partition(":")[0]
+    texts = [f"# {name}", f"{first} `method: {method.name}` in an experiment."]
+    texts += [more] if "Up:" in more else []
+    classes = (paper,) if paper is method else (paper, method)
+    return texts + [inspect.getdoc(one) or "" for one in classes]
+
+
+def facts(method: type[Method]) -> str:
+    """What the method asks for and promises, as a list."""
+    rows = {
+        "models": method.models,
+        "tasks": TASKS[method.tasks],
+        "public data": "needed" if method.needs_public_data else "",
+        "never leaves a client": ", ".join(method.stays),
+        "ways to predict": ", ".join(f"`{mode}`" for mode in method.modes) if len(method.modes) > 1 else "",
+    }
+    return "\n".join(f"- **{name}**: {value}" for name, value in rows.items() if value)
+
+
+def crossing(explained: Mapping[str, Any] | None, way: str) -> str:
+    """A row for every tensor that crosses in one direction, with its size in the demo."""
+    entries = [
+        entry | {"when": when(step, entry, way)}
+        for step in (explained or {}).get("steps", ())
+        for entry in step[way]
+    ]
+    if explained is None or not entries:
+        return "Nothing."
+    columns = (
+        words("name", itemgetter("name")),
+        words("scalars", itemgetter("formula")),
+        Column("in the demo", itemgetter("scalars"), count),
+        words("when", itemgetter("when")),
+        words("meaning", itemgetter("meaning")),
+    )
+    options = ", ".join(FOR_DEMO.get(explained["method"], ()))
+    where = f"client 0 ({explained['client']['model']}) of the demo{f' with {options}' if options else ''}"
+    note = f"In all {count(explained[f'{way}_scalars'])} scalars a round for {where}."
+    return markdown(Sheet("", columns, entries, (note,))).rstrip()
+
+
+def when(step: Mapping[str, Any], entry: Mapping[str, Any], way: str) -> str:
+    """How often something crosses."""
+    often = f"{count(step['times'][way])} times a round" if "times" in step else PURPOSES[step["purpose"]]
+    return often + (", optional" if entry["optional"] else "")
+
+
+def index(entries: Sequence[Mapping[str, Any]]) -> str:
+    """The list of all methods, each with a link to its page."""
+    table = markdown(methods_sheet(entries))
+    for name in map(itemgetter("name"), entries):
+        table = table.replace(f"\n| {name} |", f"\n| [{name}]({name}.md) |")
+    intro = (
+        f"{len(entries)} methods, each with a page of its own; [writing.md](writing.md) says how to add one."
+    )
+    return f"# Methods\n\n{intro}\n\n{table}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
