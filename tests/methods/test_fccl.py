@@ -193,5 +193,5 @@ def test_what_cannot_work_is_said_in_a_sentence(kit):
         federation(kit, public=None)
     with pytest.raises(ConfigError, match=r"fccl: client a \(Shallow\) has 1 class, .* or use local"):
         federation(kit, y=np.zeros(16, dtype=np.int64))
-    with pytest.raises(ValueError, match="own does nothing with exchange: round; it is for batch"):
+    with pytest.raises(ConfigError, match="own does nothing with exchange: round; it is for batch"):
         FCCL.Config(own="mean")

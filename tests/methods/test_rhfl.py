@@ -243,5 +243,5 @@ def test_what_cannot_work_is_said_in_a_sentence(kit):
         federation(kit, y=np.zeros(16, dtype=np.int64))
     with pytest.raises(ConfigError, match=r"method.batch of 11 samples is larger than the public data"):
         federation(kit, batch=11)
-    with pytest.raises(ValueError, match="alpha and beta are 0"):
+    with pytest.raises(ConfigError, match="alpha and beta are 0"):
         RHFL.Config(alpha=0, beta=0)
