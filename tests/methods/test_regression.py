@@ -27,7 +27,9 @@ TAKEN = {
     "fedmrl": {"d1": 16},
     "fedmuscle": {"batch": 20, "peers": 1},
     "fedprox": {},
+    "gramian": {"batch": 20, "peers": 1},
     "local": {},
+    "pairwise": {"batch": 20, "peers": 1},
     "scaffold": {},
     "simclr": {"batch": 20},
 }
