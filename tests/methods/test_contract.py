@@ -11,6 +11,7 @@ from potluck.core.settings import Settings
 from potluck.methods.registry import find_method, method_names
 from potluck.testing.bench import DEFAULT_MODELS, Bench
 from potluck.testing.contract import CHECKS, Check
+from staged_nets import OneBlock, TwoBlocks
 
 VARIANTS = {
     "fedavg": {},
@@ -99,12 +100,16 @@ VARIANTS = {
         "levels": 2,
         "server_loss": "mean",
     },
+    "inco, negative products": {"name": "inco", "sign": "negative", "server_lr": 0.5},
     "scaffold, option II": {"name": "scaffold", "variate": "option2"},
 }
+STAGED = (OneBlock, TwoBlocks)
 MODELS: dict[str, Any] = {
     "fedin": ("conv-small", "conv-large"),  # their features must have one shape
     "fedin, literal": ("mlp-small", "mlp-large"),
     "fedin, without features": ("mlp-small", "mlp-large"),
+    "inco": STAGED,
+    "inco, negative products": STAGED,
     "fedmrl, full width": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 24},
     "fedmuscle": {"pool": list(DEFAULT_MODELS), "rep_dim": 16},
     "fedmuscle, plain positive": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},

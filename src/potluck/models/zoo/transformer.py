@@ -4,7 +4,7 @@ Where the sides are no multiple of the patch the image is padded with zeros, eve
 both four patches of 16, or one of 32. Positions are learned, for the task's own size. First weights as usual for
 this family: Glorot's uniform ones for queries, keys, values and the MLP, torch's own after attention, a variance of
 one over the inputs for the patches, a standard deviation of 0.02 for the positions; zero for the class token and
-biases (1e-6 in the MLP).
+biases (1e-6 in the MLP). `layers` (default 12) is the depth; a layer has the same names at every depth.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from potluck.core.task import Task
+from potluck.models.check import check_width
 from potluck.models.parts import Backbone
 from potluck.models.registry import register
 
@@ -75,6 +76,7 @@ class VisionTransformer(Backbone):
         layers: int = LAYERS,
     ) -> None:
         super().__init__()
+        check_width(layers, "layers")
         colours, height, width = task.input
         rows, columns = math.ceil(height / patch), math.ceil(width / patch)
         padding = (*_halves(columns * patch - width), *_halves(rows * patch - height))
@@ -113,8 +115,10 @@ def _halves(total: int) -> tuple[int, int]:
 
 def _register(name: str, patch: int) -> None:
     @register(name, takes=("image",))
-    def vit(task: Task, rep_dim: int | None = None, adapter: str = "linear") -> VisionTransformer:
-        return VisionTransformer(task, patch, rep_dim, adapter)
+    def vit(
+        task: Task, rep_dim: int | None = None, adapter: str = "linear", layers: int = LAYERS
+    ) -> VisionTransformer:
+        return VisionTransformer(task, patch, rep_dim, adapter, layers)
 
 
 _register("vit-b16", patch=16)
