@@ -100,6 +100,12 @@ VARIANTS = {
         "levels": 2,
         "server_loss": "mean",
     },
+    "inclusivefl, all shared": {
+        "name": "inclusivefl",
+        "local_last": False,
+        "local_head": False,
+        "weights": "samples",
+    },
     "inco, negative products": {"name": "inco", "sign": "negative", "server_lr": 0.5},
     "scaffold, option II": {"name": "scaffold", "variate": "option2"},
 }
@@ -108,6 +114,7 @@ MODELS: dict[str, Any] = {
     "fedin": ("conv-small", "conv-large"),  # their features must have one shape
     "fedin, literal": ("mlp-small", "mlp-large"),
     "fedin, without features": ("mlp-small", "mlp-large"),
+    **dict.fromkeys(("inclusivefl", "inclusivefl, all shared"), STAGED),
     "inco": STAGED,
     "inco, negative products": STAGED,
     "fedmrl, full width": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 24},

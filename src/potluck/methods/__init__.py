@@ -18,6 +18,7 @@ from potluck.methods.fedmuscle_variants import FedMuscleVariants
 from potluck.methods.fedproto import FedProto
 from potluck.methods.fedprox import FedProx
 from potluck.methods.fedre import FedRE
+from potluck.methods.inclusivefl import InclusiveFL
 from potluck.methods.inco import InCo
 from potluck.methods.local import Local
 from potluck.methods.scaffold import Scaffold
@@ -43,6 +44,7 @@ __all__ = [
     "FedProx",
     "FedRE",
     "InCo",
+    "InclusiveFL",
     "Local",
     "Scaffold",
     "SimCLR",
