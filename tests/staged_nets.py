@@ -1,4 +1,4 @@
-"""Tiny networks of one family: a stack of residual blocks, named as in a ResNet, of different depth."""
+"""Tiny networks of one family: a stack of residual blocks, named as in a ResNet, of different depth and width."""
 
 from __future__ import annotations
 
@@ -49,3 +49,40 @@ class FourBlocks(OneBlock):
     """The same and three blocks more."""
 
     blocks = 4
+
+
+class ThreeExits(Model):
+    """A stem, three blocks and an exit behind each; a smaller one has fewer channels and ends at an exit."""
+
+    width: ClassVar[int] = 4
+    blocks: ClassVar[int] = 3
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.rep_dim = self.width
+        self.conv1 = nn.Conv2d(task.input[0], self.width, 3, stride=4, padding=1)
+        self.layer1 = nn.Sequential(*(Block(self.width) for _ in range(self.blocks)))
+        self.exits = nn.ModuleList(nn.Linear(self.width, task.classes) for _ in range(self.blocks))
+        self.head = self.exits[-1]
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.layer1(self.conv1(x)).mean((2, 3))
+
+    def exit_scores(self, x: Tensor) -> list[Tensor]:
+        s, scores = self.conv1(x), []
+        for block, leave in zip(self.layer1, self.exits, strict=True):
+            s = block(s)
+            scores.append(leave(s.mean((2, 3))))
+        return scores
+
+
+class TwoExits(ThreeExits):
+    """Three quarters of the channels, up to the second exit."""
+
+    width, blocks = 3, 2
+
+
+class OneExit(ThreeExits):
+    """Half of the channels, up to the first exit."""
+
+    width, blocks = 2, 1

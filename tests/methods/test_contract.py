@@ -11,7 +11,7 @@ from potluck.core.settings import Settings
 from potluck.methods.registry import find_method, method_names
 from potluck.testing.bench import DEFAULT_MODELS, Bench
 from potluck.testing.contract import CHECKS, Check
-from staged_nets import OneBlock, TwoBlocks
+from staged_nets import OneBlock, ThreeExits, TwoBlocks, TwoExits
 
 VARIANTS = {
     "fedavg": {},
@@ -107,6 +107,8 @@ VARIANTS = {
         "weights": "samples",
     },
     "inco, negative products": {"name": "inco", "sign": "negative", "server_lr": 0.5},
+    "scalefl": {"warmup": 1},
+    "scalefl, as released": {"name": "scalefl", "warmup": 0, "compat": True, "weights": "samples"},
     "scaffold, option II": {"name": "scaffold", "variate": "option2"},
 }
 STAGED = (OneBlock, TwoBlocks)
@@ -117,6 +119,7 @@ MODELS: dict[str, Any] = {
     **dict.fromkeys(("inclusivefl", "inclusivefl, all shared"), STAGED),
     "inco": STAGED,
     "inco, negative products": STAGED,
+    **dict.fromkeys(("scalefl", "scalefl, as released"), (TwoExits, ThreeExits)),
     "fedmrl, full width": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 24},
     "fedmuscle": {"pool": list(DEFAULT_MODELS), "rep_dim": 16},
     "fedmuscle, plain positive": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},

@@ -22,6 +22,7 @@ from potluck.methods.inclusivefl import InclusiveFL
 from potluck.methods.inco import InCo
 from potluck.methods.local import Local
 from potluck.methods.scaffold import Scaffold
+from potluck.methods.scalefl import ScaleFL
 from potluck.methods.simclr import SimCLR
 
 __all__ = [
@@ -47,5 +48,6 @@ __all__ = [
     "InclusiveFL",
     "Local",
     "Scaffold",
+    "ScaleFL",
     "SimCLR",
 ]
