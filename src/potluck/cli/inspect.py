@@ -16,7 +16,12 @@ from potluck.errors import ConfigError, RunError
 if TYPE_CHECKING:
     from potluck.experiment import Experiment
 
-FOR_DEMO = {"fedin": ["method.project=fixed"]}  # options a method needs to fit the demo's models
+DEPTHS = "models=[{name: resnet10, width: 8}, {name: resnet14, width: 8}]"  # of one family
+FOR_DEMO = {  # options a method needs to fit the demo's models
+    "fedin": ["method.project=fixed"],
+    **{method: [DEPTHS] for method in ("inclusivefl", "inco")},
+    "scalefl": ["models={name: scalefl, depth: 10, width: 8}"],
+}
 PLUGIN = "--plugin FILE.py"
 
 
