@@ -16,7 +16,11 @@ from potluck.errors import ConfigError, RunError
 if TYPE_CHECKING:
     from potluck.experiment import Experiment
 
-FOR_DEMO = {"fedin": ["method.project=fixed"]}  # options a method needs to fit the demo's models
+WIDTHS = "models=[conv-large, {name: conv-large, scale: 0.5}]"  # of one architecture
+FOR_DEMO = {  # options a method needs to fit the demo's models
+    "fedin": ["method.project=fixed"],
+    **dict.fromkeys(("fedrolex", "fjord", "heterofl"), [WIDTHS]),
+}
 PLUGIN = "--plugin FILE.py"
 
 

@@ -18,6 +18,8 @@ from potluck.methods.fedmuscle_variants import FedMuscleVariants
 from potluck.methods.fedproto import FedProto
 from potluck.methods.fedprox import FedProx
 from potluck.methods.fedre import FedRE
+from potluck.methods.fedrolex import FedRolex
+from potluck.methods.heterofl import HeteroFL
 from potluck.methods.local import Local
 from potluck.methods.scaffold import Scaffold
 from potluck.methods.simclr import SimCLR
@@ -41,6 +43,8 @@ __all__ = [
     "FedProto",
     "FedProx",
     "FedRE",
+    "FedRolex",
+    "HeteroFL",
     "Local",
     "Scaffold",
     "SimCLR",
