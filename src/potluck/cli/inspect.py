@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 WIDTHS = "models=[conv-large, {name: conv-large, scale: 0.5}]"  # of one architecture
 FOR_DEMO = {  # options a method needs to fit the demo's models
     "fedin": ["method.project=fixed"],
-    **dict.fromkeys(("fedrolex", "fjord", "heterofl"), [WIDTHS]),
+    **{method: [WIDTHS] for method in ("fedrolex", "fjord", "heterofl")},
 }
 PLUGIN = "--plugin FILE.py"
 

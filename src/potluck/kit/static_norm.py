@@ -222,7 +222,7 @@ class StaticNorm(SubNetworks):
     def keep(self, server: Server, replies: Replies) -> None:
         """Merge what clients of one width measured."""
         groups: dict[str, list[ClientId]] = {}
-        for client in replies:
+        for client in (one for one in replies if replies[one].group("statistics")):
             groups.setdefault(_width_key(server.cards[client]), []).append(client)
         held, initial = server["statistics"].tensors(), server["parent"].tensors()
         for key, clients in groups.items():

@@ -43,7 +43,7 @@ class WidthSlices:
 
     def misfit(self, shapes: Shapes) -> str:
         """Why a model with these tensors is no slice of the parent, empty if it is one."""
-        for name in shapes.keys() ^ self.shapes.keys():
+        for name in [name for name in (*shapes, *self.shapes) if (name in shapes) != (name in self.shapes)]:
             return f"has {'a' if name in shapes else 'no'} tensor {name!r}, unlike the parent"
         for name, shape in shapes.items():
             whole = self.shapes[name]
