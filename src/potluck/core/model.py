@@ -61,6 +61,9 @@ class Models(Protocol):
     def build(self, entry: Any, task: Task, rep_dim: int | None = None, *, who: str = "model") -> Model:
         """A fresh model from a key, or from an entry as in an experiment file."""
 
+    def signature(self, key: str, task: Task, rep_dim: int | None = None) -> Mapping[str, tuple[int, ...]]:
+        """Names and shapes of an architecture's tensors, without building it."""
+
     def smallest(self, task: Task) -> str:
         """The key of the architecture with the fewest parameters."""
 

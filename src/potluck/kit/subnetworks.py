@@ -99,7 +99,7 @@ class SubNetworks(Method):
     def require_slice(self, population: Population, client: ClientId, part: Model) -> None:
         """Refuse a model whose channels do not lie where the parent's do."""
         parent, who = self.build_parent(population.task), f"{self.name}: {named(population, client)}"
-        kind = mixes_channels(part)
+        kind = self.incomparable(part)
         if kind and parent.channel_blocks is None:
             raise ConfigError(
                 f"{who} has a layer across channels ({kind}), so that its slices cannot be compared with the "
@@ -111,6 +111,10 @@ class SubNetworks(Method):
                 "concatenation, a pooling over channels or a flattening; let the model say its channel_blocks, or "
                 f"{OTHERS}"
             )
+
+    def incomparable(self, model: Model) -> str:
+        """A kind of layer that keeps slices from being compared with the parent, empty where there is none."""
+        return mixes_channels(model)
 
     def agrees(self, parent: Model, part: Model, task: Task) -> bool:
         """Whether a slice computes what the parent computes on these channels alone."""

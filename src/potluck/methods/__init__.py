@@ -19,6 +19,7 @@ from potluck.methods.fedproto import FedProto
 from potluck.methods.fedprox import FedProx
 from potluck.methods.fedre import FedRE
 from potluck.methods.fedrolex import FedRolex
+from potluck.methods.fjord import FjORD
 from potluck.methods.heterofl import HeteroFL
 from potluck.methods.local import Local
 from potluck.methods.scaffold import Scaffold
@@ -44,6 +45,7 @@ __all__ = [
     "FedProx",
     "FedRE",
     "FedRolex",
+    "FjORD",
     "HeteroFL",
     "Local",
     "Scaffold",
