@@ -24,7 +24,10 @@ from potluck.testing.bench import DEFAULT_MODELS, Bench
 
 unhurried = settings(deadline=None)
 OPTIONS = {"fedin": {"noise": 0.8, "batch": 4}, "fedmrl": {"d1": 16}, "feddf": {"steps": 5}}
-MODELS = {"fedin": ("conv-small", "conv-large")}
+MODELS: dict[str, Any] = {
+    "fedin": ("conv-small", "conv-large"),
+    **dict.fromkeys(("fedrolex", "fjord", "heterofl"), ({"name": "conv-large", "scale": 0.5}, "conv-large")),
+}
 AGREED = Agreement(
     method="fedin",
     options={"noise": {"least": 0.8}, "batches": {"least": 1, "most": 4}, "mu": 0.1, "levels": None},

@@ -13,7 +13,7 @@ from potluck.core.card import Card, ClientId
 from potluck.core.client import Client
 from potluck.core.contract import Shapes, state_of
 from potluck.core.message import Content, Message
-from potluck.core.method import Clients, Declared, Tasks
+from potluck.core.method import Clients, Declared
 from potluck.core.model import Model
 from potluck.core.options import option
 from potluck.core.population import Population
@@ -41,7 +41,6 @@ class OrderedWidths(SubNetworks):
     are the model's.
     """
 
-    tasks: ClassVar[Tasks] = "one"
     down: ClassVar[Declared] = {
         "model": state_of("model", "the client's slice of the server's newest weights", partial=True),
         "statistics": STATISTICS,

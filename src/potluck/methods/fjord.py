@@ -35,9 +35,7 @@ from potluck.core.contract import state_of
 from potluck.core.message import Content
 from potluck.core.method import client_step
 from potluck.core.options import option
-from potluck.core.population import Population
 from potluck.core.task import Batch
-from potluck.errors import ConfigError
 from potluck.kit.ordered_widths import STATISTICS, OrderedWidths
 from potluck.training.fit import fit
 
@@ -76,12 +74,6 @@ class FjORD(OrderedWidths):
         def _teaches(self) -> Self:
             self.refuse_idle("alpha", "temperature", needs="distil", among=(True,))
             return self
-
-    def check(self, population: Population) -> None:
-        """Teachers need classes."""
-        super().check(population)
-        if self.config.distil and not population.task.single_label:
-            raise ConfigError("fjord: distil compares scores of classes, and there are none; leave it out")
 
     @client_step(
         up={
