@@ -27,6 +27,7 @@ unhurried = settings(deadline=None)
 OPTIONS = {"fedin": {"noise": 0.8, "batch": 4}, "fedmrl": {"d1": 16}, "feddf": {"steps": 5}}
 MODELS: dict[str, Any] = {
     "fedin": ("conv-small", "conv-large"),
+    **dict.fromkeys(("fedrolex", "fjord", "heterofl"), ({"name": "conv-large", "scale": 0.5}, "conv-large")),
     **dict.fromkeys(("inclusivefl", "inco"), (OneBlock, TwoBlocks)),
     "scalefl": (TwoExits, ThreeExits),
 }

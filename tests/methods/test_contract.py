@@ -100,6 +100,18 @@ VARIANTS = {
         "levels": 2,
         "server_loss": "mean",
     },
+    "fedrolex, a parent nobody holds": {
+        "name": "fedrolex",
+        "parent": {"name": "conv-large", "scale": 0.3},
+        "window": "random",
+        "sbn": False,
+        "scaler": False,
+        "mask": False,
+        "label_split": False,
+        "clip": None,
+    },
+    "fjord, distilled": {"name": "fjord", "distil": True, "alpha": 0.5, "temperature": 2.0},
+    "heterofl, by samples": {"name": "heterofl", "weights": "samples", "sbn": False, "buffers": "local"},
     "inclusivefl, all shared": {
         "name": "inclusivefl",
         "local_last": False,
@@ -111,8 +123,11 @@ VARIANTS = {
     "scalefl, as released": {"name": "scalefl", "warmup": 0, "compat": True, "weights": "samples"},
     "scaffold, option II": {"name": "scaffold", "variate": "option2"},
 }
+WIDTHS = [{"name": "conv-large", "scale": 0.2}, {"name": "conv-large", "scale": 0.1}]  # of one architecture
 STAGED = (OneBlock, TwoBlocks)
 MODELS: dict[str, Any] = {
+    **dict.fromkeys(("heterofl", "heterofl, by samples", "fedrolex", "fjord", "fjord, distilled"), WIDTHS),
+    "fedrolex, a parent nobody holds": WIDTHS,
     "fedin": ("conv-small", "conv-large"),  # their features must have one shape
     "fedin, literal": ("mlp-small", "mlp-large"),
     "fedin, without features": ("mlp-small", "mlp-large"),

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from potluck.experiment import Experiment
 
 DEPTHS = "models=[{name: resnet10, width: 8}, {name: resnet14, width: 8}]"  # of one family
+WIDTHS = "models=[conv-large, {name: conv-large, scale: 0.5}]"  # of one architecture
 FOR_DEMO = {  # options a method needs to fit the demo's models
     "fedin": ["method.project=fixed"],
+    **{method: [WIDTHS] for method in ("fedrolex", "fjord", "heterofl")},
     **{method: [DEPTHS] for method in ("inclusivefl", "inco")},
     "scalefl": ["models={name: scalefl, depth: 10, width: 8}"],
 }

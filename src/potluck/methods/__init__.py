@@ -18,6 +18,9 @@ from potluck.methods.fedmuscle_variants import FedMuscleVariants
 from potluck.methods.fedproto import FedProto
 from potluck.methods.fedprox import FedProx
 from potluck.methods.fedre import FedRE
+from potluck.methods.fedrolex import FedRolex
+from potluck.methods.fjord import FjORD
+from potluck.methods.heterofl import HeteroFL
 from potluck.methods.inclusivefl import InclusiveFL
 from potluck.methods.inco import InCo
 from potluck.methods.local import Local
@@ -44,6 +47,9 @@ __all__ = [
     "FedProto",
     "FedProx",
     "FedRE",
+    "FedRolex",
+    "FjORD",
+    "HeteroFL",
     "InCo",
     "InclusiveFL",
     "Local",
