@@ -18,6 +18,7 @@ from potluck.core.state import Part
 from potluck.core.streams import Source
 from potluck.core.task import Batch, Task
 from potluck.errors import ConfigError
+from potluck.kit.width_slices import WidthSlices
 from potluck.methods.scalefl import ScaleFL
 from potluck.models import build
 from potluck.runs.advice import advice
@@ -232,18 +233,17 @@ def test_the_levels_of_the_deepest_resnet_are_parts_of_it():
         entries = [{"name": f"scalefl{level}", "width": 4, "depth": 152} for level in (1, 2, 3, 4)]
         models = [build(entry, Task("classification", 4, (3, 32, 32)), check=False) for entry in entries]
     names = [shapes_of(Part(model).wire()) for model in models]
-    method = scalefl()
-    method.parent = names[3]
+    slices = WidthSlices(names[3])
     for smaller, larger in pairwise(names):
         assert smaller.keys() < larger.keys()
-        assert all(method._holds(name, shape) for name, shape in smaller.items())
+        assert slices.misfit(names[3] | smaller) == ""
     assert names[0]["layer1.1.conv3.weight"] == (8, 2, 1, 1)
     assert names[2]["layer1.1.conv3.weight"] == (12, 3, 1, 1)
 
 
 def test_models_that_are_no_parts_are_refused():
     with pytest.raises(
-        ConfigError, match=r"client 0 \(mlp-small\) has no early exits \(exit_scores\); use fedavg"
+        ConfigError, match=r"client 0 \(mlp-small\) has no function exit_scores; use a method"
     ):
         asked("mlp-small")
     models = [{"name": "scalefl4", "depth": 10, "width": 2}, {"name": "scalefl1", "depth": 10, "width": 8}]
@@ -253,10 +253,24 @@ def test_models_that_are_no_parts_are_refused():
         asked(models)
 
 
+class Shuffled(ThreeExits):
+    """Channels that do not lie where those of the whole network do."""
+
+    width = 2
+
+    def exit_scores(self, x):
+        return [one.flip(1) for one in super().exit_scores(x)]
+
+
+def test_exits_that_compute_something_else_are_refused():
+    with pytest.raises(ConfigError, match="computes something else than the parent"):
+        asked([Shuffled, ThreeExits])
+
+
 def test_a_whole_network_everywhere_is_spoken_of():
     whole = {"name": "scalefl4", "depth": 10, "width": 2}
-    assert "every client holds the whole network" in " ".join(advice(asked([whole])))
-    assert "whole network" not in " ".join(advice(asked([whole, whole | {"ratio": 0.5}])))
+    assert "every client holds the whole parent" in " ".join(advice(asked([whole])))
+    assert "whole parent" not in " ".join(advice(asked([whole, whole | {"ratio": 0.5}])))
 
 
 @pytest.mark.parametrize("option", [{"temperature": 2.0}, {"warmup": 3}, {"compat": True}])

@@ -87,7 +87,7 @@ class SubNetworks(Method):
             client: f"{self.name}: {named(population, client)} {reason}; give all clients one architecture in "
             f"widths up to the parent's, or {OTHERS}"
             for client in population.ids
-            if (reason := self.slices.misfit(population.names(client)))
+            if (reason := self.misfit(population.names(client)))
         }
         if wrong:
             raise Misfits(wrong)
@@ -95,6 +95,10 @@ class SubNetworks(Method):
             part = population.build_model(client)
             if self.shapes_in(part) != self.slices.shapes:
                 self.require_slice(population, client, part)
+
+    def misfit(self, shapes: Shapes) -> str:
+        """Why a model with these tensors is no slice of the parent, empty if it is one."""
+        return self.slices.misfit(shapes)
 
     def require_slice(self, population: Population, client: ClientId, part: Model) -> None:
         """Refuse a model whose channels do not lie where the parent's do."""

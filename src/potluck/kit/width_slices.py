@@ -129,7 +129,14 @@ def mixes_channels(model: nn.Module) -> str:
     return next((type(part).__name__ for part in model.modules() if isinstance(part, ACROSS_CHANNELS)), "")
 
 
-def is_slice(parent: Model, part: Model, slices: WidthSlices, window: Window | None, task: Task) -> bool:
+def is_slice(
+    parent: Model,
+    part: Model,
+    slices: WidthSlices,
+    window: Window | None,
+    task: Task,
+    scores: Callable[[Model, Tensor], Tensor] = Model.__call__,
+) -> bool:
     """Whether a slice gives the scores that the parent gives with everything outside the slice at zero.
 
     Both models are changed.
@@ -144,12 +151,14 @@ def is_slice(parent: Model, part: Model, slices: WidthSlices, window: Window | N
     Part(parent, policy).load(
         {name: put_slice(torch.zeros_like(whole[name]), index[name], piece) for name, piece in pieces.items()}
     )
-    return same_scores(parent, part, task)
+    return same_scores(parent, part, task, scores)
 
 
-def same_scores(one: Model, other: Model, task: Task) -> bool:
+def same_scores(
+    one: Model, other: Model, task: Task, scores: Callable[[Model, Tensor], Tensor] = Model.__call__
+) -> bool:
     """Whether two models give the same scores for a made-up batch, but for rounding."""
     x = sample_batch(task, one)
     with torch.no_grad():
-        expected, found = one.eval()(x), other.eval()(x)
+        expected, found = scores(one.eval(), x), scores(other.eval(), x)
     return bool((found - expected).abs().max() <= 1e-3 * expected.abs().max() + 1e-6)

@@ -4,35 +4,32 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import reduce
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from pydantic import model_validator
 from torch import Tensor
 
-from potluck.core.card import ClientId
 from potluck.core.client import Client
-from potluck.core.contract import Shapes, shapes_of, state_of
-from potluck.core.message import Content, Message
-from potluck.core.method import Clients, Method, MethodConfig, Needs, client_step
+from potluck.core.contract import Shapes, state_of
+from potluck.core.message import Content
+from potluck.core.method import client_step
 from potluck.core.model import Model
 from potluck.core.options import option
 from potluck.core.population import Population
-from potluck.core.replies import Replies
-from potluck.core.server import Server
-from potluck.core.state import Part
 from potluck.core.task import Batch, Task
+from potluck.core.trial import sample_batch
 from potluck.errors import ConfigError
-from potluck.kit.averaging import average, nested_index, take_slice
-from potluck.kit.built_names import require_built_names
 from potluck.kit.requirements import named, one_per_architecture
+from potluck.kit.subnetworks import OTHERS, SubNetworks
+from potluck.kit.width_slices import is_slice
 from potluck.training.fit import fit
 
 
-class ScaleFL(Method):
+class ScaleFL(SubNetworks):
     """A client holds the first channels of the parent's layers, up to one of its exits.
 
     Up: the client's part of the network after training. Down: that part of the newest one. Loss, over its J exits,
@@ -43,31 +40,22 @@ class ScaleFL(Method):
     ours).
 
     The pool `scalefl` has the four levels of the paper on a ResNet; a model of your own has a function
-    `exit_scores(x)` that gives the scores of each exit. The server holds the largest model of the pool, the parent.
-    In the released code the teacher o_J is not detached and the divergence is the mean over samples and classes:
-    `compat` brings that back. By default the teacher is detached and the mean is over samples, which is as many
-    times larger as there are classes. γ is 0 in the released code and 0.05 in its script for AgNews; the paper's
-    for images was not seen. It distils after a quarter of the rounds, a number that a method does not know: set
-    `warmup`. Its settings (SGD 0.1, momentum 0.9, weight decay 5e-4, batches of 16, 5 epochs) are for `training`.
+    `exit_scores(x)` that gives the scores of each exit. In the released code the teacher o_J is not detached and
+    the divergence is the mean over samples and classes: `compat` brings that back. By default the teacher is
+    detached and the mean is over samples, which is as many times larger as there are classes. γ is 0 in the
+    released code and 0.05 in its script for AgNews; the paper's for images was not seen. It distils after a quarter
+    of the rounds, a number that a method does not know: set `warmup`. Its settings (SGD 0.1, momentum 0.9, weight
+    decay 5e-4, batches of 16, 5 epochs) are for `training`.
     """
 
     name = "scalefl"
     citation = "Ilhan, Su, Liu, CVPR 2023"
     models = "one network with early exits in several widths and depths (the pool `scalefl`)"
-    server_needs: ClassVar[Needs] = "architecture"
-    card_fields: ClassVar[tuple[str, ...]] = ("names",)
-    stays = ("data", "labels")
-    down = {"model": state_of("model", "the client's part of the server's newest weights")}
     modes = ("last", "ensemble")
 
-    class Config(MethodConfig):
+    class Config(SubNetworks.Config):
         """Options of ScaleFL."""
 
-        weights: Literal["uniform", "samples"] = option(
-            default="uniform",
-            description="what the average weighs a client by: all alike, or its training samples",
-            source="released code; samples: ours",
-        )
         gamma: float = option(
             default=0.05,
             ge=0,
@@ -95,77 +83,34 @@ class ScaleFL(Method):
                 self.refuse_set("temperature", "warmup", "compat", reason="with gamma: 0")
             return self
 
-    parent: Shapes = {}  # the tensors of the whole network
-
-    def setup(self, population: Population) -> None:
-        """Find the parent."""
-        self.parent = shapes_of(Part(self.build_parent(population.task), self.config.buffers).wire())
-
-    def build_parent(self, task: Task) -> Model:
-        """A fresh model of the pool's largest architecture."""
-        if self.pool is None:
-            raise ConfigError(f"{self.name}: the server needs to know the clients' architectures; name them")
-        models = [self.pool.build(key, task, who="the parent") for key in self.pool.keys]
-        return max(models, key=lambda model: sum(value.numel() for value in model.parameters()))
-
     def check(self, population: Population) -> None:
-        """Every model must have exits and be a part of the parent."""
-        require_built_names(population, self.config.buffers)
+        """Every model must have exits, and be a part of the parent."""
         for client in one_per_architecture(population):
-            model, names = population.build_model(client), population.names(client)
-            reason = "" if hasattr(model, "exit_scores") else "has no early exits (exit_scores)"
-            outside = next((name for name, shape in names.items() if not self._holds(name, shape)), None)
-            if outside is not None and not reason:
-                whole = self.parent.get(outside, "missing")
-                reason = f"has {outside!r} of shape {names[outside]}, and the parent's is {whole}"
-            if reason:
+            if not hasattr(population.build_model(client), "exit_scores"):
                 raise ConfigError(
                     f"{self.name} needs parts of one network with early exits, as the pool scalefl has; "
-                    f"{named(population, client)} {reason}; use fedavg with share: groups"
+                    f"{named(population, client)} has no function exit_scores; {OTHERS}"
                 )
+        super().check(population)
 
-    def _holds(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Whether the parent has a tensor of this name, at least as large."""
-        whole = self.parent.get(name, ())
-        return len(whole) == len(shape) and all(own <= full for own, full in zip(shape, whole, strict=True))
+    def misfit(self, shapes: Shapes) -> str:
+        """A part may lack tensors: what is behind its last exit."""
+        return super().misfit({**self.slices.shapes, **shapes})
 
-    def advice(self, population: Population) -> Iterator[str]:
-        """Say where there is nothing to cut."""
-        if all(population.names(client) == self.parent for client in one_per_architecture(population)):
-            yield f"{self.name}: every client holds the whole network; give some a smaller part (models: scalefl)"
+    def agrees(self, parent: Model, part: Model, task: Task) -> bool:
+        """Whether the exits of a part give what the same exits of the parent give on these channels alone."""
+        exits = len(_exits(part.eval(), sample_batch(task, part)))
 
-    def server_state(self, task: Task) -> dict[str, Any]:
-        """The whole network."""
-        return {"parent": self.build_parent(task)}
+        def scores(model: Model, x: Tensor) -> Tensor:
+            return torch.cat(_exits(model, x)[:exits], 1)
 
-    def downlink(self, server: Server, client: ClientId) -> Content:
-        """The client's part."""
-        whole = server["parent"].state()
-        index = nested_index(whole, server.cards[client].names)
-        return {"model": {name: take_slice(whole[name], place) for name, place in index.items()}}
-
-    def receive(self, client: Client, down: Message) -> None:
-        """Install it."""
-        client["model"].load(down.group("model"))
-
-    def round(self, server: Server, clients: Clients) -> None:
-        """Train everywhere, average every entry over those that hold it."""
-        replies = clients.ask(self.train)
-        server["parent"].load(self.mean(server, replies))
-
-    def mean(self, server: Server, replies: Replies) -> dict[str, Tensor]:
-        """The parent's new values."""
-        whole = server["parent"].wire()
-        if all(replies.cards[client].names == self.parent for client in replies):
-            return average(replies, "model", self.config.weights)
-        index = {client: nested_index(whole, replies.cards[client].names) for client in replies}
-        return average(replies, "model", self.config.weights, base=whole, index=index)
+        return is_slice(parent, part, self.slices, None, task, scores)
 
     @client_step(up={"model": state_of("model", "the client's part of the network after local training")})
     def train(self, client: Client) -> Content:
         """Local epochs, then the weights."""
         strength = self.config.gamma * self.config.temperature**2 * (client.round > self.config.warmup)
-        scalars = {"strength": torch.tensor(strength, device=client.device)} if self.config.gamma else {}
+        scalars = {"strength": torch.full((), strength, device=client.device)} if self.config.gamma else {}
         fit(client, self.loss, scalars=scalars)
         return {"model": client["model"].state()}
 
@@ -193,6 +138,12 @@ class ScaleFL(Method):
             return scores
         exits = [one.log_softmax(1) for one in client["model"].exit_scores(batch.x)]
         return torch.stack(exits).logsumexp(0) - math.log(len(exits))
+
+
+def _exits(model: Any, x: Tensor) -> list[Tensor]:
+    """The scores of each exit."""
+    scores: list[Tensor] = model.exit_scores(x)
+    return scores
 
 
 def _sum(shares: Sequence[float], values: Sequence[Tensor]) -> Tensor:
