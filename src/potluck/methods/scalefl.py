@@ -165,7 +165,7 @@ class ScaleFL(Method):
     def train(self, client: Client) -> Content:
         """Local epochs, then the weights."""
         strength = self.config.gamma * self.config.temperature**2 * (client.round > self.config.warmup)
-        scalars = {"strength": torch.tensor(strength, device=client.device)} if self.config.gamma else {}
+        scalars = {"strength": torch.full((), strength, device=client.device)} if self.config.gamma else {}
         fit(client, self.loss, scalars=scalars)
         return {"model": client["model"].state()}
 
