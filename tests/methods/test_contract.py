@@ -102,7 +102,7 @@ VARIANTS = {
     },
     "inclusivefl, all shared": {
         "name": "inclusivefl",
-        "local_last": False,
+        "local_last": "none",
         "local_head": False,
         "weights": "samples",
     },
