@@ -114,7 +114,7 @@ VARIANTS = {
     "heterofl, by samples": {"name": "heterofl", "weights": "samples", "sbn": False, "buffers": "local"},
     "inclusivefl, all shared": {
         "name": "inclusivefl",
-        "local_last": False,
+        "local_last": "none",
         "local_head": False,
         "weights": "samples",
     },

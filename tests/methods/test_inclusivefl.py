@@ -166,7 +166,7 @@ def test_with_one_depth_it_is_fedavg(kit, weights):
 
 
 def test_with_everything_shared_and_weights_by_samples_it_is_layer_wise_fedavg(kit):
-    open_to_all = {"local_last": False, "local_head": False, "weights": "samples"}
+    open_to_all = {"local_last": "none", "local_head": False, "weights": "samples"}
     ours = played(kit, "inclusivefl", **open_to_all)
     layers = played(kit, "fedavg", share="layers")
     for game in (ours, layers):
@@ -197,7 +197,7 @@ def learned(federation, client, name):
 
 def test_stages_of_resnets_have_a_last_block_each():
     """ResNet10 has blocks (1, 1, 1, 1), ResNet14 (1, 1, 2, 2), ResNet22 (2, 2, 3, 3)."""
-    federation = asked(small("resnet10", "resnet14", "resnet22"))
+    federation = asked(small("resnet10", "resnet14", "resnet22"), local_last="stacks")
     assert learned(federation, "0", "layer3.0.conv2.weight") == [
         "layer3.0.conv2.weight",
         "layer3.1.conv2.weight",
@@ -211,6 +211,15 @@ def test_stages_of_resnets_have_a_last_block_each():
     assert {"conv1.weight", "bn1.running_var", "layer4.0.conv1.weight"} <= shared
     assert not any(name.startswith("head.") for name in shared)
     assert "layer1.0.conv1.weight" not in shared  # the last block of two sizes, so of the third alone
+
+
+def test_by_default_only_the_last_stage_that_was_cut_has_one():
+    federation = asked(small("resnet10", "resnet14", "resnet22"))
+    assert learned(federation, "0", "layer4.0.bn1.bias") == ["layer4.0.bn1.bias", "layer4.1.bn1.bias"]
+    assert learned(federation, "0", "layer3.0.bn1.bias") == []
+    shared = federation.method.shared
+    keys = federation.method.keys(federation.population.cards["0"])
+    assert {name.split(".")[0] for name, key in keys.items() if key not in shared} == {"layer4", "head"}
 
 
 def test_the_deepest_resnets_and_a_transformer_work():
@@ -234,5 +243,5 @@ def test_one_depth_is_spoken_of():
 
 
 def test_a_share_of_layers_that_nobody_keeps_is_refused():
-    with pytest.raises(ConfigError, match="beta does nothing with local_last: false; it is for true"):
-        asked("mlp-small", local_last=False, beta=0.5)
+    with pytest.raises(ConfigError, match="beta does nothing with local_last: none; it is for end or stacks"):
+        asked("mlp-small", local_last="none", beta=0.5)

@@ -46,11 +46,12 @@ def stack_depths(names: Shapes) -> dict[str, int]:
     return depths
 
 
-def last_layers(names: Shapes, deepest: Shapes) -> set[str]:
-    """The tensors in the last layer of every stack that is shorter than the deepest model's."""
+def last_layers(names: Shapes, deepest: Shapes, every_stack: bool) -> set[str]:
+    """The tensors in the last layer of the last stack that is shorter than the deepest model's, or of each."""
     own, most = stack_depths(names), stack_depths(deepest)
     short = {stack: depth - 1 for stack, depth in own.items() if depth < most.get(stack, 0)}
-    return {name for name in names if (place := place_of(name)) and short.get(place.stack) == place.layer}
+    last = short if every_stack else dict(list(short.items())[-1:])
+    return {name for name in names if (place := place_of(name)) and last.get(place.stack) == place.layer}
 
 
 def in_its_place(name: str, names: Shapes, larger: Shapes) -> list[str]:

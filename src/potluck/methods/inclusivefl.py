@@ -12,6 +12,7 @@ from pydantic import model_validator
 from torch import Size, Tensor
 
 from potluck.core.card import Card
+from potluck.core.contract import Shapes
 from potluck.core.method import Clients
 from potluck.core.options import option
 from potluck.core.population import Population
@@ -38,9 +39,9 @@ class InclusiveFL(FedAvg):
     The released code sends gradients of one step and moves each M_i by AdamW; here weights go up after local
     epochs, and the change Δ takes the gradient's place (our inference, not published). There the blend only
     happens while the momentum is still 0, and of the sum over j only the last layer survives; here it is the
-    formula, which we recall from the paper and could not verify. A network of several stacks, as the stages of a
-    ResNet, has a last layer in each stack that is shorter than the deepest model's, and ḡ is over the layers that
-    have a tensor of that name and shape (ours).
+    formula, which we recall from the paper and could not verify. In a network of several stacks, as the stages of
+    a ResNet, the last layer is that of the last stack which is shorter than the deepest model's, or of each such
+    stack (`local_last: stacks`), and ḡ is over the layers that have a tensor of that name and shape (ours).
     """
 
     name = "inclusivefl"
@@ -68,10 +69,11 @@ class InclusiveFL(FedAvg):
             description="β, the share of the deeper layers' change",
             source="released code",
         )
-        local_last: bool = option(
-            default=True,
-            description="whether the last layer of a smaller size stays within it, and learns from deeper ones",
-            source="paper; local_one in the released code",
+        local_last: Literal["end", "stacks", "none"] = option(
+            default="end",
+            description="the last layer of a smaller size stays within it, and learns from deeper ones: that of "
+            "the last stack which is shorter than the deepest model's, or of each such stack",
+            source="paper; local_one in the released code; stacks: ours",
         )
         local_head: bool = option(
             default=True,
@@ -86,7 +88,7 @@ class InclusiveFL(FedAvg):
 
         @model_validator(mode="after")
         def _has_no_idle_option(self) -> InclusiveFL.Config:
-            self.refuse_idle("beta", needs="local_last", among=[True])
+            self.refuse_idle("beta", needs="local_last", among=["end", "stacks"])
             return self
 
     sizes: Sequence[Card] = ()  # a card of each size, from shallow to deep
@@ -97,12 +99,12 @@ class InclusiveFL(FedAvg):
         """Find the sizes, what they share, and what their last layers learn from."""
         self.sizes = [population.card(client) for client in depths_of(population)]
         keys = [self.keys(card) for card in self.sizes]
-        last = [last_layers(card.names, self.sizes[-1].names) for card in self.sizes]
+        last = [self.last(card.names, self.sizes[-1].names) for card in self.sizes]
         common = [
             (name, key)
             for own, lasting in zip(keys, last, strict=True)
             for name, key in own.items()
-            if not self.private(name) and not (self.config.local_last and name in lasting)
+            if not self.private(name) and name not in lasting
         ]
         holders = Counter(name for name, _ in common)
         self.shared = {key: name for name, key in common if holders[name] > 1}
@@ -112,8 +114,14 @@ class InclusiveFL(FedAvg):
             ]
             for number, (card, larger) in enumerate(pairwise(self.sizes))
             for name in sorted(last[number].intersection(card.parameter_names))
-            if self.config.local_last and self.config.beta
+            if self.config.beta
         }
+
+    def last(self, names: Shapes, deepest: Shapes) -> set[str]:
+        """The tensors of a size's last layers that stay within it."""
+        if self.config.local_last == "none":
+            return set()
+        return last_layers(names, deepest, every_stack=self.config.local_last == "stacks")
 
     def private(self, name: str) -> bool:
         """Whether a tensor belongs to a head or pooler that stays within its size."""
