@@ -110,7 +110,13 @@ VARIANTS = {
         "clip": None,
     },
     "fjord, distilled": {"name": "fjord", "distil": True, "alpha": 0.5, "temperature": 2.0},
-    "heterofl, by samples": {"name": "heterofl", "weights": "samples", "sbn": False, "buffers": "local"},
+    "heterofl, by samples": {
+        "name": "heterofl",
+        "weights": "samples",
+        "sbn": False,
+        "buffers": "local",
+        "scaler": False,
+    },
     "scaffold, option II": {"name": "scaffold", "variate": "option2"},
 }
 WIDTHS = [{"name": "conv-large", "scale": 0.2}, {"name": "conv-large", "scale": 0.1}]  # of one architecture

@@ -332,6 +332,14 @@ def test_pooled_features_are_refused():
     assert "computes something else than the parent with all other channels at zero" in refused(pool)
 
 
+def test_running_statistics_of_scaled_outputs_are_refused():
+    widths = [{"name": "conv-large", "scale": 0.2}, {"name": "conv-large", "scale": 0.1}]
+    sentence = refused(widths, {"name": "heterofl", "sbn": False})
+    assert sentence.startswith("heterofl: client 1 (conv-large(scale=0.1)) has batch norm")
+    assert sentence.endswith("set method.scaler to false or method.sbn to true")
+    Bench({"name": "heterofl", "sbn": False, "scaler": False}, widths).build()
+
+
 def test_an_idle_option_is_refused():
     with pytest.raises(ConfigError, match="buffers does nothing with sbn: true"):
         Bench({"name": "heterofl", "buffers": "local"}, "mlp-small").build()
@@ -343,4 +351,4 @@ def test_what_the_server_is_told_follows_the_options(kit):
     assert {*published.method.up_contract("train")} == {"model", "classes"}
     assert silent.method.stays == ("data", "labels")
     assert {*silent.method.up_contract("train")} == {"model"}
-    assert (published.method.modes, silent.method.modes) == (("model", "masked"), ("model",))
+    assert (published.method.modes, silent.method.modes) == (("masked", "model"), ("model",))
