@@ -13,7 +13,7 @@ from potluck.testing.bench import Bench
 
 ROWS = {"a": range(0, 8), "b": range(8, 14)}
 TRAINING = {"epochs": 1, "batch_size": 4, "optimizer": {"lr": 0.1}}
-PLAIN = {"name": "fedrolex", "sbn": False, "mask": False, "label_split": False, "clip": None}
+PLAIN = {"name": "fedrolex", "sbn": False, "scaler": False, "mask": False, "label_split": False, "clip": None}
 
 
 class Net(Model):
