@@ -212,6 +212,17 @@ def test_statistics_are_those_of_all_samples_of_a_width(kit):
         np.testing.assert_allclose(slice_["norm.running_var"], inputs.var(0), rtol=1e-4, atol=1e-5)
 
 
+def test_a_width_that_was_never_measured_borrows(kit):
+    game = play(kit, {}, [net(6, norm=True), net(3, norm=True), net(3, norm=True)])
+    game.round("a")
+    wide, narrow = (game.method.downlink(game.server, client)["model"] for client in ("a", "b"))
+    assert wide["norm.running_mean"].any()
+    assert torch.equal(narrow["norm.running_mean"], wide["norm.running_mean"][:3])
+    game.round("b")
+    wide, narrow = (game.method.downlink(game.server, client)["model"] for client in ("a", "b"))
+    assert not torch.equal(narrow["norm.running_mean"], wide["norm.running_mean"][:3])
+
+
 def test_training_keeps_no_running_statistics_and_sends_none(kit):
     game = play(kit, {}, net(3, norm=True), {"a": range(8)})
     client = game.federation.clients.build_client("a")

@@ -28,7 +28,7 @@ from potluck.core.population import Population
 from potluck.core.replies import Replies
 from potluck.core.server import Server
 from potluck.core.task import Batch, Task
-from potluck.kit.averaging import put_slice
+from potluck.kit.averaging import Index, put_slice
 from potluck.kit.subnetworks import SubNetworks
 from potluck.training.collect import collect
 
@@ -138,7 +138,8 @@ class StaticNorm(SubNetworks):
     """Sub-networks with static batch norm as an option: measured at the end of a round, by those of each width.
 
     The part `statistics` of the server's state has what the clients of each width measured, where those channels
-    are in the parent. A width without a client in the round keeps what it has.
+    are in the parent. A width without a client in the round keeps what it has; one that was never measured has what
+    others measured last.
     """
 
     class Config(SubNetworks.Config):
@@ -224,17 +225,21 @@ class StaticNorm(SubNetworks):
         groups: dict[str, list[ClientId]] = {}
         for client in (one for one in replies if replies[one].group("statistics")):
             groups.setdefault(_width_key(server.cards[client]), []).append(client)
-        held, initial = server["statistics"].tensors(), server["parent"].tensors()
         for key, clients in groups.items():
             index, samples = self.index(server, clients[0]), [server.cards[one].samples for one in clients]
             found = pooled([replies[one].group("statistics") for one in clients], samples)
-            server["statistics"].load(
-                {
-                    own: put_slice(held.get(own, initial[name]).detach().clone(), index[name], value)
-                    for name, value in found.items()
-                    if (own := f"{key}:{name}")
-                }
-            )
+            held, whole = server["statistics"].tensors(), server["parent"].tensors()
+            server["parent"].load(_placed(found, index, whole))
+            before = {name: held.get(f"{key}:{name}", whole[name]) for name in found}
+            placed = _placed(found, index, before)
+            server["statistics"].load({f"{key}:{name}": value for name, value in placed.items()})
+
+
+def _placed(found: Moments, index: Mapping[str, Index], whole: Mapping[str, Tensor]) -> Moments:
+    """The whole tensors with what was found where an index says."""
+    return {
+        name: put_slice(whole[name].detach().clone(), index[name], value) for name, value in found.items()
+    }
 
 
 def _width_key(card: Card) -> str:
