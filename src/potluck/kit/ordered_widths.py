@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -49,7 +49,7 @@ class OrderedWidths(SubNetworks):
     class Config(SubNetworks.Config):
         """The widths beside those of the pool."""
 
-        widths: Sequence[Any] = option(
+        widths: tuple[Any, ...] = option(
             default=(),
             description="further widths to draw from, written like models; those of the pool are among them",
             source="ours; FjORD has p = 0.2, 0.4, 0.6, 0.8 and 1",

@@ -165,10 +165,22 @@ def mean_of_slices(
     base: Mapping[str, Tensor],
     index: Mapping[ClientId, Mapping[str, Index]],
 ) -> dict[str, Tensor]:
-    """The mean of every entry over the clients that hold it; where all hold everything it is the plain mean."""
+    """The mean of every entry over the clients that hold it; where all hold everything it is the plain mean.
+
+    Clients with one index are averaged first, all tensors at once, so that each slice is put in its place once.
+    """
     if all(axis is None for own in index.values() for axes in own.values() for axis in axes):
         return average(replies, group, weights)
-    return average(replies, group, weights, base=base, index=index)
+    alike: dict[tuple[int, tuple[str, ...]], list[ClientId]] = {}
+    for client, reply in replies.items():
+        alike.setdefault((id(index[client]), tuple(reply.group(group))), []).append(client)
+    means, shares = dict[ClientId, Message](), dict[ClientId, float]()
+    for clients in alike.values():
+        some = Replies({client: replies[client] for client in clients}, replies.cards)
+        means[clients[0]] = Message({group: average(some, group, weights)})
+        samples = sum(replies.cards[client].samples for client in clients)
+        shares[clients[0]] = samples if weights == "samples" else len(clients)
+    return average(Replies(means, replies.cards), group, shares, base=base, index=index)
 
 
 def without(tensors: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:

@@ -148,9 +148,11 @@ class HeteroFL(StaticNorm):
         rows, index = self.classifier(server.task), dict[ClientId, dict[str, Index]]()
         for client, reply in replies.items():
             own = self.index(server, client)
-            index[client] = own | {name: (reply["classes"], *own[name][1:]) for name in rows}
+            index[client] = {name: (reply["classes"], *own[name][1:]) for name in rows}
+        hidden = replies.map(lambda _, reply: {"model": without(reply.group("model"), rows)})
         held = replies.map(lambda _, reply: {"model": _rows_held(reply, rows)})
-        return mean_of_slices(held, "model", self.config.weights, server["parent"].wire(), index)
+        base = server["parent"].wire()
+        return super().mean(server, hidden) | mean_of_slices(held, "model", self.config.weights, base, index)
 
     def classifier(self, task: Task) -> list[str]:
         """The tensors of the head that have a row per class."""
@@ -159,6 +161,6 @@ class HeteroFL(StaticNorm):
 
 
 def _rows_held(reply: Message, rows: list[str]) -> dict[str, Tensor]:
-    """A client's tensors, of the classifier only the rows of its classes."""
+    """Of the classifier the rows of a client's classes."""
     found = reply.group("model")
-    return found | {name: found[name][reply["classes"]] for name in rows if name in found}
+    return {name: found[name][reply["classes"]] for name in rows if name in found}
