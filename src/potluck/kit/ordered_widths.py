@@ -119,34 +119,30 @@ class OrderedWidths(SubNetworks):
         if len(self.widths) == 1:
             return {"model": model}
         widths = self.widths[: self.widths.index(dict(self.shapes_in(model))) + 1]
-        norms = norms_in(model)
-        statistics = (
-            WidthStatistics(len(widths), [norm.num_features for norm in norms.values()]) if norms else None
-        )
+        norms = norms_in(model).values()
+        statistics = WidthStatistics(len(widths), norms) if norms else None
         dropout = OrderedDropout(model, widths, self.slices.blocks, statistics)
         model.ordered_dropout = dropout  # type: ignore[assignment]
         return {"model": model} | ({} if statistics is None else {"statistics": statistics})
 
     def server_state(self, task: Task) -> dict[str, Any]:
         """The whole network, and its running statistics at every width."""
-        sizes = self.norm_sizes(self.slices.shapes)
-        statistics = {"statistics": WidthStatistics(len(self.widths), sizes)} if sizes else {}
-        return super().server_state(task) | statistics
+        state = super().server_state(task)
+        if not self.per_width:
+            return state
+        return state | {"statistics": WidthStatistics(len(self.widths), norms_in(state["parent"]).values())}
 
     @property
     def per_width(self) -> list[str]:
         """The model's tensors that are kept per width instead: the statistics of batch norm."""
         return statistics_among([*self.slices.shapes]) if len(self.widths) > 1 else []
 
-    def norm_sizes(self, shapes: Shapes) -> list[int]:
-        """The channels of every batch norm whose statistics cross."""
-        return [shapes[name][0] for name in self.per_width if name.endswith(MEAN)]
-
     def expected(self, card: Card, part: str) -> Shapes | None:
         """Statistics have a row per width that the client trains."""
         if part != "statistics":
             return super().expected(card, part)
-        rows, sizes = self.widths.index(dict(card.names)) + 1, self.norm_sizes(card.names)
+        rows = self.widths.index(dict(card.names)) + 1
+        sizes = [card.names[name][0] for name in self.per_width if name.endswith(MEAN)]
         return {
             f"{place}.{kind}": (rows, size) for place, size in enumerate(sizes) for kind in (MEAN, VARIANCE)
         }

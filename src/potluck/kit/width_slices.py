@@ -96,8 +96,8 @@ class WidthSlices:
         }
 
     def rate(self, name: str, shape: Sequence[int]) -> float:
-        """How many of the parent's outputs a narrower layer has."""
-        return shape[0] / self.shapes[name][0]
+        """The share of the parent's outputs that a narrower layer has."""
+        return shape[0] / self.shapes[name][0] if name in self.shapes else 1.0
 
 
 class _Frozen(dict[str, tuple[int, ...]]):
