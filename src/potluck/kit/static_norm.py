@@ -168,6 +168,18 @@ class StaticNorm(SubNetworks):
         """The parent's tensors that are measured."""
         return statistics_among([*self.slices.shapes]) if self.config.sbn else []
 
+    def setup(self, population: Population) -> None:
+        """As for all sub-networks."""
+        super().setup(population)
+        self._width_keys: dict[ClientId, str] = {}
+
+    def width_key(self, card: Card) -> str:
+        """The key of clients whose slices have one shape; made once, as cards do not change."""
+        if card.client not in self._width_keys:
+            text = repr(sorted(card.names.items()))
+            self._width_keys[card.client] = hashlib.sha256(text.encode()).hexdigest()[:12]
+        return self._width_keys[card.client]
+
     def client_state(self, task: Task, model: Model) -> dict[str, Any]:
         """The slice, whose batch norm keeps no running statistics, and those that were measured."""
         if not self.statistics:
@@ -196,7 +208,7 @@ class StaticNorm(SubNetworks):
         """The client's slice, with the statistics of its width."""
         whole = server["parent"].state()
         if self.statistics:
-            held, key = server["statistics"].tensors(), _width_key(server.cards[client])
+            held, key = server["statistics"].tensors(), self.width_key(server.cards[client])
             whole |= {name: held[own] for name in self.statistics if (own := f"{key}:{name}") in held}
         return {"model": self.slices.cut(whole, self.index(server, client))}
 
@@ -224,7 +236,7 @@ class StaticNorm(SubNetworks):
         """Merge what clients of one width measured."""
         groups: dict[str, list[ClientId]] = {}
         for client in (one for one in replies if replies[one].group("statistics")):
-            groups.setdefault(_width_key(server.cards[client]), []).append(client)
+            groups.setdefault(self.width_key(server.cards[client]), []).append(client)
         for key, clients in groups.items():
             index, samples = self.index(server, clients[0]), [server.cards[one].samples for one in clients]
             found = pooled([replies[one].group("statistics") for one in clients], samples)
@@ -240,8 +252,3 @@ def _placed(found: Moments, index: Mapping[str, Index], whole: Mapping[str, Tens
     return {
         name: put_slice(whole[name].detach().clone(), index[name], value) for name, value in found.items()
     }
-
-
-def _width_key(card: Card) -> str:
-    """The key of clients whose slices have one shape."""
-    return hashlib.sha256(repr(sorted(card.names.items())).encode()).hexdigest()[:12]
