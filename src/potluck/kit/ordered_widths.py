@@ -20,12 +20,12 @@ from potluck.core.population import Population
 from potluck.core.server import Server
 from potluck.core.state import Part
 from potluck.core.task import Batch, Task
-from potluck.errors import ConfigError, Misfits
+from potluck.errors import ConfigError
 from potluck.kit.averaging import Index, take_slice
 from potluck.kit.ordered_dropout import OrderedDropout, WidthStatistics
 from potluck.kit.requirements import named
 from potluck.kit.static_norm import MEAN, VARIANCE, norms_in, statistics_among
-from potluck.kit.subnetworks import SubNetworks, mean_of_slices, without
+from potluck.kit.subnetworks import SubNetworks, mean_of_slices, refuse, without
 from potluck.kit.width_slices import WidthSlices, same_scores
 
 STATISTICS = state_of(
@@ -96,8 +96,7 @@ class OrderedWidths(SubNetworks):
             for client in population.ids
             if dict(population.names(client)) not in self.widths
         }
-        if strange:
-            raise Misfits(strange)
+        refuse(population, strange)
 
     def incomparable(self, model: Model) -> str:
         """A masked parent can be compared with a slice whatever its layers are."""

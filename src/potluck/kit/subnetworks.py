@@ -89,8 +89,7 @@ class SubNetworks(Method):
             for client in population.ids
             if (reason := self.slices.misfit(population.names(client)))
         }
-        if wrong:
-            raise Misfits(wrong)
+        refuse(population, wrong)
         for client in one_per_architecture(population):
             part = population.build_model(client)
             if self.shapes_in(part) != self.slices.shapes:
@@ -156,6 +155,17 @@ class SubNetworks(Method):
         """The parent's new values; entries that nobody held keep theirs."""
         index = {client: self.index(server, client) for client in replies}
         return mean_of_slices(replies, "model", self.config.weights, server["parent"].wire(), index)
+
+
+def refuse(population: Population, wrong: Mapping[ClientId, str]) -> None:
+    """Refuse clients, each for its reason: all that have enrolled, or the first where none has told of itself."""
+    enrolled = {
+        client: said for client, said in wrong.items() if population[client].known("names") is not None
+    }
+    if enrolled:
+        raise Misfits(enrolled)
+    for sentence in wrong.values():
+        raise ConfigError(sentence)
 
 
 def mean_of_slices(
