@@ -130,7 +130,6 @@ VARIANTS = {
         "clip": None,
     },
     "fjord, distilled": {"name": "fjord", "distil": True, "alpha": 0.5, "temperature": 2.0},
-    "heterofl, by samples": {"name": "heterofl", "weights": "samples", "sbn": False, "buffers": "local"},
     "inclusivefl, all shared": {
         "name": "inclusivefl",
         "local_last": "none",
@@ -140,6 +139,13 @@ VARIANTS = {
     "inco, negative products": {"name": "inco", "sign": "negative", "server_lr": 0.5},
     "scalefl": {"warmup": 1},
     "scalefl, as released": {"name": "scalefl", "warmup": 0, "compat": True, "weights": "samples"},
+    "heterofl, by samples": {
+        "name": "heterofl",
+        "weights": "samples",
+        "sbn": False,
+        "buffers": "local",
+        "scaler": False,
+    },
     "scaffold, option II": {"name": "scaffold", "variate": "option2"},
 }
 WIDTHS = [{"name": "conv-large", "scale": 0.2}, {"name": "conv-large", "scale": 0.1}]  # of one architecture
