@@ -3,6 +3,8 @@
 from potluck.methods.cofed import CoFED
 from potluck.methods.creamfl import CreamFL
 from potluck.methods.creamfl_variants import CreamFLVariants
+from potluck.methods.fccl import FCCL
+from potluck.methods.fed_et import FedET
 from potluck.methods.fedallrep import FedAllRep
 from potluck.methods.fedapen import FedAPEN
 from potluck.methods.fedavg import FedAvg
@@ -20,13 +22,24 @@ from potluck.methods.fedmuscle_variants import FedMuscleVariants
 from potluck.methods.fedproto import FedProto
 from potluck.methods.fedprox import FedProx
 from potluck.methods.fedre import FedRE
+from potluck.methods.fedrolex import FedRolex
+from potluck.methods.fjord import FjORD
 from potluck.methods.fml import FML
+from potluck.methods.gramian import Gramian
+from potluck.methods.heterofl import HeteroFL
+from potluck.methods.inclusivefl import InclusiveFL
+from potluck.methods.inco import InCo
 from potluck.methods.local import Local
+from potluck.methods.pairwise import Pairwise
+from potluck.methods.rhfl import RHFL
 from potluck.methods.scaffold import Scaffold
+from potluck.methods.scalefl import ScaleFL
 from potluck.methods.simclr import SimCLR
 
 __all__ = [
+    "FCCL",
     "FML",
+    "RHFL",
     "CoFED",
     "CreamFL",
     "CreamFLVariants",
@@ -34,6 +47,7 @@ __all__ = [
     "FedAllRep",
     "FedAvg",
     "FedDF",
+    "FedET",
     "FedGH",
     "FedHeNN",
     "FedIN",
@@ -47,7 +61,15 @@ __all__ = [
     "FedProto",
     "FedProx",
     "FedRE",
+    "FedRolex",
+    "FjORD",
+    "Gramian",
+    "HeteroFL",
+    "InCo",
+    "InclusiveFL",
     "Local",
+    "Pairwise",
     "Scaffold",
+    "ScaleFL",
     "SimCLR",
 ]
