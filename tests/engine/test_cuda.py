@@ -38,6 +38,7 @@ CNNS = ["cnn1", "cnn2", "cnn3", "cnn4", "cnn5"]
 FEDMRL = {"name": "fedmrl", "small": "cnn5", "d1": 100}
 FEDIN = {"name": "fedin", "noise": 0.8}
 OPTIONS = {"fedmrl": {"d1": 16}, "fedin": {"noise": 0.8}}
+SMALL_MODELS = ("fml", "fedapen", "fedkd")
 ON_PUBLIC_DATA: dict[str, dict[str, Any]] = {
     "fedmd": {},
     "fedhenn": {"samples": 32},
@@ -364,7 +365,8 @@ def test_fewer_slots_than_clients() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["fedavg", "fedproto", "scaffold", "fedmrl", "fedin", "fedre", *ON_PUBLIC_DATA]
+    "method",
+    [*SMALL_MODELS, "fedavg", "fedproto", "scaffold", "fedmrl", "fedin", "fedre", *ON_PUBLIC_DATA],
 )
 @pytest.mark.parametrize(
     "check",
@@ -385,6 +387,7 @@ def test_the_contract_holds_on_the_gpu(method: str, check: Check) -> None:
     [
         FEDMRL,
         FEDIN,
+        *({"name": one, "compress": None} for one in SMALL_MODELS),  # ranks of a message are waited for
         *({"name": one} for one in ("fedproto", "local", "fedre", "scaffold")),
         *({"name": one} | options for one, options in ON_PUBLIC_DATA.items()),
     ],
