@@ -9,6 +9,7 @@ import torch
 from potluck.core.contract import check, largest_size, shapes_of, state_of
 from potluck.core.message import Message
 from potluck.core.rng import Rng
+from potluck.core.values import excess, said_of
 from potluck.engine.norms import parts_of
 from potluck.errors import ConfigError, MessageError
 from potluck.kit.low_rank import LowRank, decode, encode
@@ -168,9 +169,19 @@ def test_the_contract_bounds_the_rank_and_factors_must_be_declared():
         refusal(encode(WHOLE, 0.95), {"small": state_of("small", "…")})
 
 
-def test_norms_of_factors_are_compared_whatever_their_rank():
-    forms = [
-        {part.form for part in parts_of(Message({"small": encode({"w": w}, 0.999)}), CONTRACT)}
-        for w in (with_singular_values(3.0), with_singular_values(3.0, 2.0))
-    ]
-    assert forms[0] == forms[1] != set()
+def test_norms_are_those_of_the_tensor_whether_it_comes_whole_or_in_factors():
+    """Singular values have the norm of their tensor, so the form of a message gets nobody around them."""
+    whole = {"w": with_singular_values(3.0, 2.0)}
+    forms = [encode(whole, 0.5), encode(whole, 0.999), whole]
+    parts = [part for form in forms for part in parts_of(Message({"small": form}), CONTRACT)]
+    assert {(part.name, part.form, part.size) for part in parts} == {("small/w", ("small/w", 20, 30), 600)}
+    assert [part.tensors for part in parts] == [("small/w:s",), ("small/w:s",), ("small/w",)]
+
+
+def test_factors_outside_their_ranges_are_found():
+    encoded = encode(WHOLE, 0.95)
+    assert float(excess(Message({"small": encoded}), CONTRACT, {})) == 0
+    for name, value in (("u", 1.1), ("v", -1.1), ("s", -0.1)):
+        wrong = encoded | {f"conv.weight:{name}": torch.full_like(encoded[f"conv.weight:{name}"], value)}
+        assert float(excess(Message({"small": wrong}), CONTRACT, {})) > 0
+    assert said_of(CONTRACT["small"], {}) == "factors u and v from -1 to 1, and s from 0 on"

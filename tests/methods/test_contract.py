@@ -22,6 +22,12 @@ VARIANTS = {
         "passes": 2,
     },
     "fedavg by layers": {"name": "fedavg", "share": "layers", "weights": "uniform"},
+    "fedavg by layers, of low rank": {
+        "name": "fedavg",
+        "share": "layers",
+        "compress": {"start": 0.9, "end": 0.9},
+    },
+    "fedavg, weights of low rank": {"name": "fedavg", "compress": {"of": "weights"}},
     "fedavg, buffers at home": {"name": "fedavg", "buffers": "local"},
     "cofed": {"threshold": 0.2, "margin": 0.1, "batch": 60},
     "cofed, weighted": {"name": "cofed", "weights": "samples", "batch": 30, "margin": 0.0},

@@ -259,3 +259,41 @@ def test_another_client_brings_the_start_if_the_first_fails(kit):
     name = "head.weight"
     expected = other.method.downlink(other.server, "a")["model"][name]
     assert torch.equal(game.method.downlink(game.server, "a")["model"][name], expected)
+
+
+def test_at_full_energy_compressed_uploads_give_the_same_average(kit):
+    """θ + (θ_k − θ) against θ_k: a difference and a sum, each off by ε/2 of its size."""
+    schedule = [("a", "b"), ("a", "b", "c")]
+    games = [
+        kit.Federation({"name": "fedavg", "compress": compress}, kit.Deep, ROWS, training=TRAINING)
+        for compress in (None, {"start": 1.0, "end": 1.0})
+    ]
+    plain, full = games
+    for game in games:
+        game.round(*schedule[0])
+    for name, value in plain.server["weights"].tensors().items():
+        sizes = [value.abs()] + [
+            plain.part(client, "model")[name.partition(":")[2]].abs() for client in schedule[0]
+        ]
+        bound = 8 * torch.finfo(torch.float32).eps * float(torch.stack(sizes).sum(0).max())
+        torch.testing.assert_close(full.server["weights"].tensors()[name], value, rtol=0, atol=bound)
+
+
+def test_compressed_uploads_are_cut_to_the_energy_and_the_averages_come_down_whole(kit):
+    """The change of each matrix by NumPy's decomposition; what is not cut is the change itself."""
+    options = {"name": "fedavg", "share": "all", "compress": {"start": 0.5, "end": 0.5}}
+    game = kit.Federation(options, kit.Deep, ROWS, training=TRAINING)
+    cohort = game.round("a")
+    sent = {line["direction"]: line["scalars"] for line in cohort.ledger.lines if line["step"] == "train"}
+    assert sent["up"] < sent["down"]
+    start, server, cut = game.initial("a"), game.server["weights"].tensors(), 0
+    for name, after in game.part("a", "model").items():
+        change = (after - start[name]).double().numpy()
+        moved = (server[name] - start[name]).double().numpy()
+        if change.ndim == 2:
+            u, s, v = np.linalg.svd(change, full_matrices=False)
+            rank = int(np.searchsorted(np.cumsum(s**2), 0.5 * (s**2).sum())) + 1
+            if rank * (sum(change.shape) + 1) < change.size:
+                change, cut = (u[:, :rank] * s[:rank]) @ v[:rank], cut + 1
+        np.testing.assert_allclose(moved, change, atol=1e-6)
+    assert cut

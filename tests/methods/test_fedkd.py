@@ -263,20 +263,31 @@ def test_of_weights_the_model_itself_is_cut_as_in_htfllib(kit):
     assert any(name.endswith(":s") for name in server)
 
 
-def test_a_lying_client_ends_no_round(kit):
-    """Finite factors whose product is not finite, and updates at the end of float32, end no script."""
-    game = game_of(kit, {})
+def lying(game, change):
+    """Let the first client of a round send something else than it has."""
     inner = game.engine.run
 
     def run(requests):
         outcomes = inner(requests)
-        huge = {name: torch.full_like(value, 3e38) for name, value in outcomes[0].up.items()}
         assert isinstance(outcomes[0], Answer)
-        return [dataclasses.replace(outcomes[0], up=Message(huge)), *outcomes[1:]]
+        changed = {name: change(name, value) for name, value in outcomes[0].up.items()}
+        return [dataclasses.replace(outcomes[0], up=Message(changed)), *outcomes[1:]]
 
     game.engine.run = run
+
+
+def test_extreme_values_end_no_script(kit):
+    """Singular values and whole tensors at the end of float32: their sums are not finite, and nothing raises."""
+    game = game_of(kit, {})
+    lying(game, lambda name, value: value if name[-2:] in (":u", ":v") else torch.full_like(value, 3e38))
     assert not game.round("a", "b", "c").failures
     assert Message(game.method.downlink(game.server, "b")).scalars
+
+
+def test_factors_that_are_none_of_a_decomposition_are_refused(kit):
+    game = game_of(kit, {})
+    lying(game, lambda name, value: value * 100 if name.endswith(":u") else value)
+    assert "factors u and v from -1 to 1" in game.round("a", "b", "c").failures["a"]
 
 
 def test_mentee_and_mentor_may_have_unlike_widths_and_clipping_is_per_part(kit):

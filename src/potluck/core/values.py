@@ -9,6 +9,7 @@ from torch import Tensor
 
 from potluck.core.contract import Contract, Field
 from potluck.core.formulas import formula_value
+from potluck.core.low_rank import FACTORS
 from potluck.core.message import Message
 
 SLACK = 1e-4  # by how much rounding may take a value out of its range
@@ -25,6 +26,8 @@ def excess(message: Message, contract: Contract, symbols: Mapping[str, int]) -> 
         for name, field in contract.items()
         if field.ranged and name in message and message[name].numel()
     ]
+    for name in (name for name, field in contract.items() if field.low_rank):
+        found += [_factor_excess(key, value) for key, value in message.group(name).items() if _is_factor(key)]
     return torch.stack(found).max() if found else None
 
 
@@ -34,10 +37,24 @@ def said_of(field: Field, symbols: Mapping[str, int]) -> str:
     >>> said_of(Field("…", at_least=0, at_most="C-1", whole=True), {"C": 10})
     'whole numbers from 0 to 9'
     """
+    if field.low_rank:
+        return "factors u and v from -1 to 1, and s from 0 on"
     what = "whole numbers" if field.whole else "numbers"
     low = "" if field.at_least is None else f" from {field.at_least:g}"
     high = f" to {formula_value(field.at_most, symbols)}" if field.at_most else " on" if low else ""
     return f"{what}{low}{high}{', each once' if field.distinct else ''}"
+
+
+def _is_factor(key: str) -> bool:
+    name, _, factor = key.rpartition(":")
+    return bool(name) and factor in FACTORS
+
+
+def _factor_excess(key: str, value: Tensor) -> Tensor:
+    """How far a factor is outside: columns of u and rows of v have length 1, singular values are not negative."""
+    if key.endswith(":s"):
+        return (-value.double().min() - SLACK).clamp_min(0)
+    return (value.double().abs().max() - 1 - SLACK).clamp_min(0)
 
 
 def _excess(value: Tensor, field: Field, symbols: Mapping[str, int]) -> Tensor:

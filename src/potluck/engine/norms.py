@@ -16,6 +16,7 @@ from torch import Tensor
 
 from potluck.core.card import ClientId
 from potluck.core.contract import Contract
+from potluck.core.low_rank import FACTORS
 from potluck.core.message import Message
 
 Tensors = Mapping[str, Tensor]
@@ -59,8 +60,8 @@ def parts_of(message: Message, contract: Contract) -> Iterator[SentPart]:
 
     A group is compared with groups of the same names and shapes, which is one architecture; a tensor with those
     whose rows have the same shape, however many rows there are. Where a group may be sent in part, each of its
-    tensors is compared by itself, so that nobody gets around it by leaving out some; so are factors, of any
-    rank.
+    tensors is compared by itself, so that nobody gets around it by leaving out some. Where a tensor may come in
+    factors, its singular values stand for it: they have its norm, and ranges bound the other factors.
     """
     for name, field in contract.items():
         if field.ranged or not field.dtype.is_floating_point:
@@ -71,15 +72,29 @@ def parts_of(message: Message, contract: Contract) -> Iterator[SentPart]:
         else:
             found = {f"{name}/{key}": value for key, value in message.group(name).items()}
             form = (name, *((key, tuple(value.shape)) for key, value in found.items()))
-            if field.partial or field.low_rank:
+            if field.low_rank:
+                yield from _matrices(found)
+                continue
+            if field.partial:
                 for key, value in found.items():
                     if value.numel():
-                        own = (key,) if field.low_rank else (key, tuple(value.shape))
-                        yield SentPart(key, own, (key,), value.numel())
+                        yield SentPart(key, (key, tuple(value.shape)), (key,), value.numel())
                 continue
         tensors = tuple(key for key, value in found.items() if value.numel())
         if tensors:
             yield SentPart(name, form, tensors, sum(found[key].numel() for key in tensors))
+
+
+def _matrices(found: Tensors) -> Iterator[SentPart]:
+    """Each tensor that came whole or in factors, as a matrix of its first dimension by all others."""
+    for key, value in found.items():
+        name, _, factor = key.rpartition(":")
+        if name and factor == "s":
+            rows, columns = len(found[f"{name}:u"]), found[f"{name}:v"].shape[1]
+            yield SentPart(name, (name, rows, columns), (key,), rows * columns)
+        elif value.numel() and not (name and factor in FACTORS):
+            rows = len(value) if value.dim() else 1
+            yield SentPart(key, (key, rows, value.numel() // rows), (key,), value.numel())
 
 
 @dataclass(frozen=True)

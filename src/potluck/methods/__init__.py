@@ -8,6 +8,7 @@ from potluck.methods.fed_et import FedET
 from potluck.methods.fedallrep import FedAllRep
 from potluck.methods.fedapen import FedAPEN
 from potluck.methods.fedavg import FedAvg
+from potluck.methods.fedavg_variants import FedAvgVariants
 from potluck.methods.feddf import FedDF
 from potluck.methods.fedgh import FedGH
 from potluck.methods.fedhenn import FedHeNN
@@ -46,6 +47,7 @@ __all__ = [
     "FedAPEN",
     "FedAllRep",
     "FedAvg",
+    "FedAvgVariants",
     "FedDF",
     "FedET",
     "FedGH",
