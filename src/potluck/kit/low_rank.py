@@ -70,15 +70,23 @@ def encode(tensors: Tensors, energy: float) -> dict[str, Tensor]:
 
 
 def _decompose(value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The singular value decomposition of a tensor as a matrix: its first dimension by all others.
+    """The singular value decomposition u, s, v of a tensor as a matrix: its first dimension by all others.
 
-    Scaled to a largest entry of 1, so that extreme values do not overflow; what is not finite counts as 0, as the
-    decomposition would fail, and its scale then makes a singular value that is not finite either.
+    By the eigenvectors of the smaller of W·Wᵀ and Wᵀ·W in double precision: as exact as a decomposition in single
+    precision, and several times faster. The matrix is scaled to a largest entry of 1, so that extreme values do not
+    overflow; what is not finite counts as 0, and the scale then makes singular values that are not finite either.
     """
     matrix = value.reshape(len(value), -1)
     scale = matrix.abs().amax().clamp_min(torch.finfo(matrix.dtype).tiny)
-    u, s, v = torch.linalg.svd((matrix / scale).nan_to_num(0.0, 0.0, 0.0), full_matrices=False)
-    return u, s * scale, v
+    scaled = (matrix / scale).nan_to_num(0.0, 0.0, 0.0).double()
+    tall = matrix.shape[0] > matrix.shape[1]
+    wide = scaled.T if tall else scaled
+    vectors = torch.linalg.eigh(wide @ wide.T).eigenvectors.flip(1)  # the largest first
+    rows = vectors.T @ wide
+    s = rows.norm(dim=1)
+    others = rows / s.clamp_min(torch.finfo(s.dtype).tiny).unsqueeze(1)
+    u, v = (others.T, vectors.T) if tall else (vectors, others)
+    return u.to(value.dtype), (s * scale).to(value.dtype), v.to(value.dtype)
 
 
 def _rank(u: Tensor, s: Tensor, v: Tensor, energy: float) -> Tensor:
