@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from potluck.core.client import Client
-from potluck.core.model import Model
 from potluck.core.streams import Source
 from potluck.core.task import Batch, Task
 from potluck.methods.fedapen import FedAPEN, Mixture
@@ -19,28 +18,12 @@ ROWS = {"a": range(0, 20), "b": range(20, 50), "c": range(50, 51)}
 TRAINING = {"batch_size": 8, "epochs": 2, "optimizer": {"lr": 0.1}}
 
 
-class Scores(Model):
-    """The scores are parameters, whatever the sample is."""
-
-    def __init__(self, *scores):
-        super().__init__()
-        self.rep_dim = 2
-        self.head = nn.Linear(2, 3)
-        self.scores = nn.Parameter(torch.tensor(scores))
-
-    def features(self, x):
-        return x
-
-    def forward(self, x):
-        return self.scores.expand(len(x), 3)
-
-
-def tiny_client(share):
+def tiny_client(kit, share):
     x, y = torch.zeros(2, 2), torch.zeros(2, dtype=torch.long)
     client = Client(TASK, Source(x, y))
     mixture = Mixture()
     mixture.share.data.fill_(share)
-    client.declare({"model": Scores(*PRIVATE), "small": Scores(*SHARED), "mixture": mixture})
+    client.declare({"model": kit.Scores(*PRIVATE), "small": kit.Scores(*SHARED), "mixture": mixture})
     return client, Batch(x, y)
 
 
@@ -63,8 +46,8 @@ def mixed(share):
 
 
 @pytest.mark.parametrize(("variant", "share"), [("fedapen", 0.9), ("equal_training", 0.5)])
-def test_both_losses_by_hand(variant, share):
-    client, batch = tiny_client(0.9)
+def test_both_losses_by_hand(kit, variant, share):
+    client, batch = tiny_client(kit, 0.9)
     terms = {name: value.item() for name, value in method(variant=variant).loss(client, batch).items()}
     ensemble = -math.log(softmax(mixed(share))[0])
     assert terms == pytest.approx(
@@ -78,14 +61,14 @@ def test_both_losses_by_hand(variant, share):
     )
 
 
-def test_learned_adaptive_trains_by_mutual_learning_alone():
-    client, batch = tiny_client(0.9)
+def test_learned_adaptive_trains_by_mutual_learning_alone(kit):
+    client, batch = tiny_client(kit, 0.9)
     assert set(method(variant="learned_adaptive").loss(client, batch)) == {"private", "shared"}
 
 
-def test_each_model_gets_gradient_from_its_own_loss_alone():
+def test_each_model_gets_gradient_from_its_own_loss_alone(kit):
     """σ(o_p) − y, σ(o_p) − σ(o_g), and λ·(σ(mixed) − y) for the private one; λ itself gets none."""
-    client, batch = tiny_client(0.9)
+    client, batch = tiny_client(kit, 0.9)
     sum(method().loss(client, batch).values()).backward()
     y, own, other, both = np.eye(3)[0], softmax(PRIVATE), softmax(SHARED), softmax(mixed(0.9))
     np.testing.assert_allclose(
@@ -97,8 +80,8 @@ def test_each_model_gets_gradient_from_its_own_loss_alone():
     assert client["mixture"].module.share.grad is None
 
 
-def test_it_predicts_with_the_mixed_scores_and_not_with_mixed_probabilities():
-    client, batch = tiny_client(0.9)
+def test_it_predicts_with_the_mixed_scores_and_not_with_mixed_probabilities(kit):
+    client, batch = tiny_client(kit, 0.9)
     assert FedAPEN.modes == ("ensemble", "model", "small")
     expected = {"ensemble": mixed(0.9), "model": PRIVATE, "small": SHARED}
     for mode, scores in expected.items():

@@ -5,11 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from potluck.core.client import Client
 from potluck.core.message import Message
-from potluck.core.model import Model
 from potluck.core.streams import Source
 from potluck.core.task import Batch, Task
 from potluck.errors import ConfigError
@@ -21,26 +19,10 @@ ROWS = {"a": range(0, 7), "b": range(7, 12), "c": range(12, 21)}
 TRAINING = {"batch_size": 3, "epochs": 2, "optimizer": {"lr": 0.1, "momentum": 0.9}}
 
 
-class Scores(Model):
-    """The scores are parameters, whatever the sample is."""
-
-    def __init__(self, *scores):
-        super().__init__()
-        self.rep_dim = 2
-        self.head = nn.Linear(2, 3)
-        self.scores = nn.Parameter(torch.tensor(scores))
-
-    def features(self, x):
-        return x
-
-    def forward(self, x):
-        return self.scores.expand(len(x), 3)
-
-
-def client_with(private, small, samples=2):
+def client_with(kit, private, small, samples=2):
     x, y = torch.zeros(samples, 2), torch.zeros(samples, dtype=torch.long)
     client = Client(TASK, Source(x, y))
-    client.declare({"model": Scores(*private), "small": Scores(*small)})
+    client.declare({"model": kit.Scores(*private), "small": kit.Scores(*small)})
     return client, Batch(x, y)
 
 
@@ -58,8 +40,8 @@ def kl(target, scores):
 PRIVATE, MEME = (2.0, -1.0, 0.5), (0.0, 1.0, -0.5)
 
 
-def test_both_losses_by_hand():
-    client, batch = client_with(PRIVATE, MEME)
+def test_both_losses_by_hand(kit):
+    client, batch = client_with(kit, PRIVATE, MEME)
     method = FML(FML.Config(name="fml", alpha=0.25, beta=0.8))
     terms = {name: value.item() for name, value in method.loss(client, batch).items()}
     assert terms == pytest.approx(
@@ -73,9 +55,9 @@ def test_both_losses_by_hand():
     )
 
 
-def test_no_gradient_reaches_a_target():
+def test_no_gradient_reaches_a_target(kit):
     """d/do KL(p‖σ(o)) = σ(o) − p. Through an undetached target the other model would be moved as well."""
-    client, batch = client_with(PRIVATE, MEME)
+    client, batch = client_with(kit, PRIVATE, MEME)
     method = FML(FML.Config(name="fml", alpha=0.0, beta=0.0))
     sum(method.loss(client, batch).values()).backward()
     probability = {
@@ -158,8 +140,8 @@ def test_both_models_are_in_training_mode_on_the_same_batch(kit):
     assert seen == [(True, True)] * 6
 
 
-def test_the_modes_are_the_two_models():
-    client, batch = client_with(PRIVATE, MEME)
+def test_the_modes_are_the_two_models(kit):
+    client, batch = client_with(kit, PRIVATE, MEME)
     assert FML.modes[0] == "model"
     method = FML(FML.Config(name="fml"))
     assert method.predict(client, batch, "model")[0].tolist() == list(PRIVATE)
