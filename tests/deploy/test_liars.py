@@ -272,3 +272,29 @@ def test_the_tensors_of_a_group_that_may_be_sent_in_part_are_compared_one_by_one
     }
     found = {(client, form[0]): ratio for (client, form), ratio in norm_ratios(sent, {}).items()}
     assert found["1", "maps/a"].most == 1e6
+
+
+def test_messages_of_low_rank_cross_among_sites(tmp_path):
+    _, told, _ = play(tmp_path, {"name": "fedkd"}, lambda order, data: data, rounds=3)
+    assert not left_out(told)
+
+
+@pytest.mark.parametrize("factor", ["s", "u"])
+def test_a_liar_cannot_hide_behind_factors(tmp_path, factor):
+    """Singular values are compared with the norms of the others' tensors, the other factors have a range."""
+
+    def larger(up):
+        return {name: value * 1e6 if name.endswith(f":{factor}") else value for name, value in up.items()}
+
+    _, told, _ = play(tmp_path, {"name": "fedkd"}, lying(larger, "train"))
+    assert left_out(told)
+
+
+def test_a_liar_cannot_hide_behind_a_whole_tensor(tmp_path):
+    def whole(up):
+        names = [name.removesuffix(":u") for name in up if name.endswith(":u")]
+        tensors = {name: 1e6 * up[f"{name}:u"] @ up[f"{name}:v"] for name in names}
+        return {name: value for name, value in up.items() if ":" not in name} | tensors
+
+    _, told, _ = play(tmp_path, {"name": "fedkd"}, lying(whole, "train"))
+    assert left_out(told)

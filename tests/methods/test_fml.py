@@ -10,7 +10,7 @@ from potluck.core.client import Client
 from potluck.core.message import Message
 from potluck.core.streams import Source
 from potluck.core.task import Batch, Task
-from potluck.errors import ConfigError
+from potluck.errors import ConfigError, ModelError
 from potluck.kit.mutual import learn_from
 from potluck.methods.fml import FML
 
@@ -167,6 +167,18 @@ def test_bad_input_is_refused_in_one_sentence():
         FML.Config(name="fml", alpha=1.5)
     with pytest.raises(ConfigError, match="name the small model"):
         FML().build_small(TASK)
+
+
+def test_a_small_model_that_learns_nothing_or_does_not_fit_is_refused_at_the_start(kit):
+    class Frozen(kit.Linear):
+        def __init__(self, task):
+            super().__init__(task)
+            self.requires_grad_(False)
+
+    with pytest.raises(ConfigError, match=r"\(Frozen\) has no parameters that are trained.*use local"):
+        kit.Federation({"name": "fml", "small": Frozen}, kit.Shallow, ROWS)
+    with pytest.raises(ModelError, match=r"method\.small"):
+        kit.Federation({"name": "fml", "small": "conv-small"}, kit.Shallow, ROWS)
 
 
 def test_at_alpha_1_it_says_that_nothing_is_learned_from_others(kit):

@@ -57,8 +57,13 @@ class SharedSmall(Method):
         return f" ({name.partition(':')[2] or name}, the smallest of the pool)"
 
     def check(self, population: Population) -> None:
-        """The small model must suit the task; it is built and tried on a made-up batch."""
-        self.build_small(population.task)
+        """The small model must suit the task, on a made-up batch, and have something to train."""
+        small = self.build_small(population.task)
+        if not any(value.requires_grad for value in small.parameters()):
+            raise ConfigError(
+                f"{self.name}: the small model{self.architecture} has no parameters that are trained, so clients "
+                "would share nothing; name another one in method.small, or use local"
+            )
 
     def build_small(self, task: Task, width: int | None = None) -> Model:
         """The small model; `width` is that of its representation, by default its own."""

@@ -35,7 +35,7 @@ class FML(MutualSmall):
     """
 
     name = "fml"
-    citation = "Shen et al., arXiv 2006.16765, 2020"
+    citation = "Shen et al., arXiv 2006.16765, 2020; FITEE 2023"
 
     class Config(MutualSmall.Config):
         """Options of FML."""
