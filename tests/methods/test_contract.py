@@ -99,6 +99,7 @@ VARIANTS = {
         "levels": 2,
         "server_loss": "mean",
     },
+    "lg-fedavg, two layers": {"name": "lg-fedavg", "layers": ["fc", "head"], "weights": "samples"},
     "scaffold, option II": {"name": "scaffold", "variate": "option2"},
 }
 MODELS: dict[str, Any] = {
@@ -109,6 +110,7 @@ MODELS: dict[str, Any] = {
     "fedmuscle": {"pool": list(DEFAULT_MODELS), "rep_dim": 16},
     "fedmuscle, plain positive": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
     "fedmuscle, bundled": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
+    "lg-fedavg, two layers": ("mlp-small", "mlp-large"),
     **dict.fromkeys(("cofed, weighted", "fedmd, few samples"), ("mlp-small", "mlp-large")),  # quick ones
 }
 METHODS = [*method_names(), *(name for name in VARIANTS if name not in method_names())]

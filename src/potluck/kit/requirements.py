@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import nn
 
 from potluck.core.card import ClientId
+from potluck.core.contract import Shapes
 from potluck.core.model import Model
 from potluck.core.population import Population
 from potluck.errors import ConfigError
@@ -66,6 +67,31 @@ def require_one_width(population: Population, reason: str) -> None:
                 f"{named(population, client)} has {population.width(client)}, {named(population, first)} has "
                 f"{width}; {one_width_for_all(min(map(population.width, population.ids)))}"
             )
+
+
+def require_one_form(
+    population: Population, layer: str, shapes: Callable[[ClientId], Shapes], otherwise: str = ""
+) -> None:
+    """A layer must have tensors of the same names and shapes in all models; `otherwise` ends the sentence."""
+    first, *others = population.ids
+    for client in others:
+        if shapes(client) != shapes(first):
+            raise ConfigError(
+                f"{population.method_name}: the {layer} of {named(population, client)} is {_form(shapes(client))}, "
+                f"that of {named(population, first)} is {_form(shapes(first))}; "
+                f"{_one_form(population, layer, first, client)}{otherwise}"
+            )
+
+
+def _one_form(population: Population, layer: str, first: ClientId, client: ClientId) -> str:
+    if population.width(first) != population.width(client):
+        return one_width_for_all(min(map(population.width, population.ids)))
+    return f"choose models whose {layer}s have the same layers"
+
+
+def _form(shapes: Shapes) -> str:
+    tensors = (f"{name} {'×'.join(map(str, shape))}" for name, shape in shapes.items())
+    return ", ".join(tensors) or "nothing"
 
 
 def require_peers(population: Population, peers: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -23,7 +22,7 @@ from potluck.core.settings import OptimizerSettings
 from potluck.core.streams import Source, Stream, shuffled_batches
 from potluck.core.task import Batch, Task
 from potluck.errors import ConfigError
-from potluck.kit.requirements import named, one_width_for_all
+from potluck.kit.requirements import require_one_form
 from potluck.training.collect import collect
 from potluck.training.fit import fit
 
@@ -73,19 +72,13 @@ class SharedHead(Method):
 
     def check(self, population: Population) -> None:
         """All heads have one form, every client has a sample, and every class is held by somebody."""
-        first, *others = population.ids
+        first = population.ids[0]
         if not population.head(first):
             raise ConfigError(
                 f"{self.name}: the head of client {first} has no parameters for the server to train; choose "
                 "models whose last layer is trained"
             )
-        for client in others:
-            if population.head(client) != population.head(first):
-                raise ConfigError(
-                    f"{self.name}: the head of {named(population, client)} is {_form(population.head(client))}, "
-                    f"that of {named(population, first)} is {_form(population.head(first))}; "
-                    f"{_advice(population, first, client)}"
-                )
+        require_one_form(population, "head", population.head)
         for client in population.trainers:
             if not population.samples(client)["train"]:
                 raise ConfigError(
@@ -169,14 +162,3 @@ def representations(client: Client) -> tuple[Tensor, Tensor]:
 def joined(replies: Replies, name: str) -> Tensor:
     """One tensor of every reply, row below row."""
     return torch.cat([message[name] for message in replies.values()])
-
-
-def _advice(population: Population, first: ClientId, client: ClientId) -> str:
-    if population.width(first) != population.width(client):
-        return one_width_for_all(min(map(population.width, population.ids)))
-    return "choose models whose heads have the same layers"
-
-
-def _form(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    tensors = (f"{name} {'×'.join(map(str, shape))}" for name, shape in shapes.items())
-    return ", ".join(tensors) or "nothing"

@@ -18,6 +18,7 @@ from potluck.methods.fedmuscle_variants import FedMuscleVariants
 from potluck.methods.fedproto import FedProto
 from potluck.methods.fedprox import FedProx
 from potluck.methods.fedre import FedRE
+from potluck.methods.lg_fedavg import LGFedAvg
 from potluck.methods.local import Local
 from potluck.methods.scaffold import Scaffold
 from potluck.methods.simclr import SimCLR
@@ -41,6 +42,7 @@ __all__ = [
     "FedProto",
     "FedProx",
     "FedRE",
+    "LGFedAvg",
     "Local",
     "Scaffold",
     "SimCLR",
