@@ -99,6 +99,7 @@ VARIANTS = {
         "levels": 2,
         "server_loss": "mean",
     },
+    "fednova by layers": {"name": "fednova", "share": "layers", "mu": 0.1, "server_momentum": 0.5},
     "lg-fedavg, two layers": {"name": "lg-fedavg", "layers": ["fc", "head"], "weights": "samples"},
     "scaffold, option II": {"name": "scaffold", "variate": "option2"},
 }

@@ -17,6 +17,7 @@ from potluck.core.method import Clients, Method, Needs, client_step
 from potluck.core.population import Population
 from potluck.core.replies import Replies
 from potluck.core.server import Server
+from potluck.core.state import Part
 from potluck.errors import ConfigError
 from potluck.kit.averaging import Weights, average
 from potluck.kit.requirements import named, one_per_architecture
@@ -132,3 +133,10 @@ class SharedWeights(Method):
             return {name: f"{name}:{'x'.join(map(str, shape))}" for name, shape in names.items()}
         group = hashlib.sha256(repr(sorted(names.items())).encode()).hexdigest()[:12]
         return {name: f"{group}:{name}" for name in names}
+
+
+def move(part: Part, changes: Mapping[str, Tensor], rates: Mapping[str, float] | None = None) -> None:
+    """Add changes, each times its rate, to the server's tensors; one it does not have yet starts at zero."""
+    held = part.tensors()
+    scaled = changes if rates is None else {key: change * rates[key] for key, change in changes.items()}
+    part.load({key: held[key] + change if key in held else change for key, change in scaled.items()})

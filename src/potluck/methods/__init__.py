@@ -15,6 +15,7 @@ from potluck.methods.fedmrl import FedMRL
 from potluck.methods.fedmrl_variants import FedMRLVariants
 from potluck.methods.fedmuscle import FedMuscle
 from potluck.methods.fedmuscle_variants import FedMuscleVariants
+from potluck.methods.fednova import FedNova
 from potluck.methods.fedproto import FedProto
 from potluck.methods.fedprox import FedProx
 from potluck.methods.fedre import FedRE
@@ -39,6 +40,7 @@ __all__ = [
     "FedMRLVariants",
     "FedMuscle",
     "FedMuscleVariants",
+    "FedNova",
     "FedProto",
     "FedProx",
     "FedRE",
