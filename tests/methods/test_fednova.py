@@ -1,4 +1,4 @@
-"""FedNova against its formulas in plain NumPy: unequal steps, momentum, a proximal term, layers, server momentum."""
+"""FedNova against its formulas in plain NumPy: unequal steps, momentum, a proximal term, layers."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def test_no_step_is_nothing():
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("mu", [0.0, 1.5])
 def test_it_is_the_way_of_a_constant_gradient(nesterov, mu):
-    """PyTorch's own SGD with momentum and a proximal term; counting the two one after the other gives another number."""
+    """As PyTorch's own SGD takes it; counting momentum and pull one after the other gives another number."""
     w = torch.zeros(1, dtype=torch.double, requires_grad=True)
     optimizer = torch.optim.SGD([w], lr=LR, momentum=0.9, nesterov=nesterov)
     for _ in range(6):
@@ -184,7 +184,7 @@ MOVED = {"a": {"fc1": 6.0}, "b": {"fc1": 4.0, "fc2": 8.0}, "c": {"fc1": 2.0, "fc
 
 
 def test_a_layer_has_its_own_weights_and_effective_steps(kit):
-    """n is 7, 5, 2. fc1: τ_eff = (7·3 + 5·2 + 2·1)/14, direction (7·2 + 5·2 + 2·2)/14 = 2; fc2: of b and c alone."""
+    """n is 7, 5, 2. fc1: τ_eff = (7·3 + 5·2 + 2·1)/14, a step is 2 everywhere; fc2: of b and c alone."""
     moves = played(kit, MOVED, {"a": 3.0, "b": 2.0, "c": 1.0})
     assert moves["fc1.bias"] == pytest.approx(33 / 14 * 2, rel=1e-5)
     assert moves["fc2.bias"] == pytest.approx((5 * 2 + 2 * 1) / 7 * (5 * 4 + 2 * 2) / 7, rel=1e-5)
