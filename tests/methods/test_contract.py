@@ -101,6 +101,15 @@ VARIANTS = {
     },
     "fednova by layers": {"name": "fednova", "share": "layers", "mu": 0.1, "server_momentum": 0.5},
     "lg-fedavg, two layers": {"name": "lg-fedavg", "layers": ["fc", "head"], "weights": "samples"},
+    "moon by layers, beside": {
+        "name": "moon",
+        "share": "layers",
+        "projector": "beside",
+        "width": 8,
+        "previous": 2,
+        "buffers": "local",
+    },
+    "moon without a projector": {"name": "moon", "projector": "none", "mu": 5.0},
     "scaffold, option II": {"name": "scaffold", "variate": "option2"},
 }
 MODELS: dict[str, Any] = {

@@ -56,8 +56,8 @@ def require_apart(option: str, widths: Sequence[int], taken: Iterable[tuple[int,
             raise ConfigError(f"{option} has {width}, which {how}; leave it out")
 
 
-def require_one_width(population: Population, reason: str) -> None:
-    """All clients' representations must be equally wide."""
+def require_one_width(population: Population, reason: str, otherwise: str = "") -> None:
+    """All clients' representations must be equally wide; `otherwise` ends the sentence."""
     first = population.ids[0]
     width = population.width(first)
     for client in population.ids:
@@ -65,7 +65,7 @@ def require_one_width(population: Population, reason: str) -> None:
             raise ConfigError(
                 f"{population.method_name}: {reason} needs one representation width, but "
                 f"{named(population, client)} has {population.width(client)}, {named(population, first)} has "
-                f"{width}; {one_width_for_all(min(map(population.width, population.ids)))}"
+                f"{width}; {one_width_for_all(min(map(population.width, population.ids)))}{otherwise}"
             )
 
 

@@ -21,6 +21,7 @@ from potluck.methods.fedprox import FedProx
 from potluck.methods.fedre import FedRE
 from potluck.methods.lg_fedavg import LGFedAvg
 from potluck.methods.local import Local
+from potluck.methods.moon import Moon
 from potluck.methods.scaffold import Scaffold
 from potluck.methods.simclr import SimCLR
 
@@ -46,6 +47,7 @@ __all__ = [
     "FedRE",
     "LGFedAvg",
     "Local",
+    "Moon",
     "Scaffold",
     "SimCLR",
 ]
