@@ -26,8 +26,11 @@ TAKEN = {
     "fedmd": {"samples": 20},
     "fedmrl": {"d1": 16},
     "fedmuscle": {"batch": 20, "peers": 1},
+    "fednova": {},
     "fedprox": {},
+    "lg-fedavg": {},
     "local": {},
+    "moon": {},
     "scaffold": {},
     "simclr": {"batch": 20},
 }
