@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,12 @@ models: [mlp-small]
 method: {name: fedmrl, d1: 8, weight_small: "own_rules:fade"}
 plugins: [own_rules.py]
 """
+VALUES: dict[str, Any] = {
+    "data": "digits",
+    "partition": {"kind": "iid", "clients": 2},
+    "models": ["mlp-small"],
+    "method": "local",
+}
 
 
 def test_a_plugin_file_goes_by_its_name(tmp_path: Path) -> None:
@@ -243,3 +250,30 @@ def test_an_error_without_words_is_told_by_its_type(tmp_path: Path) -> None:
     (tmp_path / "silent.py").write_text("raise ValueError\n")
     with pytest.raises(ConfigError, match=r"cannot be loaded: ValueError$"):
         load_plugin("silent.py", tmp_path)
+
+
+def test_what_is_no_plugin_says_what_to_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base.yaml").write_text("method: local\n")
+    (tmp_path / "lonely_plugin.py").write_text("")
+    for plugin, sentence in (
+        ("base.yaml", "'base.yaml' is no Python file; name a .py file, or a module"),
+        ("", "'' is no Python file"),
+        ("lonely_plugin", r"did you mean lonely_plugin\.py\?"),
+        (3, "3 names no .py file and no module"),
+    ):
+        with pytest.raises(ConfigError, match=f"plugins: .*{sentence}"):
+            Experiment.make(**VALUES, plugins=[plugin])
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_two_plugins_of_one_experiment_may_not_share_a_method(tmp_path: Path) -> None:
+    text = "from potluck.methods import Local\nclass Mine(Local):\n    name = 'twice_there'\n"
+    first, second = tmp_path / "first.py", tmp_path / "second.py"
+    for file in (first, second):
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=r"first\.py and .*second\.py both define the method 'twice_there'"):
+        Experiment.make(**VALUES, plugins=[str(first), str(second)])
+    for file in (first, second, first):  # of two experiments each has its own
+        Experiment.make(**VALUES, plugins=[str(file), str(file)])
+        assert inspect.getfile(registered()["twice_there"]) == str(file)

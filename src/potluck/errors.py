@@ -71,7 +71,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     if not known:
         return "there is none"
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 

@@ -27,20 +27,24 @@ class _Uncached(SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
-def load_plugin(name: str, folder: Path) -> None:
+def load_plugin(name: str, folder: Path) -> ModuleType:
     """Import a module by name, or a file by its path, so that what it registers can be used."""
-    if name.endswith(".py") and not (folder / name).is_file():
+    is_file = (folder / name).is_file()
+    if name.endswith(".py") and not is_file:
         raise ConfigError(f"plugins: there is no file {folder / name}")
+    if not name.strip() or (is_file and not name.endswith(".py")):
+        raise ConfigError(f"plugins: {name!r} is no Python file; name a .py file, or a module")
     try:
-        if name.endswith(".py"):
-            _import_file(folder / name)
-        else:
-            _import_module(name, folder)
+        return _import_file(folder / name) if is_file else _import_module(name, folder)
+    except ModuleNotFoundError as error:
+        beside = error.name == name and (folder / f"{name}.py").is_file()
+        hint = f"; did you mean {name}.py?" if beside else ""
+        raise ConfigError(f"plugins: {name} cannot be loaded: {_reason(error)}{hint}") from error
     except (Exception, SystemExit) as error:
         raise ConfigError(f"plugins: {name} cannot be loaded: {_reason(error)}") from error
 
 
-def _import_module(name: str, folder: Path) -> None:
+def _import_module(name: str, folder: Path) -> ModuleType:
     """Import a module by its name; Python would also import any folder, to no effect."""
     if name.startswith((".", "/")) and (folder / name).is_dir():
         raise ConfigError("it is a folder; name a .py file")
@@ -48,6 +52,7 @@ def _import_module(name: str, folder: Path) -> None:
     if getattr(module, "__file__", None) is None and hasattr(module, "__path__"):
         del sys.modules[name]
         raise ConfigError("it is a folder; name a .py file")
+    return module
 
 
 def _reason(error: BaseException) -> str:

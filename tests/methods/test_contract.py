@@ -20,6 +20,15 @@ VARIANTS = {
     "cofed, weighted": {"name": "cofed", "weights": "samples", "batch": 30, "margin": 0.0},
     "creamfl, muscle": {"name": "creamfl", "regularizer": "muscle", "aggregation": "muscle", "batch": 20},
     "creamfl, a server model": {"name": "creamfl", "server_model": "mlp-large", "batch": 20},
+    "fccl": {"pretrain_epochs": 1, "batch": 20, "public_lr": 0.005},
+    "fccl, batch by batch": {"name": "fccl", "pretrain_epochs": 3, "batch": 30, "exchange": "batch"},
+    "fed-et": {"steps": 5, "batch": 20},
+    "fed-et, a larger server": {
+        "name": "fed-et",
+        "server": "mlp-large",
+        "steps": 3,
+        "weights": "samples",
+    },
     "feddf": {"steps": 5, "every": 2, "batch": 20},
     "feddf, nothing held back": {"name": "feddf", "steps": 3, "validation": 0, "weights": "uniform"},
     "fedhenn": {"weight": 0.1, "samples": 20},
@@ -110,9 +119,21 @@ VARIANTS = {
         "buffers": "local",
     },
     "moon without a projector": {"name": "moon", "projector": "none", "mu": 5.0},
+    "gramian": {"batch": 30, "peers": 2},
+    "pairwise": {"batch": 30, "peers": 2},
+    "rhfl": {"pretrain_epochs": 3, "batch": 20},
+    "rhfl, batch by batch": {
+        "name": "rhfl",
+        "pretrain_epochs": 0,
+        "batch": 30,
+        "exchange": "batch",
+        "private_epochs": "published",
+    },
     "scaffold, option II": {"name": "scaffold", "variate": "option2"},
 }
 MODELS: dict[str, Any] = {
+    "fed-et": {"pool": list(DEFAULT_MODELS), "rep_dim": 16},
+    "fed-et, a larger server": {"pool": ["mlp-small"], "rep_dim": 16},
     "fedin": ("conv-small", "conv-large"),  # their features must have one shape
     "fedin, literal": ("mlp-small", "mlp-large"),
     "fedin, without features": ("mlp-small", "mlp-large"),
@@ -121,7 +142,12 @@ MODELS: dict[str, Any] = {
     "fedmuscle, plain positive": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
     "fedmuscle, bundled": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
     "lg-fedavg, two layers": ("mlp-small", "mlp-large"),
-    **dict.fromkeys(("cofed, weighted", "fedmd, few samples"), ("mlp-small", "mlp-large")),  # quick ones
+    "gramian": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
+    "pairwise": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
+    **dict.fromkeys(
+        ("cofed, weighted", "fccl, batch by batch", "fedmd, few samples", "rhfl", "rhfl, batch by batch"),
+        ("mlp-small", "mlp-large"),
+    ),  # quick ones
 }
 METHODS = [*method_names(), *(name for name in VARIANTS if name not in method_names())]
 

@@ -1,5 +1,7 @@
 """FedNova against its formulas in plain NumPy: unequal steps, momentum, a proximal term, layers."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 from potluck.core.message import Message
 from potluck.core.replies import Replies
 from potluck.core.settings import OptimizerSettings
+from potluck.engine.protocol import Engine
 from potluck.errors import ConfigError
 from potluck.methods.fednova import accumulated
 
@@ -222,6 +225,45 @@ def test_a_count_beyond_what_a_client_can_do_is_out_of_range(kit):
     assert symbols["T"] == len(game.steps("a", 1)) == 6
     assert symbols["A"] == 11  # [6 − 0.5·(1 − 0.5⁶)/0.5]/0.5 = 10.03
     assert game.method.up_contract("train")["normalizer"].at_most == "A"
+
+
+class Lying(Engine):
+    """An engine on which one client tells another number than it found."""
+
+    def __init__(self, engine, client, name, value):
+        self.engine, self.client, self.name, self.value = engine, client, name, value
+
+    def run(self, requests):
+        return [self.altered(answer) for answer in self.engine.run(requests)]
+
+    def altered(self, answer):
+        if answer.client != self.client or self.name not in answer.up:
+            return answer
+        return replace(answer, up=Message({**answer.up, self.name: torch.tensor(self.value)}))
+
+    def examine(self, examinations):
+        return self.engine.examine(examinations)
+
+    def settle(self, round_, cohort, accepted):
+        self.engine.settle(round_, cohort, accepted)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("normalizer", 1e30), ("normalizer", -2.0), ("steps", 7.0), ("steps", 0.5)]
+)
+def test_a_client_that_lies_about_its_steps_is_left_out(kit, name, value):
+    game = kit.Federation({"name": "fednova", "mu": 0.5}, kit.Linear, ROWS, training=training())
+    cohort = game.round("a", "b", engine=Lying(game.engine, "a", name, value))
+    assert cohort.ids == ("b",)
+    assert f"tensor '{name}' has other numbers than" in cohort.failures["a"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("normalizer", 0.0), ("normalizer", 1e-30), ("steps", 0.0)])
+def test_small_numbers_within_the_range_do_no_harm(kit, name, value):
+    game = kit.Federation({"name": "fednova", "mu": 0.5}, kit.Linear, ROWS, training=training())
+    cohort = game.round("a", "b", engine=Lying(game.engine, "a", name, value))
+    assert cohort.ids == ("a", "b")
+    assert all(value.isfinite().all() for value in game.server["weights"].state().values())
 
 
 def test_statistics_are_the_plain_mean(kit):

@@ -28,9 +28,11 @@ TAKEN = {
     "fedmuscle": {"batch": 20, "peers": 1},
     "fednova": {},
     "fedprox": {},
+    "gramian": {"batch": 20, "peers": 1},
     "lg-fedavg": {},
     "local": {},
     "moon": {},
+    "pairwise": {"batch": 20, "peers": 1},
     "scaffold": {},
     "simclr": {"batch": 20},
 }

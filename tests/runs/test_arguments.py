@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import errno
+import io
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+import numpy as np
 import pytest
+from torch import nn
 
 import potluck
+from helpers import TINY
 from potluck import EarlyStopping, Experiment, Observer, RunResult
 from potluck.errors import PotluckError, RunError
+from potluck.methods import Local
 from potluck.models import adapt
 from potluck.runs.folder import RunFolder
 from potluck.runs.loop import Interrupted
 from potluck.testing import check_method
 
-SETTINGS: dict[str, Any] = {
-    "data": {"name": "digits", "samples": 100},
-    "partition": {"kind": "iid", "clients": 2},
-    "models": ["mlp-small"],
-    "method": "local",
-    "training": {"rounds": 2, "batch_size": 64},
-    "engine": {"device": "cpu"},
-}
+SETTINGS: dict[str, Any] = TINY | {"method": "local", "training": {"rounds": 2, "batch_size": 64}}
+X = np.zeros((2, 3), np.float32)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ SETTINGS: dict[str, Any] = {
         (lambda: potluck.run(**SETTINGS, observers=[print]), "print.* is no observer"),
         (lambda: potluck.run(**SETTINGS, observers=[EarlyStopping]), r"write EarlyStopping\(\)"),
         (lambda: potluck.resume("run", experiment={"data": "digits"}), "takes no mapping"),  # type: ignore[arg-type]
-        (lambda: potluck.open(3), "takes the folder of a run, not a int"),  # type: ignore[arg-type]
+        (lambda: potluck.open(3), "folder: give a path, not 3"),  # type: ignore[arg-type]
         (lambda: adapt("x"), "adapt takes a torch module, not 'x'"),  # type: ignore[arg-type]
         (lambda: check_method(3), "give a method by its name"),  # type: ignore[arg-type]
         (lambda: potluck.compare(**SETTINGS, methods={"name": "fedavg"}), "methods: give a list such as"),
@@ -58,9 +58,57 @@ SETTINGS: dict[str, Any] = {
         (lambda: potluck.resume("run", from_round="1"), "from_round: give a whole number"),  # type: ignore[arg-type]
         (lambda: potluck.resume(RunResult(Path(), {})), r"takes the folder of a run: result\.folder"),  # type: ignore[arg-type]
         (lambda: potluck.compare(methods={"a": 1}, **SETTINGS), "methods: give a list"),  # type: ignore[arg-type]
-        (lambda: potluck.compare(out=3, **SETTINGS), "out: give a path, not a int"),  # type: ignore[arg-type]
-        (lambda: Experiment.load(3), "path: give a path, not a int"),  # type: ignore[arg-type]
+        (lambda: potluck.compare(out=3, **SETTINGS), "out: give a path, not 3"),  # type: ignore[arg-type]
+        (lambda: Experiment.load(3), "path: give a path, not 3"),  # type: ignore[arg-type]
         (lambda: EarlyStopping("3"), "EarlyStopping: patience: give a whole number"),  # type: ignore[arg-type]
+        (lambda: EarlyStopping(3, metrics="loss"), r"EarlyStopping\(\) has no argument 'metrics'.*'metric'"),  # type: ignore[call-arg]
+        (lambda: EarlyStopping(3, metric=3), "metric: give a text, not 3"),  # type: ignore[arg-type]
+        (lambda: potluck.TimeLimit(True), "TimeLimit: True is no duration"),
+        (
+            lambda: potluck.run(**SETTINGS | {"method": Local}),
+            "give the name of a method, 'local', or a block",
+        ),
+        (
+            lambda: potluck.from_files(io.StringIO("x"), target="t"),  # type: ignore[arg-type]
+            "paths: give the path of a file",
+        ),
+        (lambda: potluck.TimeLimit([3]), r"TimeLimit: \[3\] is no duration"),  # type: ignore[arg-type]
+        (lambda: potluck.run(**SETTINGS, progress="no"), "progress: give True or False, not 'no'"),
+        (lambda: potluck.run(**SETTINGS, name=3), r"^name: input should be a valid string \(given: 3\)$"),
+        (lambda: potluck.run(**SETTINGS, given=(1, 2, 3)), r"given: give data and split as \(data, split\)"),
+        (lambda: potluck.run(**SETTINGS, given=(1, 2)), "data: give a Dataset or several in a tuple, not 1"),
+        (lambda: potluck.run(**SETTINGS, metrics=["mine.py:"]), "names no function; write mine.py:function"),
+        (lambda: potluck.compare(**SETTINGS, against=3), "against: give a text, not 3"),
+        (lambda: potluck.compare(**SETTINGS, seeds=None), "seeds: give a list of numbers, not None"),
+        (lambda: potluck.compare(**SETTINGS, targets=[None]), "targets: None is no number"),
+        (lambda: potluck.compare(**SETTINGS, progress=1), "progress: give True or False, not 1"),
+        (lambda: potluck.resume("run", observers=3), r"such as \[EarlyStopping\(…\)\], not 3"),  # type: ignore[arg-type]
+        (
+            lambda: potluck.resume(),
+            r"missing a required argument: 'folder'; it is called as resume\(folder, ",
+        ),  # type: ignore[call-arg]
+        (lambda: potluck.open("run", modles={}), r"open\(\) has no argument 'modles'; did you mean 'models'"),  # type: ignore[call-arg]
+        (lambda: Experiment(seed="x"), "^the key 'method' is missing$"),  # type: ignore[call-arg, arg-type]
+        (lambda: Experiment(**SETTINGS | {"seed": "x"}), r"^seed: input should be .*\(given: 'x'\)$"),
+        (lambda: Experiment(SETTINGS), r"takes its values by name: Experiment\(\*\*values\)"),  # type: ignore[call-arg, misc]
+        (lambda: potluck.OptimizerSettings(rate=1), "^unknown key 'rate'"),  # type: ignore[call-arg]
+        (lambda: Experiment.make(SETTINGS), r"it is called as make\(\*\*values\)"),  # type: ignore[misc, arg-type]
+        (lambda: Experiment.make(**SETTINGS).make_split(3), "data: give a Dataset .*, not 3"),  # type: ignore[arg-type]
+        (lambda: Experiment.make(**SETTINGS).build(None, 3), "split: give a Split, not 3"),  # type: ignore[arg-type]
+        (lambda: adapt(nn.Linear(2, 2), head=3), "head: give a text, not 3"),  # type: ignore[arg-type]
+        (lambda: adapt(nn.Linear(2, 2), stem=3), "stem and body are the name of a layer or a list"),  # type: ignore[arg-type]
+        (lambda: potluck.build("cnn1", 3), "task: give a Task, not 3"),  # type: ignore[arg-type]
+        (lambda: check_method(potluck.Method), "Method has no name of its own, so it is no method yet"),
+        (lambda: potluck.metric(max), r"it is called as metric\(higher_is_better=…"),  # type: ignore[misc, arg-type]
+        (lambda: potluck.from_datasets("cifar10"), "'cifar10' is a name, not a data set: give it as data="),
+        (lambda: potluck.from_arrays(X, None), "arrays: cannot make a tensor of y, which is None: give"),  # type: ignore[arg-type]
+        (lambda: potluck.from_arrays(X, "cat"), "a tensor of y, which is 'cat'"),  # type: ignore[arg-type]
+        (lambda: potluck.from_arrays(X, ["a", None]), "a tensor of y, which holds None"),  # type: ignore[arg-type]
+        (lambda: potluck.from_arrays(iter(X), [0, 1]), "a tensor of x, which is of the type"),  # type: ignore[arg-type]
+        (lambda: potluck.from_arrays(X.astype(object), [0, 1]), "x, which holds numbers as Python objects"),  # type: ignore[arg-type]
+        (lambda: potluck.from_arrays(X, [0, 1], tsak="x"), r"from_arrays\(\) has no argument 'tsak'.*'task'"),  # type: ignore[call-arg, arg-type]
+        (lambda: potluck.from_arrays(X, [0, 1], name=3), "name: give a text, not 3"),  # type: ignore[arg-type]
+        (lambda: potluck.from_index_file(3, 3), "path: give a path, not 3"),  # type: ignore[arg-type]
     ],
 )
 def test_what_makes_no_sense_is_one_sentence(
@@ -70,6 +118,39 @@ def test_what_makes_no_sense_is_one_sentence(
     with pytest.raises(PotluckError, match=sentence):
         call()
     assert not [*tmp_path.iterdir()]
+
+
+FRONT_DOOR = [
+    *(potluck.run, potluck.resume, potluck.compare, potluck.open, potluck.adapt, potluck.build, check_method),
+    *(potluck.from_arrays, potluck.from_datasets, potluck.from_files, potluck.from_frame),
+    *(potluck.from_index_file, potluck.metric, Experiment.make, Experiment.load, Experiment.variant),
+]
+
+
+@pytest.mark.parametrize("function", FRONT_DOOR, ids=lambda one: str(one.__name__))
+def test_what_users_call_is_at_the_front_door(function: Callable[..., Any]) -> None:
+    get_type_hints(function)  # all of them can be looked up
+    with pytest.raises(PotluckError):
+        function(1, 2, 3, 4, 5, 6)
+
+
+class Leaver(nn.Module):
+    """A model that ends the program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(64, 10)
+
+    def forward(self, x: Any) -> Any:
+        """Leave once it is trained."""
+        return sys.exit(3) if self.training else self.body(x.flatten(1))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_exit_in_code_of_ones_own_is_named(tmp_path: Path, workers: int) -> None:
+    engine = {"device": "cpu", "workers": workers}
+    with pytest.raises(RunError, match=r"test_arguments\.py, line \d+, in forward: sys\.exit ended the run"):
+        potluck.run(**SETTINGS | {"models": [Leaver], "engine": engine}, out=tmp_path / "run")
 
 
 class CtrlC(Observer):

@@ -110,7 +110,13 @@ def test_a_module_that_answers_with_logits_keeps_its_names(tmp_path: Path) -> No
     own = AnswersLogits()
     own.load_state_dict(state)
     x = torch.ones(3, 1, 8, 8)
-    assert torch.equal(own(local.clients["1"].prepare(x)).logits, local.clients["1"].predict(x))
+    seen, scores = local.clients["1"].prepare(x), local.clients["1"].predict(x)
+    assert torch.equal(own(seen).logits, scores)
+    module = local.clients["1"].model()
+    assert isinstance(module, AnswersLogits)
+    module.load_state_dict(state)
+    assert torch.equal(module(seen), scores)
+    torch.testing.assert_close(local.clients["1"].export().module()(seen), scores)
 
 
 def test_ids_that_a_client_does_not_know_are_refused(tmp_path: Path) -> None:

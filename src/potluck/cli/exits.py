@@ -11,14 +11,14 @@ import shlex
 import signal
 import traceback
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import NoReturn, ParamSpec
 
 import typer
 
-from potluck.deploy.printable import printable
+from potluck.core.plain_values import printable
 from potluck.errors import PotluckError, kind_and_message
-from potluck.plugins import is_plugin_file
+from potluck.front_door import about_exit, own_place
+from potluck.signals import held_back
 
 P = ParamSpec("P")
 LONGEST = 10_000  # characters of a sentence
@@ -48,7 +48,8 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
         try:
             command(*args, **options)
         except BaseException as error:
-            _fail(error, debug=bool(options.get("debug")))
+            with held_back(forget=True):  # a second Ctrl-C must not cut the sentence off
+                _fail(error, debug=bool(options.get("debug")))
 
     return run
 
@@ -81,22 +82,10 @@ def explained(error: BaseException) -> tuple[str, int]:
     told = kind_and_message(error)
     place = own_place(error.__traceback__)
     if place is not None and isinstance(error, SystemExit):
-        return (
-            f"error: {place}: sys.exit ended the run in the middle; raise an error there, or take it out",
-            2,
-        )
+        return f"error: {about_exit(place)}", 2
     if place is not None:
         return f"error: {place}: {told}; run again with --debug to see how it came there", 2
     return f"internal error: {told}; run again with --debug to see where", 1
-
-
-def own_place(trace: TracebackType | None) -> str | None:
-    """The innermost place in a plug-in file of the user's where an error passed; None if it met none."""
-    found = None
-    for frame, line in traceback.walk_tb(trace):
-        if is_plugin_file(str(frame.f_globals.get("__name__"))):
-            found = f"{frame.f_code.co_filename}, line {line}, in {frame.f_code.co_name}"
-    return found
 
 
 def _signal(error: BaseException | None) -> int:
@@ -113,6 +102,14 @@ def end_on_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)
+
+
+def end_in_peace() -> None:
+    """Ignore Ctrl-C from now on: all is said, and only the interpreter is left to end. SIGTERM still ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is _end:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _end(number: int, frame: object) -> NoReturn:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from potluck.front_door import front_door
+
 F = TypeVar("F", bound=Callable[..., Any])
 Takes = Literal["scores", "probabilities", "answers"]
 SLACK = 1e-5  # by how much rounding may take a metric out of its range
@@ -116,6 +118,7 @@ class Declared:
     takes: Takes
 
 
+@front_door()
 def metric(
     *, higher_is_better: bool = True, low: float = 0.0, high: float = 1.0, takes: Takes = "scores"
 ) -> Callable[[F], F]:

@@ -54,3 +54,6 @@ class Models(Protocol):
 
     def smallest(self, task: Task) -> str:
         """The key of the architecture with the fewest parameters."""
+
+    def largest(self, task: Task) -> str:
+        """The key of the architecture with the most parameters."""

@@ -72,7 +72,7 @@ class MetricSettings(Settings):
         if not colon and name not in PLAIN and name not in measured_anyway():
             raise ValueError(f"there is no metric {name!r}; {nearest(name, [*PLAIN, *measured_anyway()])}")
         if colon and not (library and key):
-            raise ValueError(f"{name!r} names no function; write module:function")
+            raise ValueError(f"{name!r} names no function; write {library or 'module'}:{key or 'function'}")
         return name
 
     @model_validator(mode="after")

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
+from potluck.core.validation import one_sentence
 from potluck.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
 
 T = TypeVar("T")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -26,7 +40,22 @@ def seconds_of(text: str) -> float | None:
     return sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+)\s*([smhd])", text))
 
 
-class Settings(BaseModel):
+class _OneSentence(ModelMetaclass):
+    """Makes a block from Python values: a wrong one is a `ConfigError` of one sentence.
+
+    Blocks inside it are made by pydantic itself, so the sentence names the whole path of the wrong value.
+    """
+
+    def __call__(cls, *args: Any, **values: Any) -> Any:
+        if args:
+            raise ConfigError(f"{cls.__name__}() takes its values by name: {cls.__name__}(**values)")
+        try:
+            return super().__call__(**values)
+        except ValidationError as error:
+            raise ConfigError(one_sentence(error, cls)) from error  # type: ignore[arg-type]
+
+
+class Settings(BaseModel, metaclass=_OneSentence):
     """A block of settings: frozen, without unknown keys or infinite numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
@@ -63,7 +92,10 @@ class OptimizerSettings(Settings):
         for key in ("betas",) if self.name == "sgd" else ("momentum", "nesterov"):
             default = type(self).model_fields[key].default
             if getattr(self, key) != default:
-                raise ValueError(f"{key} has no meaning for {self.name}; leave it out")
+                raise ValueError(
+                    f"{key} has no meaning for {self.name}; leave it out, behind a command by the whole block, "
+                    f"'training.optimizer={{name: {self.name}, lr: {self.lr:g}}}'"
+                )
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs a momentum above 0")
         return self

@@ -32,6 +32,7 @@ from potluck.data.partition import (
 from potluck.data.scaling import Scaling
 from potluck.data.shift import FeatureShiftConfig, Shift, check_shift
 from potluck.errors import DataError
+from potluck.front_door import front_door
 
 PARTS: tuple[Literal["train"], Literal["validation"], Literal["test"]] = ("train", "validation", "test")
 
@@ -354,6 +355,7 @@ def _count(owner: np.ndarray, labels: np.ndarray, clients: int, classes: int) ->
     return np.bincount(cells, minlength=clients * classes).reshape(clients, classes)
 
 
+@front_door(DataError)
 def from_index_file(path: Path | str, dataset: Dataset) -> Split:
     """A user's own split, from JSON.
 

@@ -37,6 +37,7 @@ from potluck.engine.transactions import Errand, opened, stored
 from potluck.engine.wire import TensorFrame, done_frame, errand_frame, read_done, read_errand
 from potluck.errors import ConfigError, PotluckError, RunError, StepFailed
 from potluck.federation.builder import ClientBuilder
+from potluck.front_door import OwnExit, own_place
 from potluck.signals import SIGNALS, held_back
 
 SMALL = 20_000_000  # parameters × samples of a client's round; below it a round takes a fraction of a second
@@ -175,6 +176,8 @@ class WorkersEngine(StoringEngine):
                 f"its worker process {self._dismiss(worker)}; if memory ran out, lower engine.workers"
             ) from None
         note = frame.note
+        if "exit" in note:
+            raise OwnExit(note["exit"])
         if "fault" in note:
             fault = WorkerFault(note["fault"])
             fault.add_note(note["traceback"])
@@ -280,6 +283,9 @@ class WorkerSide:
         except PotluckError as error:
             return TensorFrame({"failure": str(error)})
         except BaseException as error:
+            place = own_place(error.__traceback__) if isinstance(error, SystemExit) else None
+            if place is not None:
+                return TensorFrame({"exit": place})
             text = "".join(traceback.format_exception(error))
             return TensorFrame({"fault": f"{type(error).__name__}: {error}", "traceback": text})
         finally:

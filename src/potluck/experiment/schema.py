@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Self
 
 import numpy as np
 
 from potluck.core.dataset import Data, Dataset
-from potluck.core.method import Method
+from potluck.core.method import Method, register_again
+from potluck.core.validation import validated
 from potluck.data import Split
-from potluck.errors import ConfigError, check_path
+from potluck.errors import ConfigError
 from potluck.experiment import build, export
 from potluck.experiment.overrides import Override, apply_override, as_overrides, read_yaml
 from potluck.experiment.settings import ExperimentSettings
-from potluck.experiment.validation import validated
 from potluck.federation.federation import Federation
+from potluck.front_door import front_door
 from potluck.models import ModelPool
 from potluck.plugins import load_plugin
 
@@ -31,15 +33,16 @@ class Experiment(ExperimentSettings):
     """
 
     @classmethod
+    @front_door()
     def make(cls, **values: Any) -> Self:
         """An experiment from Python values; a wrong one raises a `ConfigError` of one sentence."""
         _load_plugins(values, Path())
         return super().make(**values)
 
     @classmethod
+    @front_door()
     def load(cls, path: Path | str, overrides: Sequence[Override] = ()) -> Self:
         """Read a YAML file and apply overrides, which reach any leaf; its variants and sweep are left out."""
-        check_path("path", path)
         path = Path(path)
         values = {key: value for key, value in read_yaml(path).items() if key not in SEVERAL}
         for override in as_overrides(overrides):
@@ -54,10 +57,12 @@ class Experiment(ExperimentSettings):
         """The whole experiment with every default written out; paths become absolute."""
         return export.to_yaml(self)
 
+    @front_door()
     def load_data(self, labels_only: bool = False) -> Data:
         """The data set, or one for each group of a federation."""
         return build.load_data(self, labels_only)
 
+    @front_door()
     def make_split(self, data: Data) -> Split:
         """Which client has which rows of the data."""
         return build.split_data(self, data)
@@ -66,10 +71,12 @@ class Experiment(ExperimentSettings):
         """The models that the experiment names."""
         return build.model_pool(self)
 
+    @front_door()
     def public_samples(self, method: Method, own: Dataset | None = None) -> tuple[Dataset, np.ndarray] | None:
         """The public data (`own`: a copy that is already here) and the ids of the samples; none if unused."""
         return build.public_samples(self, method, own)
 
+    @front_door()
     def build(self, data: Data | None = None, split: Split | None = None) -> Federation:
         """The federation that the experiment is about, checked by its method."""
         return build.build_federation(self, data, split)
@@ -95,5 +102,14 @@ def _load_plugins(values: Mapping[str, Any], folder: Path) -> None:
     plugins = values.get("plugins") or ()
     if not isinstance(plugins, list | tuple):
         raise ConfigError(f"plugins: give a list of files or modules, such as [mine.py] (given: {plugins!r})")
+    homes: dict[str, tuple[Any, ModuleType]] = {}
     for plugin in plugins:
-        load_plugin(str(plugin), folder)
+        if not isinstance(plugin, str | Path):
+            raise ConfigError(f"plugins: {plugin!r} names no .py file and no module")
+        module = load_plugin(str(plugin), folder)
+        for method in sorted(register_again(module)):
+            other, known = homes.setdefault(method, (plugin, module))
+            if known is not module:
+                raise ConfigError(
+                    f"plugins: {other} and {plugin} both define the method {method!r}; give one another name"
+                )

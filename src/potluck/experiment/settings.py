@@ -9,10 +9,11 @@ from typing import Any, Self
 from pydantic import Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
 
 from potluck.core.dataset import Dataset
-from potluck.core.method import MethodConfig
+from potluck.core.method import Method, MethodConfig
 from potluck.core.own_metrics import MetricSettings
 from potluck.core.rng import Seeds
 from potluck.core.settings import Settings
+from potluck.core.validation import validated
 from potluck.data import DataConfig, NaturalConfig
 from potluck.engine.evaluation.settings import EvaluateSettings
 from potluck.engine.settings import EngineSettings
@@ -30,7 +31,7 @@ from potluck.experiment.blocks import (
 from potluck.experiment.partitions import partition_kind
 from potluck.experiment.plain import is_plain
 from potluck.experiment.track import TrackSettings
-from potluck.experiment.validation import validated
+from potluck.front_door import front_door
 from potluck.methods.registry import find_method
 
 
@@ -106,7 +107,9 @@ class ExperimentSettings(Settings):
         if isinstance(value, MethodConfig):
             return value
         if not isinstance(value, str | Mapping):
-            raise ValueError("give the name of a method, or a block with a name and its options")
+            name = value.name if isinstance(value, type) and issubclass(value, Method) else ""
+            meant = f", {name!r}" if name else ""
+            raise ValueError(f"give the name of a method{meant}, or a block with a name and its options")
         options = {"name": value} if isinstance(value, str) else dict(value)
         if "name" not in options:
             raise ValueError("method needs a name")
@@ -117,6 +120,7 @@ class ExperimentSettings(Settings):
         """An experiment from Python values; a wrong one raises a `ConfigError` of one sentence."""
         return validated(cls, values)
 
+    @front_door()
     def variant(self, **changes: Any) -> Self:
         """The same experiment with other top-level values."""
         values = {name: getattr(self, name) for name in self.model_fields_set} | changes

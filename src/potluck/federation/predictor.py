@@ -13,6 +13,7 @@ from potluck.core.method import Method
 from potluck.core.state import Part
 from potluck.core.task import Batch
 from potluck.core.trial import sample_batch
+from potluck.models.outputs import giving_scores
 from potluck.models.unwrap import own_module, own_view
 
 
@@ -71,7 +72,7 @@ def predictor(method: Method, client: Client, mode: str) -> nn.Module:
     parts, scores = _watched(method, client, mode, x)
     only = client.parts[parts[0]].module if len(parts) == 1 else None
     if only is not None:
-        for alone in (own_module(only), only):  # the first may answer with an object that has the scores
+        for alone in (giving_scores(own_module(only), x), only):  # the first may want to be told of padding
             if _gives(alone, x, scores):
                 return alone
     return Predictor(method, client, mode, parts).eval()

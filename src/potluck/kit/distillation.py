@@ -21,6 +21,17 @@ def divergence(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     return F.kl_div(mine.log_softmax(1), wanted.log_softmax(1), reduction="batchmean", log_target=True)
 
 
+def divergence_of_each(logits: Tensor, teacher: Tensor) -> Tensor:
+    """KL(σ(teacher) ‖ σ(logits)) of every sample; the teacher carries no gradient.
+
+    >>> import torch
+    >>> divergence_of_each(torch.zeros(2, 2), torch.tensor([[99.0, 0.0], [0.0, 0.0]]))
+    tensor([0.6931, 0.0000])
+    """
+    mine, wanted = (one.float().log_softmax(1) for one in (logits, teacher.detach()))
+    return F.kl_div(mine, wanted, reduction="none", log_target=True).sum(1)
+
+
 def held_back(public: Public, share: float) -> tuple[np.ndarray, np.ndarray]:
     """The rows held back, the same in every round, and the others; missing samples are in neither."""
     order = drawn_rows(public, 0, len(public))

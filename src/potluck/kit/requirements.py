@@ -77,8 +77,8 @@ def require_one_form(
     for client in others:
         if shapes(client) != shapes(first):
             raise ConfigError(
-                f"{population.method_name}: the {layer} of {named(population, client)} is {_form(shapes(client))}, "
-                f"that of {named(population, first)} is {_form(shapes(first))}; "
+                f"{population.method_name}: the {layer} of {named(population, client)} is "
+                f"{layer_form(shapes(client))}, that of {named(population, first)} is {layer_form(shapes(first))}; "
                 f"{_one_form(population, layer, first, client)}{otherwise}"
             )
 
@@ -89,9 +89,26 @@ def _one_form(population: Population, layer: str, first: ClientId, client: Clien
     return f"choose models whose {layer}s have the same layers"
 
 
-def _form(shapes: Shapes) -> str:
+def layer_form(shapes: Shapes) -> str:
+    """The tensors of a layer, in words."""
     tensors = (f"{name} {'×'.join(map(str, shape))}" for name, shape in shapes.items())
     return ", ".join(tensors) or "nothing"
+
+
+def require_one_label_set(population: Population) -> None:
+    """All clients must have the same classes, two at least, so that their scores mean the same."""
+    name, first = population.method_name, population.ids[0]
+    if population.task.classes < 2:
+        raise ConfigError(
+            f"{name}: {named(population, first)} has {population.task.counted}, and scores of one class say "
+            "nothing; give the task two classes at least, or use local"
+        )
+    for client in population.first_clients:
+        if population.class_names(client) != population.class_names(first):
+            raise ConfigError(
+                f"{name} needs clients with the same classes; {named(population, client)} has others than "
+                f"{named(population, first)}; use a method that takes unlike classes, such as cofed"
+            )
 
 
 def require_peers(population: Population, peers: int) -> None:

@@ -72,13 +72,7 @@ class SharedHead(Method):
 
     def check(self, population: Population) -> None:
         """All heads have one form, every client has a sample, and every class is held by somebody."""
-        first = population.ids[0]
-        if not population.head(first):
-            raise ConfigError(
-                f"{self.name}: the head of client {first} has no parameters for the server to train; choose "
-                "models whose last layer is trained"
-            )
-        require_one_form(population, "head", population.head)
+        require_one_head(population)
         for client in population.trainers:
             if not population.samples(client)["train"]:
                 raise ConfigError(
@@ -151,6 +145,17 @@ class SharedHead(Method):
     def head_loss(self, server: Server, batch: Batch) -> Tensor:
         """Cross-entropy of ω(r) with a class, or −Σ_c y_c·log softmax_c(ω(r)) with weights y over the classes."""
         return F.cross_entropy(server["head"](batch.x), batch.y, reduction=self.config.server_loss)
+
+
+def require_one_head(population: Population, otherwise: str = "") -> None:
+    """All heads must have one form, with parameters; `otherwise` ends the advice."""
+    name, first = population.method_name, population.ids[0]
+    if not population.head(first):
+        raise ConfigError(
+            f"{name}: the head of client {first} has no parameters for the server to train; choose models whose "
+            "last layer is trained"
+        )
+    require_one_form(population, "head", population.head, otherwise)
 
 
 def representations(client: Client) -> tuple[Tensor, Tensor]:

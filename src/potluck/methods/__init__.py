@@ -3,6 +3,8 @@
 from potluck.methods.cofed import CoFED
 from potluck.methods.creamfl import CreamFL
 from potluck.methods.creamfl_variants import CreamFLVariants
+from potluck.methods.fccl import FCCL
+from potluck.methods.fed_et import FedET
 from potluck.methods.fedallrep import FedAllRep
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.feddf import FedDF
@@ -19,19 +21,25 @@ from potluck.methods.fednova import FedNova
 from potluck.methods.fedproto import FedProto
 from potluck.methods.fedprox import FedProx
 from potluck.methods.fedre import FedRE
+from potluck.methods.gramian import Gramian
 from potluck.methods.lg_fedavg import LGFedAvg
 from potluck.methods.local import Local
 from potluck.methods.moon import Moon
+from potluck.methods.pairwise import Pairwise
+from potluck.methods.rhfl import RHFL
 from potluck.methods.scaffold import Scaffold
 from potluck.methods.simclr import SimCLR
 
 __all__ = [
+    "FCCL",
+    "RHFL",
     "CoFED",
     "CreamFL",
     "CreamFLVariants",
     "FedAllRep",
     "FedAvg",
     "FedDF",
+    "FedET",
     "FedGH",
     "FedHeNN",
     "FedIN",
@@ -45,9 +53,11 @@ __all__ = [
     "FedProto",
     "FedProx",
     "FedRE",
+    "Gramian",
     "LGFedAvg",
     "Local",
     "Moon",
+    "Pairwise",
     "Scaffold",
     "SimCLR",
 ]

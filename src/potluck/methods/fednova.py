@@ -136,14 +136,13 @@ class FedNova(FedAvg):
         steps = self.fit(client).steps
         after = client["model"].state()
         pull = learning_rate(client) * self.config.mu
-        number = accumulated(client.training.optimizer, steps, pull)
-        sent: Content = {
+        told = {"normalizer": accumulated(client.training.optimizer, steps, pull)}
+        if self.config.mu:
+            told["steps"] = float(steps)
+        return {
             "model": {name: after[name] - before[name] for name in after},
-            "normalizer": torch.full((), number, device=client.device),
+            **{name: torch.full((), value, device=client.device) for name, value in told.items()},
         }
-        return (
-            {**sent, "steps": torch.full((), float(steps), device=client.device)} if self.config.mu else sent
-        )
 
     def round(self, server: Server, clients: Clients) -> None:
         """Train everywhere, then move by the mean of what clients did per step."""

@@ -12,11 +12,13 @@ from potluck.core.model import Model
 from potluck.core.task import Task
 from potluck.core.trial import agree, attempt, blame, duplicate, kind, sample_batch, trial_copy
 from potluck.errors import ModelError
+from potluck.front_door import front_door
 from potluck.models.adapted import Adapted, find_layer
 from potluck.models.check import check_complete, check_contract, check_width, head_input_width
 from potluck.models.outputs import chosen_positions, scores_of
 
 
+@front_door(ModelError, apart=("module",))
 def adapt(
     module: nn.Module,
     head: str | None = None,
@@ -151,6 +153,8 @@ def _linears(layer: nn.Module) -> list[nn.Linear]:
 
 
 def _paths(paths: str | Sequence[str] | None) -> tuple[str, ...]:
+    if not isinstance(paths, str | list | tuple | None):
+        raise ModelError(f"stem and body are the name of a layer or a list of names, not {paths!r}")
     return () if paths is None else (paths,) if isinstance(paths, str) else tuple(paths)
 
 

@@ -13,6 +13,7 @@ from potluck.core.model import Model
 from potluck.core.task import Task
 from potluck.core.trial import blame, duplicate, kind
 from potluck.errors import ModelError, first_line, nearest
+from potluck.front_door import front_door
 from potluck.models.adapt import adapt
 from potluck.models.check import check_complete, check_model, check_width
 from potluck.models.registry import lookup
@@ -23,6 +24,7 @@ Entry = Source | Mapping[str, Any]
 ADAPT_OPTIONS = frozenset({"head", "classes", "stem", "body", "adapter"})
 
 
+@front_door(ModelError)
 def build(
     model: Entry,
     task: Task,

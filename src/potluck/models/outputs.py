@@ -21,8 +21,24 @@ def scores_of(module: nn.Module, x: Tensor) -> Tensor:
     """The scores of a batch, from whatever the module answers with."""
     masked = not x.is_floating_point() and _takes_mask(type(module).forward)
     answer: Any = module(x, attention_mask=(x != PADDING).long()) if masked else module(x)
-    scores: Tensor = answer if isinstance(answer, Tensor) else getattr(answer, "logits", answer)
+    scores: Tensor = _scores_in(answer)
     return scores
+
+
+def _scores_in(answer: Any) -> Any:
+    return answer if isinstance(answer, Tensor) else getattr(answer, "logits", answer)
+
+
+@torch.no_grad()
+def giving_scores(module: nn.Module, x: Tensor) -> nn.Module:
+    """A module that answers `x` with an object, made to answer with the scores in it; any other as it is."""
+    if not isinstance(module.eval()(x), Tensor):
+        module.register_forward_hook(_leave_scores)
+    return module
+
+
+def _leave_scores(module: nn.Module, given: Any, answer: Any) -> Any:
+    return _scores_in(answer)
 
 
 @functools.cache

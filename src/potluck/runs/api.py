@@ -13,13 +13,14 @@ from potluck.data import Split
 from potluck.engine.evaluation.checks import check_evaluation
 from potluck.engine.factory import player
 from potluck.engine.store.budget import check_memory
-from potluck.errors import ConfigError, RoundFailed, RunError, check_path, check_whole_number
+from potluck.errors import ConfigError, RoundFailed, RunError, check_path
 from potluck.experiment.build import check_data_here
 from potluck.experiment.overrides import Override
 from potluck.experiment.schema import Experiment
 from potluck.federation.explain import explain
 from potluck.federation.federation import Federation
 from potluck.files import write_json, write_whole
+from potluck.front_door import front_door
 from potluck.report.again import to_go_on
 from potluck.runs import pilots
 from potluck.runs.environment import environment
@@ -34,6 +35,7 @@ from potluck.runs.results.run_result import RunResult
 from potluck.runs.resuming import Past
 
 
+@front_door(apart=("experiment", "out", "watcher"))
 def run(
     experiment: Experiment | Path | str | None = None,
     /,
@@ -55,7 +57,7 @@ def run(
     check_observers(observers)
     _check_watcher(watcher)
     _check_out(out)
-    if given is not None and not isinstance(given, tuple | list):
+    if given is not None and not (isinstance(given, tuple | list) and len(given) == 2):
         raise ConfigError(f"given: give data and split as (data, split), not a {type(given).__name__}")
     experiment = _ready(_asked(experiment, values))
     built = experiment.build(*(given or (None, None)))
@@ -180,6 +182,7 @@ def write_start(folder: RunFolder, experiment: Experiment, federation: Federatio
     write_whole(folder / "config.yaml", experiment.to_yaml().encode())
 
 
+@front_door(apart=("experiment", "folder", "watcher"))
 def resume(
     folder: Path | str,
     *,
@@ -204,9 +207,6 @@ def resume(
     check_observers(observers)
     _check_watcher(watcher)
     _check_folder(folder)
-    for argument, value in (("rounds", rounds), ("from_round", from_round)):
-        if value is not None:
-            check_whole_number(argument, value)
     if experiment is not None:
         check_experiment("resume", experiment, {})
     if isinstance(experiment, Path | str):

@@ -9,6 +9,7 @@ from typing import Any
 
 from potluck.errors import ConfigError, RunError
 from potluck.files import refuse_links
+from potluck.front_door import front_door
 from potluck.models import Entries
 from potluck.plugins import load_plugin
 from potluck.report.again import to_go_on
@@ -22,6 +23,7 @@ from potluck.runs.stored import read_summary
 from potluck.version import __version__
 
 
+@front_door()
 def open(
     folder: Path | str, *, models: Entries | None = None, plugins: Plugins = False
 ) -> RunResult | Comparison | Sweep:
@@ -32,8 +34,6 @@ def open(
     models of your own, `models` brings the class, or a function that builds the model: by name
     (`models={"Net": Net}`), by client (`{"0": Net}`), or as the list that the experiment had.
     """
-    if not isinstance(folder, Path | str):
-        raise RunError(f"open() takes the folder of a run, not a {type(folder).__name__}")
     plugins = _listed(plugins)
     home = Path(folder)
     if not home.is_dir():
@@ -46,21 +46,23 @@ def open(
             )
         return open_comparison(home)
     if not (home / ENVIRONMENT).exists():
-        raise RunError(f"{home} is not the folder of a run or of a comparison{_inside(home)}")
+        raise RunError(
+            f"{home} is not the folder of a run or of a comparison{_lacking(home) or _inside(home)}"
+        )
     about = _about(home)
     settings = read_config(home) if plugins is True else {"plugins": _whole_paths(plugins or ())}
     _check_code(home, settings, about.get("code", {}))
     for plugin in settings.get("plugins") or ():
         load_plugin(str(plugin), Path())
+    onward = to_go_on(home, portable=bool(about.get("portable", True)))
     if not (home / "summary.json").exists():
-        onward = to_go_on(home, portable=bool(about.get("portable", True)))
         raise RunError(f"the run in {home} is not finished; go on with it: {onward}")
-    summary = read_summary(home)
+    summary = read_summary(home, onward)
     if about.get("potluck") != __version__:
         warnings.warn(
             f"{home} was made by potluck {about.get('potluck')}, this is {__version__}: what its models "
             "predict may differ",
-            stacklevel=2,
+            stacklevel=3,
         )
     if not plugins:
         _warn_of_edits(home, about.get("code", {}))
@@ -78,7 +80,7 @@ def _warn_of_edits(home: Path, known: Mapping[str, str]) -> None:
             warnings.warn(
                 f"{with_imported(name)} is not the code that {home} was made with: if you use it, what its models "
                 "predict may differ from what was measured",
-                stacklevel=3,
+                stacklevel=4,
             )
 
 
@@ -93,6 +95,12 @@ def _about(home: Path) -> Mapping[str, Any]:
             "that version"
         )
     return about
+
+
+def _lacking(home: Path) -> str:
+    """That a folder with the settings of a run lacks something, for a sentence."""
+    begun = (home / "config.yaml").is_file()
+    return f", as it has no {ENVIRONMENT}; {RunFolder(home).remedy}" if begun else ""
 
 
 def _inside(home: Path) -> str:

@@ -6,8 +6,6 @@ import contextlib
 import functools
 import hashlib
 import inspect
-import site
-import sysconfig
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,11 +17,10 @@ from torch import nn
 
 from potluck.experiment.origins import model_names
 from potluck.experiment.schema import Experiment
+from potluck.front_door import is_installed
 from potluck.methods.registry import find_method
 from potluck.models.registry import lookup, names
 from potluck.plugins import is_plugin_file
-
-LIBRARY = Path(__file__).parents[1]
 
 
 def own_sources(experiment: Experiment) -> dict[str, str]:
@@ -91,13 +88,7 @@ def _is_own(thing: Any) -> bool:
         file = Path(inspect.getfile(thing)).resolve()
     except (TypeError, OSError):
         return False
-    return not any(folder in file.parents for folder in _installed())
-
-
-@functools.cache
-def _installed() -> tuple[Path, ...]:
-    places = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return (LIBRARY, *(Path(place).resolve() for place in [*places, site.getusersitepackages()]))
+    return not is_installed(file)
 
 
 def _named(thing: Any) -> list[Any]:

@@ -172,6 +172,11 @@ def _options(method: AnyMethod) -> dict[str, Any]:
     if isinstance(method, str):
         options: dict[str, Any] = {"name": method}
     elif isinstance(method, type) and issubclass(method, Method):
+        if not vars(method).get("name"):
+            raise ConfigError(
+                f"{method.__name__} has no name of its own, so it is no method yet: give a class derived from "
+                "potluck.Method with a name = '…' in it"
+            )
         options = {"name": method.name}
     elif isinstance(method, Mapping):
         options = dict(method)

@@ -26,6 +26,7 @@ from potluck.core.task import Task
 from potluck.engine.protocol import Answer, Examination
 from potluck.engine.serial import SerialEngine
 from potluck.errors import ModelError, RoundFailed, first_line
+from potluck.front_door import front_door
 from potluck.testing.bench import ALL, CLASSES, DEFAULT_MODELS, AnyMethod, Bench, Played, listening
 from potluck.testing.double_precision import double_precision
 from potluck.testing.faulty_engines import Losing, OtherRows, Repeating, Reversed, Spy, Taped
@@ -294,6 +295,7 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
+@front_door()
 def check_method(
     method: AnyMethod, models: Any = DEFAULT_MODELS, *, verbose: bool | None = None, **settings: Any
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Number
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -14,6 +15,7 @@ from potluck.core.dataset import Dataset, Encoder
 from potluck.core.task import KindName, Task
 from potluck.data.own.pieces import Array, Piece, in_order, own_rows_of, owners_of, rows_of
 from potluck.errors import DataError, nearest
+from potluck.front_door import front_door
 
 TaskName = Literal["classification", "multi-label", "segmentation", "regression"]
 Modality = Literal["image", "window", "vector"]
@@ -21,6 +23,7 @@ Part = tuple[Array, Array] | tuple[Array, Array, Array]  # x and y, and perhaps 
 FIFTHS = 5  # the ranges of a regression's target, by which label splits deal and pictures count
 
 
+@front_door(DataError)
 def from_arrays(
     x: Array,
     y: Array,
@@ -178,15 +181,31 @@ def _joined(parts: Sequence[tuple[str, Tensor]], what: str) -> Tensor:
     return torch.cat([part for _, part in parts]) if len(parts) > 1 else first
 
 
-def to_tensor(where: str, values: Array) -> Tensor:
-    """A tensor on the host."""
+def to_tensor(where: str, values: Array, what: str = "x") -> Tensor:
+    """A tensor on the host; `what` is its name in an error."""
     try:
         array = values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"{where}: cannot make a tensor of the values ({error}): give numbers of one shape"
+            f"{where}: cannot make a tensor of {what}, which {_oddity(values)}: give numbers of one shape"
         ) from error
     return array.detach().cpu().contiguous()
+
+
+def _oddity(values: Any) -> str:
+    """Why values are no numbers of one shape."""
+    if values is None or isinstance(values, str):
+        return f"is {values!r}"
+    cells = np.array([*values] if isinstance(values, list | tuple) else values, dtype=object)
+    if not cells.ndim:
+        return f"is of the type {type(values).__name__}"
+    odd = [one for one in cells.flat if not isinstance(one, Number)]
+    if not odd:
+        return "holds numbers as Python objects"
+    worst = next((one for one in odd if not isinstance(one, str)), odd[0])  # texts alone can be classes
+    if isinstance(worst, list | tuple | np.ndarray):
+        return "has rows of unlike length"
+    return f"holds {worst!r}" if isinstance(worst, str | None) else f"holds a {type(worst).__name__}"
 
 
 def describe(tensor: Tensor) -> str:
@@ -299,7 +318,7 @@ def numbered_texts(
 
 
 def _classes(where: str, y: Any, about: Settings) -> Tensor:
-    labels = to_tensor(where, y)
+    labels = to_tensor(where, y, "y")
     if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
         raise DataError(
             f"{where}: y must be one integer class per sample, not {describe(labels)}{_remedy(labels, about)}"
@@ -321,7 +340,7 @@ def _remedy(y: Tensor, about: Settings) -> str:
 
 
 def _label_table(where: str, y: Any, about: Settings) -> Tensor:
-    labels = to_tensor(where, y)
+    labels = to_tensor(where, y, "y")
     if labels.ndim != 2 or not bool(((labels == 0) | (labels == 1)).all()):
         raise DataError(
             f"{where}: multi-label y must be (samples, labels) of 0 and 1, not {describe(labels)}"
@@ -330,7 +349,7 @@ def _label_table(where: str, y: Any, about: Settings) -> Tensor:
 
 
 def _masks(where: str, y: Any, about: Settings) -> Tensor:
-    labels = to_tensor(where, y)
+    labels = to_tensor(where, y, "y")
     if labels.ndim != 3 or labels.is_floating_point():
         raise DataError(
             f"{where}: segmentation y must be a whole number per pixel, (samples, height, width), not "
@@ -340,7 +359,7 @@ def _masks(where: str, y: Any, about: Settings) -> Tensor:
 
 
 def _targets(where: str, y: Any, about: Settings) -> Tensor:
-    targets = to_tensor(where, y)
+    targets = to_tensor(where, y, "y")
     if targets.ndim not in (1, 2) or targets.dtype == torch.bool or targets.is_complex():
         raise DataError(
             f"{where}: regression y must be numbers (samples,) or (samples, outputs), not {describe(targets)}"
@@ -410,7 +429,7 @@ def _strata(
 ) -> tuple[Tensor | None, tuple[str, ...]]:
     """The class by which a split deals each row, and the names; of a regression, fifths of its first output."""
     if given is not None:
-        strata = to_tensor(name, given)
+        strata = to_tensor(name, given, "strata")
         if strata.shape != (len(y),) or strata.is_floating_point() or int(strata.min()) < 0:
             raise DataError(f"{name}: strata must be one class number per row, not {describe(strata)}")
         return strata.long(), ()

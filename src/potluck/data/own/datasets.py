@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,10 @@ from potluck.data.own.pieces import (
 )
 from potluck.data.texts import text_dataset
 from potluck.errors import DataError, first_line
+from potluck.front_door import front_door
 
 
+@front_door(DataError)
 def from_datasets(
     source: Any,
     *,
@@ -215,6 +218,11 @@ def _item(where: str, source: Any, number: int) -> Any:
 
 
 def _refuse(where: str, source: Any) -> None:
+    if isinstance(source, str | bytes | Path):
+        raise DataError(
+            f"{where}: {str(source)!r} is a name, not a data set: give it as data={str(source)!r} if it is one of "
+            "potluck's own, or read files with potluck.from_files(path, target=…)"
+        )
     if type(source).__module__.partition(".")[0] in ("pandas", "polars"):
         raise DataError(f"{where}: this is a table: use potluck.from_frame(frame, target=…)")
     if isinstance(source, Dataset):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from potluck.data.own.frames import Categories, Standardize, Table
 from potluck.data.parquet import check_size
 from potluck.data.registry import register
 from potluck.errors import DataError, check_path, first_line
+from potluck.front_door import front_door
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 Paths = str | Path | Sequence[str | Path] | Mapping[str, Any]
 
 
+@front_door(DataError, apart=("by",))
 def from_files(
     paths: Paths,
     *,
@@ -44,7 +46,6 @@ def from_files(
     `from_frame`.
     """
     asked = Table(target, task, features, categorical, by, missing, standardize, class_names, name)
-    check_path("dir", dir or ".", DataError)
     found = pieces_of(_by_client(paths, Path(dir or "."), by), name)
     for _, _, where, path in found:
         check_path(where, path, DataError)
@@ -86,8 +87,8 @@ def _by_client(paths: Paths, dir: Path, by: str | None) -> Any:
     """A path, or one per client."""
     if isinstance(paths, Mapping):
         return paths
-    known = not isinstance(paths, Iterable) or all(isinstance(path, str | Path) for path in paths)
-    if not isinstance(paths, str | Path | Iterable) or not known:
+    known = not isinstance(paths, Collection) or all(isinstance(path, str | Path) for path in paths)
+    if not isinstance(paths, str | Path | Collection) or not known:
         raise DataError(f"paths: give the path of a file, a list of paths or one per client, not {paths!r}")
     found = _matching(paths, dir) if isinstance(paths, str | Path) else [Path(path) for path in paths]
     if len(found) == 1 and (by is not None or not _is_pattern(paths)):
@@ -110,7 +111,7 @@ def _matching(path: str | Path, dir: Path) -> list[Path]:
     below = str(whole.relative_to(whole.anchor))
     found = sorted(Path(whole.anchor).glob(below)) if glob.has_magic(str(path)) else [whole]
     if not found:
-        raise DataError(f"no file is called {whole}: check data.path")
+        raise DataError(f"no file is called {whole}: check the path")
     return found
 
 

@@ -23,6 +23,7 @@ from potluck.data.own.encoding import (
 )
 from potluck.data.own.pieces import Piece
 from potluck.errors import DataError, nearest
+from potluck.front_door import front_door
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,6 +37,7 @@ MOST_CATEGORIES = 100  # more of them look like names or free text
 DATE = re.compile(r"\s*\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\s*\d{1,2}[/.]\d{1,2}[/.]\d{4}")
 
 
+@front_door(DataError, apart=("by",))
 def from_frame(
     frames: Any,
     *,

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from potluck.errors import ConfigError, check_path
+from potluck.errors import ConfigError
 from potluck.experiment.overrides import as_overrides
 from potluck.experiment.plain import plain
 from potluck.experiment.schema import Experiment
+from potluck.front_door import front_door
 from potluck.report.chosen_rounds import check_rounds
 from potluck.report.comparison import check_view
 from potluck.report.log import View
@@ -31,6 +32,7 @@ NOT_TAKEN = {
 }
 
 
+@front_door(apart=("experiment",))
 def compare(
     experiment: Experiment | Path | str | None = None,
     /,
@@ -69,8 +71,6 @@ def compare(
         if name in values:
             raise ConfigError(f"compare() takes no {name!r}; {hint}")
     _check_views(seeds, targets, rounds, view)
-    if out is not None:
-        check_path("out", out)
     plan = _planned(experiment, methods, variants, sweep, overrides, values)
     folder = Path(out) if out is not None else default_folder(plan)
     options = {"targets": targets, "rounds": rounds, "against": against, "view": view}
@@ -136,9 +136,11 @@ def _check_views(seeds: Any, targets: Any, rounds: Any, view: str) -> None:
     ):
         if isinstance(given, int | float | str):
             raise ConfigError(f"{key}: give a list, [{_listed(given)}]")
-        wrong = next((one for one in given if isinstance(one, bool) or not isinstance(one, kind)), None)
-        if wrong is not None:
-            raise ConfigError(f"{key}: {wrong!r} is no {'whole ' if kind is Integral else ''}number")
+        if not isinstance(given, Iterable):
+            raise ConfigError(f"{key}: give a list of numbers, not {given!r}")
+        wrong = [one for one in given if isinstance(one, bool) or not isinstance(one, kind)]
+        if wrong:
+            raise ConfigError(f"{key}: {wrong[0]!r} is no {'whole ' if kind is Integral else ''}number")
     check_view(view)
 
 

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from potluck.errors import ConfigError, RunError, nearest
 from potluck.files import read_json, write_json
+from potluck.front_door import front_door
 from potluck.models import Entries
 from potluck.report import latex, plots
 from potluck.report.comparison_page import sweep_heat_map, variants_heat_map, write_sweep
@@ -19,6 +20,7 @@ from potluck.report.render import Sheet, notebook, plain
 from potluck.report.sheets import comparison_sheet, measure_in, rounds_sheet, sweep_sheet, targets_sheet
 from potluck.runs.folder import FORMAT
 from potluck.runs.results.run_result import RunResult
+from potluck.runs.stored import read_summary
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,6 +54,7 @@ class Comparison:
     # The runs by label and seed, with the models of the process that played them.
     _results: Mapping[tuple[str, int], RunResult] = field(default_factory=dict, compare=False)
 
+    @front_door()
     def run(self, method: str, seed: int | None = None, *, models: Entries | None = None) -> RunResult:
         """One of its runs, with clients and models; by default that of the first seed.
 
@@ -67,7 +70,7 @@ class Comparison:
         if models is None and (method, seed) in self._results:
             return self._results[method, seed]
         folder = self.folder / runs[method][str(seed)]
-        result = RunResult(folder, read_json(folder / "summary.json"), models)
+        result = RunResult(folder, read_summary(folder, "potluck compare again"), models)
         if models is not None:
             result.clients.models.check_given()
         return result
@@ -114,6 +117,7 @@ class Comparison:
         """A table for a paper (booktabs): mean ± deviation, differences with intervals, the best in bold."""
         return latex.comparison_table(self.comparison)
 
+    @front_door()
     def plot(self, kind: Kind = "rounds") -> Figure:
         """A matplotlib figure: scores over `rounds`, `differences` with intervals, scores against `bytes`,
         the gains of all `clients`, or a heat map of variants that are a `grid`.
@@ -256,7 +260,7 @@ def _open(folder: Path) -> Comparison:
 
 
 def _mapping(path: Path, needed: str) -> dict[str, Any]:
-    value = read_json(path)
+    value = read_json(path, "run potluck compare again")
     if not isinstance(value, dict) or not value.get(needed):
         raise RunError(f"{path} has no {needed}: it is no file of a comparison; run potluck compare again")
     return value

@@ -11,8 +11,8 @@ from torch import nn
 
 from potluck.core.method import Method
 from potluck.core.model import Model
+from potluck.core.validation import validated
 from potluck.errors import ConfigError, ModelError, RunError, nearest
-from potluck.experiment.validation import validated
 from potluck.methods.registry import find_method
 from potluck.models import Entries, Entry, ModelPool
 from potluck.models.build import source_name, unpack

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any, get_args
 
 from potluck.core.settings import seconds_of
@@ -13,6 +14,7 @@ from potluck.engine.evaluation.examined import Examined
 from potluck.engine.evaluation.settings import EvaluateSettings, Moment, chosen_modes
 from potluck.errors import ConfigError, RunError, check_whole_number, nearest
 from potluck.federation.federation import Federation
+from potluck.front_door import front_door
 from potluck.runs.observers.base import Observer, RoundEnd, StopRun
 
 
@@ -25,6 +27,7 @@ class EarlyStopping(Observer):
     A run that is resumed with the same rule ends where it would have ended without the interruption.
     """
 
+    @front_door(apart=("patience", "min_delta"))
     def __init__(
         self,
         patience: int = 10,
@@ -165,7 +168,7 @@ class TimeLimit(Observer):
 def _limit(given: float | str) -> float:
     """A time limit in seconds."""
     seconds = seconds_of(given) if isinstance(given, str) else given
-    if seconds is None or not seconds > 0:
+    if isinstance(seconds, bool) or not isinstance(seconds, Real) or not seconds > 0:
         raise ConfigError(
             f"TimeLimit: {given!r} is no duration; give seconds, or a text such as '90m' or '1h30m'"
         )
@@ -175,8 +178,8 @@ def _limit(given: float | str) -> float:
 def check_observers(observers: Sequence[Observer]) -> None:
     """Refuse what is no list of observers."""
     if not isinstance(observers, list | tuple):
-        shown = type(observers).__name__
-        raise ConfigError(f"observers: give a list of observers, such as [{shown}(…)] (given: a {shown})")
+        shown = type(observers).__name__ if isinstance(observers, Observer) else "EarlyStopping"
+        raise ConfigError(f"observers: give a list of observers, such as [{shown}(…)], not {observers!r}")
     for one in observers:
         if not isinstance(one, Observer):
             made = isinstance(one, type) and issubclass(one, Observer)

@@ -24,6 +24,7 @@ from potluck.errors import ConfigError, DataError, nearest
 from potluck.federation.groups import GroupData
 from potluck.federation.predictor import own_state, predictor
 from potluck.files import write_whole
+from potluck.front_door import front_door
 from potluck.runs.kept_models.opened import OpenedModels
 from potluck.runs.results.export import exported, write_onnx
 from potluck.runs.results.samples import as_stored
@@ -96,6 +97,7 @@ class ClientResult:
 
     # --- its model, here ---
 
+    @front_door()
     def model(self, *, moment: str | None = None, mode: str | None = None) -> nn.Module:
         """What it predicts with: prepared samples in, scores out; a new module in evaluation mode.
 
@@ -110,6 +112,7 @@ class ClientResult:
         stored, prepare = self._seen(x), self._group.prepare
         return stored if prepare is None else prepare(stored, None)
 
+    @front_door()
     def predict(self, x: Any, *, moment: str | None = None, mode: str | None = None) -> Tensor:
         """The scores of samples as the data set holds them, prepared and computed as for the reported test."""
         moment, mode = self._moment(moment), self._mode(mode)
@@ -122,6 +125,7 @@ class ClientResult:
         parts = collect(client, function, rows=np.arange(len(samples)), source=source)
         return torch.cat(parts) if parts else torch.empty(0, *self.task.scores)
 
+    @front_door()
     def classify(self, x: Any, *, moment: str | None = None, mode: str | None = None) -> list[str]:
         """The name of the class with the highest score, for every sample."""
         if not self.task.single_label:
@@ -140,6 +144,7 @@ class ClientResult:
 
     # --- its model, elsewhere ---
 
+    @front_door()
     def state_dict(self, *, moment: str | None = None, mode: str | None = None) -> dict[str, Tensor]:
         """The tensors of its model by the names that its author gave them.
 
@@ -147,6 +152,7 @@ class ClientResult:
         """
         return own_state(self.model(moment=moment, mode=mode))
 
+    @front_door()
     def save(self, path: Path | str, *, moment: str | None = None, mode: str | None = None) -> Path:
         """Write `state_dict` as a safetensors file, which says where it comes from."""
         tensors = self.state_dict(moment=moment, mode=mode)
@@ -159,11 +165,13 @@ class ClientResult:
         write_whole(Path(path), safetensors.torch.save(own, about))
         return Path(path)
 
+    @front_door()
     def export(self, *, moment: str | None = None, mode: str | None = None) -> ExportedProgram:
         """Its model as a program of `torch.export`, for batches of prepared samples of any size."""
         module = self.model(moment=moment, mode=mode)
         return exported(module, sample_batch(self.task, module), f"the model of client {self.id}")
 
+    @front_door()
     def to_onnx(self, path: Path | str, *, moment: str | None = None, mode: str | None = None) -> Path:
         """Write its model as an ONNX file: prepared samples `x` in, `scores` out, batches of any size."""
         if not Path(path).parent.is_dir():

@@ -18,6 +18,7 @@ from potluck.errors import RunError
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.files import write_json
+from potluck.front_door import front_door
 from potluck.models import Entries, ModelPool
 from potluck.report import plots, run_frames
 from potluck.report.format import moment
@@ -140,6 +141,7 @@ class RunResult:
         keys = sorted(metrics.series, key=lambda key: key != first)
         return [metrics.series[key].curve(f"{key[1]}, {moment(key[0])}", band=key == first) for key in keys]
 
+    @front_door()
     def predictions(self, round: int | None = None) -> pd.DataFrame:
         """What the clients predicted, a row per sample; needs `evaluate: {predictions: true}`.
 
@@ -148,6 +150,7 @@ class RunResult:
         """
         return read_predictions(self.folder, round)
 
+    @front_door()
     def confusion(self, **chosen: Any) -> dict[str, pd.DataFrame]:
         """A confusion matrix per client, from the predictions; see `potluck.runs.predictions.confusion`.
 

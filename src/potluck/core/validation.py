@@ -27,7 +27,7 @@ def validated(
     An unknown key is also looked for in the `whole` that the block is a part of.
     """
     try:
-        return model(**values)
+        return model.model_validate(dict(values))
     except ValidationError as error:
         raise ConfigError(one_sentence(error, model, key, whole)) from error
 
