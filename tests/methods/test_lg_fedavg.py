@@ -71,6 +71,21 @@ def test_all_start_from_one_head_and_keep_their_own_layers(kit):
         torch.testing.assert_close(held["fc1.weight"], game.initial(client)["fc1.weight"])
 
 
+@pytest.mark.parametrize("buffers", ["average", "local"])
+def test_statistics_of_a_shared_layer(kit, buffers):
+    """They go with it, or stay at home; the count of batches always stays."""
+    options = {"name": "lg-fedavg", "layers": ["norm", "head"], "buffers": buffers}
+    game = kit.Federation(options, kit.Normed, ROWS, training=TRAINING)
+    game.round("a", "b")
+    down = game.method.downlink(game.server, "c")["norm"]
+    assert set(down) == {"weight", "bias"} | (
+        {"running_mean", "running_var"} if buffers == "average" else set()
+    )
+    a, b = (game.part(client, "model") for client in ("a", "b"))
+    for name, value in down.items():
+        torch.testing.assert_close(value, (a[f"norm.{name}"] + b[f"norm.{name}"]) / 2)
+
+
 def test_only_the_head_crosses(kit):
     game = kit.Federation("lg-fedavg", [kit.Shallow, kit.Deep, kit.Deep], ROWS, training=TRAINING)
     size = 6 * kit.classes + kit.classes
@@ -102,7 +117,11 @@ def test_with_everything_local_it_is_local_bit_for_bit(kit):
             ("Shallow", "Narrow", "Deep"),
             r"the head of client b .* is weight 4×4, bias 4, .*rep_dim.*, or use fedavg",
         ),
-        (["fc2"], ("Deep", "Shallow", "Deep"), r"client b .* has no layer 'fc2' .* use fedavg"),
+        (
+            ["fc2"],
+            ("Deep", "Shallow", "Deep"),
+            r"client b .* has no layer 'fc2' with parameters .* use fedavg",
+        ),
         (["head", ""], ("Deep", "Deep", "Deep"), r"client a .* has no layer ''"),
     ],
 )

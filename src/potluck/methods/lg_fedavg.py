@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
 
 from potluck.core.card import Card, ClientId
 from potluck.core.client import Client
-from potluck.core.contract import Contract, Shapes, shapes_of, state_of
+from potluck.core.contract import Contract, Shapes, shapes_below, state_of
 from potluck.core.message import Content, Message
 from potluck.core.method import Clients, Declared, Method, MethodConfig, client_step
 from potluck.core.options import option
 from potluck.core.population import Population
 from potluck.core.server import Server
-from potluck.core.state import Part
 from potluck.core.task import Task
 from potluck.errors import ConfigError
 from potluck.kit.averaging import average
@@ -62,38 +63,35 @@ class LGFedAvg(Method):
             source="released code; samples: HtFLlib",
         )
 
+        @model_validator(mode="after")
+        def _has_something_to_weigh(self) -> Self:
+            if not self.layers:
+                self.refuse_set("weights", reason="with layers: []; nothing is averaged")
+            return self
+
     def setup(self, population: Population) -> None:
         """The form of the shared layers in each architecture, and what stays."""
         layers = self.config.layers
         if layers != ("head",):
             self.stays = ("data", "labels", *(() if layers else ("model",)))
         self.forms = {
-            population.architecture(client): {layer: self.form(population, client, layer) for layer in layers}
+            population.architecture(client): {
+                layer: shapes_below(population.names(client), layer) for layer in layers
+            }
             for client in one_per_architecture(population)
         }
         self.shapes = self.forms[population.architecture(population.ids[0])]
 
-    def form(self, population: Population, client: ClientId, layer: str) -> Shapes:
-        """The tensors of a layer of a client's model."""
-        if layer == "head":
-            return population.head(client)
-        modules = dict(population.build_model(client).named_modules())
-        if not layer or layer not in modules:
-            raise ConfigError(
-                f"{self.name}: {named(population, client)} has no layer {layer!r} (method.layers); name "
-                "modules that all models have, or use fedavg with method.share: layers"
-            )
-        return shapes_of(Part(modules[layer], self.config.buffers).wire())
-
     def check(self, population: Population) -> None:
         """Every shared layer has parameters, and the same form in all models."""
-        for layer, shapes in self.shapes.items():
-            if not shapes:
-                raise ConfigError(
-                    f"{self.name}: the {layer} of {named(population, population.ids[0])} has no parameters to "
-                    "share; name other modules in method.layers"
-                )
+        for layer in self.config.layers:
             forms = {client: self.forms[population.architecture(client)][layer] for client in population.ids}
+            lacking = next((client for client in population.ids if not layer or not forms[client]), None)
+            if lacking is not None:
+                raise ConfigError(
+                    f"{self.name}: {named(population, lacking)} has no layer {layer!r} with parameters "
+                    "(method.layers); name modules that all models have, or use fedavg with method.share: layers"
+                )
             otherwise = ", or use fedavg, which averages within groups of one architecture"
             require_one_form(population, layer, forms.__getitem__, otherwise)
 
