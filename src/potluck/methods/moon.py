@@ -48,9 +48,9 @@ class Moon(FedAvg):
     where p runs over the last `previous` models. In a client's first round that is the model it started with.
     Server: FedAvg, n_k/Σ_j n_j over the cohort.
 
-    g (two linear layers with a ReLU) is `between` representation and head, as published: scores are h(g(f(x))). As
-    h is the head of the client's own model, g is as wide as the representation; the published 256 is
-    models.rep_dim: 256. `beside` leaves scores at h(f(x)), with g of `width` for the contrast alone, and `none` has
+    g (two linear layers with a ReLU) is `between` representation and head, as in the released code: scores are
+    h(g(f(x))). As h is the head of the client's own model, g is as wide as the representation; models.rep_dim: 256
+    gives the code's width. `beside` leaves scores at h(f(x)), with g of `width` for the contrast alone, and `none` has
     no g: the contrast is on f(x). With both, μ = 0 is FedAvg; `between` it is FedAvg of larger models.
 
     With `share: groups` g is averaged within a group. With `share: layers` there is one g for all clients, unlike
@@ -90,7 +90,7 @@ class Moon(FedAvg):
         projector: Literal["between", "beside", "none"] = option(
             default="between",
             description="g: between representation and head, beside the head for the contrast alone, or none",
-            source="paper for between; none: released code without its projection head; beside: ours",
+            source="released code for between and none; beside: ours",
         )
         width: int = option(
             default=256,
