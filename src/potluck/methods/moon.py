@@ -50,8 +50,8 @@ class Moon(FedAvg):
 
     g (two linear layers with a ReLU) is `between` representation and head, as in the released code: scores are
     h(g(f(x))). As h is the head of the client's own model, g is as wide as the representation; models.rep_dim: 256
-    gives the code's width. `beside` leaves scores at h(f(x)), with g of `width` for the contrast alone, and `none` has
-    no g: the contrast is on f(x). With both, μ = 0 is FedAvg; `between` it is FedAvg of larger models.
+    gives the code's width. `beside` leaves scores at h(f(x)), with g of `width` for the contrast alone, and `none`
+    has no g: the contrast is on f(x). With both, μ = 0 is FedAvg; `between` it is FedAvg of larger models.
 
     With `share: groups` g is averaged within a group. With `share: layers` there is one g for all clients, unlike
     models included, which therefore need one representation width.
