@@ -11,6 +11,7 @@ from potluck.core.settings import Settings
 from potluck.methods.registry import find_method, method_names
 from potluck.testing.bench import DEFAULT_MODELS, Bench
 from potluck.testing.contract import CHECKS, Check
+from staged_nets import OneBlock, ThreeExits, TwoBlocks, TwoExits
 
 VARIANTS = {
     "fedavg": {},
@@ -129,14 +130,49 @@ VARIANTS = {
         "exchange": "batch",
         "private_epochs": "published",
     },
+    "fedrolex, a parent nobody holds": {
+        "name": "fedrolex",
+        "parent": {"name": "conv-large", "scale": 0.3},
+        "window": "random",
+        "sbn": False,
+        "scaler": False,
+        "mask": False,
+        "label_split": False,
+        "clip": None,
+    },
+    "fjord, distilled": {"name": "fjord", "distil": True, "alpha": 0.5, "temperature": 2.0},
+    "inclusivefl, all shared": {
+        "name": "inclusivefl",
+        "local_last": "none",
+        "local_head": False,
+        "weights": "samples",
+    },
+    "inco, negative products": {"name": "inco", "sign": "negative", "server_lr": 0.5},
+    "scalefl": {"warmup": 1},
+    "scalefl, as released": {"name": "scalefl", "warmup": 0, "compat": True, "weights": "samples"},
+    "heterofl, by samples": {
+        "name": "heterofl",
+        "weights": "samples",
+        "sbn": False,
+        "buffers": "local",
+        "scaler": False,
+    },
     "scaffold, option II": {"name": "scaffold", "variate": "option2"},
 }
+WIDTHS = [{"name": "conv-large", "scale": 0.2}, {"name": "conv-large", "scale": 0.1}]  # of one architecture
+STAGED = (OneBlock, TwoBlocks)
 MODELS: dict[str, Any] = {
     "fed-et": {"pool": list(DEFAULT_MODELS), "rep_dim": 16},
     "fed-et, a larger server": {"pool": ["mlp-small"], "rep_dim": 16},
+    **dict.fromkeys(("heterofl", "heterofl, by samples", "fedrolex", "fjord", "fjord, distilled"), WIDTHS),
+    "fedrolex, a parent nobody holds": WIDTHS,
     "fedin": ("conv-small", "conv-large"),  # their features must have one shape
     "fedin, literal": ("mlp-small", "mlp-large"),
     "fedin, without features": ("mlp-small", "mlp-large"),
+    **dict.fromkeys(("inclusivefl", "inclusivefl, all shared"), STAGED),
+    "inco": STAGED,
+    "inco, negative products": STAGED,
+    **dict.fromkeys(("scalefl", "scalefl, as released"), (TwoExits, ThreeExits)),
     "fedmrl, full width": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 24},
     "fedmuscle": {"pool": list(DEFAULT_MODELS), "rep_dim": 16},
     "fedmuscle, plain positive": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},

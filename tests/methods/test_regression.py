@@ -29,6 +29,7 @@ TAKEN = {
     "fednova": {},
     "fedprox": {},
     "gramian": {"batch": 20, "peers": 1},
+    "inclusivefl": {},
     "lg-fedavg": {},
     "local": {},
     "moon": {},
@@ -36,7 +37,8 @@ TAKEN = {
     "scaffold": {},
     "simclr": {"batch": 20},
 }
-REFUSED = sorted(set(method_names()) - set(TAKEN))
+ON_IMAGES = {"inco"}  # take numbers, too, but have no layers to share for vectors
+REFUSED = sorted(set(method_names()) - set(TAKEN) - ON_IMAGES)
 
 
 def numbers(outputs: int = 1, rows: int = 90, name: str = "numbers", flat: bool = True) -> Dataset:

@@ -30,7 +30,7 @@ class SharedWeights(Method):
     server's state holds the averages. Where it lacks a tensor of the cohort, `introduce` fetches initial values.
     """
 
-    shared: tuple[str, ...] = ("model",)  # the parts of a client's state that are averaged
+    averaged_parts: tuple[str, ...] = ("model",)  # the parts of a client's state that are averaged
 
     server_needs: ClassVar[Needs] = "names"
     card_fields: ClassVar[tuple[str, ...]] = ("names",)
@@ -86,20 +86,21 @@ class SharedWeights(Method):
 
     @client_step(
         up=lambda method: {
-            part: state_of(part, "initial weights the server has not seen yet") for part in method.shared
+            part: state_of(part, "initial weights the server has not seen yet")
+            for part in method.averaged_parts
         },
         purpose="setup",
     )
     def bring(self, client: Client) -> Content:
         """Send the initial weights."""
-        return {part: client[part].state() for part in self.shared}
+        return {part: client[part].state() for part in self.averaged_parts}
 
     def introduce(self, server: Server, clients: Clients) -> None:
         """Fetch initial values for the tensors of this cohort that the server does not hold."""
         while donors := self.donors(server, clients):  # again if one of them failed
             replies = clients.ask(self.bring, only=donors)
             for client in sorted(replies, key=donors.index):
-                for part in self.shared:
+                for part in self.averaged_parts:
                     fresh = self.keyed(replies, client, part)
                     held = server["weights"].tensors()
                     server["weights"].load({key: value for key, value in fresh.items() if key not in held})
@@ -110,7 +111,7 @@ class SharedWeights(Method):
         donors = []
         for client in sorted(clients.ids, key=lambda one: -len(clients.cards[one].names)):
             card = clients.cards[client]
-            keys = {key for part in self.shared for key in self.keys_of(card, part).values()}
+            keys = {key for part in self.averaged_parts for key in self.keys_of(card, part).values()}
             if not keys <= known:
                 donors.append(client)
                 known |= keys
@@ -133,7 +134,7 @@ class SharedWeights(Method):
 
     def keys_of(self, card: Card, part: str) -> dict[str, str]:
         """The keys of a part's tensors: those of the model, or of another part that is averaged."""
-        if part == "model" or part not in self.shared:
+        if part == "model" or part not in self.averaged_parts:
             return self.keys(card)
         start = f"{_group(card)}:" if self.config.share == "groups" else ""
         shapes = self.expected(card, part) or {}

@@ -21,13 +21,19 @@ from potluck.methods.fednova import FedNova
 from potluck.methods.fedproto import FedProto
 from potluck.methods.fedprox import FedProx
 from potluck.methods.fedre import FedRE
+from potluck.methods.fedrolex import FedRolex
+from potluck.methods.fjord import FjORD
 from potluck.methods.gramian import Gramian
+from potluck.methods.heterofl import HeteroFL
+from potluck.methods.inclusivefl import InclusiveFL
+from potluck.methods.inco import InCo
 from potluck.methods.lg_fedavg import LGFedAvg
 from potluck.methods.local import Local
 from potluck.methods.moon import Moon
 from potluck.methods.pairwise import Pairwise
 from potluck.methods.rhfl import RHFL
 from potluck.methods.scaffold import Scaffold
+from potluck.methods.scalefl import ScaleFL
 from potluck.methods.simclr import SimCLR
 
 __all__ = [
@@ -53,11 +59,17 @@ __all__ = [
     "FedProto",
     "FedProx",
     "FedRE",
+    "FedRolex",
+    "FjORD",
     "Gramian",
+    "HeteroFL",
+    "InCo",
+    "InclusiveFL",
     "LGFedAvg",
     "Local",
     "Moon",
     "Pairwise",
     "Scaffold",
+    "ScaleFL",
     "SimCLR",
 ]

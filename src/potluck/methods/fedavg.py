@@ -65,18 +65,18 @@ class FedAvg(SharedWeights):
     def downlink(self, server: Server, client: ClientId) -> Content:
         """The newest averages of the tensors this client has."""
         card = server.cards[client]
-        return {part: self.share_of(server, "weights", card, part) for part in self.shared}
+        return {part: self.share_of(server, "weights", card, part) for part in self.averaged_parts}
 
     def receive(self, client: Client, down: Message) -> None:
         """Install the averages."""
-        for part in self.shared:
+        for part in self.averaged_parts:
             client[part].load(down.group(part))
 
     def round(self, server: Server, clients: Clients) -> None:
         """Train everywhere, average what came back."""
         self.introduce(server, clients)
         replies = clients.ask(self.train)
-        for part in self.shared:
+        for part in self.averaged_parts:
             server["weights"].load(self.mean(replies, part, self.config.weights))
 
     @client_step(up=WEIGHTS_UP)

@@ -26,13 +26,15 @@ from potluck.training.fit import Fit, fit
 
 
 def _up(method: Moon) -> Contract:
-    return {part: state_of(part, f"the client's {part} after local training") for part in method.shared}
+    return {
+        part: state_of(part, f"the client's {part} after local training") for part in method.averaged_parts
+    }
 
 
 def _down(method: Moon) -> Contract:
     return {
         part: state_of(part, f"averaged weights of this client's {part}", optional=True, partial=True)
-        for part in method.shared
+        for part in method.averaged_parts
     }
 
 
@@ -107,12 +109,12 @@ class Moon(FedAvg):
     def setup(self, population: Population) -> None:
         """What is averaged."""
         super().setup(population)
-        self.shared = ("model",) if self.config.projector == "none" else ("model", "projector")
+        self.averaged_parts = ("model",) if self.config.projector == "none" else ("model", "projector")
 
     def check(self, population: Population) -> None:
         """As FedAvg; and one projector for all needs representations of one width."""
         super().check(population)
-        if self.config.share == "layers" and "projector" in self.shared:
+        if self.config.share == "layers" and "projector" in self.averaged_parts:
             otherwise = ", or method.share to groups, or use fedavg, which needs no projector"
             require_one_width(population, "a projector that all share (share: layers)", otherwise)
 
@@ -153,11 +155,11 @@ class Moon(FedAvg):
         _copy(client, "global/")
         self.fit(client)
         self.remember(client)
-        return {part: client[part].state() for part in self.shared}
+        return {part: client[part].state() for part in self.averaged_parts}
 
     def fit(self, client: Client) -> Fit:
         """Local training of model and projector; the frozen models are in evaluation mode."""
-        return fit(client, self.loss, train=self.shared)
+        return fit(client, self.loss, train=self.averaged_parts)
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """The task's own loss and the contrast."""

@@ -182,6 +182,7 @@ class ModelPool:
         return max(sizes, key=sizes.__getitem__)
 
     def _sizes(self, task: Task) -> dict[str, int]:
+        """The number of parameters of every key that fits the task; of none: the first one's error."""
         sizes: dict[str, int] = {}
         errors: list[ModelError] = []
         for key in self.keys:
