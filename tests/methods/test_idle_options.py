@@ -37,6 +37,8 @@ def asked(method: Any, models: Any = "mlp-small", **values: Any) -> Experiment:
         ("creamfl", {"distil": 0.1}, "distil does nothing without server_model"),
         ("creamfl", {"muscle_tau": 0.3}, "muscle_tau does nothing without the Muscle loss"),
         ("creamfl", {"regularizer": "muscle", "tau": 0.3}, "tau does nothing with regularizer: muscle"),
+        ("lg-fedavg", {"layers": [], "weights": "samples"}, "weights does nothing with layers: []"),
+        ("moon", {"width": 64}, "width does nothing with projector: between; it is for beside"),
         ("fccl", {"own": "mean"}, "own does nothing with exchange: round"),
         ("feddf", {"validation": 0, "patience": 5}, "patience does nothing at validation: 0"),
     ],
