@@ -20,6 +20,8 @@ VARIANTS = {
     "cofed, weighted": {"name": "cofed", "weights": "samples", "batch": 30, "margin": 0.0},
     "creamfl, muscle": {"name": "creamfl", "regularizer": "muscle", "aggregation": "muscle", "batch": 20},
     "creamfl, a server model": {"name": "creamfl", "server_model": "mlp-large", "batch": 20},
+    "fd, without oneself": {"name": "fd", "exclude_self": True, "distance": "mse", "weights": "count"},
+    "fedhe, running sums": {"name": "fedhe", "forget": 2},
     "feddf": {"steps": 5, "every": 2, "batch": 20},
     "feddf, nothing held back": {"name": "feddf", "steps": 3, "validation": 0, "weights": "uniform"},
     "fedhenn": {"weight": 0.1, "samples": 20},

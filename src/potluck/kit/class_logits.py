@@ -1,4 +1,4 @@
-"""The clients of FD and FedHe: class means of logits, gathered while training, and the pull towards the server's."""
+"""The clients of FD and FedHe: class means of logits, gathered while training, and the pull towards all clients'."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distillation on public data: the divergence from teachers, and the samples that tell when to stop."""
+"""Distillation: the divergence from teachers, and the public samples that tell when to stop."""
 
 from __future__ import annotations
 
@@ -19,6 +19,17 @@ def divergence(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """
     mine, wanted = (one.float() / temperature for one in (logits, teacher))
     return F.kl_div(mine.log_softmax(1), wanted.log_softmax(1), reduction="batchmean", log_target=True)
+
+
+def divergences(logits: Tensor, teacher: Tensor) -> Tensor:
+    """KL(σ(teacher) ‖ σ(logits)) of each sample; both are logits.
+
+    >>> import torch
+    >>> divergences(torch.zeros(2, 2), torch.tensor([[99.0, 0.0], [5.0, 5.0]]))
+    tensor([0.6931, 0.0000])
+    """
+    mine, wanted = (one.float().log_softmax(1) for one in (logits, teacher))
+    return F.kl_div(mine, wanted, reduction="none", log_target=True).sum(1)
 
 
 def held_back(public: Public, share: float) -> tuple[np.ndarray, np.ndarray]:

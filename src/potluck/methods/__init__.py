@@ -3,10 +3,12 @@
 from potluck.methods.cofed import CoFED
 from potluck.methods.creamfl import CreamFL
 from potluck.methods.creamfl_variants import CreamFLVariants
+from potluck.methods.fd import FD
 from potluck.methods.fedallrep import FedAllRep
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.feddf import FedDF
 from potluck.methods.fedgh import FedGH
+from potluck.methods.fedhe import FedHe
 from potluck.methods.fedhenn import FedHeNN
 from potluck.methods.fedin import FedIN
 from potluck.methods.fedin_variants import FedINVariants
@@ -23,6 +25,7 @@ from potluck.methods.scaffold import Scaffold
 from potluck.methods.simclr import SimCLR
 
 __all__ = [
+    "FD",
     "CoFED",
     "CreamFL",
     "CreamFLVariants",
@@ -30,6 +33,7 @@ __all__ = [
     "FedAvg",
     "FedDF",
     "FedGH",
+    "FedHe",
     "FedHeNN",
     "FedIN",
     "FedINVariants",

@@ -49,9 +49,7 @@ class FedProto(Prototypes):
     def round(self, server: Server, clients: Clients) -> None:
         """Train everywhere, merge the prototypes."""
         replies = clients.ask(self.train)
-        self.remember(
-            server, *merge_classes(replies, "prototypes", server.task.classes, self.config.weights)
-        )
+        self.remember(server, *merge_classes(replies, "prototypes", server.task.classes, self.config.weights))
 
     def most(self) -> str:
         """Gathered while training, a sample counts once per epoch."""
