@@ -101,6 +101,8 @@ VARIANTS = {
         "levels": 2,
         "server_loss": "mean",
     },
+    "fedtgp": {"server_epochs": 3},
+    "fedtgp, plain means": {"name": "fedtgp", "server_epochs": 0, "weight": 0.01, "distance": "l2"},
     "scaffold, option II": {"name": "scaffold", "variate": "option2"},
 }
 MODELS: dict[str, Any] = {

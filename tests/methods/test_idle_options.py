@@ -15,7 +15,7 @@ from potluck.runs.advice import advice
 from potluck.runs.pilots import with_option
 
 NO_MODEL_CROSSES = ("local", "fedproto", "cofed", "creamfl", "fedhenn", "fedmd", "fedmuscle", "simclr")
-NO_MODEL_CROSSES += ("fd", "fedhe")
+NO_MODEL_CROSSES += ("fd", "fedhe", "fedtgp")
 
 
 def asked(method: Any, models: Any = "mlp-small", **values: Any) -> Experiment:
@@ -37,6 +37,7 @@ def asked(method: Any, models: Any = "mlp-small", **values: Any) -> Experiment:
         ("creamfl", {"distil": 0.1}, "distil does nothing without server_model"),
         ("creamfl", {"muscle_tau": 0.3}, "muscle_tau does nothing without the Muscle loss"),
         ("creamfl", {"regularizer": "muscle", "tau": 0.3}, "tau does nothing with regularizer: muscle"),
+        ("fedtgp", {"server_epochs": 0, "margin_cap": 5}, "margin_cap does nothing at server_epochs: 0"),
         ("feddf", {"validation": 0, "patience": 5}, "patience does nothing at validation: 0"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The clients of FD and FedHe: class means of logits, gathered while training, and the pull towards all clients'."""
+"""The clients of FD and FedHe: class means of logits gathered while training, and the pull towards the server's."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from potluck.methods.fedmuscle_variants import FedMuscleVariants
 from potluck.methods.fedproto import FedProto
 from potluck.methods.fedprox import FedProx
 from potluck.methods.fedre import FedRE
+from potluck.methods.fedtgp import FedTGP
 from potluck.methods.local import Local
 from potluck.methods.scaffold import Scaffold
 from potluck.methods.simclr import SimCLR
@@ -45,6 +46,7 @@ __all__ = [
     "FedProto",
     "FedProx",
     "FedRE",
+    "FedTGP",
     "Local",
     "Scaffold",
     "SimCLR",
