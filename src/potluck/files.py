@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from potluck.errors import RunError
+from potluck.errors import ConfigError, RunError
 
 WANDB_LOG = "wandb/*/logs/debug-core.log"
 
@@ -35,6 +35,29 @@ def write_whole(path: Path, data: bytes) -> None:
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+def check_writable(path: Path, remedy: str = "choose another place") -> None:
+    """Refuse a place where `write_whole` could not make a file, before there is anything to write."""
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
+
+
+def read_given(path: Path, what: str) -> str:
+    """Read a text file that a user names, such as an "experiment file"; an error is one sentence."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no {what} {path}") from error
+    except IsADirectoryError as error:
+        raise ConfigError(f"{path} is a folder; name the {what} in it") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no {what}: it is no text in UTF-8") from error
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file, whole or not at all."""
     write_whole(path, (json.dumps(value, indent=1) + "\n").encode())
@@ -43,20 +66,22 @@ def write_json(path: Path, value: Any) -> None:
 LARGEST_JSON = 1 << 30  # bytes; a split of a hundred million rows has that many
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file of a run."""
+def read_json(path: Path, remedy: str = "put a whole copy of it back") -> Any:
+    """Read a JSON file of a run; `remedy` is what to do about one that cannot be read."""
     if path.exists() and not path.is_file():
-        raise RunError(f"{path} is no file")
+        raise RunError(f"{path} is no file; {remedy}")
     try:
         if path.stat().st_size > LARGEST_JSON:
             raise RunError(f"{path} has more than {LARGEST_JSON:,} bytes, so it was not written by potluck")
         return json.loads(path.read_text())
     except FileNotFoundError as error:
-        raise RunError(f"{path} is missing: {path.parent} is no run folder") from error
+        raise RunError(
+            f"{path} is missing: {path.parent} is no run folder, or files of it are gone; {remedy}"
+        ) from error
     except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise RunError(f"{path} cannot be read: {error.strerror or error}; {remedy}") from error
     except (ValueError, RecursionError) as error:
-        raise RunError(f"{path} cannot be read: {error}") from error
+        raise RunError(f"{path} cannot be read: {error}; {remedy}") from error
 
 
 # --- checksums ------------------------------------------------------------------------------------------

@@ -354,7 +354,9 @@ def test_a_list_among_a_models_options_is_written_as_a_list(place: Path) -> None
         ("partition.clients=5000", ["1797 rows", "5000 clients", "lower clients"]),
         ("partition.clients=900", ["alpha", "clients", "min_size"]),
         ("method.d1=65", ["d1 is 65", "client 0 (mlp-small)", "64", "method.d1"]),
+        ("partition.kind=iid", ["alpha has no meaning", "'partition={kind: iid, clients: 3}'"]),
         ("seed", ["'seed'", "key=value"]),
+        ("training.rounds=", ["'training.rounds='", "no value"]),
         ("data={name: cifar10, dir: nowhere}", ["'cifar10'", "nowhere"]),
         ("evaluate.modes=[mix]", ["evaluate.modes", "'mix'", "mix-"]),
         ("engine.device=cpuu", ["engine.device", "'cpuu'"]),
@@ -401,6 +403,12 @@ def test_what_would_be_passed_over_in_silence_is_told(place: Path) -> None:
     assert "seed=3 changes nothing beside --seeds 1,2" in refused(
         *compare, "local", "seed=3", "--seeds", "1,2"
     )
+    same = refused("run", "small.yaml", "training.rounds=1", "training.rounds=2")
+    assert "'training.rounds=1' and 'training.rounds=2' set the same key; keep one" in same
+    undone = refused("run", "small.yaml", "method.d1=8", "method=fedmrl")
+    assert "'method=fedmrl' would undo 'method.d1=8' before it; write 'method=fedmrl' first" in undone
+    idle = refused(*compare, "fedproto", "method.d1=8")
+    assert "method.d1=8: fedmrl would not be compared, as only fedproto are" in idle
     told = potluck(*compare, "local,local", "--seeds", "0,0", "training.rounds=1")
     assert "--methods: local is named twice and played once" in told.stderr
     assert "--seeds: 0 is named twice and played once" in told.stderr
@@ -414,6 +422,12 @@ def test_a_folder_that_cannot_be_written(place: Path) -> None:
     assert "file/run" in refused("run", "small.yaml", "--out", "file/run")
     assert "cannot make the folder file" in refused("split", "small.yaml", "--png", "file/a.png")
     assert "file/all" in refused("compare", "small.yaml", "--methods", "fedavg", "--out", "file/all")
+    assert "file is a file; choose another folder" in refused("compare", "small.yaml", "--out", "file")
+    for option in ("csv", "latex", "pdf"):
+        assert f"cannot write /proc/x.{option}" in refused(
+            "compare", "small.yaml", f"--{option}", f"/proc/x.{option}"
+        )
+    assert not Path("runs").exists()
 
 
 def test_a_run_folder_that_is_none_or_of_another_version(place: Path, finished: Path) -> None:

@@ -86,6 +86,23 @@ class Told(Observer):
         self.ends.append(end)
 
 
+class Killed(Exception):
+    """A server ended without its doing."""
+
+
+class EndsAfter(Told):
+    """Ends the server when a round is over and on record, as a kill would."""
+
+    def __init__(self, round_):
+        super().__init__()
+        self.last = round_
+
+    def round(self, end):
+        super().round(end)
+        if end.round == self.last + 1:
+            raise Killed
+
+
 def serve(link, folder, experiment, told=None, time=None, **options):
     """A federation as `potluck serve` plays it, in a time of its own."""
     clock = (time or Time()).clock()

@@ -7,7 +7,8 @@ import torch
 
 from potluck.core.message import Message
 from potluck.deploy import wire
-from potluck.deploy.site import Site, welcome
+from potluck.deploy.site import Site
+from potluck.deploy.welcome import welcome
 from potluck.engine.protocol import Request, Stamp
 
 RUN = "a1"
@@ -20,18 +21,18 @@ def make_site(home, client="0", simulated=True, **options):
     )
 
 
-def offer(method="fedmrl", run=RUN):
-    return welcome(sites.federated({"name": method, **OPTIONS.get(method, {})}), run)
+def offer(method="fedmrl", run=RUN, rounds=2):
+    return welcome(sites.federated({"name": method, **OPTIONS.get(method, {})}, rounds), run)
 
 
 def greet(site, told):
     return wire.unpack_reply(site.answer(wire.pack_order(wire.Hello(told))))
 
 
-def joined(home, method="fedmrl", **options):
+def joined(home, method="fedmrl", rounds=2, **options):
     """A site that has joined a run."""
     site = make_site(home, **options)
-    greet(site, offer(method))
+    greet(site, offer(method, rounds=rounds))
     assert site.resident is not None
     return site
 

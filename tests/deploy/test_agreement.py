@@ -21,10 +21,16 @@ from potluck.deploy.wire import told_at_enrolment
 from potluck.errors import ConfigError, PinError
 from potluck.methods.registry import method_names
 from potluck.testing.bench import DEFAULT_MODELS, Bench
+from staged_nets import OneBlock, ThreeExits, TwoBlocks, TwoExits
 
 unhurried = settings(deadline=None)
 OPTIONS = {"fedin": {"noise": 0.8, "batch": 4}, "fedmrl": {"d1": 16}, "feddf": {"steps": 5}}
-MODELS = {"fedin": ("conv-small", "conv-large")}
+MODELS: dict[str, Any] = {
+    "fedin": ("conv-small", "conv-large"),
+    **dict.fromkeys(("fedrolex", "fjord", "heterofl"), ({"name": "conv-large", "scale": 0.5}, "conv-large")),
+    **dict.fromkeys(("inclusivefl", "inco"), (OneBlock, TwoBlocks)),
+    "scalefl": (TwoExits, ThreeExits),
+}
 AGREED = Agreement(
     method="fedin",
     options={"noise": {"least": 0.8}, "batches": {"least": 1, "most": 4}, "mu": 0.1, "levels": None},
@@ -317,7 +323,7 @@ def test_a_bad_file_is_one_sentence(tmp_path: Path, text: str, sentence: str) ->
 
 
 def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.json cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=r"there is no agreement .*none\.json"):
         Agreement.load(tmp_path / "none.json")
 
 

@@ -187,20 +187,22 @@ def played(site, rounds, **stamp):
 
 
 def test_a_server_that_goes_back_is_followed_for_three_rounds_and_no_further(tmp_path):
-    site = joined(tmp_path)
+    site = joined(tmp_path, rounds=100)
     replies = played(site, range(1, 7))  # rounds 1 to 5 are accepted
     for start, back in enumerate((5, 4, 3), start=1):
-        again = joined(tmp_path)
+        again = joined(tmp_path, rounds=100)
         assert same(
             replies[back], ask(again, request(small(site), round_=back + 1, accepted=back, incarnation=start))
         )
-    reason = ask(joined(tmp_path), request(small(site), round_=3, accepted=2, incarnation=9)).reason
+    reason = ask(
+        joined(tmp_path, rounds=100), request(small(site), round_=3, accepted=2, incarnation=9)
+    ).reason
     assert reason.startswith("client 0: the server goes on from round 2 of this client, which is past round")
     assert all(same(*pair) for pair in zip(replies[4:], played(again, (5, 6), incarnation=3), strict=True))
 
 
 def test_a_server_that_goes_back_may_take_another_way(tmp_path):
-    site, straight = joined(tmp_path / "a"), joined(tmp_path / "b")
+    site, straight = joined(tmp_path / "a", rounds=100), joined(tmp_path / "b", rounds=100)
     played(site, (1, 2, 3))
     other = ask(site, request(small(site, 0.5), round_=2, accepted=1, incarnation=1))
     after = ask(site, request(small(site), round_=3, accepted=2, incarnation=1))
@@ -211,7 +213,7 @@ def test_a_server_that_goes_back_may_take_another_way(tmp_path):
 
 
 def test_only_a_server_that_was_started_again_may_go_back(tmp_path):
-    site = joined(tmp_path)
+    site = joined(tmp_path, rounds=100)
     played(site, (1, 2, 3))
     reason = ask(site, request(small(site), round_=2, accepted=1)).reason
     assert (
@@ -221,7 +223,7 @@ def test_only_a_server_that_was_started_again_may_go_back(tmp_path):
 
 
 def test_an_earlier_state_is_examined_when_a_server_goes_back(tmp_path):
-    site = joined(tmp_path)
+    site = joined(tmp_path, rounds=100)
 
     def measured(accepted, incarnation):
         at = Stamp("a1", accepted + 1, 1, 0, accepted, incarnation, settled=True)
@@ -235,7 +237,7 @@ def test_an_earlier_state_is_examined_when_a_server_goes_back(tmp_path):
 
 
 def test_rounds_that_nobody_accepts_are_counted_and_in_the_end_forgotten(tmp_path):
-    site = joined(tmp_path)
+    site = joined(tmp_path, rounds=100)
     record = site.resident.record
     record.history.tried = dict.fromkeys(range(1, 65), 1)
     ask(site, request(small(site), round_=65))
@@ -244,7 +246,7 @@ def test_rounds_that_nobody_accepts_are_counted_and_in_the_end_forgotten(tmp_pat
 
 
 def test_what_is_kept_does_not_grow(tmp_path):
-    site = joined(tmp_path)
+    site = joined(tmp_path, rounds=100)
     sizes = []
     for round_ in range(1, 12):
         for attempt in (1, 2):

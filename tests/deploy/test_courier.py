@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from potluck.core.plain_values import printable
 from potluck.deploy.flower import commands, relay, superlinks
 from potluck.deploy.flower.connections import Security
-from potluck.deploy.printable import printable
 from potluck.engine import frames
 from potluck.errors import RunError
 
@@ -223,4 +223,4 @@ def test_a_superlink_of_our_own_keeps_its_keys_and_stops_relays_of_earlier_start
 
 def test_escapes_of_terminals_are_taken_out():
     assert printable("a\x1b[2J\x1b]0;title\x07b\x1b[31mc\x9b1m\x07\n d") == "abc?1m? d"
-    assert len(printable("x" * 10_000)) == 500
+    assert len(printable("x" * 10_000)) == 1000

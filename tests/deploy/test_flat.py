@@ -11,6 +11,8 @@ import sites
 import torch
 from links import FEDMRL, Link, serve
 
+from potluck.deploy.engine import FlowerEngine
+from potluck.engine.settings import EngineSettings
 from potluck.runs.folder import LOGS
 from potluck.runs.observers import Observer
 
@@ -133,3 +135,28 @@ def test_memory_and_disk_are_flat_over_five_hundred_rounds(tmp_path):
     assert later - settled < PER_ROUND * rounds, [f"{one:,}" for one in memory]
     grown = {name: round(length / rounds) for name, length in logs.items()}
     print(f"resident memory {settled:,} → {later:,} bytes; {samples[-1]}; log bytes per round: {grown}")
+
+
+class Passing:
+    """Nodes that come, say nothing, and are gone at the next look."""
+
+    def __init__(self):
+        self.looks = 0
+
+    def nodes(self):
+        self.looks += 1
+        return [self.looks]
+
+    def keys(self):
+        return {}
+
+    def exchange(self, letters, timeout, most):
+        return ["no answer came"] * len(letters)
+
+
+def test_a_server_forgets_nodes_that_are_gone():
+    engine = FlowerEngine(Passing(), sites.IDS, EngineSettings(device="cpu"), (), {})
+    for _ in range(300):
+        engine.look()
+    assert len(engine._tries) + len(engine._met) <= 2
+    assert len(engine._refusals) <= 100

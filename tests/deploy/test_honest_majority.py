@@ -2,7 +2,7 @@
 
 import pytest
 import sites
-from links import Link, Told, is_training, serve
+from links import EndsAfter, Killed, Link, Told, is_training, serve
 from test_going_back import ALIKE, PatientLink, blown_up, experiment
 
 from potluck.deploy import wire
@@ -96,10 +96,15 @@ def test_the_tiny_updates_of_one_of_two_have_nobody_refused(tmp_path):
     assert "round 1, step train: the norm of 'model' from 0 is more than 100 times that from 1" in first
 
 
-def test_of_two_a_message_far_larger_than_the_other_and_than_its_own_last_is_refused(tmp_path):
+@pytest.mark.parametrize("restarts", [False, True])
+def test_of_two_a_message_far_larger_than_the_other_and_than_its_own_last_is_refused(tmp_path, restarts):
     link, told = Link(tmp_path, model="mlp-small"), Told()
-    link.tamper = blown_up(lambda order: is_training(order, "1", 2), 1e6)
+    lie = blown_up(lambda order: is_training(order, "1", 2), 1e6)
     settings = sites.federated("fedavg", rounds=3, **ALIKE).variant(partition=of(link, "0", "1"))
+    if restarts:
+        with pytest.raises(Killed):
+            serve(link, tmp_path / "run", settings, EndsAfter(1))
+    link.tamper = lie
     serve(link, tmp_path / "run", settings, told)
     (refused,) = refusals(told)
     assert refused.startswith("round 2 goes on without client 1")

@@ -9,6 +9,7 @@ import torch
 from lone_site import RUN, ask, greet, joined, make_site, offer, request, small
 
 from potluck.core.message import Message
+from potluck.core.modest import Modest
 from potluck.deploy import bounds, wire
 from potluck.deploy.site import Site
 from potluck.engine.protocol import Answer, Examination, Failure, Stamp
@@ -40,6 +41,15 @@ WELCOMES = {
     "threads": (changed("experiment", "engine", "threads", value=10**6), "engine.threads: 1,000,000"),
     "classes": (changed("experiment", "partition", "classes", value=10**7), "partition.classes: 10,000,000"),
     "width": (changed("experiment", "models", "rep_dim", value=10**8), "models.rep_dim: 100,000,000"),
+    "rounds": (changed("experiment", "training", "rounds", value=10**6), "training.rounds: 1,000,000"),
+    "long name": (
+        changed("experiment", "name", value="x" * 10**6),
+        "the server's experiment.name has 1,000,000 letters",
+    ),
+    "many names": (
+        changed("experiment", "training", "per_client", value={f"n{one}": {} for one in range(10_001)}),
+        "10,001 entries in experiment.training.per_client",
+    ),
     "epochs": (changed("experiment", "training", "epochs", value=10**9), "training.epochs: 1,000,000,000"),
     "seen": (changed("experiment", "training", "epochs", value=9_999), None),
     "batch": (changed("experiment", "training", "batch_size", value=2**40), "training.batch_size"),
@@ -110,9 +120,9 @@ def test_epochs_are_bounded_together_with_the_samples(tmp_path, monkeypatch):
 
 
 def test_a_model_larger_than_the_machine_is_refused_before_it_is_made():
-    with pytest.raises(ConfigError, match="a tensor of 4,294,967,296 numbers"), bounds.Modest(2**30):
+    with pytest.raises(ConfigError, match="a tensor of 4,294,967,296 numbers"), Modest(2**30):
         torch.nn.Linear(2**16, 2**16)
-    with bounds.Modest(2**30):
+    with Modest(2**30):
         assert torch.nn.Linear(4, 4)(torch.zeros(2, 4)).shape == (2, 4)
 
 

@@ -1,5 +1,6 @@
 """One liar among honest clients: what it brings, adds or leaves out ends no run and reaches nobody else."""
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import sites
 import torch
 from hostile import note_of, noted
 from links import Link, Told, serve
+from test_sites import OPTIONS
 from torch import nn
 
 from potluck.core.contract import state_of
@@ -15,6 +17,9 @@ from potluck.core.state import Report
 from potluck.deploy import wire
 from potluck.engine.norms import norm_ratios, parts_of
 from potluck.engine.protocol import Answer, Request
+from potluck.engine.rounds import Rounds
+from potluck.engine.serial import SerialEngine
+from potluck.errors import RoundFailed, RunError
 from potluck.methods.fedavg import FedAvg
 
 ALIKE = {"models": {"pool": "mlp-small", "rep_dim": 16, "init": "per_client"}}
@@ -161,6 +166,59 @@ def test_a_downlink_that_cannot_be_made_costs_one_client_only(tmp_path, monkeypa
     assert "round 2 goes on without client 1: client 1, step train: no message could be made for it" in out
 
 
+# --- the server's half of a method ---
+
+
+def test_a_fault_in_a_methods_own_code_ends_the_server_in_a_sentence_and_loses_nothing(tmp_path, monkeypatch):
+    honest, others = FedAvg.round, {"evaluate": {"when": ["after_aggregation"]}}
+
+    def faulty(self, server, clients):
+        honest(self, server, clients)
+        if server.round == 2:
+            raise KeyError("a name of its own")
+
+    monkeypatch.setattr(FedAvg, "round", faulty)
+    with pytest.raises(RunError) as error:
+        play(tmp_path, "fedavg", lambda order, data: data, **others)
+    assert str(error.value).startswith("round 2: the server's half of fedavg failed at ")
+    assert "(KeyError: 'a name of its own')" in str(error.value)
+    monkeypatch.setattr(FedAvg, "round", honest)
+    play(tmp_path, "fedavg", lambda order, data: data, **others)
+    assert sites.log(tmp_path / "run") == sites.serial("fedavg", tmp_path / "serial", **ALIKE | others)
+
+
+# What the contracts allow, as far from anything honest as can be.
+EXTREME = {
+    "zeros": torch.zeros_like,
+    "largest": lambda value: torch.full_like(value, 3e38) if value.is_floating_point() else value,
+}
+
+
+class Extreme(SerialEngine):
+    """The serial engine, with a client that sends other numbers."""
+
+    def run(self, requests):
+        return [
+            replace(one, up=Message({name: self.change(value) for name, value in one.up.items()}))
+            if isinstance(one, Answer) and one.client == "1"
+            else one
+            for one in super().run(requests)
+        ]
+
+
+@pytest.mark.parametrize(
+    "method", ["cofed", "creamfl", "feddf", "fedgh", "fedhenn", "fedmd", "fedproto", "fedre"]
+)
+def test_no_numbers_that_a_contract_allows_raise_an_error_at_the_server(method):
+    options = {"name": method, **OPTIONS.get(method, {})}
+    federation = sites.simulated(options, **ALIKE).build()
+    for change in EXTREME.values():
+        engine = Extreme(federation.clients)
+        engine.change = change
+        with contextlib.suppress(RoundFailed):
+            Rounds(federation, engine).play(1, sites.IDS)
+
+
 # --- first weights ---
 
 
@@ -182,7 +240,9 @@ def test_first_weights_beyond_all_measure_are_not_taken(tmp_path, size):
 def test_who_gave_first_weights_with_which_nobody_can_train_is_left_out(tmp_path):
     training = {"rounds": 2, "batch_size": 16, "optimizer": {"lr": 0.05}, "max_norm": "none"}
     tamper = lying(all_of(3e38), "bring", client="0")
-    _, told, result = play(tmp_path, "fedavg", tamper, training=training)
+    link, told, result = play(tmp_path, "fedavg", tamper, training=training)
+    asked = [one for one in link.orders if isinstance(one, Request) and one.steps == ("bring",)]
+    assert [one.client for one in asked] == ["0", "1"]  # not again in a second try
     assert [end.round for end in told.ends] == [1, 2]
     (said,) = [notice for notice in told.notices if "first weights" in notice]
     assert "round 1 is played again without client 0" in said

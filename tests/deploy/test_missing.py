@@ -4,7 +4,7 @@ import json
 
 import pytest
 import sites
-from links import FEDMRL, Link, Time, Told, is_evaluation, is_training, serve
+from links import FEDMRL, EndsAfter, Killed, Link, Time, Told, is_evaluation, is_training, serve
 
 from potluck.deploy import wire
 from potluck.engine.evaluation.lapses import Lapses
@@ -119,9 +119,30 @@ def test_who_leaves_out_every_other_evaluation_costs_one_deadline_in_many_rounds
     assert "1" in result.summary["accuracy"]["missing"]["rounds"]["2"]
 
 
-def test_who_is_trusted_again_and_lapses_again_is_doubted_for_longer_and_longer():
+def test_a_server_that_starts_again_still_doubts_who_has_lapsed(tmp_path):
+    time = Time()
+    link = Slow(tmp_path, time, lambda order, link: order.stamp.round % 2 == 1)
+    engine = {"device": "cpu", "workers": 1, "deadline": DEADLINE}
+    settings = sites.federated("local", rounds=4, engine=engine)
+    with pytest.raises(Killed):
+        serve(link, tmp_path / "run", settings, EndsAfter(1), time=time)
+    serve(link, tmp_path / "run", settings, time=time)
+    assert link.cost[1] >= DEADLINE
+    assert link.cost[3] < 0.5 * DEADLINE
+
+
+def started_again(lapses):
+    """What a server knows that starts again after a round."""
+    found = Lapses()
+    found.recall(lapses.kept())
+    return found
+
+
+@pytest.mark.parametrize("restart", [started_again, lambda lapses: lapses])
+def test_who_is_trusted_again_and_lapses_again_is_doubted_for_longer_and_longer(restart):
     lapses, trusted = Lapses(), []
     for round_ in range(1, 60):
+        lapses = restart(lapses)
         lapses.begin(round_)
         if not lapses.is_doubted("1"):
             trusted.append(round_)
@@ -130,9 +151,11 @@ def test_who_is_trusted_again_and_lapses_again_is_doubted_for_longer_and_longer(
     assert not lapses.is_dropped("1")  # it has answered in the short time
 
 
-def test_who_leaves_out_the_short_time_too_is_not_asked_and_who_costs_no_time_is_not_doubted():
+@pytest.mark.parametrize("restart", [started_again, lambda lapses: lapses])
+def test_who_leaves_out_the_short_time_too_is_not_asked_and_who_costs_no_time_is_not_doubted(restart):
     lapses, dropped = Lapses(), []
     for round_ in range(1, 10):
+        lapses = restart(lapses)
         lapses.begin(round_)
         dropped += [round_] if lapses.is_dropped("1") else []
         lapses.note(["1"], DEADLINE)

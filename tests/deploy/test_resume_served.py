@@ -73,6 +73,36 @@ def test_a_federation_is_resumed_by_its_folder_alone_also_from_another_place(tmp
     assert sites.log(tmp_path / "runs" / "three") == sites.serial(FEDMRL, tmp_path / "serial")
 
 
+def test_a_resumed_federation_logs_and_is_watched_as_a_served_one(tmp_path, link, monkeypatch):
+    started(tmp_path, link)
+    ports, exposed = [], served.exposed
+    monkeypatch.setattr(served, "exposed", lambda port, facts: ports.append(port) or exposed(None, facts))
+    code, said = command("resume", "runs/three", "--prometheus", 9464, "--log", "json")
+    assert code == 0, said
+    assert ports == [9464]
+    assert '"message": "round 2/' in said
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ("--from-round", 1),
+            "--from-round: runs/three is a federation, which goes on after its last checkpoint",
+        ),
+        (("--log", "xml"), "--log: 'xml' is neither text nor json"),
+    ],
+)
+def test_options_that_a_federation_has_no_use_for_are_named(tmp_path, link, words, sentence):
+    (tmp_path / "runs" / "three").mkdir(parents=True)
+    (tmp_path / "runs" / "three" / "serve.json").write_text("{}")
+    code, said = command("resume", "runs/three", *words)
+    assert code == 2
+    assert sentence in said
+    (tmp_path / "runs" / "three" / "serve.json").unlink()
+    assert "are for federations" in command("resume", "runs/three", "--prometheus", 9464)[1]
+
+
 def test_a_client_can_be_excluded_when_a_federation_is_resumed(tmp_path, link):
     started(tmp_path, link)
     code, said = command("resume", "runs/three", "--exclude", "2")

@@ -17,10 +17,11 @@ def hello(site, run):
 
 def test_old_contracts_have_the_usual_numbers(tmp_path):
     path, values = tmp_path / "contract.json", contract(tmp_path).model_dump(mode="json")
-    del values["most_runs"], values["evaluations_per_round"]
+    del values["most_runs"], values["evaluations_per_round"], values["most_rounds"]
     path.write_text(json.dumps(values))
     agreed = Agreement.load(path)
     assert (agreed.most_runs, agreed.evaluations_per_round) == (RUNS, EVALUATIONS) == (10, 24)
+    assert agreed.most_rounds == 1000
 
 
 # --- runs -----------------------------------------------------------------------------------------------
@@ -59,6 +60,27 @@ def test_a_run_that_was_refused_is_not_counted(tmp_path):
     site = make_site(tmp_path, agreement=contract(tmp_path, "fedre", most_runs=1))
     assert isinstance(greet(site, offer("fedmrl", "other")), Failure)
     assert not isinstance(hello(site, "r0"), Failure)
+
+
+# --- rounds ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_of_more_rounds_than_agreed_is_refused(tmp_path):
+    site = make_site(tmp_path, agreement=contract(tmp_path, "fedre", most_rounds=1))
+    told = hello(site, "r0").reason
+    assert "the run has 2 rounds, this site agreed to 1; raise most_rounds in its contract" in told
+    assert not list((tmp_path / "0" / "runs").glob("*.json"))
+
+
+def test_a_run_is_trained_in_no_round_beyond_its_last(tmp_path):
+    site = joined(tmp_path, "fedre")
+    for round_ in (1, 2):
+        assert isinstance(ask(site, request(head(site), round_, accepted=round_ - 1)), Answer)
+    refused = [ask(site, request(head(site), round_, accepted=2)) for round_ in (3, 10**6)]
+    assert [one.reason.partition(": ")[2] for one in refused] == [
+        "round 3 is asked about, the run has 2",
+        "round 1000000 is asked about, the run has 2",
+    ]
 
 
 # --- evaluations ----------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from potluck.deploy import wire
 from potluck.deploy.agreement import Agreement
 from potluck.deploy.rehearsal import propose
 from potluck.deploy.run import open_folder, play, prepared
-from potluck.deploy.site import REHEARSAL, Site, welcome
+from potluck.deploy.site import REHEARSAL, Site
+from potluck.deploy.welcome import welcome
 from potluck.engine.protocol import Examination, Failure, Stamp
 from potluck.errors import ConfigError
 from potluck.federation.explain import explain

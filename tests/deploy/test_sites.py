@@ -25,8 +25,9 @@ from potluck.deploy.register import Register
 from potluck.deploy.rehearsal import rehearse
 from potluck.deploy.run import key_register, open_folder, prepared
 from potluck.deploy.run import play as play_prepared
-from potluck.deploy.site import SENT, Site, kept_secret, welcome
+from potluck.deploy.site import Site, kept_secret
 from potluck.deploy.site_data import site_data
+from potluck.deploy.welcome import SENT, welcome
 from potluck.engine import frames
 from potluck.engine.protocol import Answer, Examination, Failure, Request, Stamp
 from potluck.engine.rounds import Rounds
@@ -44,6 +45,8 @@ OPTIONS = {
     "fedmuscle": {"peers": 2, "batch": 20, "bundle": 2},
     "fedhenn": {"samples": 30},
     "cofed": {"margin": 0.0},
+    "feddf": {"steps": 4, "every": 2, "patience": 4},
+    "creamfl": {"server_model": "mlp-small"},
 }
 SAME_MODEL = {"models": {"pool": "conv-small", "rep_dim": 16, "init": "per_client"}}
 
@@ -91,7 +94,8 @@ class Courier:
 
 
 @pytest.mark.parametrize(
-    "method", ["fedmrl", "fedproto", "fedin", "fedre", "fedmuscle", "fedmd", "cofed", "creamfl", "fedhenn"]
+    "method",
+    ["fedmrl", "fedproto", "fedin", "fedre", "fedmuscle", "fedmd", "cofed", "creamfl", "fedhenn", "feddf"],
 )
 def test_a_federation_gives_the_numbers_of_the_simulation(method, tmp_path):
     options = {"name": method, **OPTIONS.get(method, {})}
@@ -323,7 +327,7 @@ def test_clients_that_do_not_join_are_named(tmp_path):
 
 
 def enrol(site, method="fedmrl", **changes):
-    told = welcome(sites.federated({"name": method, **OPTIONS.get(method, {})}), RUN)
+    told = welcome(sites.federated({"name": method, **OPTIONS.get(method, {})}, rounds=10), RUN)
     told["experiment"]["method"] |= changes
     return wire.unpack_reply(site.answer(wire.pack_order(wire.Hello(told))))
 
@@ -528,6 +532,9 @@ class Pact:
 
     def let_join(self, runs):
         """Any number of runs."""
+
+    def let_play(self, rounds):
+        """Any number of rounds."""
 
     def let_examine(self, round_, asked):
         """Any number of evaluations."""

@@ -19,7 +19,7 @@ from potluck.deploy.logs import Log
 from potluck.deploy.node_pulse import Pulse, PulseFile
 from potluck.deploy.prometheus import exposed, exposition
 from potluck.deploy.run_notes import LogLines
-from potluck.deploy.site_status import OrderNotes, SiteStatus, read_orders
+from potluck.deploy.site_status import OrderNotes, Room, SiteStatus, read_orders
 from potluck.deploy.status import Board, kept, read_status, write_status
 from potluck.errors import ConfigError, RunError
 from potluck.report.render import plain
@@ -146,6 +146,15 @@ def test_a_link_in_place_of_the_status_is_not_followed(tmp_path):
     assert read_status(home)["kind"] == "server"
 
 
+def test_a_server_and_a_site_in_one_folder_keep_their_own_status(tmp_path):
+    write_status(tmp_path, Board(name="trial").facts())
+    site = SiteStatus("north", "127.0.0.1:9", tmp_path, tmp_path / "pulse.json")
+    write_status(tmp_path, site.facts())
+    assert read_status(tmp_path)["client"] == "north"
+    (tmp_path / "site-status.json").unlink()
+    assert read_status(tmp_path)["name"] == "trial"
+
+
 # --- the command ----------------------------------------------------------------------------------------
 
 
@@ -176,9 +185,10 @@ def test_the_command_shows_a_server(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (None, "has no status.json: it is neither"),
+        (None, "has no status.json and no site-status.json: it is neither"),
         ("{", "cannot be read"),
         ("[]", "was not written by potluck"),
+        ('{"kind": {}}', "was not written by potluck"),
         ('{"kind": "spy"}', "was not written by potluck"),
         ('{"kind": "server"}', "was not written by this version"),
         ('{"kind": "server", "updated": "x", "clients": 3}', "was not written by this version"),
@@ -237,6 +247,20 @@ def test_a_worker_notes_its_orders(tmp_path):
     assert re.fullmatch(r"round 1: answered: train, [\d,]+ bytes, \d+\.\d s", lines[1]["message"])
     assert lines[-1]["message"].startswith("round 2: refused: ")
     assert all(one["time"].startswith("20") for one in lines)
+
+
+def test_a_server_that_asks_without_end_fills_no_log(tmp_path):
+    notes, now = OrderNotes(tmp_path), [0.0]
+    notes.log, notes.room = Log(True, io.StringIO()), Room(lambda: now[0])
+    for _ in range(3000):
+        notes.refused("no")
+    lines = notes.log.stream.getvalue().splitlines()
+    assert len(lines) == 1001
+    assert "1,000 lines were written in this hour" in lines[-1]
+    assert read_orders(tmp_path)["orders"]["refused"] == 3000
+    now[0] = 3600
+    notes.refused("no")
+    assert len(notes.log.stream.getvalue().splitlines()) == 1002
 
 
 def test_a_worker_is_at_work_while_it_does_an_order(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import ssl
 import stat
 import sys
@@ -42,10 +43,13 @@ def test_without_cryptography_there_is_one_sentence(tmp_path: Path, monkeypatch:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("cryptography")
-    folder = tmp_path_factory.mktemp("federation") / "keys"
-    result = potluck(
-        str(folder), "--server", "fl.example.org,localhost,127.0.0.1,::1", "--clients", ",".join(CLIENTS)
-    )
+    folder, before = tmp_path_factory.mktemp("federation") / "keys", os.umask(0)
+    try:
+        result = potluck(
+            str(folder), "--server", "fl.example.org,localhost,127.0.0.1,::1", "--clients", ",".join(CLIENTS)
+        )
+    finally:
+        os.umask(before)
     assert result.exit_code == 0, result.output
     assert "make each client's key at its site" in result.stdout
     assert all(str(path) in result.stdout for path in folder.rglob("*") if path.is_file())
@@ -53,6 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_private_files_are_the_owners_alone(folder: Path) -> None:
+    assert not stat.S_IMODE(folder.stat().st_mode) & 0o022  # nor can others put files in their place
     modes = {
         str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode)
         for path in folder.rglob("*")

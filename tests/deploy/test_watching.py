@@ -15,14 +15,16 @@ import typer
 from federations import below, command
 
 from potluck.cli.exits import _fail
+from potluck.core.plain_values import printable
+from potluck.deploy.flower import join as joins
 from potluck.deploy.flower import watching
-from potluck.deploy.flower.join import alone, check_home
+from potluck.deploy.flower.connections import Security
+from potluck.deploy.flower.join import Joining, alone, check_home, join
 from potluck.deploy.flower.processes import PULSE, Process, _started, end_stale
 from potluck.deploy.flower.watching import NodeWatch, Watched, WorkerWatch, answers
 from potluck.deploy.flower.worker import READERS, work
 from potluck.deploy.logs import line
 from potluck.deploy.node_pulse import Pulse, PulseFile, skew_of, trouble
-from potluck.deploy.printable import printable
 from potluck.engine import frames
 from potluck.errors import ConfigError, RunError
 
@@ -156,15 +158,39 @@ def test_a_stopped_process_is_ended_too(tmp_path):
     assert not process.alive
 
 
-def test_two_joins_do_not_share_a_home(tmp_path):
-    lock = tmp_path / ".join.lock"
-    taken = pytest.raises(ConfigError, match="another potluck join is at work in")
-    with alone(lock, tmp_path), taken, alone(lock, tmp_path):
+@pytest.mark.parametrize("half", ["", "worker", "node"])
+def test_two_joins_do_not_share_a_home(tmp_path, monkeypatch, half):
+    monkeypatch.setattr(joins, "_take_part", lambda *told: None)
+    taken = pytest.raises(ConfigError, match=r"another potluck join is at work in .* a --home of its own")
+    with alone(tmp_path), taken:
+        join(joining(tmp_path, half))
+    assert [path.name for path in tmp_path.iterdir()] == [".join.lock"]
+
+
+def test_a_lock_that_is_a_link_is_refused(tmp_path):
+    (tmp_path / ".join.lock").symlink_to(tmp_path / "there")
+    with pytest.raises(ConfigError, match="cannot write"), alone(tmp_path):
         pass
-    (tmp_path / "there").touch()
-    (tmp_path / "link").symlink_to(tmp_path / "there")
-    with pytest.raises(ConfigError, match="cannot write"), alone(tmp_path / "link", tmp_path):
-        pass
+
+
+def joining(home, only=""):
+    """What `potluck join` is told, with nobody at the server's address."""
+    own = __file__
+    return Joining(
+        "127.0.0.1:9", "0", f"{own}:joining", f"{own}:joining", home, Security(), only=only, socket=home / "s"
+    )
+
+
+@pytest.mark.parametrize(("name", "what"), [("worker.log", "a link"), ("pulse.json", "a pipe")])
+def test_join_looks_at_its_home_first(tmp_path, monkeypatch, name, what):
+    monkeypatch.setattr(joins, "_take_part", lambda *told: None)
+    if what == "a pipe":
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).symlink_to("/etc/hostname")
+    with pytest.raises(ConfigError, match=rf"{name} is {what}.*; a site keeps its files in its own folder"):
+        join(joining(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_what_a_program_of_flowers_says_cannot_steer_a_terminal(tmp_path):

@@ -46,6 +46,11 @@ ON_PUBLIC_DATA: dict[str, dict[str, Any]] = {
     "cofed": {"margin": 0.0},
     "feddf": {"steps": 5},
     "fedmuscle": {"peers": 2, "batch": 16, "bundle": 2},
+    "gramian": {"peers": 2, "batch": 16},
+    "pairwise": {"peers": 2, "batch": 16},
+    "fccl": {"pretrain_epochs": 2, "public_lr": 0.005},
+    "fed-et": {"steps": 5},
+    "rhfl": {"pretrain_epochs": 2, "exchange": "batch", "batch": 32},
 }
 
 
@@ -370,7 +375,7 @@ def test_fewer_slots_than_clients() -> None:
 def test_the_contract_holds_on_the_gpu(method: str, check: Check) -> None:
     options = {"name": method} | OPTIONS.get(method, {}) | ON_PUBLIC_DATA.get(method, {})
     models: Any = ("conv-small", "conv-large") if method == "fedin" else DEFAULT_MODELS
-    if method == "fedmuscle":
+    if method in ("fedmuscle", "gramian", "pairwise", "fed-et"):
         models = {"pool": list(models), "rep_dim": 16}
     check(Bench(options, models, make_engine=engine, engine={"device": "cuda"}))
 

@@ -124,6 +124,17 @@ class Federation:
             self.rows[client], training.batch_size, training.epochs, training.last_batch, rng
         )
 
+    def trained(self, lr):
+        """Every client's model after local training in round 1, from common weights."""
+        found = {}
+        for client in self.rows:
+            found[client] = model = self.federation.population.build_model(client)
+            batches = [
+                (torch.tensor(self.x[one]), torch.tensor(self.y[one])) for one in self.steps(client, 1)
+            ]
+            Toolbox.plain_training(model, batches, lr=lr)
+        return found
+
     def measure(self, client, mode, down=True):
         """Correct answers and summed loss on the client's test rows."""
         message = Message(self.method.downlink(self.server, client)) if down else None

@@ -11,6 +11,7 @@ from potluck.core.settings import Settings
 from potluck.methods.registry import find_method, method_names
 from potluck.testing.bench import DEFAULT_MODELS, Bench
 from potluck.testing.contract import CHECKS, Check
+from staged_nets import OneBlock, ThreeExits, TwoBlocks, TwoExits
 
 VARIANTS = {
     "fedavg": {},
@@ -22,6 +23,15 @@ VARIANTS = {
     "creamfl, a server model": {"name": "creamfl", "server_model": "mlp-large", "batch": 20},
     "fd, without oneself": {"name": "fd", "exclude_self": True, "distance": "mse", "weights": "count"},
     "fedhe, running sums": {"name": "fedhe", "forget": 2},
+    "fccl": {"pretrain_epochs": 1, "batch": 20, "public_lr": 0.005},
+    "fccl, batch by batch": {"name": "fccl", "pretrain_epochs": 3, "batch": 30, "exchange": "batch"},
+    "fed-et": {"steps": 5, "batch": 20},
+    "fed-et, a larger server": {
+        "name": "fed-et",
+        "server": "mlp-large",
+        "steps": 3,
+        "weights": "samples",
+    },
     "feddf": {"steps": 5, "every": 2, "batch": 20},
     "feddf, nothing held back": {"name": "feddf", "steps": 3, "validation": 0, "weights": "uniform"},
     "fedhenn": {"weight": 0.1, "samples": 20},
@@ -103,17 +113,63 @@ VARIANTS = {
     },
     "fedtgp": {"server_epochs": 3},
     "fedtgp, plain means": {"name": "fedtgp", "server_epochs": 0, "weight": 0.01, "distance": "l2"},
+    "gramian": {"batch": 30, "peers": 2},
+    "pairwise": {"batch": 30, "peers": 2},
+    "rhfl": {"pretrain_epochs": 3, "batch": 20},
+    "rhfl, batch by batch": {
+        "name": "rhfl",
+        "pretrain_epochs": 0,
+        "batch": 30,
+        "exchange": "batch",
+        "private_epochs": "published",
+    },
+    "fedrolex, a parent nobody holds": {
+        "name": "fedrolex",
+        "parent": {"name": "conv-large", "scale": 0.3},
+        "window": "random",
+        "sbn": False,
+        "scaler": False,
+        "mask": False,
+        "label_split": False,
+        "clip": None,
+    },
+    "fjord, distilled": {"name": "fjord", "distil": True, "alpha": 0.5, "temperature": 2.0},
+    "heterofl, by samples": {"name": "heterofl", "weights": "samples", "sbn": False, "buffers": "local"},
+    "inclusivefl, all shared": {
+        "name": "inclusivefl",
+        "local_last": "none",
+        "local_head": False,
+        "weights": "samples",
+    },
+    "inco, negative products": {"name": "inco", "sign": "negative", "server_lr": 0.5},
+    "scalefl": {"warmup": 1},
+    "scalefl, as released": {"name": "scalefl", "warmup": 0, "compat": True, "weights": "samples"},
     "scaffold, option II": {"name": "scaffold", "variate": "option2"},
 }
+WIDTHS = [{"name": "conv-large", "scale": 0.2}, {"name": "conv-large", "scale": 0.1}]  # of one architecture
+STAGED = (OneBlock, TwoBlocks)
 MODELS: dict[str, Any] = {
+    "fed-et": {"pool": list(DEFAULT_MODELS), "rep_dim": 16},
+    "fed-et, a larger server": {"pool": ["mlp-small"], "rep_dim": 16},
+    **dict.fromkeys(("heterofl", "heterofl, by samples", "fedrolex", "fjord", "fjord, distilled"), WIDTHS),
+    "fedrolex, a parent nobody holds": WIDTHS,
     "fedin": ("conv-small", "conv-large"),  # their features must have one shape
     "fedin, literal": ("mlp-small", "mlp-large"),
     "fedin, without features": ("mlp-small", "mlp-large"),
+    **dict.fromkeys(("inclusivefl", "inclusivefl, all shared"), STAGED),
+    "inco": STAGED,
+    "inco, negative products": STAGED,
+    **dict.fromkeys(("scalefl", "scalefl, as released"), (TwoExits, ThreeExits)),
     "fedmrl, full width": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 24},
     "fedmuscle": {"pool": list(DEFAULT_MODELS), "rep_dim": 16},
     "fedmuscle, plain positive": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
     "fedmuscle, bundled": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
-    **dict.fromkeys(("cofed, weighted", "fedmd, few samples"), ("mlp-small", "mlp-large")),  # quick ones
+    "gramian": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
+    "pairwise": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
+    **dict.fromkeys(
+        ("cofed, weighted", "fccl, batch by batch", "fedmd, few samples", "rhfl", "rhfl, batch by batch"),
+        ("mlp-small", "mlp-large"),
+    ),  # quick ones
 }
 METHODS = [*method_names(), *(name for name in VARIANTS if name not in method_names())]
 

@@ -33,16 +33,6 @@ def test_the_divergence_by_hand():
     assert float(divergence(torch.zeros(2, 2), 2 * teacher, 2.0)) == pytest.approx(expected, abs=1e-5)
 
 
-def trained(kit, game):
-    """Every client's model after local training from common weights."""
-    found = {}
-    for client in ROWS:
-        found[client] = model = game.federation.population.build_model(client)
-        steps = game.steps(client, 1)
-        kit.plain_training(model, [(torch.tensor(game.x[r]), torch.tensor(game.y[r])) for r in steps], lr=0.2)
-    return found
-
-
 def averaged(game, models, clients):
     student, total = game.federation.population.build_model(clients[0]), sum(SIZES[one] for one in clients)
     with torch.no_grad():
@@ -73,7 +63,7 @@ def test_a_round_is_a_plain_loop(kit, lacking):
     Samples that the server lacks are not learned from.
     """
     game, there = federation(kit, lacking={None: lacking}), np.setdiff1d(np.arange(10), lacking)
-    models = trained(kit, game)
+    models = game.trained(lr=0.2)
     game.round("a", "b", "c")
     with torch.no_grad():
         teachers = sum(model(torch.tensor(PUBLIC)) for model in models.values()) / 3

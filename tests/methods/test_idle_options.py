@@ -16,6 +16,7 @@ from potluck.runs.pilots import with_option
 
 NO_MODEL_CROSSES = ("local", "fedproto", "cofed", "creamfl", "fedhenn", "fedmd", "fedmuscle", "simclr")
 NO_MODEL_CROSSES += ("fd", "fedhe", "fedtgp")
+NO_MODEL_CROSSES += ("fccl", "gramian", "pairwise", "rhfl")
 
 
 def asked(method: Any, models: Any = "mlp-small", **values: Any) -> Experiment:
@@ -38,6 +39,7 @@ def asked(method: Any, models: Any = "mlp-small", **values: Any) -> Experiment:
         ("creamfl", {"muscle_tau": 0.3}, "muscle_tau does nothing without the Muscle loss"),
         ("creamfl", {"regularizer": "muscle", "tau": 0.3}, "tau does nothing with regularizer: muscle"),
         ("fedtgp", {"server_epochs": 0, "margin_cap": 5}, "margin_cap does nothing at server_epochs: 0"),
+        ("fccl", {"own": "mean"}, "own does nothing with exchange: round"),
         ("feddf", {"validation": 0, "patience": 5}, "patience does nothing at validation: 0"),
     ],
 )

@@ -30,6 +30,9 @@ ANY = {
 ONE_CLASS = {
     "fedmd": {"samples": 20},
     "cofed": {"margin": 0.05},
+    "fccl": {"samples": 20, "pretrain_epochs": 2},
+    "rhfl": {"samples": 20, "pretrain_epochs": 2},
+    "fed-et": {"steps": 4, "batch": 10},
     "feddf": {"steps": 4, "every": 2, "batch": 10},
 }
 
@@ -129,6 +132,9 @@ SIZES = {  # of client 0: 24 public samples, width 16, 10 classes; |θ| of mlp-s
     "fedhenn": (12 * 12, 12 * 12),
     "creamfl": (24 * 16, 3 * 24 * 16),
     "fedmd": (20 * 10, 20 * 10),
+    "fccl": (20 * 10, 20 * 10),
+    "rhfl": (20 * 10 + 1, 20 * 10),
+    "fed-et": (64 * 128 + 128 + 128 * 16 + 16 + 16 * 10 + 10,) * 2,
     "feddf": (64 * 128 + 128 + 128 * 16 + 16 + 16 * 10 + 10,) * 2,
 }
 
@@ -149,7 +155,9 @@ def test_what_is_explained_of_cofed_is_a_bound():
 
 @pytest.mark.parametrize("name", [*ANY, *ONE_CLASS])
 def test_without_public_data_they_are_refused(name):
-    with pytest.raises(ConfigError, match="needs public data; name some"):
+    with pytest.raises(
+        ConfigError, match=r"needs public data; name some, .* needs none, such as (local|fedmrl)$"
+    ):
         asked(name, public=None).build()
 
 
@@ -162,7 +170,7 @@ def test_tasks_that_do_not_agree_are_refused(name):
         experiment({"name": name}, sets).build()
 
 
-@pytest.mark.parametrize("name", ["fedmd", "feddf"])
+@pytest.mark.parametrize("name", ["fedmd", "feddf", "fed-et", "fccl", "rhfl"])
 def test_other_label_sets_are_refused_where_scores_are_averaged(name):
     sets = [(few("digits"), "mlp-small"), (texts(), "text-mean")]
     with pytest.raises(ConfigError, match=f"{name} needs clients with the same task; client 1 has text"):

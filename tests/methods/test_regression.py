@@ -27,11 +27,15 @@ TAKEN = {
     "fedmrl": {"d1": 16},
     "fedmuscle": {"batch": 20, "peers": 1},
     "fedprox": {},
+    "gramian": {"batch": 20, "peers": 1},
+    "inclusivefl": {},
     "local": {},
+    "pairwise": {"batch": 20, "peers": 1},
     "scaffold": {},
     "simclr": {"batch": 20},
 }
-REFUSED = sorted(set(method_names()) - set(TAKEN))
+ON_IMAGES = {"inco"}  # take numbers, too, but have no layers to share for vectors
+REFUSED = sorted(set(method_names()) - set(TAKEN) - ON_IMAGES)
 
 
 def numbers(outputs: int = 1, rows: int = 90, name: str = "numbers", flat: bool = True) -> Dataset:

@@ -14,6 +14,7 @@ import pytest
 from torch import nn
 
 import potluck
+from helpers import TINY
 from potluck import EarlyStopping, Experiment, Observer, RunResult
 from potluck.errors import PotluckError, RunError
 from potluck.methods import Local
@@ -22,14 +23,7 @@ from potluck.runs.folder import RunFolder
 from potluck.runs.loop import Interrupted
 from potluck.testing import check_method
 
-SETTINGS: dict[str, Any] = {
-    "data": {"name": "digits", "samples": 100},
-    "partition": {"kind": "iid", "clients": 2},
-    "models": ["mlp-small"],
-    "method": "local",
-    "training": {"rounds": 2, "batch_size": 64},
-    "engine": {"device": "cpu"},
-}
+SETTINGS: dict[str, Any] = TINY | {"method": "local", "training": {"rounds": 2, "batch_size": 64}}
 X = np.zeros((2, 3), np.float32)
 
 

@@ -139,6 +139,35 @@ def test_asking_again_trains_nothing(file: Path, tmp_path: Path) -> None:
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
+def test_damaged_files_of_a_run_are_written_anew_or_named(file: Path, tmp_path: Path) -> None:
+    home, run = tmp_path / "all", tmp_path / "all/local-seed0"
+
+    def again() -> None:
+        potluck.compare(file, methods=["local"], overrides=["training.rounds=1"], out=home)
+
+    again()
+    (run / "summary.json").write_text("{")
+    again()
+    assert json.loads((run / "summary.json").read_text())["rounds"] == 1
+    damages = {
+        "config.yaml": ("name: small\n", "local-seed0 was run with other settings"),
+        "environment.json": (
+            "{",
+            "put a whole copy of it back, or remove .*local-seed0, which is then played",
+        ),
+        "metrics.jsonl": ("{", r"metrics\.jsonl has lost lines"),
+    }
+    for name, (content, sentence) in damages.items():
+        whole = (run / name).read_bytes()
+        (run / name).write_text(content)
+        with pytest.raises(RunError, match=sentence):
+            again()
+        (run / name).write_bytes(whole)
+    (home / "comparison.json").write_text("{")
+    with pytest.raises(RunError, match=r"comparison\.json cannot be read: .*; run potluck compare again"):
+        potluck.open(home)
+
+
 def test_a_stopped_comparison_goes_on_to_the_same_end(file: Path, tmp_path: Path) -> None:
     made = experiments_by_method(file, ["local", "fedmrl"])
     whole = compare_experiments(made, [0], tmp_path / "whole")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import potluck
-from helpers import StopAfter, changed_experiment
+from helpers import TINY, StopAfter, changed_experiment, stopped_run
 from potluck.engine.store.checkpoints import Checkpoints, DamagedCheckpoint
 from potluck.engine.store.client_store import ClientStore
 from potluck.errors import RunError
@@ -22,14 +22,9 @@ from potluck.experiment.schema import Experiment
 from potluck.runs.api import resume, run
 from potluck.runs.loop import Interrupted
 
-SETTINGS: dict[str, Any] = {
-    "name": "tiny",
-    "data": {"name": "digits", "samples": 200},
+SETTINGS: dict[str, Any] = TINY | {
     "partition": {"kind": "iid", "clients": 3},
-    "models": ["mlp-small"],
-    "method": "fedavg",
     "training": {"rounds": 6, "participation": 0.7, "batch_size": 64},
-    "engine": {"device": "cpu"},
     "checkpoint": {"every": 0},
 }
 LOGS = ("metrics.jsonl", "ledger.jsonl", "timing.jsonl")
@@ -56,10 +51,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("damage") / "run"
-    with pytest.raises(Interrupted):
-        run(experiment(), out=out, watcher=StopAfter(5))
-    return out
+    return stopped_run(experiment(), tmp_path_factory.mktemp("damage") / "run", 5)
 
 
 @pytest.fixture
@@ -232,6 +224,106 @@ def test_a_damaged_line_of_a_log_is_named(whole: Path, tmp_path: Path, line: str
             read()
 
 
+# --- small files ----------------------------------------------------------------------------------------
+
+
+def halved(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def emptied(path: Path) -> None:
+    path.write_text("{}")
+
+
+def listed(path: Path) -> None:
+    path.write_text("[1]")
+
+
+def without_its_end(path: Path) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+
+
+AFRESH = "; put a whole copy of it back, or start a new run, with the settings in "
+MODELS = "; put a whole copy of it back, or remove .*round-000006 to open the run without these models"
+SUMS = "models/round-000006/SHA256SUMS"
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "sentence"),
+    [
+        ("environment.json", halved, f"environment.json cannot be read: .*{AFRESH}"),
+        ("environment.json", emptied, f"environment.json says nothing of 'format': it is not whole{AFRESH}"),
+        ("environment.json", Path.unlink, f"of a run .*, as it has no environment.json{AFRESH}"),
+        ("split.json", halved, f"split.json cannot be read: .*{AFRESH}"),
+        ("split.json", Path.unlink, f"split.json is missing: .*{AFRESH}"),
+        ("summary.json", halved, "summary.json cannot be read: .*; potluck resume .*run writes it anew"),
+        (
+            "summary.json",
+            listed,
+            r"the summary of a run: [\w ]*dictionary; potluck resume .*run writes it anew",
+        ),
+        (SUMS, Path.unlink, f"SHA256SUMS is missing, .*{MODELS}"),
+        (SUMS, halved, f"SHA256SUMS is damaged: .*{MODELS}"),
+        (SUMS, without_its_end, f"SHA256SUMS is damaged: .*{MODELS}"),
+    ],
+)
+def test_a_damaged_small_file_says_what_can_still_be_done(
+    whole: Path, tmp_path: Path, name: str, damage: Callable[[Path], Any], sentence: str
+) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+    damage(folder / name)
+    with pytest.raises(RunError, match=sentence):
+        potluck.open(folder).frame()
+
+
+def test_what_can_still_be_done_is_true(whole: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+    halved(folder / "summary.json")
+    (folder / "models/round-000006/about.json").unlink()
+    resume(folder)
+    found = potluck.open(folder)
+    assert isinstance(found, potluck.RunResult)
+    assert found.clients["0"].model() is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "sentence"),
+    [
+        ("environment.json", halved, f"environment.json cannot be read: .*{AFRESH}"),
+        ("split.json", halved, f"split.json is damaged{AFRESH}"),
+        (
+            "config.yaml",
+            lambda path: path.write_bytes(b"\xff"),
+            "config.yaml .*; put a whole copy of it back",
+        ),
+        ("contract.json", halved, "contract.json cannot be read: .*; repair or remove it"),
+    ],
+)
+def test_a_damaged_small_file_stops_a_run_before_it_goes_on(
+    folder: Path, name: str, damage: Callable[[Path], Any], sentence: str
+) -> None:
+    damage(folder / name)
+    before = (folder / "timing.jsonl").read_bytes()
+    with pytest.raises(RunError, match=sentence):
+        resume(folder)
+    assert (folder / "timing.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "models", "predictions", "report.html", "contract.json"])
+def test_a_file_in_place_of_a_folder_is_found_before_training(folder: Path, name: str) -> None:
+    path, before = folder / name, (folder / "timing.jsonl").read_bytes()
+    if path.is_dir():
+        shutil.rmtree(path)
+    if path.suffix:
+        path.unlink(missing_ok=True)
+        path.mkdir()
+    else:
+        path.write_text("")
+    with pytest.raises(RunError, match=rf"{name} is no (file|folder), and .*; move it out of the way"):
+        resume(folder)
+    assert (folder / "timing.jsonl").read_bytes() == before
+
+
 # --- a full disk ----------------------------------------------------------------------------------------
 
 
@@ -277,6 +369,17 @@ def test_a_line_that_does_not_fit_leaves_no_part_of_it(
         assert all(json.loads(line) for line in (tmp_path / "run" / log).read_text().splitlines())
     resume(tmp_path / "run")
     assert same_logs(tmp_path / "run", whole)
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_anything_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(**options: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refused)
+    with pytest.raises(RunError, match=r"metrics\.jsonl: Read-only file system; copy the folder to a place"):
+        resume(folder)
 
 
 # --- trained models -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import yaml
 
 import potluck
 import potluck.core.method
-from helpers import StopAfter, changed_experiment
+from helpers import TINY, changed_experiment, stopped_run
 from potluck.deploy.run import open_folder
 from potluck.engine.store.checkpoints import Checkpoints
 from potluck.engine.store.manifest import _seal
@@ -23,20 +23,9 @@ from potluck.experiment.schema import Experiment
 from potluck.files import read_json
 from potluck.report.log import natural, read_config
 from potluck.runs.api import resume, run
-from potluck.runs.loop import Interrupted
 from potluck.runs.own_code import own_code
 
-SETTINGS: dict[str, Any] = {
-    "name": "tiny",
-    "data": {"name": "digits", "samples": 200},
-    "partition": {"kind": "iid", "clients": 2},
-    "models": ["mlp-small"],
-    "method": "fedavg",
-    "training": {"rounds": 3, "batch_size": 64},
-    "evaluate": {"predictions": "last"},
-    "engine": {"device": "cpu"},
-    "checkpoint": {"every": 0},
-}
+SETTINGS: dict[str, Any] = TINY | {"evaluate": {"predictions": "last"}, "checkpoint": {"every": 0}}
 
 
 def experiment(**changes: Any) -> Experiment:
@@ -45,10 +34,7 @@ def experiment(**changes: Any) -> Experiment:
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("foreign") / "run"
-    with pytest.raises(Interrupted):
-        run(experiment(), out=out, watcher=StopAfter(2))
-    return out
+    return stopped_run(experiment(), tmp_path_factory.mktemp("foreign") / "run", 2)
 
 
 @pytest.fixture
@@ -200,8 +186,7 @@ def test_a_forged_manifest_reaches_no_file_outside(folder: Path, elsewhere: Path
 
 def test_a_checkpoint_of_another_run_is_refused(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    with pytest.raises(Interrupted):
-        run(experiment(seed=7, models=["mlp-large"]), out=other, watcher=StopAfter(2))
+    stopped_run(experiment(seed=7, models=["mlp-large"]), other, 2)
     shutil.rmtree(folder / "checkpoints")
     shutil.copytree(other / "checkpoints", folder / "checkpoints")
     for log in ("metrics.jsonl", "ledger.jsonl", "timing.jsonl"):

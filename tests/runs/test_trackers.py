@@ -103,6 +103,14 @@ def test_a_run_that_repeats_rounds_logs_them_once(tmp_path: Path) -> None:
     assert [step for step, _ in scalars(tmp_path / "run")["bytes/up"]] == [1, 2, 3]
 
 
+def test_tensorboard_drops_the_rounds_that_a_run_went_back_behind(tmp_path: Path) -> None:
+    folder = run(experiment(["tensorboard"], checkpoint={"every": 0}), out=tmp_path / "run").folder
+    assert [step for step, _ in scalars(folder)[MEAN]] == [1, 2, 3]
+    resume(folder, from_round=1, rounds=2)
+    assert close(scalars(folder)[MEAN], means(folder))
+    assert [number for number, _ in means(folder)] == [1, 2]
+
+
 def test_means_alone_are_logged_if_asked(tmp_path: Path) -> None:
     folder = run(experiment([{"tensorboard": {"clients": False}}]), out=tmp_path / "run").folder
     tags = scalars(folder)

@@ -12,9 +12,10 @@ import typer
 from potluck.cli.compare import compare
 from potluck.cli.demo import demo
 from potluck.cli.doctor import doctor
-from potluck.cli.exits import end_on_signals, guarded
-from potluck.cli.federation import gate, join, keys, prune, serve
+from potluck.cli.exits import end_in_peace, end_on_signals, guarded
+from potluck.cli.federation import gate, keys, prune, serve
 from potluck.cli.inspect import explain, methods, split
+from potluck.cli.join import join
 from potluck.cli.new import new
 from potluck.cli.run import resume, run
 from potluck.cli.status import status
@@ -68,4 +69,7 @@ def options(
 def main() -> None:
     """Run the command that was asked for."""
     end_on_signals()
-    app()
+    try:
+        app()
+    finally:
+        end_in_peace()

@@ -13,7 +13,7 @@ from potluck.cli.exits import Stopped
 from potluck.cli.options import AsJson, Debug, ExperimentFile, Overrides, words
 from potluck.cli.screen import MOST_ROWS, Screen
 from potluck.errors import ConfigError
-from potluck.files import write_whole
+from potluck.files import check_writable, write_whole
 
 if TYPE_CHECKING:
     from potluck.runs.comparisons.comparison import Comparison, Sweep
@@ -90,39 +90,37 @@ def compare(
     A file may name variants to compare instead, and a sweep over settings. The same command again skips the runs
     that are finished and goes on with those that were stopped.
     """
-    from potluck.experiment.overrides import read_yaml
     from potluck.report.comparison import check_view
     from potluck.runs.comparisons.api import check_views, default_folder
     from potluck.runs.comparisons.plan import read_sweep
 
     files = {"csv": csv, "latex": latex, "pdf": pdf}
-    for option, file in files.items():
-        _check_file(option, file)
-    _check_apart(files)
-    for option, given in {"--methods": methods, "--seeds": seeds}.items():
-        if given is not None and not words(given):
-            raise ConfigError(f"{option} is empty; leave it out, or name some")
+    _check_files(files)
+    lists = {"--methods": methods, "--seeds": seeds}
+    _refuse_empty(lists)
     _refuse_idle_seed(overrides or (), seeds)
     targets, at = _scores(target), _numbers("--rounds", rounds, "10,50,100")
     plan = read_sweep(experiment, words(methods or ""), overrides or ())
     check_view(view)
     check_views(plan, at, against)
     played = _numbers("--seeds", seeds or "", "0,1,2") or [plan.first.seed]
-    views = {"targets": targets, "rounds": at, "against": against, "view": view}
     screen = Screen(json)
-    if methods and read_yaml(experiment).get("variants"):
-        screen.err.print(f"{experiment}: variants left out, as --methods takes their place", soft_wrap=True)
-    for option, given in {"--methods": methods, "--seeds": seeds}.items():
-        twice = next((one for one in words(given or "") if words(given or "").count(one) > 1), None)
-        if twice is not None:
-            screen.err.print(f"{option}: {twice} is named twice and played once", soft_wrap=True)
+    _tell_left_out(screen, experiment, methods)
+    _tell_twice(screen, lists)
+    views = {"targets": targets, "rounds": at, "against": against, "view": view}
     result = compared(screen, plan, played, out or default_folder(plan), sys.argv[1:], **views)
     if json:
         screen.data(_content(result))
-    for option, file in files.items():
-        if file is not None:
-            write_whole(file, _exported(option, result))
-            screen.err.print(f"written: {file}", soft_wrap=True)
+    _export(screen, result, files)
+
+
+# --- what is refused before anything runs ---------------------------------------------------------------
+
+
+def _refuse_empty(lists: Mapping[str, str | None]) -> None:
+    for option, given in lists.items():
+        if given is not None and not words(given):
+            raise ConfigError(f"{option} is empty; leave it out, or name some")
 
 
 def _refuse_idle_seed(overrides: Sequence[str], seeds: str | None) -> None:
@@ -131,14 +129,22 @@ def _refuse_idle_seed(overrides: Sequence[str], seeds: str | None) -> None:
         raise ConfigError(f"{idle} changes nothing beside --seeds {seeds}: leave one of them out")
 
 
-def _check_file(option: str, file: Path | None) -> None:
+def _check_files(files: Mapping[str, Path | None]) -> None:
+    for option, file in files.items():
+        if file is not None:
+            _check_file(option, file)
+    _check_apart(files)
+
+
+def _check_file(option: str, file: Path) -> None:
     """Refuse a file that could not be written when all is done."""
-    if file is not None and not file.parent.is_dir():
+    if not file.parent.is_dir():
         raise ConfigError(f"--{option} {file}: there is no folder {file.parent}; make it first")
-    if file is not None and file.is_dir():
+    if file.is_dir():
         raise ConfigError(f"--{option} {file} is a folder; name a file in it")
-    if file is not None and option == "pdf" and file.suffix.lower() != ".pdf":
+    if option == "pdf" and file.suffix.lower() != ".pdf":
         raise ConfigError(f"--pdf {file}: a PDF is written; give a name that ends in .pdf")
+    check_writable(file)
 
 
 def _check_apart(files: Mapping[str, Path | None]) -> None:
@@ -147,24 +153,6 @@ def _check_apart(files: Mapping[str, Path | None]) -> None:
     for option, file in files.items():
         if file is not None and (other := taken.setdefault(file.resolve(), option)) != option:
             raise ConfigError(f"--{other} and --{option} both write {file}; give each a file of its own")
-
-
-def _exported(option: str, result: Comparison | Sweep) -> bytes:
-    """What `--csv`, `--latex` and `--pdf` write."""
-    from potluck.report.plots import to_pdf
-
-    if option == "csv":
-        return str(result.frame().to_csv(index=False)).encode()
-    return result.latex().encode() if option == "latex" else to_pdf(result.plot())
-
-
-def _content(result: Comparison | Sweep) -> dict[str, Any]:
-    """The JSON of a comparison, or that of every setting of a sweep."""
-    from potluck.runs.comparisons.comparison import Comparison
-
-    if isinstance(result, Comparison):
-        return result.comparison | {"folder": str(result.folder)}
-    return {setting: _content(one) for setting, one in result.comparisons.items()}
 
 
 def _numbers(option: str, text: str, such: str) -> list[int]:
@@ -185,6 +173,27 @@ def _scores(text: str) -> list[float]:
         except ValueError:
             raise ConfigError(f"--target: {word!r} is no number; give scores such as 0.5,0.9") from None
     return list(dict.fromkeys(targets))
+
+
+# --- what is told beside the results --------------------------------------------------------------------
+
+
+def _tell_left_out(screen: Screen, experiment: Path, methods: str | None) -> None:
+    from potluck.experiment.overrides import read_yaml
+
+    if methods and read_yaml(experiment).get("variants"):
+        screen.err.print(f"{experiment}: variants left out, as --methods takes their place", soft_wrap=True)
+
+
+def _tell_twice(screen: Screen, lists: Mapping[str, str | None]) -> None:
+    for option, given in lists.items():
+        named = words(given or "")
+        twice = next((one for one in named if named.count(one) > 1), None)
+        if twice is not None:
+            screen.err.print(f"{option}: {twice} is named twice and played once", soft_wrap=True)
+
+
+# --- playing and showing --------------------------------------------------------------------------------
 
 
 def compared(
@@ -229,3 +238,31 @@ def _show_comparison(screen: Screen, result: Comparison) -> None:
         f"\nreport: {result.folder / 'comparison.html'}",
         f"of each run: {result.folder}/<method>-seed<seed>/report.html",
     )
+
+
+# --- results for programs and papers --------------------------------------------------------------------
+
+
+def _content(result: Comparison | Sweep) -> dict[str, Any]:
+    """The JSON of a comparison, or that of every setting of a sweep."""
+    from potluck.runs.comparisons.comparison import Comparison
+
+    if isinstance(result, Comparison):
+        return result.comparison | {"folder": str(result.folder)}
+    return {setting: _content(one) for setting, one in result.comparisons.items()}
+
+
+def _export(screen: Screen, result: Comparison | Sweep, files: Mapping[str, Path | None]) -> None:
+    for option, file in files.items():
+        if file is not None:
+            write_whole(file, _exported(option, result))
+            screen.err.print(f"written: {file}", soft_wrap=True)
+
+
+def _exported(option: str, result: Comparison | Sweep) -> bytes:
+    """What `--csv`, `--latex` and `--pdf` write."""
+    from potluck.report.plots import to_pdf
+
+    if option == "csv":
+        return str(result.frame().to_csv(index=False)).encode()
+    return result.latex().encode() if option == "latex" else to_pdf(result.plot())

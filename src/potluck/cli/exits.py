@@ -15,9 +15,10 @@ from typing import NoReturn, ParamSpec
 
 import typer
 
-from potluck.deploy.printable import printable
+from potluck.core.plain_values import printable
 from potluck.errors import PotluckError, kind_and_message
 from potluck.front_door import about_exit, own_place
+from potluck.signals import held_back
 
 P = ParamSpec("P")
 LONGEST = 10_000  # characters of a sentence
@@ -47,7 +48,8 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
         try:
             command(*args, **options)
         except BaseException as error:
-            _fail(error, debug=bool(options.get("debug")))
+            with held_back(forget=True):  # a second Ctrl-C must not cut the sentence off
+                _fail(error, debug=bool(options.get("debug")))
 
     return run
 
@@ -100,6 +102,14 @@ def end_on_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)
+
+
+def end_in_peace() -> None:
+    """Ignore Ctrl-C from now on: all is said, and only the interpreter is left to end. SIGTERM still ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is _end:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _end(number: int, frame: object) -> NoReturn:

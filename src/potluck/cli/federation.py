@@ -1,32 +1,35 @@
-"""`potluck serve`, `gate`, `join` and `keys`: a federation over the network."""
+"""`potluck serve`, `gate`, `keys` and `prune`: a federation over the network."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from potluck.cli.exits import Stopped
-from potluck.cli.options import RUNS, AsJson, Debug, Exclude, ExperimentFile, Include, Overrides, words
+from potluck.cli.options import (
+    RUNS,
+    AsJson,
+    Ca,
+    Debug,
+    Exclude,
+    ExperimentFile,
+    Include,
+    Insecure,
+    LogForm,
+    Overrides,
+    Prometheus,
+    check_log,
+    words,
+)
 from potluck.cli.run import watched
 from potluck.cli.screen import Screen
 from potluck.errors import ConfigError
 
-Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Plain text; on this machine (127.0.0.1) that is the default.")
-]
-Ca = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="TLS: the certificate of the authority both sides trust.")
-]
 Certificate = Annotated[Path | None, typer.Option(metavar="FILE", help="TLS: the server's certificate.")]
 Key = Annotated[Path | None, typer.Option(metavar="FILE", help="TLS: the server's private key.")]
-Prometheus = Annotated[
-    int | None,
-    typer.Option(min=1, max=65535, metavar="PORT", help="Tell the state at 127.0.0.1:PORT/metrics."),
-]
 
 
 def serve(
@@ -61,9 +64,7 @@ def serve(
     exclude: Exclude = None,
     include: Include = None,
     prometheus: Prometheus = None,
-    log: Annotated[
-        str, typer.Option(metavar="text|json", help="Lines with the time, in place of the progress display.")
-    ] = "",
+    log: LogForm = "",
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -121,136 +122,6 @@ def gate(
     let_through(
         listen, superlink, security, lambda said: screen.err.print(said, soft_wrap=True, markup=False)
     )
-
-
-def join(
-    client: Annotated[str, typer.Option(metavar="ID", help="This client's id in the experiment.")],
-    model: Annotated[
-        str, typer.Option(metavar="FILE.py:FUNCTION", help="Gives the model: a torch.nn.Module, or a name.")
-    ] = "",
-    data: Annotated[
-        str,
-        typer.Option(metavar="FILE.py:FUNCTION", help="Gives the data: {'train': (x, y), 'test': (x, y)}."),
-    ] = "",
-    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the server is.")] = "",
-    check: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="EXPERIMENT.yaml", help="Join nobody: show what would leave in a round of this."
-        ),
-    ] = None,
-    write: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="With --check: write the agreement that allows just that."),
-    ] = None,
-    home: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Where this client keeps its state. Default: sites/<id>."),
-    ] = None,
-    accept: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Do and send only what this agreement allows.")
-    ] = None,
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE.py:FUNCTION", help="A metric of this site's own; may be given several times."
-        ),
-    ] = None,
-    only: Annotated[
-        str,
-        typer.Option(metavar="worker|node", help="Start this half alone; the other runs as another user."),
-    ] = "",
-    socket: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="With --only: where worker and node meet.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda:0.")] = "cpu",
-    insecure: Insecure = False,
-    ca: Ca = None,
-    node_key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="This node's private key, registered with the server.")
-    ] = None,
-    simulated: Annotated[
-        bool,
-        typer.Option(
-            "--simulated", help="Noise from the experiment's seed, which the server knows: for tests."
-        ),
-    ] = False,
-    prometheus: Prometheus = None,
-    log: Annotated[
-        str, typer.Option(metavar="text|json", help="How the logs are written; every line has the time.")
-    ] = "text",
-    json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Take part in a federation with a model and data of one's own; the server sees neither."""
-    if check is not None:
-        return _check_site(Screen(json), client, model, data, check, write, metric or ())
-    if write is not None:
-        raise ConfigError("--write goes with --check")
-    check_log(log)
-    if not server and only != "worker":
-        raise ConfigError("--server is missing: where is the server?")
-    from potluck.deploy.flower.connections import Security
-    from potluck.deploy.flower.join import Joining, default_home
-    from potluck.deploy.flower.join import join as take_part
-
-    security = Security(insecure, ca, node_key=node_key)
-    place = (home or default_home(client)).resolve()
-    joining = Joining(
-        server,
-        client,
-        model,
-        data,
-        place,
-        security,
-        accept,
-        device,
-        simulated,
-        only,
-        socket,
-        tuple(metric or ()),
-        prometheus,
-        log or "text",
-    )
-    take_part(joining)
-
-
-def check_log(log: str) -> None:
-    """Refuse a form of the log that there is not."""
-    from potluck.deploy.logs import KINDS
-
-    if log and log not in KINDS:
-        raise ConfigError(f"--log: {log!r} is neither {' nor '.join(KINDS)}")
-
-
-def _check_site(
-    screen: Screen,
-    client: str,
-    model: str,
-    data: str,
-    experiment: Path,
-    write: Path | None,
-    metrics: Sequence[str],
-) -> None:
-    """Rehearse a round on this machine and show what would leave; only the agreement is kept."""
-    from potluck.cli.views.rehearsal import rehearsal_entry, rehearsal_sheet
-    from potluck.deploy.rehearsal import propose
-    from potluck.deploy.resident import enrolment
-    from potluck.deploy.site import rehearsal_federation
-    from potluck.deploy.wire import told_at_enrolment
-    from potluck.experiment import Experiment
-
-    chosen = Experiment.load(experiment)
-    federation = rehearsal_federation(chosen, client, model, data, metrics)
-    agreement, exchanges = propose(federation, client)
-    entry = rehearsal_entry(agreement, exchanges, told_at_enrolment(enrolment(federation, client)))
-    if write is not None:
-        agreement.write(write)
-    if screen.json:
-        screen.data(entry)
-    else:
-        screen.sheet(rehearsal_sheet(entry, f"client {client}"))
-        screen.show(*([f"\nagreement: {write}"] if write is not None else []))
 
 
 def keys(

@@ -13,7 +13,14 @@ from potluck.errors import PotluckError
 if TYPE_CHECKING:
     from potluck.experiment import Experiment
 
-FOR_DEMO = {"fedin": ("method.project=fixed",)}  # what a method needs to fit the demo, or models that suit it
+DEPTHS = "models=[{name: resnet10, width: 8}, {name: resnet14, width: 8}]"  # of one family
+WIDTHS = "models=[conv-large, {name: conv-large, scale: 0.5}]"  # of one architecture
+FOR_DEMO = {  # options a method needs to fit the demo's models, or models that suit it
+    "fedin": ("method.project=fixed",),
+    **dict.fromkeys(("fedrolex", "fjord", "heterofl"), (WIDTHS,)),
+    **dict.fromkeys(("inclusivefl", "inco"), (DEPTHS,)),
+    "scalefl": ("models={name: scalefl, depth: 10, width: 8}",),
+}
 
 
 def with_method(method: str, overrides: Sequence[str] = (), path: Path | str = DEMO) -> Experiment:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from potluck.errors import ConfigError
+
 RUNS = Path("runs")  # where results go unless --out names a folder
 
 ExperimentFile = Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="The experiment file.")]
@@ -30,6 +32,29 @@ Include = Annotated[
 ]
 
 
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Plain text; on this machine (127.0.0.1) that is the default.")
+]
+Ca = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="TLS: the certificate of the authority both sides trust.")
+]
+Prometheus = Annotated[
+    int | None,
+    typer.Option(min=1, max=65535, metavar="PORT", help="Tell the state at 127.0.0.1:PORT/metrics."),
+]
+LogForm = Annotated[
+    str, typer.Option(metavar="text|json", help="Lines with the time, in place of the progress display.")
+]
+
+
 def words(text: str) -> list[str]:
     """The words of a list such as `a,b,c`."""
     return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def check_log(log: str) -> None:
+    """Refuse a form of the log that there is not."""
+    from potluck.deploy.logs import KINDS
+
+    if log and log not in KINDS:
+        raise ConfigError(f"--log: {log!r} is neither {' nor '.join(KINDS)}")

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from potluck.cli.exits import Stopped
-from potluck.cli.options import AsJson, Debug, Exclude, ExperimentFile, Include, Overrides
+from potluck.cli.options import (
+    AsJson,
+    Debug,
+    Exclude,
+    ExperimentFile,
+    Include,
+    LogForm,
+    Overrides,
+    Prometheus,
+    check_log,
+)
 from potluck.cli.screen import Screen
 from potluck.errors import ConfigError, RunError
 
@@ -69,18 +79,28 @@ def resume(
     ] = False,
     exclude: Exclude = None,
     include: Include = None,
+    prometheus: Prometheus = None,
+    log: LogForm = "",
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Go on with a run, to the same end as if it had never stopped; a federation goes on as it was served."""
+    from potluck.deploy.flower.resume import is_served, listed
     from potluck.runs.api import resume as go_on
 
-    if (run / "serve.json").is_file():
+    check_log(log)
+    if is_served(run):
         if from_round is not None:
-            raise ConfigError("--from-round: a federation goes back with its clients alone; leave it out")
-        return _resume_served(run, overrides or (), rounds, trust, exclude, include, json)
-    if exclude or include:
-        raise ConfigError(f"--exclude and --include are for federations; {run} is none")
+            raise ConfigError(
+                f"--from-round: {run} is a federation, which goes on after its last checkpoint; leave it out"
+            )
+        return _resume_served(
+            run, overrides or (), rounds, trust, listed(exclude), listed(include), prometheus, log, json
+        )
+    if exclude or include or prometheus is not None or log:
+        raise ConfigError(
+            f"--exclude, --include, --prometheus and --log are for federations; {run} is none, leave them out"
+        )
     watched(
         Screen(json),
         _method_of(run),
@@ -100,12 +120,14 @@ def _resume_served(
     overrides: Sequence[str],
     rounds: int | None,
     trust: bool,
-    exclude: Sequence[str] | None,
-    include: Sequence[str] | None,
+    exclude: Sequence[str],
+    include: Sequence[str],
+    prometheus: int | None,
+    log: str,
     json: bool,
 ) -> None:
     """Go on with a federation, at the address and with the files that `serve` was given."""
-    from potluck.deploy.flower.resume import experiment_of, listed, method_of, read_told
+    from potluck.deploy.flower.resume import experiment_of, method_of, read_told
     from potluck.deploy.flower.serve import serve as play
 
     told = read_told(run, trust)
@@ -113,10 +135,9 @@ def _resume_served(
     watched(
         Screen(json),
         method_of(run),
-        lambda watcher: play(
-            chosen, run, told.address, told.security, watcher, listed(exclude), listed(include)
-        ),
+        lambda watcher: play(chosen, run, told.address, told.security, watcher, exclude, include, prometheus),
         every_notice=True,
+        log=log,
     )
 
 

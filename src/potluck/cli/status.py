@@ -24,7 +24,7 @@ def status(
 ) -> None:
     """Show where a federation stands: round, who is connected, last replies, refusals, bytes, versions."""
     from potluck.cli.views.status import status_sheet
-    from potluck.deploy.status import FILE, read_status
+    from potluck.deploy.status import read_status, status_file
 
     screen, found = Screen(json), read_status(folder)
     if json:
@@ -32,5 +32,5 @@ def status(
     try:
         sheet = status_sheet(found, str(folder))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RunError(f"{folder / FILE} was not written by this version of potluck") from error
+        raise RunError(f"{status_file(folder)} was not written by this version of potluck") from error
     screen.sheet(sheet)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 LONGEST_NAME = 500  # characters
+LONGEST = 1000  # characters of a sentence
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")  # of terminals
 
 
 def whole(value: Any, low: int, high: int, what: str) -> int:
@@ -55,9 +58,13 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
-def printable(text: str, most: int = 1000) -> str:
-    """A stranger's sentence, made safe to print on a terminal: one line of at most so many letters."""
-    words = " ".join(text.split())[:most]
+def printable(text: str, most: int = LONGEST) -> str:
+    """A stranger's text, made safe to print on a terminal: one line of at most so many letters, without escapes.
+
+    >>> printable("red: \\x1b[31mno\\x1b[0m\\nbell: \\x07")
+    'red: no bell: ?'
+    """
+    words = " ".join(ESCAPES.sub("", text[: 20 * most]).split())[:most]
     return "".join(letter if letter.isprintable() else "?" for letter in words)
 
 

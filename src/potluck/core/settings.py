@@ -92,7 +92,10 @@ class OptimizerSettings(Settings):
         for key in ("betas",) if self.name == "sgd" else ("momentum", "nesterov"):
             default = type(self).model_fields[key].default
             if getattr(self, key) != default:
-                raise ValueError(f"{key} has no meaning for {self.name}; leave it out")
+                raise ValueError(
+                    f"{key} has no meaning for {self.name}; leave it out, behind a command by the whole block, "
+                    f"'training.optimizer={{name: {self.name}, lr: {self.lr:g}}}'"
+                )
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs a momentum above 0")
         return self

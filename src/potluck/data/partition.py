@@ -102,7 +102,10 @@ class PartitionConfig(BaseModel):
             if field == needed and getattr(self, field) is None:
                 raise ValueError(f"kind {self.kind} needs {field}")
             if field != needed and getattr(self, field) is not None:
-                raise ValueError(f"{field} has no meaning for kind {self.kind}: leave it out")
+                raise ValueError(
+                    f"{field} has no meaning for kind {self.kind}: leave it out, behind a command by the whole "
+                    f"block, 'partition={{kind: {self.kind}, clients: {self.clients}}}'"
+                )
 
     @property
     def held_out_count(self) -> int:

@@ -25,12 +25,13 @@ from potluck.core.settings import Settings
 from potluck.core.validation import one_sentence
 from potluck.deploy.tensor_specs import Spec, Specs, specs_allowed, specs_of
 from potluck.errors import ConfigError, PinError
-from potluck.files import write_whole
+from potluck.files import read_given, write_whole
 
 ALWAYS_TOLD = ("samples", "task")  # fields of every card
 EVALUATE = "evaluate"  # the library's own step, in addition to those of the method
 PROTECTING = ("noise",)  # options where more is safer: an agreement pins their lower bound
 BOUNDS = {"least", "most"}
+ROUNDS = 1000  # of a run
 RUNS = 10  # that a site joins: each has private noise of its own, on the same samples
 EVALUATIONS = 24  # in a round, with other questions each: three moments of eight attempts
 ATTEMPTS = 8  # at a round, with other bytes each: a server that is disturbed again and again needs some
@@ -59,6 +60,7 @@ class Agreement(Settings):
     bytes_per_round: int = Field(ge=0)  # at most, in one attempt at a round
     attempts_per_round: int = Field(default=ATTEMPTS, ge=1)  # with other bytes each; a repeated reply is none
     evaluations_per_round: int = Field(default=EVALUATIONS, ge=0)  # with other questions each
+    most_rounds: int = Field(default=ROUNDS, ge=1)  # that a run may have
     most_runs: int = Field(default=RUNS, ge=1)  # that the site joins in all, whatever their names
     metrics: tuple[str, ...] = ()  # what may be measured and told beside the metrics of its task
 
@@ -78,10 +80,12 @@ class Agreement(Settings):
         client: Client,
         sent: Sequence[Message] = (),
         metrics: Sequence[str] = (),
+        rounds: int = ROUNDS,
     ) -> Self:
         """The agreement that allows exactly what this method, with its options, does with this client.
 
-        `sent` are the messages of a rehearsed round, as a method may ask for a step more than once.
+        `sent` are the messages of a rehearsed round, as a method may ask for a step more than once; `rounds` are
+        those of the run.
         """
         steps = {step: _crossing(method, client, step) for step in (*method.steps(), EVALUATE)}
         most = sum(Message(_largest(crossing.up)).nbytes for crossing in steps.values() if crossing.up)
@@ -91,6 +95,7 @@ class Agreement(Settings):
             steps=steps,
             card=(*ALWAYS_TOLD, *method.told()),
             bytes_per_round=max(most, sum(message.nbytes for message in sent if message)),
+            most_rounds=rounds,
             metrics=tuple(metrics),
         )
 
@@ -98,9 +103,7 @@ class Agreement(Settings):
     def load(cls, path: Path | str) -> Self:
         """Read an agreement from a file; anything wrong with it is one sentence."""
         try:
-            return cls.model_validate(json.loads(Path(path).read_text(encoding="utf-8")))
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+            return cls.model_validate(json.loads(read_given(Path(path), "agreement")))
         except ValidationError as error:
             raise ConfigError(f"{path} is no agreement: {one_sentence(error, cls)}") from error
         except ValueError as error:
@@ -149,6 +152,14 @@ class Agreement(Settings):
             raise PinError(
                 f"this site has joined {joined} runs, and agreed to {self.most_runs}; raise most_runs in its "
                 "contract to allow more"
+            )
+
+    def let_play(self, rounds: int) -> None:
+        """Refuse a run of more rounds than agreed."""
+        if rounds > self.most_rounds:
+            raise PinError(
+                f"the run has {rounds:,} rounds, this site agreed to {self.most_rounds:,}; raise most_rounds in "
+                "its contract if that is meant"
             )
 
     # --- at every message ---

@@ -11,22 +11,21 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
-from torch.overrides import TorchFunctionMode
-
+from potluck.core.modest import MOST_WIDTH
 from potluck.deploy.wire import Order
 from potluck.engine.protocol import Request
 from potluck.errors import ConfigError, StepFailed
 
 MOST_CLASSES = 1 << 18
-MOST_WIDTH = 1 << 16  # of a representation, or any other size of a model
 MOST_SITES = 10_000
+MOST_ROUNDS = 100_000
 MOST_EPOCHS = 10_000
 MOST_BATCH = 1 << 20
 MOST_SEEN = 10**9  # samples a client trains on in a round, all epochs together
 MOST_OPTION = 10**6  # any other number of an option: steps, passes, samples
 MOST_PIXELS = 1024  # any number of an augmentation
 MOST_METRICS = 100
+LONGEST_TEXT = 1000  # letters of a name or a text; no list has more entries than there are sites
 MOST_LISTED = 32  # steps or ways of measuring in one order
 MOST_COUNTED = 10**9  # rounds, attempts, exchanges, starts of a server
 MOST_RUNS = 1000  # of which a site keeps records
@@ -48,6 +47,7 @@ def check_welcome(offer: Any) -> None:
     _most("partition.classes", blocks["partition"].get("classes"), MOST_CLASSES)
     _long("partition.sites", blocks["partition"].get("sites"), MOST_SITES)
     _long("metrics", values.get("metrics", []), MOST_METRICS)
+    _most("training.rounds", blocks["training"].get("rounds"), MOST_ROUNDS)
     _check_training("training", blocks["training"])
     for client, own in _block(blocks["training"].get("per_client", {}), "training.per_client").items():
         _check_training(f"training.per_client.{client}", _block(own, f"training.per_client.{client}"))
@@ -59,6 +59,7 @@ def check_welcome(offer: Any) -> None:
     ):
         for key, number in _numbers(block, where):
             _most(key, number, most)
+    _check_lengths(values, "experiment")
 
 
 def check_work(epochs: int, samples: int) -> None:
@@ -87,45 +88,6 @@ def check_order(order: Order) -> None:
         )
 
 
-class Modest(TorchFunctionMode):
-    """Refuses to make tensors that the machine's memory cannot hold: a model that a server has described.
-
-    Without this the system would end the process, as memory is given before it is there.
-    """
-
-    MAKERS = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.full, torch.eye)
-
-    def __init__(self, most: int | None = None) -> None:
-        super().__init__()
-        self.most = (
-            most if most is not None else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-        )
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Look at the size before a tensor is made."""
-        kwargs = kwargs or {}
-        if func in self.MAKERS and str(kwargs.get("device")) != "meta":
-            size = _size(func, args, kwargs)
-            if 4 * size > self.most:
-                raise ConfigError(
-                    f"a model as the server wants it would have a tensor of {size:,} numbers, more than this "
-                    "machine can hold"
-                )
-        return func(*args, **kwargs)
-
-
-def _size(func: Any, args: Any, kwargs: Mapping[str, Any]) -> int:
-    given = kwargs.get("size", args[0] if args and isinstance(args[0], list | tuple) else args)
-    given = args[:1] if func is torch.full and args and isinstance(args[0], int) else given
-    sizes = [one for one in given if isinstance(one, int)] if isinstance(given, list | tuple) else []
-    if func is torch.eye and len(sizes) == 1:
-        sizes *= 2
-    total = 1
-    for one in sizes:
-        total *= max(one, 0)
-    return total if sizes else 0
-
-
 def _check_training(where: str, values: Mapping[str, Any]) -> None:
     _most(f"{where}.epochs", values.get("epochs"), MOST_EPOCHS)
     _most(f"{where}.batch_size", values.get("batch_size"), MOST_BATCH)
@@ -147,6 +109,19 @@ def _most(where: str, value: Any, most: int) -> None:
 def _long(where: str, value: Any, most: int) -> None:
     if isinstance(value, list | tuple) and len(value) > most:
         raise ConfigError(f"the server names {len(value):,} {where}; this site goes up to {most:,}")
+
+
+def _check_lengths(value: Any, where: str) -> None:
+    """Refuse a text, list or block that is longer than any experiment has, wherever it stands."""
+    if isinstance(value, str) and len(value) > LONGEST_TEXT:
+        raise ConfigError(
+            f"the server's {where} has {len(value):,} letters; this site reads {LONGEST_TEXT:,}"
+        )
+    if isinstance(value, Mapping | list):
+        _long(f"entries in {where}", [*value], MOST_SITES)
+        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+            _check_lengths(key, f"name in {where}")
+            _check_lengths(inner, f"{where}.{key}")
 
 
 def _numbers(value: Any, where: str) -> Iterator[tuple[str, Any]]:

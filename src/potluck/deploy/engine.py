@@ -32,6 +32,7 @@ TRIES = 3  # at a node that does not introduce itself; it may belong to somebody
 HELLO = 120.0  # seconds a node has to introduce itself
 LOOK = 3.0  # seconds between two looks at who is there
 LOOKS = 4  # looks after which nodes are greeted, though others still come and go
+REMEMBERED = 100  # nodes that were not taken in, whose reasons are told
 GRACE = 30.0  # seconds that the others have, from the last arrival on, once enough clients are there
 
 
@@ -227,6 +228,7 @@ class FlowerEngine(Engine):
     def _meet(self, there: Sequence[Node]) -> None:
         """Greet new nodes, so that they introduce their clients. A client that comes back has a new node."""
         self._renew_keys(there)
+        self._forget(there)
         new = [node for node in there if node not in self._met and self._tries.get(node, 0) < TRIES]
         letters = [(node, self.hello) for node in new]
         most = [LARGEST_INTRODUCTION] * len(new)
@@ -238,7 +240,15 @@ class FlowerEngine(Engine):
                 self._refuse(node, refusal)
         self.board.seen([client for client, node in self.homes.items() if node in there])
 
+    def _forget(self, there: Sequence[Node]) -> None:
+        """Let go of nodes that are gone and no client's: whoever starts again comes as a new one."""
+        known = {*there, *self.homes.values()}
+        self._met &= known
+        self._tries = {node: tries for node, tries in self._tries.items() if node in known}
+
     def _refuse(self, node: Node, reason: str) -> None:
+        if len(self._refusals) >= REMEMBERED:
+            self._refusals.pop(next(iter(self._refusals)))
         self._refusals[node] = reason
         self.board.stranger(f"node {node}", reason)
         self.notice(f"node {node} was not taken in: {reason}")

@@ -17,7 +17,8 @@ from potluck.core.own_metrics import own_metrics
 from potluck.core.population import ClientFacts
 from potluck.core.public import check_same_samples
 from potluck.core.task import Task
-from potluck.data import Split
+from potluck.data import DataConfig, Split
+from potluck.data.prepare import AugmentConfig, Preparation
 from potluck.deploy.wire import Enrolment
 from potluck.errors import ConfigError
 from potluck.experiment.blocks import Sites
@@ -63,7 +64,7 @@ def enrolled_federation(experiment: Experiment, enrolments: Mapping[ClientId, En
         training=experiment.training.for_clients(),
         overrides=experiment.training.per_client,
         participation=experiment.training.participation,
-        publics=public_views(public, _viewed(groups, public), seeds),
+        publics=public_views(public, _viewed(groups, public, _augmentation(experiment)), seeds),
         device=experiment.engine.torch_device(),
         precision=experiment.engine.precision,
         metrics=own_metrics(
@@ -107,14 +108,37 @@ def _readable(group: GroupData) -> GroupData:
     return GroupData(_no_samples(VECTOR), 1) if group.data.task.kind in TEXTS else group
 
 
-def _viewed(groups: Sequence[GroupData], public: PublicSamples | None) -> list[GroupData]:
+def _augmentation(experiment: Experiment) -> AugmentConfig:
+    return experiment.data.augment if isinstance(experiment.data, DataConfig) else AugmentConfig()
+
+
+def _viewed(
+    groups: Sequence[GroupData], public: PublicSamples | None, augment: AugmentConfig
+) -> list[GroupData]:
     """The groups as the server sees public samples for them.
 
     It holds the samples as the first one reads them. Of the others it needs to know only which samples they have,
     and no card makes it hold more than that.
     """
     first, *others = map(_readable, groups)
+    first = first if public is None else _normalised(first, public[0], augment)
     return [first, *(_smallest(group, public) for group in others)]
+
+
+def _normalised(group: GroupData, public: Dataset, augment: AugmentConfig) -> GroupData:
+    """A group whose samples are prepared like the public ones: cards do not tell how a site normalises its own."""
+    shape = group.data.task.image or group.data.task.input
+    mean, std = (_for_channels(values, shape[0]) for values in (public.mean, public.std))
+    return replace(
+        group,
+        data=replace(group.data, mean=mean, std=std),
+        prepare=Preparation(mean, std, augment).prepare,
+    )
+
+
+def _for_channels(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """Numbers per channel; where samples have other channels than these are for, their mean for all of them."""
+    return values if len(values) in (0, channels) else (sum(values) / len(values),)
 
 
 def _smallest(group: GroupData, public: PublicSamples | None) -> GroupData:

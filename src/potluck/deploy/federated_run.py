@@ -12,7 +12,8 @@ from potluck.core.server import Server
 from potluck.core.state import Part
 from potluck.deploy.engine import FlowerEngine
 from potluck.deploy.register import Register
-from potluck.engine.norms import largest_ratio
+from potluck.engine.evaluation.lapses import Lapses
+from potluck.engine.norms import LastNorms, largest_ratio
 from potluck.engine.retries import Waits
 from potluck.errors import PotluckError, RunError
 from potluck.experiment.schema import Experiment
@@ -39,17 +40,25 @@ class Presence(Observer):
         )
 
 
-class Norms(Observer):
-    """Remembers how large the messages of a round were, before its checkpoint is written."""
+class Conduct(Observer):
+    """Remembers before a checkpoint is written how clients behaved: norms, lapses, and who dropped out."""
 
     def __init__(self, engine: FlowerEngine, register: Register) -> None:
         self.engine, self.register = engine, register
         self.failures: Mapping[ClientId, str] = {}  # who dropped out of the last round
+        self._norms, self._lapses = LastNorms(), Lapses()
+
+    def follow(self, run: Run) -> None:
+        """Tell a run what is known of its clients, and keep what it finds out."""
+        self._norms, self._lapses = run.rounds.acceptance.last_norms, run.examiner.asking.lapses
+        values = self.register.values
+        self._norms.values = {client: dict(known) for client, known in values.last_norms.items()}
+        self._lapses.recall({client: one.model_dump() for client, one in values.doubted.items()})
 
     def round(self, end: RoundEnd) -> None:
-        """Keep them."""
+        """Keep it."""
         self.failures = end.failures
-        self.register.keep_norms(end.round, self.engine.norms)
+        self.register.keep_round(end.round, self.engine.norms, self._norms.values, self._lapses.kept())
 
 
 def federated_run(

@@ -8,7 +8,7 @@ import sys
 from datetime import datetime
 from typing import Any, TextIO
 
-from potluck.deploy.printable import printable
+from potluck.core.plain_values import printable
 
 VARIABLE = "POTLUCK_LOG"  # `json` in the environment of a worker: it writes as `join` does
 KINDS = ("text", "json")

@@ -36,6 +36,16 @@ class BadStart(BaseModel):
     without: ClientId
 
 
+class Doubted(BaseModel):
+    """A client that let evaluations wait in vain, as `Lapses` remembers it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    times: int = Field(ge=1)
+    left: int = Field(ge=-1)  # evaluated rounds, from now on
+    since: int = Field(ge=0)
+
+
 class _Values(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
@@ -46,6 +56,8 @@ class _Values(BaseModel):
     went_back: tuple[WentBack, ...] = ()
     bad_starts: tuple[BadStart, ...] = ()
     norms: dict[int, dict[ClientId, float]] = {}  # by round and client, of what was sent
+    last_norms: dict[ClientId, dict[str, float]] = {}  # as `LastNorms` has them
+    doubted: dict[ClientId, Doubted] = {}
 
 
 class Register:
@@ -96,7 +108,19 @@ class Register:
         """Keep the keys of the clients' nodes."""
         self.note(keys=dict(keys))
 
-    def keep_norms(self, round_: int, norms: Mapping[ClientId, float]) -> None:
-        """Keep how large the messages of a round were; those of older rounds are dropped."""
+    def keep_round(
+        self,
+        round_: int,
+        norms: Mapping[ClientId, float],
+        last_norms: Mapping[ClientId, Mapping[str, float]],
+        doubted: Mapping[ClientId, Mapping[str, int]],
+    ) -> None:
+        """Keep how large the messages of a round were, where those of older rounds are dropped; and of every client
+        what it sent last, and whether it is doubted.
+        """
         known = {**self.values.norms, round_: dict(norms)}
-        self.note(norms={one: known[one] for one in sorted(known) if round_ - REMEMBERED < one <= round_})
+        self.note(
+            norms={one: known[one] for one in sorted(known) if round_ - REMEMBERED < one <= round_},
+            last_norms={client: dict(values) for client, values in last_norms.items()},
+            doubted={client: Doubted(**values) for client, values in doubted.items()},
+        )

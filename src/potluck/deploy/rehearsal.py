@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from potluck.core.card import ClientId
 from potluck.core.message import Message
-from potluck.deploy.agreement import Agreement
+from potluck.deploy.agreement import ROUNDS, Agreement
 from potluck.engine.protocol import Answer, Outcome, Request
 from potluck.engine.rounds import Rounds
 from potluck.engine.serial import SerialEngine
@@ -54,9 +54,11 @@ def rehearse(federation: Federation, client: ClientId) -> list[Exchange]:
     return engine.exchanges
 
 
-def propose(federation: Federation, client: ClientId) -> tuple[Agreement, list[Exchange]]:
-    """The agreement that allows just what a rehearsed round sends, and its exchanges: for `join --check`."""
+def propose(
+    federation: Federation, client: ClientId, rounds: int = ROUNDS
+) -> tuple[Agreement, list[Exchange]]:
+    """The agreement that allows just what a rehearsed round sends in so many rounds, and its exchanges."""
     exchanges = rehearse(federation, client)
     sent = [exchange.up for exchange in exchanges]
     live, metrics = federation.clients.build_client(client), tuple(federation.clients.metrics)
-    return Agreement.of(federation.method, live, sent, metrics), exchanges
+    return Agreement.of(federation.method, live, sent, metrics, rounds), exchanges

@@ -40,6 +40,9 @@ class Agreed(Protocol):
     def let_join(self, joined: int) -> None:
         """Refuse a further run."""
 
+    def let_play(self, rounds: int) -> None:
+        """Refuse a run of so many rounds."""
+
     def let_examine(self, round_: int, asked: int) -> None:
         """Refuse a further evaluation in a round."""
 
@@ -83,6 +86,7 @@ class GuardedPerformer(Performer):
         unknown = next((step for step in request.steps if step not in self.method.steps()), None)
         if unknown is not None or not request.steps:
             raise StepFailed(f"{self.method.name} has no step {unknown!r}")
+        self._refuse_round(round_, 1, 0)
         attempt = self.record.attempt(round_)
         self._let_try(round_, attempt)
         self._let_in(client, request.steps, request.down)
@@ -117,8 +121,7 @@ class GuardedPerformer(Performer):
         round_ = examination.stamp.round
         if self.agreement is None and not self.fresh:
             return
-        if self.rounds is not None and not 0 <= round_ <= self.rounds + 1:
-            raise StepFailed(f"round {round_} is asked about, the run has {self.rounds}")
+        self._refuse_round(round_, 0, 1)
         question = question_of(self.record.examined(examination.stamp), examination)
         asked = self.evaluations.number(round_, question)
         if self.agreement is not None:
@@ -126,6 +129,11 @@ class GuardedPerformer(Performer):
         else:
             refuse_evaluation(round_, asked, EVALUATIONS)
         self.evaluations.note(round_, question)
+
+    def _refuse_round(self, round_: int, first: int, further: int) -> None:
+        """Refuse a round that the run does not have, as it was told when the site joined."""
+        if self.rounds is not None and not first <= round_ <= self.rounds + further:
+            raise StepFailed(f"round {round_} is asked about, the run has {self.rounds}")
 
     def _let_try(self, round_: int, attempt: int) -> None:
         """Refuse one attempt too many; without an agreement as many are allowed as one proposes."""
@@ -178,8 +186,8 @@ class Resident:
     """The live client of one run: it does requests as transactions that outlive the process.
 
     A round that is started again has the same batches, as the seeds say. With `fresh` it has other private noise:
-    whoever has two messages with the same noise can subtract it. `rounds` are those of the run, if it is known: it
-    is not measured in others.
+    whoever has two messages with the same noise can subtract it. `rounds` are those of the run, if they are known:
+    nothing is done in others.
     """
 
     def __init__(

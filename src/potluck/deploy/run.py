@@ -13,8 +13,8 @@ from potluck.deploy.keyring import KeyRegister
 from potluck.deploy.register import FILE, Register
 from potluck.deploy.run_notes import BoardNotes, lasting
 from potluck.deploy.served_run import ServedRun
-from potluck.deploy.site import welcome
 from potluck.deploy.status import Board, kept
+from potluck.deploy.welcome import welcome
 from potluck.engine.retries import Clock
 from potluck.errors import ConfigError, RunError
 from potluck.experiment.differences import first_difference

@@ -13,17 +13,16 @@ from potluck.deploy.donors import is_to_blame
 from potluck.deploy.engine import FlowerEngine
 from potluck.deploy.enrolled import enrolled_federation, sites_of
 from potluck.deploy.enrolments import keep_enrolments, kept_enrolments
-from potluck.deploy.federated_run import Norms, federated_run, fits
+from potluck.deploy.federated_run import Conduct, federated_run, fits
 from potluck.deploy.misfits import in_words, without_misfits
 from potluck.deploy.register import BadStart, Register, WentBack
-from potluck.deploy.suspects import Suspect, Tie, find_suspect, find_tie, have_diverged
+from potluck.deploy.suspects import find_suspect, find_tie, have_diverged
+from potluck.deploy.taking_back import no_way_back, take_back, undecided
 from potluck.engine.evaluation.checks import check_evaluation
 from potluck.engine.retries import GROWING, Waits
-from potluck.engine.store.checkpoints import Checkpoints
 from potluck.errors import ConfigError, RoundFailed
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
-from potluck.report.again import to_go_on
 from potluck.runs.api import write_start
 from potluck.runs.folder import RunFolder
 from potluck.runs.loop import Run
@@ -57,7 +56,7 @@ class ServedRun:
         self.kept = kept_enrolments(folder, engine.fields)
         self.roster: tuple[ClientId, ...] = ()
         self._ready: Federation | None = None  # that of the roster, if it was just built
-        self.norms = Norms(engine, register)
+        self.conduct = Conduct(engine, register)
         self.waits = Waits(GROWING, experiment.engine.patience, engine.clock)
 
     def play(self) -> RunResult:
@@ -135,15 +134,19 @@ class ServedRun:
             values.run,
             values.starts,
             self.fresh,
-            self.norms,
+            self.conduct,
             waits=self.waits,
         )
+        self.conduct.follow(run)
         self.fresh = False
         out = [(one.round, one.without) for one in values.went_back]
         out += [(one.round, one.without) for one in values.bad_starts]
         run.left_out = {round_: tuple(client for one, client in out if one == round_) for round_, _ in out}
         run.examiner.others = self._others()
         run.between_rounds = lambda: self._between_rounds(run)
+        run.may_repeat = lambda round_, error: (
+            self._bad_donor(run, round_, error.failures, error.lost) is None
+        )
         run.remarks = self._remarks()
         return run
 
@@ -167,9 +170,9 @@ class ServedRun:
 
     def _between_rounds(self, run: Run) -> None:
         """Take in clients that have come; go back if only one that stands out could still answer."""
-        failures, round_ = self.norms.failures, run.state.round
+        failures, round_ = self.conduct.failures, run.state.round
         if failures:
-            if self._start_again(run, round_, failures, ()) and self._take_back(round_ - 1):
+            if self._start_again(run, round_, failures, ()) and take_back(self.folder, round_ - 1):
                 raise Regrouped
             self._go_back(run, round_, failures, (), None)
         self.engine.look()
@@ -218,11 +221,8 @@ class ServedRun:
         self, run: Run, failed: int, failures: Mapping[ClientId, str], lost: Collection[ClientId]
     ) -> bool:
         """Leave out whose first weights made everyone fail: another client gives them when it is repeated."""
-        donor = self.engine.donors.of(failed)
-        blamed = sum(one.round == failed for one in self.register.values.bad_starts)
-        if donor is None or not is_to_blame(donor, failures, run.cohort(failed), lost):
-            return False
-        if blamed >= len(self.roster) - 1:  # not everyone can be wrong: then it is the setting
+        donor = self._bad_donor(run, failed, failures, lost)
+        if donor is None:
             return False
         bad = BadStart(round=failed, without=donor)
         self.register.note(bad_starts=(*self.register.values.bad_starts, bad))
@@ -231,6 +231,18 @@ class ServedRun:
             f"first weights: round {failed} is played again without client {donor}"
         )
         return True
+
+    def _bad_donor(
+        self, run: Run, failed: int, failures: Mapping[ClientId, str], lost: Collection[ClientId]
+    ) -> ClientId | None:
+        """Whose first weights made everyone fail; nobody where all others were blamed before."""
+        donor = self.engine.donors.of(failed)
+        if donor is None or not is_to_blame(donor, failures, run.cohort(failed), lost):
+            return None
+        blamed = sum(one.round == failed for one in self.register.values.bad_starts)
+        return (
+            donor if blamed < len(self.roster) - 1 else None
+        )  # not everyone can be wrong: it is the setting
 
     def _go_back(
         self,
@@ -251,13 +263,13 @@ class ServedRun:
         before = next((one for one in self.register.values.went_back if one.round == settled), None)
         tie = find_tie(norms) if diverged and suspect is None else None
         if error is not None and tie is not None:
-            raise RoundFailed(self._undecided(failed, tie, before), failures, lost) from error
+            raise RoundFailed(undecided(self.folder, failed, tie, before), failures, lost) from error
         if suspect is None or not diverged:
             if error is not None:
                 raise error
             return
-        if before is not None or not self._take_back(settled - 1):
-            raise RoundFailed(self._no_way_back(failed, suspect, before), failures, lost) from error
+        if before is not None or not take_back(self.folder, settled - 1):
+            raise RoundFailed(no_way_back(self.folder, failed, suspect, before), failures, lost) from error
         went = WentBack(round=settled, without=suspect.client, times=float(f"{suspect.times:.4g}"))
         self.register.note(went_back=(*self.register.values.went_back, went))
         self.watcher.notice(
@@ -267,45 +279,3 @@ class ServedRun:
         )
         if error is None:
             raise Regrouped
-
-    def _take_back(self, round_: int) -> bool:
-        """Make the checkpoint of an earlier round the newest one; False if it is not kept any more."""
-        files = Checkpoints(self.folder / "checkpoints")
-        if round_ == 0:
-            manifests = sorted(
-                files.folder.glob("checkpoint*.json"), key=lambda path: path.name == files.MANIFEST
-            )
-            for path in manifests:  # the newest last: until it is gone, the run stands where it stood
-                path.unlink()
-        elif round_ in files.rounds():
-            files.load(round_)
-            files.go_back(round_)
-        else:
-            return False
-        return True
-
-    def _no_way_back(self, failed: int, suspect: Suspect, before: WentBack | None) -> str:
-        return (
-            f"{_all_fail(failed, before)}; in round {failed - 1} the message of client {suspect.client} was "
-            f"{suspect.times:.3g} times as large as the median of the others': look into it, and if need be go on "
-            f"without it: {self._without((suspect.client,))}"
-        )
-
-    def _undecided(self, failed: int, tie: Tie, before: WentBack | None) -> str:
-        larger, smaller = ", ".join(tie.larger), ", ".join(tie.smaller)
-        return (
-            f"{_all_fail(failed, before)}; in round {failed - 1} the message of client {larger} was "
-            f"{tie.times:.3g} times as large as that of client {smaller}, and neither are a majority: "
-            f"look into both, and if need be go on without one side: {self._without(tie.larger)}, "
-            f"or {self._without(tie.smaller)}"
-        )
-
-    def _without(self, clients: tuple[ClientId, ...]) -> str:
-        return f"{to_go_on(self.folder.path, portable=True)} --exclude {','.join(clients)}"
-
-
-def _all_fail(failed: int, before: WentBack | None) -> str:
-    told = f"round {failed}: every client fails over values that are not finite"
-    if before is None:
-        return told
-    return f"{told}, also after round {before.round} was played again without client {before.without}"

@@ -6,13 +6,10 @@ model and secret are its own, and so is the last word on what it agrees to.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
 import tempfile
-import traceback
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,30 +18,25 @@ import torch
 
 from potluck.core.card import ClientId
 from potluck.core.dataset import Dataset
+from potluck.core.modest import Modest
 from potluck.core.own_metrics import LIBRARIES, PLAIN, MetricSettings, measured_anyway, own_metrics
 from potluck.core.population import ClientFacts
 from potluck.core.rng import Rng, new_secret
 from potluck.data import AugmentConfig, DataConfig, Split
-from potluck.deploy.bounds import MOST_RUNS, RUN, Modest, check_order, check_welcome, check_work
+from potluck.deploy.bounds import MOST_RUNS, RUN, check_welcome, check_work
 from potluck.deploy.joined_runs import JoinedRuns
+from potluck.deploy.orders import Orders
 from potluck.deploy.record_files import own_folder, read_own, write_own
 from potluck.deploy.resident import Agreed, Resident
 from potluck.deploy.site_data import site_data, site_public
 from potluck.deploy.site_status import OrderNotes
+from potluck.deploy.welcome import SENT, welcome
 from potluck.deploy.wire import (
     LARGEST_INTRODUCTION,
     Enrolment,
-    Hello,
-    Order,
-    pack_reply,
-    unpack_order,
 )
-from potluck.engine.protocol import Failure, Outcome, Request
 from potluck.errors import (
     ConfigError,
-    DataError,
-    ModelError,
-    PotluckError,
     RunError,
     StepFailed,
 )
@@ -60,49 +52,8 @@ from potluck.models.build import Entry
 from potluck.plugins import load_function
 from potluck.version import __version__
 
-SENT = (
-    "name",
-    "method",
-    "models",
-    "training",
-    "seed",
-    "seeds",
-)  # of the experiment, as far as a client needs it
 REHEARSAL = "rehearsal"  # the run of `join --check`
 SECRET = "secret"
-PRIVATE = (DataError, ModelError, RunError)  # their sentences may tell of the site's files, model and data
-ASIDE = " at the site; the log of its worker says more"
-
-
-def welcome(experiment: Experiment, run: str) -> dict[str, Any]:
-    """What a server tells a client of its experiment: no path, no plugin, nothing of its data."""
-    if not experiment.portable or not isinstance(experiment.partition, Sites):
-        raise ConfigError("a federation needs an experiment file with partition: {sites: […], classes: …}")
-    assert isinstance(experiment.data, DataConfig)
-    values = experiment.model_dump(mode="json", include=set(SENT))
-    augment = experiment.data.augment.model_dump(mode="json")
-    engine = {"threads": experiment.engine.threads, "precision": experiment.engine.precision}
-    partition = experiment.partition.model_dump(mode="json")
-    values |= {"data": {"augment": augment}, "engine": engine, "partition": partition}
-    if experiment.metrics:
-        values["metrics"] = [told_metric(metric) for metric in experiment.metrics]
-    if find_method(experiment.method.name).needs_public_data and experiment.public is not None:
-        assert isinstance(experiment.public.data, DataConfig)
-        name = Path(experiment.public.data.name).name
-        values["public"] = {"data": {"name": name}, "samples": experiment.public.samples}
-    return {"potluck": __version__, "run": run, "experiment": values}
-
-
-def told_metric(metric: MetricSettings) -> str:
-    """What a site hears of a metric: its name. A function of the server's is known by its own name alone."""
-    if not metric.library:
-        return metric.key
-    if metric.options or metric.called or metric.takes:
-        raise ConfigError(
-            f"metrics: sites know {metric.name} by its name alone; for one with options let every site bring a "
-            "function (potluck join --metric)"
-        )
-    return str(metric.name)
 
 
 def site_metric(name: str, own: Mapping[str, Callable[..., Any]]) -> MetricSettings:
@@ -150,73 +101,6 @@ def kept_secret(folder: Path, run: str) -> Rng:
         return Rng(int(read_own(file)), ("secret", run))
     except ValueError as error:
         raise RunError(f"{file} holds no secret; bring it back from a copy, or join new runs only") from error
-
-
-class Orders(ABC):
-    """Takes orders for one client as bytes and always answers in bytes."""
-
-    client: ClientId
-    device: str
-    notes: OrderNotes
-
-    @abstractmethod
-    def enrol(self, offer: Mapping[str, Any]) -> Enrolment:
-        """Join a run: a new one from its start, a known one where it was left."""
-
-    @abstractmethod
-    def at(self, run: str) -> Resident:
-        """The live client of a run."""
-
-    def answer(self, data: bytes) -> bytes:
-        """Do an order and answer it; any error becomes a refusal, and the process lives on.
-
-        The site's own code may end with `SystemExit`, and libraries in other languages raise errors that are no
-        `Exception`: whatever an order brings about, the next one must find the site here.
-        """
-        try:
-            order = unpack_order(data)
-            check_order(order)
-            self.notes.begin(*_in_words(order))
-            reply = pack_reply(self.obey(order))
-            self.notes.answered(len(data), len(reply))
-            return reply
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            if not isinstance(error, PotluckError):
-                with contextlib.suppress(Exception):
-                    traceback.print_exc()
-            return self.refuse(error, len(data))
-
-    def refuse(self, error: BaseException, received: int = 0) -> bytes:
-        """The reply to an order that is not done: one sentence, which the site's own log has too."""
-        with contextlib.suppress(Exception):
-            self.notes.refused(str(error) or type(error).__name__, received)
-        told = f"{type(error).__name__}{ASIDE}"
-        if isinstance(error, PotluckError) and not isinstance(error, PRIVATE):
-            told = str(error)
-        who = f"client {self.client}"
-        return pack_reply(Failure(self.client, told if told.startswith(who) else f"{who}: {told}"))
-
-    def obey(self, order: Order) -> Outcome | Enrolment:
-        """Do an order, or raise why not."""
-        if isinstance(order, Hello):
-            return self.enrol(order.welcome)
-        resident = self.at(order.stamp.experiment)
-        if order.client != self.client:
-            raise StepFailed(f"this was meant for client {order.client}")
-        if isinstance(order, Request):
-            return resident.perform(dataclasses.replace(order, down=order.down.to(self.device)))
-        down = None if order.down is None else order.down.to(self.device)
-        return resident.examine(dataclasses.replace(order, down=down))
-
-
-def _in_words(order: Order) -> tuple[str, int | None, str]:
-    """The run and the round of an order, and what it asks for."""
-    if isinstance(order, Hello):
-        return str(order.welcome.get("run", "")), None, "join"
-    asked = "+".join(order.steps) if isinstance(order, Request) else "evaluate"
-    return order.stamp.experiment, order.stamp.round, asked
 
 
 @dataclasses.dataclass
@@ -330,6 +214,8 @@ class Site(Orders):
             raise ConfigError(
                 "the server's experiment has data or a split of its own; a site brings its own data"
             )
+        if self.agreement is not None:
+            self.agreement.let_play(experiment.training.rounds)
         roster = experiment.partition.sites
         if self.client not in roster:
             raise ConfigError(f"the server's experiment is for the clients {', '.join(roster)}")

@@ -8,17 +8,19 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from potluck.core.plain_values import printable
 from potluck.deploy.logs import Log
 from potluck.deploy.node_pulse import REFUSED, UNAUTHORISED, Pulse, trouble
-from potluck.deploy.printable import printable
 from potluck.deploy.status import write_small
 
 FILE = "worker.json"
 RECENT = 60.0  # seconds; a node whose last call was answered within them is connected
+LINES, SPAN = 1000, 3600.0  # so many lines a worker writes in so many seconds, whatever a server asks
 AWAY = (502, 503, 504)  # what a gate answers while its SuperLink is away
 
 
@@ -38,13 +40,27 @@ class OrderFacts:
     received: int = 0
 
 
+class Room:
+    """The room for lines in a log: a server that asks without end fills no disk."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.left, self._clock, self._since = LINES, clock, clock()
+
+    def taken(self) -> bool:
+        """Take the room of one line; false if there is none in this hour."""
+        if self._clock() - self._since >= SPAN:
+            self.left, self._since = LINES, self._clock()
+        self.left -= 1
+        return self.left >= 0
+
+
 class OrderNotes:
     """Notes what becomes of every order: in the log, and with a `home` in a file there."""
 
     def __init__(self, home: Path | None = None) -> None:
         """A worker that starts again knows the run and the round it was in; it counts anew."""
         before = read_orders(home) if home is not None else {}
-        self.home, self.log = home, Log()
+        self.home, self.log, self.room = home, Log(), Room()
         self.facts = OrderFacts(run=before.get("run", ""), round=before.get("round"))
         self._keep()
 
@@ -77,10 +93,16 @@ class OrderNotes:
 
     def _say(self, sentence: str, **more: Any) -> None:
         """Write a line of the log, which must not disturb the work either."""
+        if not self.room.taken():
+            return
         round_ = self.facts.round
         where = "" if round_ is None else f"round {round_}: "
         with contextlib.suppress(OSError, ValueError):
             self.log(f"{where}{sentence}", run=self.facts.run or None, round=round_, **more)
+            if not self.room.left:
+                self.log(
+                    f"{LINES:,} lines were written in this hour; until it is over, orders are only counted"
+                )
 
     def _ended(self, outcome: str, received: int, sent: int) -> None:
         facts = self.facts

@@ -17,12 +17,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from potluck.deploy.printable import printable
+from potluck.core.plain_values import printable
 from potluck.errors import RunError
 from potluck.files import read_json
 from potluck.version import __version__
 
-FILE = "status.json"
+FILES = {"server": "status.json", "site": "site-status.json"}  # a folder may have seen both
 EVERY = 5.0  # seconds between two writings
 STALE = 30.0  # seconds without a writing after which the process is taken to be gone
 REMEMBERED = 100  # nodes that were refused
@@ -128,8 +128,8 @@ def _version(package: str) -> str | None:
 
 
 def write_status(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Write the status of a process into its folder."""
-    write_small(folder / FILE, {**facts, **about_here(folder), "updated": time.time()})
+    """Write the status of a server or a site into its folder."""
+    write_small(folder / FILES[facts["kind"]], {**facts, **about_here(folder), "updated": time.time()})
 
 
 def write_small(path: Path, facts: Mapping[str, Any]) -> None:
@@ -167,20 +167,28 @@ def kept(folder: Path, facts: Callable[[], Mapping[str, Any]], every: float = EV
 
 
 def read_status(folder: Path, now: float | None = None) -> dict[str, Any]:
-    """The status in a folder, with `alive`: whether its process still renews it."""
+    """The status in a folder, the one renewed last, with `alive`: whether its process still renews it."""
     if not folder.is_dir():
         raise RunError(f"there is no folder {folder}")
-    if not (folder / FILE).is_file():
-        raise RunError(
-            f"{folder} has no {FILE}: it is neither the run folder of potluck serve nor the home of potluck join"
-        )
-    found = read_json(folder / FILE)
-    if not isinstance(found, dict) or found.get("kind") not in ("server", "site"):
-        raise RunError(f"{folder / FILE} was not written by potluck")
+    path = status_file(folder)
+    found = read_json(path)
+    if not isinstance(found, dict) or found.get("kind") not in [*FILES]:
+        raise RunError(f"{path} was not written by potluck")
     updated = found.get("updated")
     age = (time.time() if now is None else now) - (updated if isinstance(updated, int | float) else 0)
     ended = found.get("state") in ("finished", "stopped")
     return {**_shown(found), "alive": not ended and age < STALE, "age": round(age, 1)}
+
+
+def status_file(folder: Path) -> Path:
+    """The file with the status of a folder's process; of two the one renewed last."""
+    there = [path for name in FILES.values() if (path := folder / name).is_file()]
+    if not there:
+        names = " and no ".join(FILES.values())
+        raise RunError(
+            f"{folder} has no {names}: it is neither the run folder of potluck serve nor the home of potluck join"
+        )
+    return max(there, key=lambda path: path.stat().st_mtime)
 
 
 def _shown(value: Any) -> Any:

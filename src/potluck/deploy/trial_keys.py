@@ -53,7 +53,8 @@ def make_keys(folder: Path, servers: Sequence[str], clients: Sequence[str], days
     taken = next((name for name in files if (folder / name).exists()), None)
     if taken is not None:
         raise ConfigError(f"{folder / taken} exists; keys are never overwritten, choose another folder")
-    (folder / CLIENTS).mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o755)  # whatever the umask: others may not replace a file
+    (folder / CLIENTS).mkdir(exist_ok=True, mode=0o700)
     for name, content in files.items():
         _write(folder / name, content, mode=0o600 if b"PRIVATE KEY" in content else 0o644)
     return [folder / name for name in files]

@@ -19,7 +19,7 @@ from potluck.core.method import Method
 from potluck.core.plain_values import printable
 from potluck.core.server import Server
 from potluck.core.values import excess, said_of
-from potluck.engine.norms import LARGEST_RATIO, Form, Tensors, start_ratio
+from potluck.engine.norms import LARGEST_RATIO, Form, LastNorms, Tensors, start_ratio
 from potluck.engine.protocol import Answer
 from potluck.engine.reductions import Reductions, variances
 from potluck.errors import MessageError
@@ -72,7 +72,7 @@ class Acceptance:
         self.method, self.server, self.largest_ratio = method, server, largest_ratio
         self.gate = gate if gate is not None else Gate()
         self.notice: Callable[[str], None] = lambda sentence: None
-        self._before: dict[tuple[str, ...], dict[tuple[ClientId, Form], float]] = {}  # norms taken, by steps
+        self.last_norms = LastNorms()
 
     def check(self, client: ClientId, message: Message, contract: Contract, *what: str) -> None:
         """Refuse a message with other names, types or shapes than the contract has for this client."""
@@ -153,7 +153,7 @@ class Acceptance:
         self, seen: Reductions, refused: Mapping[ClientId, str], exchange: Exchange, bound: float
     ) -> dict[ClientId, str]:
         """Why norms are not taken. Where clients are divided into halves nobody is refused, and that is said."""
-        before = self._before.setdefault(exchange.steps, {})
+        before = self.last_norms.before(exchange.steps, seen.norms(refused))
         reasons: dict[ClientId, str] = {}
         ties: dict[Form, list[ClientId]] = {}
         for (client, form), ratios in seen.ratios(refused, before).items():
@@ -171,7 +171,7 @@ class Acceptance:
                 f"more than {bound:g} times that from {', '.join(others)}; neither are a majority, so nobody is "
                 "refused (training.max_norm): look into them, and if need be exclude one side"
             )
-        before |= seen.norms({**refused, **reasons})
+        self.last_norms.note(exchange.steps, seen.norms({**refused, **reasons}))
         return reasons
 
     def _unlikely_start(self, answer: Answer, exchange: Exchange) -> str:

@@ -5,9 +5,10 @@ A message is refused only where more than half of all stand against it, so that 
 
 from __future__ import annotations
 
+import hashlib
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from potluck.core.message import Message
 
 Tensors = Mapping[str, Tensor]
 LARGEST_RATIO = 100.0  # of `training.max_norm: auto`; honest runs on digits stay below 10
+MOST_KEPT = 4096  # parts of one client whose norms are remembered, the latest ones
 PAIR = 2  # clients: neither is a majority, so what each sent before is the third
 
 MaxNorm = Literal["auto", "none"] | float | None
@@ -87,6 +89,38 @@ class Ratios:
 
 
 Before = Mapping[tuple[ClientId, Form], float]  # what a client last sent
+
+
+class LastNorms:
+    """The norms that were last taken from each client, by a short name for what was sent, to be written down."""
+
+    def __init__(self) -> None:
+        self.values: dict[ClientId, dict[str, float]] = {}
+
+    def before(
+        self, steps: Sequence[str], sent: Iterable[tuple[ClientId, Form]]
+    ) -> dict[tuple[ClientId, Form], float]:
+        """What these clients sent before of these parts, where they did."""
+        named = {one: _short_name(steps, one[1]) for one in sent}
+        return {
+            one: self.values[one[0]][name]
+            for one, name in named.items()
+            if name in self.values.get(one[0], ())
+        }
+
+    def note(self, steps: Sequence[str], norms: Mapping[tuple[ClientId, Form], float]) -> None:
+        """Remember what was taken."""
+        for (client, form), value in norms.items():
+            known, name = self.values.setdefault(client, {}), _short_name(steps, form)
+            known.pop(name, None)
+            if math.isfinite(value):
+                known[name] = value
+            if len(known) > MOST_KEPT:
+                del known[next(iter(known))]
+
+
+def _short_name(steps: Sequence[str], form: Form) -> str:
+    return hashlib.sha256(repr((tuple(steps), form)).encode()).hexdigest()[:16]
 
 
 def norm_ratios(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 
 from potluck.core.card import ClientId
 from potluck.core.contract import largest_size
@@ -11,6 +13,7 @@ from potluck.engine.acceptance import Acceptance, known_shapes
 from potluck.engine.cohort import Cohort
 from potluck.engine.ledger import Ledger
 from potluck.engine.protocol import Engine, Stamp
+from potluck.errors import PotluckError, RunError, kind_and_message
 from potluck.federation.federation import Federation
 
 
@@ -39,6 +42,23 @@ class Rounds:
             method.sent_by(steps), method.symbols(card), known_shapes(method, self.server, card)
         )
 
+    @contextlib.contextmanager
+    def _script(self, round_: int) -> Iterator[None]:
+        """Where clients are strangers, say in one sentence that a method's own code has failed at the server."""
+        try:
+            yield
+        except (PotluckError, OSError):
+            raise
+        except Exception as error:
+            if not self.acceptance.strangers:
+                raise
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            raise RunError(
+                f"round {round_}: the server's half of {self.federation.method.name} failed at {place.filename}, "
+                f"line {place.lineno} ({kind_and_message(error)}); nothing of the round is kept: mend it, then go "
+                f"on after round {round_ - 1} with the same command"
+            ) from error
+
     def play(
         self,
         round_: int,
@@ -65,7 +85,7 @@ class Rounds:
         )
         rng = self.federation.server_rng(round_)
         self.server.enter(round_, rng, {}, "round")
-        with rng.as_default(self.federation.device):
+        with rng.as_default(self.federation.device), self._script(round_):
             self.federation.method.round(self.server, cohort)
         if before_settling is not None:
             before_settling(cohort)

@@ -108,7 +108,10 @@ def public_samples(
     if not method.needs_public_data:
         return None
     if experiment.public is None:
-        raise ConfigError(f"{method.name} needs public data; name some, for example {_public_example(task)}")
+        raise ConfigError(
+            f"{method.name} needs public data; name some, for example {_public_example(task)}, or choose a method "
+            f"that needs none, such as {'local' if method.tasks == 'any' else 'fedmrl'}"
+        )
     data = own if own is not None else _load(experiment, experiment.public.data)
     return data, choose_ids(
         data, experiment.public.samples, experiment.all_seeds().tree("split").child("public")

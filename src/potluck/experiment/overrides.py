@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from potluck.errors import ConfigError, first_line
+from potluck.files import read_given
 
 Override = str | Mapping[str, Any]  # `key=value`, or a mapping from keys to values
 
@@ -52,15 +53,7 @@ _LARGEST = 200_000  # values of one, those that anchors repeat counted each time
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read the mapping in a YAML file; an error is one sentence with the line."""
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_Yaml)
-    except FileNotFoundError as error:
-        raise ConfigError(f"there is no experiment file {path}") from error
-    except IsADirectoryError as error:
-        raise ConfigError(f"{path} is a folder; name the experiment file in it") from error
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} cannot be read: it is no text in UTF-8") from error
+        values = yaml.load(read_given(path, "experiment file"), Loader=_Yaml)
     except RecursionError as error:
         raise ConfigError(f"{path} is nested too deeply for an experiment") from error
     except _NO_VALUE as error:
@@ -110,12 +103,25 @@ def by_dotted_key(settings: Mapping[str, Any], above: str = "") -> dict[str, Any
 
 
 def as_overrides(given: Any) -> list[Any]:
-    """Overrides as a list; one may be given alone."""
+    """Overrides as a list; one may be given alone. None of those given as text may undo another."""
     if isinstance(given, str | Mapping):
         return [given]
     if not isinstance(given, Iterable):
         raise ConfigError(f"overrides: give a list such as ['training.rounds=5'], not {given!r}")
-    return list(given)
+    listed = list(given)
+    _refuse_undone([one for one in listed if isinstance(one, str)])
+    return listed
+
+
+def _refuse_undone(overrides: Sequence[str]) -> None:
+    """Refuse a key that is set twice, and a block that is set after one of its keys."""
+    for place, later in enumerate(overrides):
+        key = later.partition("=")[0]
+        for earlier in overrides[:place]:
+            if earlier.partition("=")[0] == key:
+                raise ConfigError(f"{earlier!r} and {later!r} set the same key; keep one of them")
+            if earlier.startswith(f"{key}."):
+                raise ConfigError(f"{later!r} would undo {earlier!r} before it; write {later!r} first")
 
 
 def apply_override(values: dict[str, Any], override: Override) -> None:
@@ -124,9 +130,16 @@ def apply_override(values: dict[str, Any], override: Override) -> None:
         for key, value in override.items():
             _set(values, key, copy.deepcopy(value), f"{key}: {value}")
         return
+    _set(values, *read_override(override), override)
+
+
+def read_override(override: str) -> tuple[str, Any]:
+    """The key and the value of an override that is given as text."""
     key, equals, text = override.partition("=") if isinstance(override, str) else ("", "", "")
     if not equals or not key:
         raise ConfigError(f"{override!r} is no override; write key=value, for example training.rounds=5")
+    if not text.strip():
+        raise ConfigError(f"{override!r} has no value; write one behind the =, or null where none is meant")
     try:
         value = yaml.load(text, Loader=_Yaml)
     except (yaml.YAMLError, RecursionError, *_NO_VALUE) as error:
@@ -138,7 +151,7 @@ def apply_override(values: dict[str, Any], override: Override) -> None:
         raise ConfigError(
             f"{override!r}: write a space after the colon: {str(unspaced[0]).replace(':', ': ', 1)}"
         )
-    _set(values, key, value, override)
+    return key, value
 
 
 def _set(values: dict[str, Any], key: str, value: Any, override: str) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from potluck.core.replies import Replies
 
 Weights = Literal["samples", "uniform"] | Mapping[str, float]
-Index = tuple[Tensor | None, ...]
+Index = tuple[Tensor | slice | None, ...]
 
 
 def average(
@@ -26,8 +26,8 @@ def average(
 
     A tensor that some clients lack is averaged over those that have it. One that nobody sent, or only clients of
     weight 0, is left out.
-    `index` says which entries of the full tensor a client's slice holds (client → name → one index or None
-    per dimension); entries nobody held keep their value in `base`.
+    `index` says which entries of the full tensor a client's slice holds (client → name → one index, slice or None
+    for all per dimension); entries nobody held keep their value in `base`.
 
     >>> one, four = ({"w": {"x": torch.tensor(value)}} for value in (1.0, 4.0))
     >>> replies = Replies.of({"a": one, "b": four}, samples={"a": 1, "b": 2})
@@ -97,11 +97,13 @@ def _sliced_mean(base: Tensor, pieces: Sequence[tuple[Tensor, Index | None, floa
     return torch.where(count > 0, total / count.clamp_min(torch.finfo(count.dtype).tiny), base)
 
 
-def _place(index: Index | None, base: Tensor) -> tuple[Tensor, ...]:
-    """One index per dimension, shaped so that together they select a block."""
-    full = index or (None,) * base.dim()
+def _place(index: Index | None, base: Tensor) -> tuple[Tensor | slice, ...]:
+    """One index per dimension, shaped so that together they select a block; slices alone need no index."""
+    full = [slice(None) if axis is None else axis for axis in index or (None,) * base.dim()]
+    if all(isinstance(axis, slice) for axis in full):
+        return tuple(full)
     axes = [
-        torch.arange(size, device=base.device) if axis is None else axis
+        torch.arange(size, device=base.device)[axis] if isinstance(axis, slice) else axis
         for axis, size in zip(full, base.shape, strict=True)
     ]
     return tuple(
@@ -112,6 +114,12 @@ def _place(index: Index | None, base: Tensor) -> tuple[Tensor, ...]:
 def take_slice(tensor: Tensor, index: Index | None) -> Tensor:
     """The entries an index selects: what a client with a slice receives."""
     return tensor[_place(index, tensor)].clone()
+
+
+def put_slice(tensor: Tensor, index: Index | None, piece: Tensor) -> Tensor:
+    """The tensor with a piece written where an index says; it is changed in place."""
+    tensor[_place(index, tensor)] = piece
+    return tensor
 
 
 def nested_index(full: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Index]:

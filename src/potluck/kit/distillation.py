@@ -1,4 +1,4 @@
-"""Distillation: the divergence from teachers, and the public samples that tell when to stop."""
+"""Distillation on public data: the divergence from teachers, and the samples that tell when to stop."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def divergence(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     return F.kl_div(mine.log_softmax(1), wanted.log_softmax(1), reduction="batchmean", log_target=True)
 
 
-def divergences(logits: Tensor, teacher: Tensor) -> Tensor:
-    """KL(σ(teacher) ‖ σ(logits)) of each sample; both are logits.
+def divergence_of_each(logits: Tensor, teacher: Tensor) -> Tensor:
+    """KL(σ(teacher) ‖ σ(logits)) of every sample; the teacher carries no gradient.
 
     >>> import torch
-    >>> divergences(torch.zeros(2, 2), torch.tensor([[99.0, 0.0], [5.0, 5.0]]))
+    >>> divergence_of_each(torch.zeros(2, 2), torch.tensor([[99.0, 0.0], [0.0, 0.0]]))
     tensor([0.6931, 0.0000])
     """
-    mine, wanted = (one.float().log_softmax(1) for one in (logits, teacher))
+    mine, wanted = (one.float().log_softmax(1) for one in (logits, teacher.detach()))
     return F.kl_div(mine, wanted, reduction="none", log_target=True).sum(1)
 
 

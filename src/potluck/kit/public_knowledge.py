@@ -53,7 +53,7 @@ def public_of(population: Population) -> Public:
     if public is None:
         raise ConfigError(
             f"{population.method_name} needs public data, and there is none here; name some, such as public: "
-            "{data: cifar100, samples: 5000}"
+            "{data: cifar100, samples: 5000}, or choose a method that needs none, such as fedmrl"
         )
     return public
 

@@ -68,6 +68,22 @@ def require_one_width(population: Population, reason: str) -> None:
             )
 
 
+def require_one_label_set(population: Population) -> None:
+    """All clients must have the same classes, two at least, so that their scores mean the same."""
+    name, first = population.method_name, population.ids[0]
+    if population.task.classes < 2:
+        raise ConfigError(
+            f"{name}: {named(population, first)} has {population.task.counted}, and scores of one class say "
+            "nothing; give the task two classes at least, or use local"
+        )
+    for client in population.first_clients:
+        if population.class_names(client) != population.class_names(first):
+            raise ConfigError(
+                f"{name} needs clients with the same classes; {named(population, client)} has others than "
+                f"{named(population, first)}; use a method that takes unlike classes, such as cofed"
+            )
+
+
 def require_peers(population: Population, peers: int) -> None:
     """Every client of a round must find this many others in it."""
     clients, cohort = len(population.trainers), population.cohort_size

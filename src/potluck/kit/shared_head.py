@@ -73,19 +73,7 @@ class SharedHead(Method):
 
     def check(self, population: Population) -> None:
         """All heads have one form, every client has a sample, and every class is held by somebody."""
-        first, *others = population.ids
-        if not population.head(first):
-            raise ConfigError(
-                f"{self.name}: the head of client {first} has no parameters for the server to train; choose "
-                "models whose last layer is trained"
-            )
-        for client in others:
-            if population.head(client) != population.head(first):
-                raise ConfigError(
-                    f"{self.name}: the head of {named(population, client)} is {_form(population.head(client))}, "
-                    f"that of {named(population, first)} is {_form(population.head(first))}; "
-                    f"{_advice(population, first, client)}"
-                )
+        require_one_head(population)
         for client in population.trainers:
             if not population.samples(client)["train"]:
                 raise ConfigError(
@@ -160,6 +148,23 @@ class SharedHead(Method):
         return F.cross_entropy(server["head"](batch.x), batch.y, reduction=self.config.server_loss)
 
 
+def require_one_head(population: Population, otherwise: str = "") -> None:
+    """All heads must have one form, with parameters; `otherwise` ends the advice."""
+    name, (first, *others) = population.method_name, population.ids
+    if not population.head(first):
+        raise ConfigError(
+            f"{name}: the head of client {first} has no parameters for the server to train; choose models whose "
+            "last layer is trained"
+        )
+    for client in others:
+        if population.head(client) != population.head(first):
+            raise ConfigError(
+                f"{name}: the head of {named(population, client)} is {head_form(population.head(client))}, that of "
+                f"{named(population, first)} is {head_form(population.head(first))}; "
+                f"{_advice(population, first, client)}{otherwise}"
+            )
+
+
 def representations(client: Client) -> tuple[Tensor, Tensor]:
     """The representation and the class of every training sample, in evaluation mode and without gradients."""
     parts = collect(client, lambda batch: (client["model"].features(batch.x).float(), batch.y))
@@ -177,6 +182,7 @@ def _advice(population: Population, first: ClientId, client: ClientId) -> str:
     return "choose models whose heads have the same layers"
 
 
-def _form(shapes: Mapping[str, tuple[int, ...]]) -> str:
+def head_form(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """The tensors of a head, in words."""
     tensors = (f"{name} {'×'.join(map(str, shape))}" for name, shape in shapes.items())
     return ", ".join(tensors) or "nothing"

@@ -3,7 +3,9 @@
 from potluck.methods.cofed import CoFED
 from potluck.methods.creamfl import CreamFL
 from potluck.methods.creamfl_variants import CreamFLVariants
+from potluck.methods.fccl import FCCL
 from potluck.methods.fd import FD
+from potluck.methods.fed_et import FedET
 from potluck.methods.fedallrep import FedAllRep
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.feddf import FedDF
@@ -20,19 +22,31 @@ from potluck.methods.fedmuscle_variants import FedMuscleVariants
 from potluck.methods.fedproto import FedProto
 from potluck.methods.fedprox import FedProx
 from potluck.methods.fedre import FedRE
+from potluck.methods.fedrolex import FedRolex
 from potluck.methods.fedtgp import FedTGP
+from potluck.methods.fjord import FjORD
+from potluck.methods.gramian import Gramian
+from potluck.methods.heterofl import HeteroFL
+from potluck.methods.inclusivefl import InclusiveFL
+from potluck.methods.inco import InCo
 from potluck.methods.local import Local
+from potluck.methods.pairwise import Pairwise
+from potluck.methods.rhfl import RHFL
 from potluck.methods.scaffold import Scaffold
+from potluck.methods.scalefl import ScaleFL
 from potluck.methods.simclr import SimCLR
 
 __all__ = [
+    "FCCL",
     "FD",
+    "RHFL",
     "CoFED",
     "CreamFL",
     "CreamFLVariants",
     "FedAllRep",
     "FedAvg",
     "FedDF",
+    "FedET",
     "FedGH",
     "FedHe",
     "FedHeNN",
@@ -46,8 +60,16 @@ __all__ = [
     "FedProto",
     "FedProx",
     "FedRE",
+    "FedRolex",
     "FedTGP",
+    "FjORD",
+    "Gramian",
+    "HeteroFL",
+    "InCo",
+    "InclusiveFL",
     "Local",
+    "Pairwise",
     "Scaffold",
+    "ScaleFL",
     "SimCLR",
 ]

@@ -19,7 +19,7 @@ from potluck.core.task import Task
 from potluck.errors import ConfigError
 from potluck.kit.class_logits import ClassLogits
 from potluck.kit.class_means import class_sums, means_of, merge_classes
-from potluck.kit.distillation import divergences
+from potluck.kit.distillation import divergence_of_each
 
 
 class FD(ClassLogits):
@@ -110,5 +110,5 @@ class FD(ClassLogits):
     def distances(self, scores: Tensor, targets: Tensor) -> Tensor:
         """KL(σ(G[y]) ‖ σ(o)) of each sample, or the mean squared difference."""
         if self.config.distance == "kl":
-            return divergences(scores, targets)
+            return divergence_of_each(scores, targets)
         return F.mse_loss(scores, targets, reduction="none").mean(1)

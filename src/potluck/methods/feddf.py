@@ -22,40 +22,38 @@ architecture without a client in the round stays as it is; batch-norm statistics
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Literal, Self
 
 import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from potluck.core.card import Card
 from potluck.core.contract import state_of
-from potluck.core.method import Clients, Tasks
+from potluck.core.method import Clients
 from potluck.core.options import option
-from potluck.core.population import Population
 from potluck.core.replies import Replies
 from potluck.core.server import Server
 from potluck.core.settings import OptimizerSettings
-from potluck.core.streams import Stream, several_each, shuffled_batches
-from potluck.core.task import Batch, Task
-from potluck.errors import ConfigError
-from potluck.kit.built_names import require_built_names
+from potluck.core.task import Batch
 from potluck.kit.distillation import divergence, held_back
 from potluck.kit.early_stopping import fit_patiently
-from potluck.kit.public_knowledge import public_samples, require_public_samples, scores
+from potluck.kit.public_knowledge import scores
+from potluck.kit.server_models import (
+    BY_ARCHITECTURE,
+    STATISTICS_TRAVEL,
+    ClientModelsOnServer,
+    steps_on_public_data,
+)
 from potluck.methods.fedavg import FedAvg
 
 
-class FedDF(FedAvg):
+class FedDF(ClientModelsOnServer, FedAvg):
     """FedAvg within each architecture, then distillation on public data: all clients teach every architecture."""
 
     name = "feddf"
     citation = "Lin et al., NeurIPS 2020"
-    tasks: ClassVar[Tasks] = "classes"
-    models = "any; those of one architecture are averaged"
-    needs_public_data = True
-    server_needs = "architecture"
     remedy = "lower training.optimizer.lr or method.lr, or set training.clip"
+    usual_batch = 128
     down = {
         "model": state_of(
             "model", "the distilled weights of the client's architecture", optional=True, partial=True
@@ -65,16 +63,8 @@ class FedDF(FedAvg):
     class Config(FedAvg.Config):
         """Options of FedDF."""
 
-        share: Literal["groups"] = option(
-            default="groups",
-            description="which tensors are averaged: those of one architecture",
-            source="paper",
-        )
-        buffers: Literal["average"] = option(
-            default="average",
-            description="batch-norm statistics are averaged with the weights; inferred",
-            source="inferred",
-        )
+        share: Literal["groups"] = BY_ARCHITECTURE
+        buffers: Literal["average"] = STATISTICS_TRAVEL
         steps: int = option(
             default=10_000,
             ge=1,
@@ -124,67 +114,29 @@ class FedDF(FedAvg):
                 )
             return self
 
-    def setup(self, population: Population) -> None:
-        """The size of a batch, and who has which architecture."""
-        super().setup(population)
-        self.batch = public_samples(population, self.config.batch, 128)
-        self.architectures = {client: population.architecture(client) for client in population.ids}
-
-    def check(self, population: Population) -> None:
-        """A batch must fit into the public data, and a card to the model that the server builds."""
-        super().check(population)
-        require_public_samples(population, "batch", self.config.batch)
-        require_built_names(population, self.config.buffers)
-
-    def server_state(self, task: Task) -> dict[str, Any]:
-        """The weights by architecture, and a model of each architecture to load them into."""
-        if self.pool is None:
-            raise ConfigError(f"{self.name}: the server needs to know the clients' architectures; name them")
-        models = {
-            self.model(key): self.pool.build(key, task, who="the server's model") for key in self.pool.keys
-        }
-        return super().server_state(task) | models
-
-    def model(self, architecture: str) -> str:
-        """The name of the server's model for an architecture."""
-        assert self.pool is not None
-        return f"model{self.pool.keys.index(architecture)}"
-
-    def keys(self, card: Card) -> dict[str, str]:
-        """Tensors are averaged within an architecture."""
-        return {name: f"{self.architectures[card.client]}:{name}" for name in card.names}
-
     def round(self, server: Server, clients: Clients) -> None:
         """Train everywhere, average within architectures, distil into each."""
         self.introduce(server, clients)
         replies = clients.ask(self.train)
         teachers = self.teach(server, replies)
         means = self.mean(replies, "model", self.config.weights)
-        for architecture in dict.fromkeys(self.architectures[client] for client in replies):
-            student, prefix = server[self.model(architecture)], f"{architecture}:"
-            student.load(
-                {key.removeprefix(prefix): value for key, value in means.items() if key.startswith(prefix)}
-            )
+        for architecture in self.represented(replies):
+            student = server[self.model(architecture)]
+            student.load(self.weights_of(means, architecture))
             self.distil(server, self.model(architecture), teachers)
-            server["weights"].load({prefix + name: value for name, value in student.state().items()})
+            self.keep(server, architecture, student.state())
 
     def teach(self, server: Server, replies: Replies) -> Tensor:
         """The mean logits of all public samples over the round's clients."""
         total = torch.zeros(len(server.public), server.task.classes, device=server.device)
-        for client, message in replies.items():
-            name = self.model(self.architectures[client])
-            server[name].load(message.group("model"))
-            total += scores(server, part=name)
+        for logits in self.opinions(server, replies):
+            total += logits
         return total / len(replies)
 
     def distil(self, server: Server, name: str, teachers: Tensor) -> None:
         """Train one model towards the teachers' mean, with early stopping on the share held back."""
-        config, public = self.config, server.public
-        watched, rows = held_back(public, config.validation)
-        epochs = -(-config.steps // max(1, len(rows) // self.batch))
-        order = several_each(
-            shuffled_batches(rows, self.batch, epochs, "keep", server.rng.child("distil", name))
-        )
+        config = self.config
+        watched, rows = held_back(server.public, config.validation)
 
         def loss(server: Server, batch: Batch, teachers: Tensor) -> Tensor:
             return divergence(server[name](batch.x), teachers[batch.id], config.temperature)
@@ -197,7 +149,7 @@ class FedDF(FedAvg):
             server,
             loss,
             name,
-            Stream(public.source, order[: config.steps]),
+            steps_on_public_data(server, rows, self.batch, config.steps, "distil", name),
             optimizer=OptimizerSettings(name="adam", lr=config.lr),
             every=config.every,
             scalars={"teachers": teachers},

@@ -18,54 +18,32 @@ neither the mean nor the distance has a softmax.
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-import torch
 from torch import Tensor
 
-from potluck.core.card import Card
 from potluck.core.client import Client
 from potluck.core.contract import tensor
 from potluck.core.message import Content, Message
-from potluck.core.method import Clients, PrivateModelConfig, client_step
+from potluck.core.method import Clients, client_step
 from potluck.core.options import option
-from potluck.core.population import Population
 from potluck.core.server import Server
-from potluck.core.state import Holder
-from potluck.core.task import Batch, Task
+from potluck.core.task import Batch
 from potluck.kit.masks import mean_where
-from potluck.kit.public_knowledge import (
-    OnPublicData,
-    by_row,
-    drawn_rows,
-    plain_mean,
-    public_samples,
-    public_stream,
-    require_public_samples,
-    scores,
-)
+from potluck.kit.public_knowledge import by_row, plain_mean, public_stream, scores
+from potluck.kit.score_exchange import DrawnSamplesConfig, OnDrawnSamples
 from potluck.training.fit import fit
 
 
-class FedMD(OnPublicData):
+class FedMD(OnDrawnSamples):
     """Distillation towards the mean logits of public samples, a plain average over the cohort."""
 
     name = "fedmd"
     citation = "Li & Wang, arXiv 1910.03581"
     tasks = "features"
-    models = "any"
-    stays = ("data", "labels", "model", "representations")
+    batch_option = "digest_batch"
 
-    class Config(PrivateModelConfig):
+    class Config(DrawnSamplesConfig):
         """Options of FedMD."""
 
-        samples: int | None = option(
-            default=None,
-            ge=1,
-            description="|P_t|; by default the released code's 5,000, or all if fewer",
-            source="released code",
-        )
         digest_epochs: int = option(
             default=1,
             ge=1,
@@ -85,37 +63,15 @@ class FedMD(OnPublicData):
             source="ours",
         )
 
-    def setup(self, population: Population) -> None:
-        """The sizes of P_t and of a batch."""
-        super().setup(population)
-        self.samples = public_samples(population, self.config.samples, 5000)
-        self.batch = public_samples(population, self.config.digest_batch, 256)
-
-    def check(self, population: Population) -> None:
-        """P_t and a batch of it must fit into the public data."""
-        require_public_samples(population, "samples", self.config.samples)
-        require_public_samples(population, "digest_batch", self.config.digest_batch)
-
-    def symbols(self, card: Card) -> dict[str, int]:
-        """P_t: the number of public samples in a round."""
-        return super().symbols(card) | {"P_t": self.samples}
-
-    def server_state(self, task: Task) -> dict[str, Any]:
-        """The clients met so far, to tell newcomers apart."""
-        return {"met": {}}
-
     def round(self, server: Server, clients: Clients) -> None:
         """Newcomers train; everyone scores P_t, digests the mean and revisits its own data."""
-        met = server["met"]
-        newcomers = [client for client in clients.ids if client not in met.tensors()]
-        if newcomers and self.config.initial:
-            clients.ask(self.begin, only=newcomers)
+        if self.config.initial:
+            self.welcome(server, clients)
         consensus = plain_mean(clients.ask(self.score), "logits")
         clients.ask(self.learn, down={"logits": consensus})
-        met.load({client: torch.ones((), device=server.device) for client in clients.ids})
+        self.remember(server, clients)
 
-    @client_step
-    def begin(self, client: Client) -> None:
+    def prepare(self, client: Client) -> None:
         """Local training before the first logits, `initial` times over the same batches."""
         private = client.batches()
         fit(client, self.loss, streams={"private": private}, steps=self.config.initial * len(private))
@@ -138,7 +94,3 @@ class FedMD(OnPublicData):
         """The mean absolute difference between own logits and the consensus."""
         gaps = (client["model"](batch.x).float() - consensus[batch.id]).abs().mean(1)
         return {"digest": mean_where(gaps, client.public.mask[batch.id])}
-
-    def rows(self, holder: Holder) -> np.ndarray:
-        """P_t of this round."""
-        return drawn_rows(holder.public, holder.round, self.samples)

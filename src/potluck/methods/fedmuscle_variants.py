@@ -189,15 +189,15 @@ class FedMuscleVariants(FedMuscle):
         return tau, tau_prev
 
     def contrast(
-        self, anchor: Tensor, others: Sequence[Tensor], tau: Temperature, tau_prev: Temperature, masks: Any
+        self, client: Client, anchor: Tensor, others: Sequence[Tensor], masks: Any
     ) -> dict[str, Tensor]:
         """The chosen loss."""
         if self.config.loss == "pairwise":
-            return {"pairwise": pairwise(anchor, others, tau, normalize=self.unit, **masks)}
+            return {"pairwise": pairwise(anchor, others, self.tau(client), normalize=self.unit, **masks)}
         if self.config.loss == "gramian":
             options = {"negatives": self.config.negatives, "memory": self.memory}
             return {"gramian": gramian(anchor, others, self.config.tau, **options, **masks)}
-        return super().contrast(anchor, others, tau, tau_prev, masks)
+        return super().contrast(client, anchor, others, masks)
 
     def as_published(self, direction: str, message: Message) -> int | None:
         """The paper's count where it is asked for: Z up; S^n and α^n of every batch down, B^M·(d + 1) scalars."""

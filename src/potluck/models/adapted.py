@@ -31,6 +31,8 @@ class Adapted(Model):
         self.has_stem = isinstance(trunk, Model) and trunk.has_stem
         self.stem_paths: tuple[str, ...] = ()
         self.body_paths: tuple[str, ...] = ()
+        if isinstance(trunk, Model) and trunk.channel_blocks is not None:
+            self.channel_blocks = {f"trunk.{name}": axes for name, axes in trunk.channel_blocks.items()}
         self.trunk = replace_layer(trunk, head_path, nn.Identity())
         self.resize, self.adapter = make_adapter(adapter, width, rep_dim)
         self.head = head

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from potluck.core.model import Model
+from potluck.core.modest import MOST_WIDTH
+from potluck.core.plain_values import shown
 from potluck.core.task import Task
 from potluck.core.trial import agree, attempt, blame, kind, sample_batch, trial_copy
 from potluck.errors import ModelError
@@ -25,9 +27,11 @@ def check_model(model: Model, task: Task, who: str = "model") -> None:
 
 
 def check_width(width: int | None, option: str = "rep_dim") -> None:
-    """Refuse a width that is neither None nor a positive whole number."""
+    """Refuse a width that is neither None nor a positive whole number, or that no model has."""
     if width is not None and (not isinstance(width, int) or isinstance(width, bool) or width < 1):
         raise ModelError(f"{option} is {width!r}, expected a positive whole number")
+    if width is not None and width > MOST_WIDTH:
+        raise ModelError(f"{option} is {shown(width)}, expected at most {MOST_WIDTH:,}")
 
 
 def check_complete(model: Model) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -57,6 +59,17 @@ def make_adapter(kind: str, native: int, rep_dim: int) -> tuple[nn.Module, str |
     if kind == "linear":
         return nn.Linear(native, rep_dim), kind
     return FeaturePool(rep_dim, largest=kind == "max-pool"), kind
+
+
+def scaled(width: int, scale: float) -> int:
+    """A share of a width, rounded up.
+
+    >>> scaled(16, 0.3)
+    5
+    """
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale <= 64:
+        raise ModelError(f"scale is {scale!r}, expected a number above 0 and up to 64")
+    return math.ceil(round(width * scale, 6))
 
 
 def scale_convolutions(net: nn.Module) -> None:

@@ -173,6 +173,16 @@ class ModelPool:
 
     def smallest(self, task: Task) -> str:
         """The key with the fewest parameters among those that fit the task."""
+        sizes = self._sizes(task)
+        return min(sizes, key=sizes.__getitem__)
+
+    def largest(self, task: Task) -> str:
+        """The key with the most parameters among those that fit the task."""
+        sizes = self._sizes(task)
+        return max(sizes, key=sizes.__getitem__)
+
+    def _sizes(self, task: Task) -> dict[str, int]:
+        """The number of parameters of every key that fits the task; of none: the first one's error."""
         sizes: dict[str, int] = {}
         errors: list[ModelError] = []
         for key in self.keys:
@@ -182,7 +192,7 @@ class ModelPool:
                 errors.append(error)
         if not sizes:
             raise errors[0]
-        return min(sizes, key=sizes.__getitem__)
+        return sizes
 
     def _width(self, entry: Entry, rep_dim: int | None) -> int | None:
         own = entry.get("rep_dim") if isinstance(entry, Mapping) else None

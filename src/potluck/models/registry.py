@@ -63,6 +63,7 @@ _registry: dict[str, Registered] = {}
 POOLS: dict[str, tuple[str, ...]] = {
     "cnn": ("cnn1", "cnn2", "cnn3", "cnn4", "cnn5"),  # FedMRL's
     "resnet": ("resnet10", "resnet14", "resnet18", "resnet22", "resnet26"),  # FedIN's
+    "scalefl": ("scalefl1", "scalefl2", "scalefl3", "scalefl4"),
     "htm10": (  # FedRE's
         "fedavg-cnn",
         "googlenet",

@@ -53,6 +53,11 @@ def _names(entry: Mapping[str, Any], keys: Sequence[str]) -> Row:
     return {"method": entry["method"]} | {key: values.get(key) for key in keys}
 
 
+def _measured(one: Mapping[str, Any]) -> Row:
+    """When and how the scores of a row were measured."""
+    return {"moment": one["when"], "mode": one["mode"]}
+
+
 def _seed(seed: str) -> Any:
     return int(seed) if seed.isdecimal() else seed
 
@@ -107,8 +112,7 @@ def summary_frame(comparison: Mapping[str, Any]) -> pd.DataFrame:
     rows = [
         {
             **_names(entry, keys),
-            "moment": one["when"],
-            "mode": one["mode"],
+            **_measured(one),
             "reported": (one["when"], one["mode"]) == (entry["when"], entry["mode"]),
             "clients": one.get("clients"),
             "mean": one["accuracy"]["mean"],
@@ -137,8 +141,7 @@ def targets_frame(comparison: Mapping[str, Any]) -> pd.DataFrame:
     rows = [
         {
             **_names(entry, keys),
-            "moment": entry["when"],
-            "mode": entry["mode"],
+            **_measured(entry),
             "target": cost["target"],
             "seeds": len(cost["runs"]),
             "reached": cost["reached"],
@@ -162,8 +165,7 @@ def rounds_frame(comparison: Mapping[str, Any]) -> pd.DataFrame:
     rows = [
         {
             **_names(entry, keys),
-            "moment": one["when"],
-            "mode": one["mode"],
+            **_measured(one),
             "round": number,
             "mean": score["mean"],
             "std_over_seeds": score["std_over_seeds"],
@@ -181,8 +183,7 @@ def gains_frame(comparison: Mapping[str, Any]) -> pd.DataFrame:
     rows = [
         {
             **_names(entry, keys),
-            "moment": entry["when"],
-            "mode": entry["mode"],
+            **_measured(entry),
             "against": entry["against"],
             **{sign: entry["by_client"][sign] for sign in ("better", "equal", "worse")},
         }

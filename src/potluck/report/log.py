@@ -498,9 +498,9 @@ def read_mapping(path: Path) -> dict[str, Any] | None:
     """A JSON mapping of a run; None when the file is absent."""
     if not path.exists():
         return None
-    value = read_json(path)
+    value = read_json(path, "repair or remove it")
     if not isinstance(value, dict):
-        raise RunError(f"{path} is not a mapping: repair or remove it")
+        raise RunError(f"{path} is not a mapping; repair or remove it")
     return value
 
 
@@ -508,7 +508,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The resolved experiment of a run, `config.yaml`."""
     path = folder / "config.yaml"
     if not path.exists():
-        raise RunError(f"{folder} is not the folder of a run: it has no config.yaml")
+        raise RunError(f"{folder} is not the folder of a run: it has no config.yaml; put it back")
     try:
         value = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.errors import RunError
-from potluck.files import opened, read_json, refuse_links, write_whole
+from potluck.files import check_writable, opened, read_json, refuse_links, write_whole
 from potluck.runs.log_marks import LogMarks, Marks, check_marks, mark_of
 
 FORMAT = 2  # version of the layout; a folder with another one is not resumed
@@ -25,6 +25,17 @@ BEFORE = (
 )  # may be there earlier than START
 COMPARED = ("experiment.yaml", "comparison.json", "sweep.json")  # only in the folder of a comparison
 LOGS = ("metrics.jsonl", "ledger.jsonl", "timing.jsonl", "observations.jsonl")
+FILES = (
+    *START,
+    *LOGS,
+    "contract.json",
+    "tuning.json",
+    "tracking.json",
+    "summary.json",
+    "report.html",
+    ".lock",
+)
+FOLDERS = ("checkpoints", "models", "predictions", "tensorboard", "pilots")
 
 
 class RunFolder:
@@ -79,9 +90,11 @@ class RunFolder:
                 "a higher training.rounds to play more rounds"
             )
         folder = cls(path)
-        missing = next((name for name in START if not (folder / name).is_file()), None)
+        folder._check_kinds()
+        missing = next((name for name in START if not (folder / name).exists()), None)
         if missing is not None:
             raise RunError(f"{path} cannot be resumed: it has no {missing}{folder._half_made()}")
+        check_writable(folder / LOGS[0], "copy the folder to a place where you may write, and go on there")
         return folder
 
     def _half_made(self) -> str:
@@ -95,12 +108,28 @@ class RunFolder:
         names = {path.name for path in self.path.iterdir() if not _is_unfinished(path.name)}
         return names <= {*START, *BEFORE} and "config.yaml" not in names
 
-    def about(self) -> dict[str, Any]:
-        """What `environment.json` says."""
-        about = read_json(self / "environment.json")
+    def _check_kinds(self) -> None:
+        """Refuse a file where a run writes a folder, and the reverse, before it trains for hours."""
+        for name in (*FILES, *FOLDERS):
+            path, wanted = self / name, "folder" if name in FOLDERS else "file"
+            if path.exists() and path.is_dir() is (wanted == "file"):
+                raise RunError(f"{path} is no {wanted}, and a run writes one there; move it out of the way")
+
+    def about(self, remedy: str | None = None) -> dict[str, Any]:
+        """What `environment.json` says; `remedy` is what to do if it is damaged, where it is not the usual one."""
+        path, remedy = self / "environment.json", remedy or self.remedy
+        about = read_json(path, remedy)
         if not isinstance(about, dict):
-            raise RunError(f"{self / 'environment.json'} was not written by potluck: it is no mapping")
+            raise RunError(f"{path} was not written by potluck: it is no mapping; {remedy}")
+        for key in ("format", "potluck"):
+            if key not in about:
+                raise RunError(f"{path} says nothing of {key!r}: it is not whole; {remedy}")
         return about
+
+    @property
+    def remedy(self) -> str:
+        """What to do about a damaged file that only the start of a run can write."""
+        return f"put a whole copy of it back, or start a new run, with the settings in {self / 'config.yaml'}"
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name

@@ -111,6 +111,8 @@ class Run:
         self.stopped: str | None = None  # why the run ended before its last round
         self.left_out: Mapping[int, Collection[ClientId]] = {}  # who is not asked in a round
         self.between_rounds: Callable[[], None] = lambda: None  # may end this run, for another to go on
+        # whether an attempt that failed is tried again as it was
+        self.may_repeat: Callable[[int, RoundFailed], bool] = lambda round_, error: True
         self.remarks: dict[str, Any] = {}  # what the summary says besides
         self._headline = _Headline()
 
@@ -264,7 +266,7 @@ class Run:
             except RoundFailed as error:
                 undo_attempt()
                 wait = tries.next_wait(lost=bool(error.lost))
-                if wait is None:
+                if wait is None or not self.may_repeat(round_, error):
                     raise RoundFailed(
                         f"{error} (tried {tries.made} times; the run is kept up to round {round_ - 1}: "
                         f"{self._onward})",

@@ -46,16 +46,18 @@ def open(
             )
         return open_comparison(home)
     if not (home / ENVIRONMENT).exists():
-        raise RunError(f"{home} is not the folder of a run or of a comparison{_inside(home)}")
+        raise RunError(
+            f"{home} is not the folder of a run or of a comparison{_lacking(home) or _inside(home)}"
+        )
     about = _about(home)
     settings = read_config(home) if plugins is True else {"plugins": _whole_paths(plugins or ())}
     _check_code(home, settings, about.get("code", {}))
     for plugin in settings.get("plugins") or ():
         load_plugin(str(plugin), Path())
+    onward = to_go_on(home, portable=bool(about.get("portable", True)))
     if not (home / "summary.json").exists():
-        onward = to_go_on(home, portable=bool(about.get("portable", True)))
         raise RunError(f"the run in {home} is not finished; go on with it: {onward}")
-    summary = read_summary(home)
+    summary = read_summary(home, onward)
     if about.get("potluck") != __version__:
         warnings.warn(
             f"{home} was made by potluck {about.get('potluck')}, this is {__version__}: what its models "
@@ -93,6 +95,12 @@ def _about(home: Path) -> Mapping[str, Any]:
             "that version"
         )
     return about
+
+
+def _lacking(home: Path) -> str:
+    """That a folder with the settings of a run lacks something, for a sentence."""
+    begun = (home / "config.yaml").is_file()
+    return f", as it has no {ENVIRONMENT}; {RunFolder(home).remedy}" if begun else ""
 
 
 def _inside(home: Path) -> str:

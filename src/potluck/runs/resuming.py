@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from potluck.data import Split
-from potluck.errors import RunError
+from potluck.errors import ConfigError, DataError, RunError
 from potluck.experiment.blocks import IndexFile
 from potluck.experiment.differences import Difference, differences
 from potluck.experiment.export import to_values
@@ -21,6 +21,7 @@ from potluck.experiment.overrides import Override, read_yaml
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.files import write_json, write_whole
+from potluck.report.log import read_mapping
 from potluck.runs import pilots
 from potluck.runs.environment import check_version, data_facts, machine, views_hash
 from potluck.runs.folder import RunFolder
@@ -66,7 +67,10 @@ class Past:
         check_version(folder.path, about)
         for key, kind in FACTS.items():
             if not isinstance(about.get(key), kind):
-                raise RunError(f"{folder / 'environment.json'} says nothing of {key!r}: it is not whole")
+                raise RunError(
+                    f"{folder / 'environment.json'} says nothing of {key!r}: it is not whole; {folder.remedy}"
+                )
+        read_mapping(folder / "contract.json")  # the report at the end of the run needs it
         return cls(folder, about, from_round)
 
     # --- the experiment that goes on ---
@@ -87,7 +91,7 @@ class Past:
                 f"{path} uses the {unknown}, which a Python program registered; resume it there: "
                 "potluck.resume(folder)"
             )
-        written = read_yaml(self.folder / "config.yaml")
+        written = self._written()
         edited = self._refused(written, rounds)
         if edited is not None:
             raise RunError(
@@ -98,6 +102,13 @@ class Past:
             check_trusted(path, written, self.about)
         check_named_code(path, written, self.about["code"])
         return Experiment.load(self.folder / "config.yaml", overrides)
+
+    def _written(self) -> dict[str, Any]:
+        """What `config.yaml` says."""
+        try:
+            return read_yaml(self.folder / "config.yaml")
+        except ConfigError as error:
+            raise RunError(f"{error}; put a whole copy of it back, or start a new run") from error
 
     def going_on(self, experiment: Experiment, rounds: int | None) -> Experiment:
         """The experiment with what pilot runs chose and the rounds asked for; refused if it is another one."""
@@ -146,9 +157,13 @@ class Past:
 
     def split(self) -> Split:
         """Who has which rows, as written when the run began."""
-        split = Split.load(self.folder / "split.json")
+        path = self.folder / "split.json"
+        try:
+            split = Split.load(path)
+        except DataError as error:
+            raise RunError(f"{path} is damaged; {self.folder.remedy}") from error
         if (split.hash, views_hash(split)) != (self.about["split"], self.about.get("views")):
-            raise RunError(f"{self.folder / 'split.json'} is not the split this run began with; restore it")
+            raise RunError(f"{path} is not the split this run began with; {self.folder.remedy}")
         return split
 
     def check(self, experiment: Experiment, federation: Federation) -> None:
@@ -201,7 +216,7 @@ def is_free(one: Difference) -> bool:
 
 
 def _advice(one: Difference) -> str:
-    if one.key == ROUNDS:
+    if one.key == ROUNDS and one.here is not None:
         return "to play more rounds, ask for them: --rounds 20 (in Python rounds=20)"
     return "set it back, or start a new run"
 

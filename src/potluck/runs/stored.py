@@ -15,42 +15,45 @@ from potluck.core.task import KindName
 from potluck.data.split import view_of
 from potluck.errors import RunError
 from potluck.files import read_json
-from potluck.runs.folder import FORMAT
+from potluck.runs.folder import FORMAT, RunFolder
 
 LARGEST = 100_000_000  # of any size: what is larger takes memory for nothing
 Size = Annotated[int, Field(ge=0, le=LARGEST)]
 
 
-def read_summary(home: Path) -> dict[str, Any]:
-    """The summary of a finished run."""
-    path = home / "summary.json"
-    return _checked(_Summary, read_json(path), path, "the summary of a run")
+def read_summary(home: Path, onward: str) -> dict[str, Any]:
+    """The summary of a finished run; `onward` is how to go on with the run, which writes it anew."""
+    path, remedy = home / "summary.json", f"{onward} writes it anew"
+    return _checked(_Summary, read_json(path, remedy), path, "the summary of a run", remedy)
 
 
 def read_client_ids(home: Path) -> tuple[str, ...]:
     """The ids of all clients, in client order."""
     path = home / "split.json"
-    found = _checked(_Clients, read_json(path), path, "the split of a run")
+    remedy = RunFolder(home).remedy
+    found = _checked(_Clients, read_json(path, remedy), path, "the split of a run", remedy)
     return tuple(str(client["id"]) for client in found["clients"])
 
 
-def read_about(path: Path) -> dict[str, Any]:
-    """What `about.json` says of the kept models of a round."""
-    found = read_json(path)
+def read_about(path: Path, remedy: str) -> dict[str, Any]:
+    """What `about.json` says of the kept models of a round; `remedy` is what to do if it is damaged."""
+    found = read_json(path, remedy)
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise RunError(f"{path} was not written by this version of potluck, so its models cannot be opened")
-    return _checked(_About, found, path, "the outline of a run")
+        raise RunError(
+            f"{path} was not written by this version of potluck, so its models cannot be opened; {remedy}"
+        )
+    return _checked(_About, found, path, "the outline of a run", remedy)
 
 
-def _checked(form: type[BaseModel], found: Any, path: Path, what: str) -> dict[str, Any]:
+def _checked(form: type[BaseModel], found: Any, path: Path, what: str, remedy: str) -> dict[str, Any]:
     """The content of a file as it is, if it has the form."""
     try:
         form.model_validate(found)
     except ValidationError as error:
         first = error.errors()[0]
-        message = first["msg"].removeprefix("Value error, ")
+        message = first["msg"].removeprefix("Value error, ").partition(" or instance of")[0]
         place = ".".join(map(str, first["loc"]))
-        raise RunError(f"{path} is not {what}: {place + ': ' if place else ''}{message}") from error
+        raise RunError(f"{path} is not {what}: {place + ': ' if place else ''}{message}; {remedy}") from error
     checked: dict[str, Any] = found
     return checked
 

@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from potluck.core.plain_values import printable
 from potluck.deploy.flower.processes import START, environment, program
-from potluck.deploy.printable import printable
 from potluck.errors import RunError
 
 NAME = "potluck"  # of the SuperLink in Flower's configuration

@@ -18,11 +18,13 @@ from potluck.deploy.flower.processes import PULSE, Process, require_files, requi
 from potluck.deploy.flower.watching import PAUSE, NodeWatch, Watched, WorkerWatch
 from potluck.deploy.logs import VARIABLE, Log
 from potluck.deploy.prometheus import exposed
+from potluck.deploy.record_files import own_folder
 from potluck.deploy.site_status import SiteStatus, read_orders
 from potluck.deploy.status import about_here, kept
 from potluck.errors import ConfigError
 
 HALVES = ("", "worker", "node")
+LOCK = ".join.lock"  # in a home, held while a `join` is at work there
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,11 @@ class Joining:
 def join(joining: Joining) -> None:
     """Take part until interrupted; what happens is told on standard error, with the time."""
     joining.check()
-    home = joining.home
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    home = own_folder(joining.home)
+    check_home(home)
     status = SiteStatus(joining.client, joining.server, home, home / "flower" / PULSE, joining.only)
     with (
-        alone(home / f".join{'-' if joining.only else ''}{joining.only}.lock", home),
+        alone(home),
         exposed(joining.prometheus, lambda: status.facts() | about_here(home)),
         kept(home, status.facts),
     ):
@@ -114,8 +116,9 @@ def check_home(home: Path) -> None:
 
 
 @contextlib.contextmanager
-def alone(lock: Path, home: Path) -> Iterator[None]:
-    """Hold a lock, so that a second `join` does not end the processes of the first as leftovers."""
+def alone(home: Path) -> Iterator[None]:
+    """Hold a home, so that a second `join` does not end the processes of the first as leftovers."""
+    lock = home / LOCK
     try:
         handle = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -124,7 +127,9 @@ def alone(lock: Path, home: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise ConfigError(f"another potluck join is at work in {home}; end it first") from error
+            raise ConfigError(
+                f"another potluck join is at work in {home}; end it first, or give this one a --home of its own"
+            ) from error
         yield
 
 
@@ -132,7 +137,7 @@ def _take_part(joining: Joining, notice: Callable[[str], None]) -> None:
     if joining.only != "worker":
         check_server(joining.server, joining.security)
     flower, port = joining.home / "flower", free_port()
-    flower.mkdir(exist_ok=True)
+    flower.mkdir(exist_ok=True, mode=0o700)
     with contextlib.ExitStack() as stack:
         path = (
             joining.socket
@@ -152,7 +157,6 @@ def _take_part(joining: Joining, notice: Callable[[str], None]) -> None:
         if joining.only != "node":
             watched.append(_watch(worker, stack))
             watched[-1].stalled = WorkerWatch(path).stalled
-            watched[-1].reason = watched[-1].by_signal
         if joining.only != "worker":
             node = NodeWatch(flower)
             watched.append(_watch(supernode, stack))
@@ -172,6 +176,6 @@ def _watch(start: Callable[[], Process], stack: contextlib.ExitStack) -> Watched
     return watched
 
 
-def default_home(client: str) -> Path:
-    """Where a client keeps its records by default."""
-    return Path("sites") / client
+def default_home(client: str, only: str = "") -> Path:
+    """Where a client keeps its records by default; a node on its own has another home than its worker."""
+    return Path("sites") / (f"{client}-node" if only == "node" else client)

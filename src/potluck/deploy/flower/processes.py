@@ -16,9 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO
 
+from potluck.core.plain_values import printable
 from potluck.deploy import guard
 from potluck.deploy.flower.connections import Security, is_open, split_address
-from potluck.deploy.printable import printable
 from potluck.errors import ConfigError, RunError
 from potluck.files import read_json, write_json
 

@@ -24,7 +24,7 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, inflate_object_from_contents
 from flwr.supercore.run import RunNotRunningException
 
-from potluck.deploy.printable import printable
+from potluck.core.plain_values import printable
 from potluck.engine import frames
 
 ROOM = 1 << 31  # bytes of memory that reading an answer may take, whatever its size

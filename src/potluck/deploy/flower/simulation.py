@@ -21,10 +21,10 @@ from potluck.deploy.engine import FlowerEngine
 from potluck.deploy.federated_run import federated_run
 from potluck.deploy.flower.processes import START, Process, environment, installed
 from potluck.deploy.flower.relay import Relay
+from potluck.deploy.orders import Orders
 from potluck.deploy.register import Register
 from potluck.deploy.resident import Resident
 from potluck.deploy.run import refuse_predictions
-from potluck.deploy.site import Orders
 from potluck.deploy.site_status import OrderNotes
 from potluck.deploy.wire import Enrolment, Order
 from potluck.engine import frames

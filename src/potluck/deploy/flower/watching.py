@@ -12,7 +12,6 @@ from potluck.deploy.node_pulse import REFUSED, STALL, UNAUTHORISED, Pulse, troub
 from potluck.engine import frames
 from potluck.errors import ConfigError
 
-SIGNALLED = 128  # an exit code above this: so much more than the number of the signal
 BAD_INPUT = 2  # exit code of a worker whose input is bad: starting it again would not help
 SIGNALLED = 128  # plus the number of a signal: the exit code of a process that it has ended
 PAUSE = 1.0  # seconds between two checks
@@ -36,11 +35,6 @@ class Watched:
     pause: float = PAUSE
     reason: Callable[[], str] = lambda: ""
     stalled: Callable[[float], str] = lambda lived: ""
-
-    def by_signal(self) -> str:
-        """Says so if a signal has ended the process; a guard passes it on as an exit code."""
-        code = self.process.popen.returncode or 0
-        return f"signal {code - SIGNALLED} came" if code > SIGNALLED else ""
 
     def look(self, notice: Callable[[str], None]) -> None:
         """Restart the process if it has ended or hangs; the pause doubles each time it ends soon."""

@@ -23,7 +23,7 @@ class Asking:
         self.engine, self.notice = engine, notice
         self.attempts, self.waits, self.quorum = attempts, waits, quorum
         self._away: set[ClientId] = set()  # who gave no answer the last time
-        self._lapses = Lapses()
+        self.lapses = Lapses()
 
     def outcomes(self, asked: Sequence[Examination], round_: int, is_last: bool) -> dict[ClientId, Outcome]:
         """The outcome of every examination; who gave no answer is asked again.
@@ -31,8 +31,8 @@ class Asking:
         Nobody waits round after round for a client that is known to be away, except in the last one; nor there for
         one that has let the server wait in vain before.
         """
-        self._lapses.begin(round_)
-        doubted = {one.client for one in asked if self._lapses.is_doubted(one.client)}
+        self.lapses.begin(round_)
+        doubted = {one.client for one in asked if self.lapses.is_doubted(one.client)}
         not_awaited = doubted if is_last else doubted | self._away
         outcomes = self._first_outcomes(asked, doubted, is_last)
         needed = round(self.quorum * len(asked))
@@ -48,7 +48,7 @@ class Asking:
                 )
             tries.again(wait)
             again = [one for one in asked if one.client in lost]
-            outcomes |= self._timed(again, self._lapses.short_time if enough else None)
+            outcomes |= self._timed(again, self.lapses.short_time if enough else None)
         self._away = lost
         return outcomes
 
@@ -56,10 +56,10 @@ class Asking:
         self, asked: Sequence[Examination], doubted: set[ClientId], is_last: bool
     ) -> dict[ClientId, Outcome]:
         """The outcomes of asking once: first those that are trusted, then the others, who have less time."""
-        dropped = {one for one in doubted if not is_last and self._lapses.is_dropped(one)}
+        dropped = {one for one in doubted if not is_last and self.lapses.is_dropped(one)}
         found = self._timed([one for one in asked if one.client not in doubted])
         late = [one for one in asked if one.client in doubted - dropped]
-        found |= self._timed(late, self._lapses.short_time)
+        found |= self._timed(late, self.lapses.short_time)
         for client in dropped:
             found[client] = Failure(
                 client, f"client {client}: not asked, as it left out evaluations before", True
@@ -70,9 +70,9 @@ class Asking:
         if not asked:
             return {}
         start = self.waits.clock.now()
-        trusted = not any(self._lapses.is_doubted(one.client) for one in asked)
+        trusted = not any(self.lapses.is_doubted(one.client) for one in asked)
         found = self.engine.examine(asked) if within is None else self.engine.examine_within(asked, within)
-        self._lapses.note(_lost(found), self.waits.clock.now() - start, trusted)
+        self.lapses.note(_lost(found), self.waits.clock.now() - start, trusted)
         return {one.client: one for one in found}
 
 

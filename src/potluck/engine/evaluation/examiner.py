@@ -45,7 +45,7 @@ class Examiner:
         self.metrics = rounds.federation.clients.metrics
         self.facts = {name: metric.facts for name, metric in self.metrics.items()}
         self.others: Mapping[ClientId, str] = {}  # who belongs here and cannot be asked, with the reason
-        self._asking = Asking(rounds.engine, notice, attempts, waits or Waits(), quorum)
+        self.asking = Asking(rounds.engine, notice, attempts, waits or Waits(), quorum)
         self._notices = MetricNotices(self.facts, notice)
 
     def examine(
@@ -59,7 +59,7 @@ class Examiner:
         asked = self._examinations(when, ids, round_, attempt, ledger)
         unasked = {one.client: one for one in asked if isinstance(one, Failure)}
         examinations = [one for one in asked if isinstance(one, Examination)]
-        outcomes = self._asking.outcomes(examinations, round_, round_ >= self.last) | unasked
+        outcomes = self.asking.outcomes(examinations, round_, round_ >= self.last) | unasked
         absent = {one.client: one.reason for one in outcomes.values() if isinstance(one, Failure)}
         for reason in absent.values():
             self.notice(f"round {round_}: {reason} (not evaluated)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from potluck.core.card import ClientId
@@ -61,6 +61,18 @@ class Lapses:
             self._usual = seconds
         for client in missing if seconds >= COSTLY else ():
             self._lapsed(client)
+
+    def kept(self) -> dict[ClientId, dict[str, int]]:
+        """What is remembered of clients, to be written down: turns count from now on."""
+        return {
+            client: {"times": one.times, "left": max(one.until - self.turn, -1), "since": one.since}
+            for client, one in self._doubts.items()
+        }
+
+    def recall(self, kept: Mapping[ClientId, Mapping[str, int]]) -> None:
+        """Doubt clients as they were doubted when this was written down."""
+        for client, one in kept.items():
+            self._doubts[client] = Doubt(one["times"], self.turn + one["left"], self.turn, one["since"])
 
     def _lapsed(self, client: ClientId) -> None:
         known = self._doubts.get(client)

@@ -24,13 +24,20 @@ the inner products.
 from potluck.kit.contrastive.bounds import information_bounds, theorem1_value
 from potluck.kit.contrastive.global_tables import inter, intra, log_share
 from potluck.kit.contrastive.losses import MEMORY, Negatives, Positive, gramian, muscle, pairwise
-from potluck.kit.contrastive.temperatures import TAU, TAU_PREV, Temperature, Temperatures
+from potluck.kit.contrastive.temperatures import (
+    TAU,
+    TAU_PREV,
+    LearnedTemperature,
+    Temperature,
+    Temperatures,
+)
 from potluck.kit.contrastive.views import nt_xent
 
 __all__ = [
     "MEMORY",
     "TAU",
     "TAU_PREV",
+    "LearnedTemperature",
     "Negatives",
     "Positive",
     "Temperature",

@@ -137,9 +137,17 @@ def _check(anchor: Tensor, peers: Sequence[Tensor], weight: Tensor | None, prese
             raise ConfigError(f"{name} has shape {tuple(mask.shape)}, expected {(rows,)}")
 
 
-def info_nce(scores: Tensor) -> Tensor:
-    """InfoNCE of every anchor: −log softmax of its own column in a square matrix of scores."""
-    return scores.logsumexp(1) - scores.diagonal()
+def info_nce(scores: Tensor, smoothing: float = 0.0) -> Tensor:
+    """InfoNCE of every anchor: −log softmax of its own column in a square matrix of scores.
+
+    With `smoothing` ε the target is (1 − ε)·(own column) + ε·(all candidates alike); −∞ marks what is none.
+    """
+    own = scores.diagonal()
+    if smoothing:
+        allowed = ~scores.isneginf()
+        mean = scores.masked_fill(~allowed, 0.0).sum(1) / allowed.sum(1)
+        own = (1 - smoothing) * own + smoothing * mean
+    return scores.logsumexp(1) - own
 
 
 def full_precision(like: Tensor) -> torch.autocast:

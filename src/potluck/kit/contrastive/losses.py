@@ -87,9 +87,10 @@ def muscle(
 def gramian(
     anchor: Tensor,
     peers: Sequence[Tensor],
-    tau: float = TAU,
+    tau: Temperature = TAU,
     *,
     negatives: Negatives = "tuples",
+    smoothing: float = 0.0,
     weight: Tensor | None = None,
     present: Masks | None = None,
     memory: int = MEMORY,
@@ -100,7 +101,8 @@ def gramian(
     `negatives="tuples"`: all B^M tuples of the peers, as in Muscle. `negatives="anchor"`: only tuples of one
     sample, with anchors of other samples. As in GRAM (Cicchetti et al., ICLR 2025; recalled) it is the mean of two
     softmaxes, over the samples for each anchor and over the anchors for each sample. Which of them FedMuscle
-    compares with, and at which temperature, is not known.
+    compares with, and at which temperature, is not known. `smoothing` of the labels, and a `tau` that is learned,
+    are for `anchor`.
     """
     if negatives not in ("tuples", "anchor"):
         raise ConfigError(f"negatives is {negatives!r}, expected 'tuples' or 'anchor'")
@@ -108,7 +110,11 @@ def gramian(
         expect_positive("tau", tau)
         compared = prepare(anchor, peers, weight, present, normalize=True)
         if negatives == "anchor":
-            return compared.reduce(_gramian_by_sample(compared, tau), reduction)
+            return compared.reduce(_gramian_by_sample(compared, tau, smoothing), reduction)
+        if smoothing or isinstance(tau, Tensor):
+            raise ConfigError(
+                "smoothed labels and learned temperatures are for negatives 'anchor', not 'tuples'"
+            )
         room = tuples_within(memory, len(peers) + 1, compared.anchor)
         return compared.reduce(_gramian_by_tuple(compared, tau, room), reduction)
 
@@ -122,7 +128,7 @@ def _gramian_by_tuple(compared: Comparison, tau: float, room: int) -> Tensor:
     return log_sum_of_volumes(span, tau, room) - positive
 
 
-def _gramian_by_sample(compared: Comparison, tau: float) -> Tensor:
+def _gramian_by_sample(compared: Comparison, tau: Temperature, smoothing: float) -> Tensor:
     """The loss of every anchor: its tuple against those of other samples, and itself against other anchors."""
     products, has = compared.products(), compared.presence()
     among = [diagonals(row) for row in compared.among()]
@@ -137,4 +143,4 @@ def _gramian_by_sample(compared: Comparison, tau: float) -> Tensor:
     # A missing anchor keeps its own column, so that its loss, which has no weight, is finite.
     real = (compared.weight > 0) | torch.eye(len(volumes), dtype=torch.bool, device=volumes.device)
     over_anchors = (volumes / -tau).masked_fill(~real, -math.inf)
-    return (info_nce(over_samples) + info_nce(over_anchors)) / 2
+    return (info_nce(over_samples, smoothing) + info_nce(over_anchors, smoothing)) / 2

@@ -45,6 +45,18 @@ class Temperatures(nn.Module):
         return tau, 1 / (1 / among_peers + gamma)
 
 
+class LearnedTemperature(nn.Module):
+    """One learned temperature. The parameter is log τ, so that τ stays positive whatever a step does."""
+
+    def __init__(self, tau: float) -> None:
+        super().__init__()
+        self.log_tau = nn.Parameter(torch.tensor(math.log(tau)))
+
+    def forward(self) -> Tensor:
+        """τ."""
+        return self.log_tau.exp()
+
+
 def gamma_of(tau: Temperature, tau_prev: Temperature) -> Temperature:
     """γ = 1/τ^(N−1) − 1/τ^(N) among the peers. Only plain numbers can be checked without reading back."""
     expect_positive("tau_prev", tau_prev)

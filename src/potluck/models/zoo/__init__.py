@@ -4,6 +4,7 @@ from potluck.models.zoo import (  # noqa: F401
     cnn,
     dense,
     efficientnet,
+    exits,
     googlenet,
     hf,
     mobilenet,

@@ -2,8 +2,9 @@
 
 CNN-1 to CNN-5 differ in conv2 and fc1. Their representation is fc2's output after its ReLU, 500 wide unless
 `rep_dim` says otherwise; CNN-5 with a narrower fc2 is FedMRL's shared small model. FedRE's has one linear layer,
-512 wide, and for another `rep_dim` an adapter after it. There is no batch norm; the first weights are torch's own.
-The first linear layer takes in every position left, so larger images cost parameters.
+512 wide, and for another `rep_dim` an adapter after it. `scale` is the share of every layer's width. There is no
+batch norm; the first weights are torch's own. The first linear layer takes in every position left, so larger
+images cost parameters.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from potluck.core.model import Model
+from potluck.core.model import Blocks, Model
 from potluck.core.task import Task
-from potluck.models.parts import Backbone
+from potluck.models.parts import Backbone, scaled
 from potluck.models.registry import register
 
 KERNEL = 5
@@ -25,11 +26,12 @@ class CNN(Model):
 
     has_stem = True
 
-    def __init__(self, task: Task, channels: int, hidden: int, rep_dim: int) -> None:
+    def __init__(self, task: Task, channels: int, hidden: int, rep_dim: int, first: int = 16) -> None:
         super().__init__()
         self.rep_dim = rep_dim
-        self.conv1 = nn.Conv2d(task.input[0], 16, KERNEL)
-        self.conv2 = nn.Conv2d(16, channels, KERNEL)
+        self.channel_blocks = _flattened(task)
+        self.conv1 = nn.Conv2d(task.input[0], first, KERNEL)
+        self.conv2 = nn.Conv2d(first, channels, KERNEL)
         self.fc1 = nn.Linear(channels * _positions(task), hidden)
         self.fc2 = nn.Linear(hidden, rep_dim)
         self.head = nn.Linear(rep_dim, task.classes)
@@ -46,12 +48,16 @@ class CNN(Model):
 class FedAvgCNN(Backbone):
     """The same convolutions with 32 and 64 channels, then fc1 to 512."""
 
-    def __init__(self, task: Task, rep_dim: int | None = None, adapter: str = "linear") -> None:
+    def __init__(
+        self, task: Task, rep_dim: int | None = None, adapter: str = "linear", scale: float = 1.0
+    ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(task.input[0], 32, KERNEL)
-        self.conv2 = nn.Conv2d(32, 64, KERNEL)
-        self.fc1 = nn.Linear(64 * _positions(task), 512)
-        self.finish(512, task, rep_dim, adapter)
+        first, channels, width = (scaled(size, scale) for size in (32, 64, 512))
+        self.channel_blocks = _flattened(task)
+        self.conv1 = nn.Conv2d(task.input[0], first, KERNEL)
+        self.conv2 = nn.Conv2d(first, channels, KERNEL)
+        self.fc1 = nn.Linear(channels * _positions(task), width)
+        self.finish(width, task, rep_dim, adapter)
 
     def stem(self, x: Tensor) -> Tensor:
         """The first convolution, ReLU and pooling."""
@@ -75,10 +81,16 @@ def _positions(task: Task) -> int:
     return height * width
 
 
+def _flattened(task: Task) -> Blocks:
+    """fc1 sees every pixel of every channel."""
+    return {"fc1.weight": {1: (1, _positions(task))}}
+
+
 def _register(name: str, channels: int, hidden: int) -> None:
     @register(name, takes=("image",), smallest=SMALLEST)
-    def cnn(task: Task, rep_dim: int | None = None) -> CNN:
-        return CNN(task, channels, hidden, rep_dim or 500)
+    def cnn(task: Task, rep_dim: int | None = None, scale: float = 1.0) -> CNN:
+        first, second, wide, width = (scaled(size, scale) for size in (16, channels, hidden, 500))
+        return CNN(task, second, wide, rep_dim or width, first)
 
 
 _register("cnn1", channels=32, hidden=2000)
@@ -89,6 +101,8 @@ _register("cnn5", channels=32, hidden=500)
 
 
 @register("fedavg-cnn", takes=("image",), smallest=SMALLEST)
-def fedavg_cnn(task: Task, rep_dim: int | None = None, adapter: str = "linear") -> FedAvgCNN:
+def fedavg_cnn(
+    task: Task, rep_dim: int | None = None, adapter: str = "linear", scale: float = 1.0
+) -> FedAvgCNN:
     """The CNN of FedRE's ten."""
-    return FedAvgCNN(task, rep_dim, adapter)
+    return FedAvgCNN(task, rep_dim, adapter, scale)

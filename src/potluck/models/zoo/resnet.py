@@ -135,12 +135,16 @@ def _register(name: str, block: Block, blocks: tuple[int, int, int, int]) -> Non
         return ResNet(task, block, blocks, rep_dim, stem, adapter, width)
 
 
-_register("resnet10", BasicBlock, (1, 1, 1, 1))
-_register("resnet14", BasicBlock, (1, 1, 2, 2))
-_register("resnet18", BasicBlock, (2, 2, 2, 2))
-_register("resnet22", BasicBlock, (2, 2, 3, 3))
-_register("resnet26", BasicBlock, (3, 3, 3, 3))
-_register("resnet34", BasicBlock, (3, 4, 6, 3))
-_register("resnet50", Bottleneck, (3, 4, 6, 3))
-_register("resnet101", Bottleneck, (3, 4, 23, 3))
-_register("resnet152", Bottleneck, (3, 8, 36, 3))
+RESNETS: dict[int, tuple[Block, tuple[int, int, int, int]]] = {
+    10: (BasicBlock, (1, 1, 1, 1)),
+    14: (BasicBlock, (1, 1, 2, 2)),
+    18: (BasicBlock, (2, 2, 2, 2)),
+    22: (BasicBlock, (2, 2, 3, 3)),
+    26: (BasicBlock, (3, 3, 3, 3)),
+    34: (BasicBlock, (3, 4, 6, 3)),
+    50: (Bottleneck, (3, 4, 6, 3)),
+    101: (Bottleneck, (3, 4, 23, 3)),
+    152: (Bottleneck, (3, 8, 36, 3)),
+}
+for _depth, (_block, _blocks) in RESNETS.items():
+    _register(f"resnet{_depth}", _block, _blocks)

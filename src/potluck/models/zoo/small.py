@@ -2,7 +2,7 @@
 
 All four have the same representation width (64 unless `rep_dim` says otherwise). Within a pair only the depth
 differs: layers of the same name have the same shape, and both stems give the same shape. `conv-large` has batch
-norm.
+norm. `scale` is the share of every layer's width.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from potluck.core.model import Model
 from potluck.core.task import Task
+from potluck.models.parts import scaled
 from potluck.models.registry import register
 
 WIDTH = 64
@@ -26,13 +27,14 @@ class MLP(Model):
 
     has_stem = True
 
-    def __init__(self, task: Task, layers: int, rep_dim: int) -> None:
+    def __init__(self, task: Task, layers: int, rep_dim: int | None, scale: float = 1.0) -> None:
         super().__init__()
-        self.rep_dim = rep_dim
-        self.fc1 = nn.Linear(math.prod(task.input), HIDDEN)
-        self.hidden = nn.Sequential(*(_dense(HIDDEN) for _ in range(layers - 1)))
-        self.fc = nn.Linear(HIDDEN, rep_dim)
-        self.head = nn.Linear(rep_dim, task.classes)
+        hidden = scaled(HIDDEN, scale)
+        self.rep_dim = rep_dim or scaled(WIDTH, scale)
+        self.fc1 = nn.Linear(math.prod(task.input), hidden)
+        self.hidden = nn.Sequential(*(_dense(hidden) for _ in range(layers - 1)))
+        self.fc = nn.Linear(hidden, self.rep_dim)
+        self.head = nn.Linear(self.rep_dim, task.classes)
 
     def stem(self, x: Tensor) -> Tensor:
         """The flattened sample through the first layer."""
@@ -48,16 +50,18 @@ class ConvNet(Model):
 
     has_stem = True
 
-    def __init__(self, task: Task, layers: int, rep_dim: int, norm: bool) -> None:
+    def __init__(self, task: Task, layers: int, rep_dim: int | None, norm: bool, scale: float = 1.0) -> None:
         super().__init__()
-        self.rep_dim = rep_dim
-        self.conv1 = _convolution(task.input[0], 16, norm)
-        self.conv2 = _convolution(16, 32, norm)
-        self.further = nn.Sequential(*(_convolution(32, 32, norm) for _ in range(layers - 2)))
+        first, channels = scaled(16, scale), scaled(32, scale)
+        self.rep_dim = rep_dim or scaled(WIDTH, scale)
+        self.channel_blocks = {"fc.weight": {1: (1, GRID * GRID)}}
+        self.conv1 = _convolution(task.input[0], first, norm)
+        self.conv2 = _convolution(first, channels, norm)
+        self.further = nn.Sequential(*(_convolution(channels, channels, norm) for _ in range(layers - 2)))
         small = all(size // 2 == GRID for size in task.input[1:])
         self.average = nn.Identity() if small else nn.AdaptiveAvgPool2d(GRID)  # a fifth of the time on 8×8
-        self.fc = nn.Linear(32 * GRID * GRID, rep_dim)
-        self.head = nn.Linear(rep_dim, task.classes)
+        self.fc = nn.Linear(channels * GRID * GRID, self.rep_dim)
+        self.head = nn.Linear(self.rep_dim, task.classes)
 
     def stem(self, x: Tensor) -> Tensor:
         """The first convolution and pooling: half the height and width."""
@@ -79,24 +83,24 @@ def _convolution(inputs: int, outputs: int, norm: bool) -> nn.Sequential:
 
 
 @register("mlp-small", takes=("image", "vector", "window"))
-def mlp_small(task: Task, rep_dim: int | None = None) -> MLP:
+def mlp_small(task: Task, rep_dim: int | None = None, scale: float = 1.0) -> MLP:
     """One hidden layer of 128 before the representation."""
-    return MLP(task, 1, rep_dim or WIDTH)
+    return MLP(task, 1, rep_dim, scale)
 
 
 @register("mlp-large", takes=("image", "vector", "window"))
-def mlp_large(task: Task, rep_dim: int | None = None) -> MLP:
+def mlp_large(task: Task, rep_dim: int | None = None, scale: float = 1.0) -> MLP:
     """Three hidden layers of 128 before the representation."""
-    return MLP(task, 3, rep_dim or WIDTH)
+    return MLP(task, 3, rep_dim, scale)
 
 
 @register("conv-small", takes=("image",), smallest=4)
-def conv_small(task: Task, rep_dim: int | None = None) -> ConvNet:
+def conv_small(task: Task, rep_dim: int | None = None, scale: float = 1.0) -> ConvNet:
     """Two convolutions, no batch norm."""
-    return ConvNet(task, 2, rep_dim or WIDTH, norm=False)
+    return ConvNet(task, 2, rep_dim, norm=False, scale=scale)
 
 
 @register("conv-large", takes=("image",), smallest=4)
-def conv_large(task: Task, rep_dim: int | None = None) -> ConvNet:
+def conv_large(task: Task, rep_dim: int | None = None, scale: float = 1.0) -> ConvNet:
     """Four convolutions with batch norm."""
-    return ConvNet(task, 4, rep_dim or WIDTH, norm=True)
+    return ConvNet(task, 4, rep_dim, norm=True, scale=scale)

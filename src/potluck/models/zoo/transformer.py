@@ -5,6 +5,10 @@ both four patches of 16, or one of 32. Positions are learned, for the task's own
 this family: Glorot's uniform ones for queries, keys, values and the MLP, torch's own after attention, a variance of
 one over the inputs for the patches, a standard deviation of 0.02 for the positions; zero for the class token and
 biases (1e-6 in the MLP).
+
+`scale` is the share of every width. There are 12 heads at every scale, and attention is divided by √64 at every
+scale, so that a narrower one computes what the whole one computes on fewer channels.
+`layers` (default 12) is the depth; a layer has the same names at every depth.
 """
 
 from __future__ import annotations
@@ -16,13 +20,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from potluck.core.model import Blocks
 from potluck.core.task import Task
-from potluck.models.parts import Backbone
+from potluck.models.check import check_width
+from potluck.models.parts import Backbone, scaled
 from potluck.models.registry import register
 
-WIDTH = 768
 HEADS = 12
-HIDDEN = 3072
+PER_HEAD = 64
 LAYERS = 12
 EPSILON = 1e-6  # of layer norm
 
@@ -30,10 +35,10 @@ EPSILON = 1e-6  # of layer norm
 class Attention(nn.Module):
     """Self-attention of 12 heads over all tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.inputs = nn.Linear(WIDTH, 3 * WIDTH)  # queries, keys and values
-        self.output = nn.Linear(WIDTH, WIDTH)
+        self.inputs = nn.Linear(width, 3 * width)  # queries, keys and values
+        self.output = nn.Linear(width, width)
         nn.init.xavier_uniform_(self.inputs.weight)
         nn.init.zeros_(self.inputs.bias)
         nn.init.zeros_(self.output.bias)
@@ -41,7 +46,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, tokens, width) to the same shape."""
         queries, keys, values = self.inputs(x).unflatten(2, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        heads = F.scaled_dot_product_attention(queries, keys, values)
+        heads = F.scaled_dot_product_attention(queries, keys, values, scale=PER_HEAD**-0.5)
         out: Tensor = self.output(heads.transpose(1, 2).flatten(2))
         return out
 
@@ -49,12 +54,12 @@ class Attention(nn.Module):
 class EncoderLayer(nn.Module):
     """Attention, then an MLP with GELU, each after layer norm and with a shortcut."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = HEADS * PER_HEAD) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(WIDTH, EPSILON)
-        self.attention = Attention()
-        self.norm2 = nn.LayerNorm(WIDTH, EPSILON)
-        self.mlp = nn.Sequential(_linear(WIDTH, HIDDEN), nn.GELU(), _linear(HIDDEN, WIDTH))
+        self.norm1 = nn.LayerNorm(width, EPSILON)
+        self.attention = Attention(width)
+        self.norm2 = nn.LayerNorm(width, EPSILON)
+        self.mlp = nn.Sequential(_linear(width, 4 * width), nn.GELU(), _linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, tokens, width) to the same shape."""
@@ -63,8 +68,15 @@ class EncoderLayer(nn.Module):
         return out
 
 
+_HEADS_IN: Blocks = {
+    "inputs.weight": {0: (3 * HEADS, 1)},
+    "inputs.bias": {0: (3 * HEADS, 1)},
+    "output.weight": {1: (HEADS, 1)},
+}
+
+
 class VisionTransformer(Backbone):
-    """Patches as tokens, 768 wide, behind a class token whose last state is the representation."""
+    """Patches as tokens, 768 wide at scale 1, behind a class token whose last state is the representation."""
 
     def __init__(
         self,
@@ -73,23 +85,32 @@ class VisionTransformer(Backbone):
         rep_dim: int | None = None,
         adapter: str = "linear",
         layers: int = LAYERS,
+        scale: float = 1.0,
     ) -> None:
         super().__init__()
-        colours, height, width = task.input
-        rows, columns = math.ceil(height / patch), math.ceil(width / patch)
-        padding = (*_halves(columns * patch - width), *_halves(rows * patch - height))
+        check_width(layers, "layers")
+        width = HEADS * scaled(PER_HEAD, scale)
+        colours, high, wide = task.input
+        rows, columns = math.ceil(high / patch), math.ceil(wide / patch)
+        padding = (*_halves(columns * patch - wide), *_halves(rows * patch - high))
         self.pad = nn.ZeroPad2d(padding) if any(padding) else nn.Identity()
-        self.patches = nn.Conv2d(colours, WIDTH, patch, stride=patch)
-        self.token = nn.Parameter(torch.zeros(1, 1, WIDTH))
-        self.positions = nn.Parameter(0.02 * torch.randn(1, rows * columns + 1, WIDTH))
-        self.layers = nn.Sequential(*(EncoderLayer() for _ in range(layers)))
-        self.norm = nn.LayerNorm(WIDTH, EPSILON)
+        self.patches = nn.Conv2d(colours, width, patch, stride=patch)
+        self.token = nn.Parameter(torch.zeros(1, 1, width))
+        self.positions = nn.Parameter(0.02 * torch.randn(1, rows * columns + 1, width))
+        self.layers = nn.Sequential(*(EncoderLayer(width) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width, EPSILON)
         nn.init.trunc_normal_(self.patches.weight, std=(colours * patch * patch) ** -0.5)
         nn.init.zeros_(cast(Tensor, self.patches.bias))
-        self.finish(WIDTH, task, rep_dim, adapter)
+        self.finish(width, task, rep_dim, adapter)
+
+        self.channel_blocks = {
+            f"layers.{number}.attention.{name}": axes
+            for number in range(layers)
+            for name, axes in _HEADS_IN.items()
+        }
 
     def stem(self, x: Tensor) -> Tensor:
-        """The tokens with their positions, (batch, patches + 1, 768)."""
+        """The tokens with their positions, (batch, patches + 1, width)."""
         patches = self.patches(self.pad(x)).flatten(2).transpose(1, 2)
         token = self.token.expand(x.shape[0], -1, -1)  # len(x) would fix the batch in torch.export
         return torch.cat([token, patches], 1) + self.positions
@@ -113,8 +134,14 @@ def _halves(total: int) -> tuple[int, int]:
 
 def _register(name: str, patch: int) -> None:
     @register(name, takes=("image",))
-    def vit(task: Task, rep_dim: int | None = None, adapter: str = "linear") -> VisionTransformer:
-        return VisionTransformer(task, patch, rep_dim, adapter)
+    def vit(
+        task: Task,
+        rep_dim: int | None = None,
+        adapter: str = "linear",
+        layers: int = LAYERS,
+        scale: float = 1.0,
+    ) -> VisionTransformer:
+        return VisionTransformer(task, patch, rep_dim, adapter, layers, scale)
 
 
 _register("vit-b16", patch=16)

@@ -20,6 +20,7 @@ from potluck.report.render import Sheet, notebook, plain
 from potluck.report.sheets import comparison_sheet, measure_in, rounds_sheet, sweep_sheet, targets_sheet
 from potluck.runs.folder import FORMAT
 from potluck.runs.results.run_result import RunResult
+from potluck.runs.stored import read_summary
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,7 +70,7 @@ class Comparison:
         if models is None and (method, seed) in self._results:
             return self._results[method, seed]
         folder = self.folder / runs[method][str(seed)]
-        result = RunResult(folder, read_json(folder / "summary.json"), models)
+        result = RunResult(folder, read_summary(folder, "potluck compare again"), models)
         if models is not None:
             result.clients.models.check_given()
         return result
@@ -259,7 +260,7 @@ def _open(folder: Path) -> Comparison:
 
 
 def _mapping(path: Path, needed: str) -> dict[str, Any]:
-    value = read_json(path)
+    value = read_json(path, "run potluck compare again")
     if not isinstance(value, dict) or not value.get(needed):
         raise RunError(f"{path} has no {needed}: it is no file of a comparison; run potluck compare again")
     return value

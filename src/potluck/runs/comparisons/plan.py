@@ -15,6 +15,7 @@ An entry of a block is a label with the values it changes, by dotted keys, one d
 
 from __future__ import annotations
 
+import copy
 import itertools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,7 +26,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from potluck.errors import ConfigError, nearest
-from potluck.experiment.overrides import Override, apply_override, read_yaml
+from potluck.experiment.overrides import Override, apply_override, read_override, read_yaml
 from potluck.experiment.schema import Experiment, load_plugins
 from potluck.methods.registry import find_method, method_names
 from potluck.runs.comparisons.play import check
@@ -90,16 +91,18 @@ def read_sweep(
     file = read_yaml(path)
     load_plugins(path, overrides)
     general, own = own_overrides(overrides)
+    replaced = file.get("variants") if variants is None else variants
+    _refuse_idle_override(file, general, methods, None if methods else replaced)
 
     def load(changes: Sequence[Override]) -> Experiment:
         experiment = Experiment.load(path, [*general, *changes])
-        options = [f"method.{one.partition('.')[2]}" for one in own.get(experiment.method.name, ())]
-        return Experiment.load(path, [*general, *changes, *options]) if options else experiment
+        options = _own_options(own, experiment.method.name)
+        return Experiment.load(path, [*general, *changes, options]) if options else experiment
 
     plan = _plan(
         load,
         methods,
-        file.get("variants") if variants is None else variants,
+        replaced,
         file.get("sweep") if sweep is None else sweep,
     )
     planned = (one for experiments in plan.experiments.values() for one in experiments.values())
@@ -121,10 +124,15 @@ def experiments_by_method(
     written = Experiment.load(path, general).method.name
     experiments = {}
     for method in methods:
-        chosen = [] if method == written else [f"method={{name: {method}}}"]
-        options = [f"method.{override.partition('.')[2]}" for override in own.get(method, ())]
-        experiments[method] = Experiment.load(path, [*general, *chosen, *options])
+        chosen = {} if method == written else {"method": {"name": method}}
+        experiments[method] = Experiment.load(path, [*general, chosen, _own_options(own, method)])
     return experiments
+
+
+def _own_options(own: Mapping[str, Sequence[str]], method: str) -> Changes:
+    """What overrides such as `fedmrl.d1=50` change in the experiment of that method."""
+    read = map(read_override, own.get(method, ()))
+    return {f"method.{key.partition('.')[2]}": value for key, value in read}
 
 
 def own_overrides(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
@@ -148,7 +156,7 @@ def plan_of(
     return _plan(lambda changes: changed(experiment, changes), methods, variants, sweep)
 
 
-def refuse_idle_method(method: Any, methods: Sequence[Any], variants: Any) -> None:
+def refuse_idle_method(method: Any, methods: Sequence[Any], variants: Any, given: str = "method") -> None:
     """Refuse a method that is given but not among those compared."""
     if method is None or not (methods or variants):
         return
@@ -156,9 +164,21 @@ def refuse_idle_method(method: Any, methods: Sequence[Any], variants: Any) -> No
     played = {_name(changes.get("method", method)) for changes in labelled.values()}
     if _name(method) not in {BASELINE, *played}:
         raise ConfigError(
-            f"method: {_name(method)} would not be compared, as only {', '.join(sorted(played))} are; "
+            f"{given}: {_name(method)} would not be compared, as only {', '.join(sorted(played))} are; "
             f"leave it out, or add it to {'methods' if methods else 'variants'}"
         )
+
+
+def _refuse_idle_override(
+    file: Mapping[str, Any], overrides: Sequence[str], methods: Sequence[Any], variants: Any
+) -> None:
+    """Refuse an override of a method that is not among those compared."""
+    about = [one for one in overrides if _block(one.partition("=")[0]) == "method"]
+    if about:
+        values = copy.deepcopy(dict(file))
+        for one in about:
+            apply_override(values, one)
+        refuse_idle_method(values["method"], methods, variants, " ".join(about))
 
 
 def changed(experiment: Experiment, changes: Sequence[Override]) -> Experiment:

@@ -22,7 +22,7 @@ from potluck.errors import RunError
 from potluck.experiment.differences import differences
 from potluck.experiment.plain import plain
 from potluck.experiment.schema import Experiment
-from potluck.files import read_json, refuse_links, write_json, write_whole
+from potluck.files import refuse_links, write_json, write_whole
 from potluck.report.chosen_rounds import check_rounds, with_rounds
 from potluck.report.comparison import compare_runs
 from potluck.report.comparison_page import write_comparison
@@ -38,6 +38,7 @@ from potluck.runs.own_code import check_own_code
 from potluck.runs.pilots import PILOTS, settled
 from potluck.runs.results.run_result import RunResult, remaking
 from potluck.runs.resuming import ROUNDS, is_free
+from potluck.runs.stored import read_summary
 
 # What a run may leave behind that was stopped before its first round.
 START = ("split.json", "contract.json", "environment.json", "tuning.json", ".lock")
@@ -186,6 +187,8 @@ def check(experiment: Experiment, data: Data, split: Split, targets: Sequence[fl
 
 def _make_folder(path: Path, experiment: Experiment) -> None:
     """Make the folder, or reuse one that a comparison made; any other is refused."""
+    if path.is_file():
+        raise RunError(f"{path} is a file; choose another folder")
     try:
         path.mkdir(parents=True, exist_ok=True)
         foreign = not (path / MARK).exists() and any(path.iterdir())
@@ -213,8 +216,9 @@ class _Part:
     @property
     def is_shorter(self) -> bool:
         """Whether it was begun with fewer rounds than are asked for now; it can play the others still."""
-        rounds: int = read_config(self.folder)["training"]["rounds"]
-        return rounds < self.experiment.training.rounds
+        training = read_config(self.folder).get("training")
+        rounds = training.get("rounds") if isinstance(training, Mapping) else None
+        return isinstance(rounds, int) and rounds < self.experiment.training.rounds
 
     def finish(self, data: Data, split: Split, watch: Watch, skip: Skip) -> RunResult:
         """Run it, go on with it (also to more rounds than it had), or skip it if it is finished."""
@@ -226,8 +230,9 @@ class _Part:
         if self._finished():
             skip(f"{self.label}: finished before, taken from {self.folder}")
             federation = settled(self.experiment, self.folder).build(data, split)
-            summary = read_json(self.folder / "summary.json")
-            return RunResult(self.folder, summary, _remake=remaking(federation))
+            result = RunResult(self.folder, self._summary(), _remake=remaking(federation))
+            result.check_log()
+            return result
         given = bool(self.experiment.plugins) or not self.experiment.portable
         own = settled(self.experiment, self.folder) if given else None
         return resume(self.folder, rounds=rounds, watcher=watch(self.label), experiment=own)
@@ -249,7 +254,9 @@ class _Part:
 
         Only its rounds may have been fewer.
         """
-        about = read_json(self.folder / "environment.json")
+        about = RunFolder(self.folder).about(
+            f"put a whole copy of it back, or remove {self.folder}, which is then played again"
+        )
         check_version(self.folder, about)
         experiment = settled(self.experiment, self.folder)
         there, wanted = read_config(self.folder), yaml.safe_load(experiment.to_yaml())
@@ -277,7 +284,12 @@ class _Part:
                 )
 
     def _finished(self) -> bool:
-        if not (self.folder / "report.html").exists() or not (self.folder / "summary.json").exists():
+        """Whether it has its report and a summary of all rounds; one that is damaged is written anew at its end."""
+        try:
+            rounds = self._summary()["rounds"]
+        except RunError:
             return False
-        rounds: int = read_json(self.folder / "summary.json")["rounds"]
-        return rounds == self.experiment.training.rounds
+        return bool(rounds == self.experiment.training.rounds) and (self.folder / "report.html").exists()
+
+    def _summary(self) -> dict[str, Any]:
+        return read_summary(self.folder, "the same call")

@@ -28,7 +28,7 @@ ABOUT = "about.json"
 SUMS = "SHA256SUMS"
 BOTH = "both"
 _READERS = 4  # threads that compute checksums
-_LINE = re.compile(r"([0-9a-f]{64})  ([\w-]+\.\w+)")
+_LINE = re.compile(r"([0-9a-f]{64})  ([\w-]+\.(?:safetensors|json))")
 _PREFIX = "round-"
 
 States = Mapping[str, Mapping[str, Tensor]]  # moment → the tensors of a client's state
@@ -65,6 +65,8 @@ def write_models(
         sums[ABOUT] = sha256(unfinished / ABOUT)
         lines = "".join(f"{found}  {name}\n" for name, found in sums.items())
         write_whole(unfinished / SUMS, lines.encode())
+        if folder.exists():  # without `about.json`, so it is not whole
+            shutil.rmtree(folder)
         unfinished.replace(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -76,7 +78,15 @@ def check_models(folder: Path) -> None:
     with ThreadPoolExecutor(_READERS, thread_name_prefix="checksums") as pool:
         for sentence in pool.map(lambda one: _damage(folder / one[0], one[1]), _sums(folder).items()):
             if sentence is not None:
-                raise RunError(f"{sentence}; put a whole copy of it back, or run the experiment again")
+                raise RunError(f"{sentence}; {models_remedy(folder)}")
+
+
+def models_remedy(folder: Path) -> str:
+    """What to do about a damaged file among the models of a round."""
+    return (
+        f"put a whole copy of it back, or remove {folder} to open the run without these models; going on with "
+        "the run makes those of its last round anew"
+    )
 
 
 def _sums(folder: Path) -> dict[str, str]:
@@ -84,13 +94,21 @@ def _sums(folder: Path) -> dict[str, str]:
     try:
         lines = (folder / SUMS).read_text().splitlines()
     except FileNotFoundError as error:
-        raise RunError(f"{folder / SUMS} is missing, so nothing says whether the models are whole") from error
+        raise RunError(
+            f"{folder / SUMS} is missing, so nothing says whether the models are whole; {models_remedy(folder)}"
+        ) from error
     except (OSError, ValueError) as error:
-        raise RunError(f"{folder / SUMS} cannot be read: {first_line(error)}") from error
+        raise RunError(
+            f"{folder / SUMS} cannot be read: {first_line(error)}; {models_remedy(folder)}"
+        ) from error
     found = [_LINE.fullmatch(line) for line in lines]
-    if not all(found):
-        raise RunError(f"{folder / SUMS} is damaged: it has a line that is no checksum and a file beside it")
-    return {match[2]: match[1] for match in found if match}
+    sums = {match[2]: match[1] for match in found if match}
+    if not all(found) or ABOUT not in sums:  # which has the last line
+        raise RunError(
+            f"{folder / SUMS} is damaged: it has lines of something else, or the last ones are gone; "
+            f"{models_remedy(folder)}"
+        )
+    return sums
 
 
 def _damage(path: Path, wanted: str) -> str | None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from potluck.core.card import ClientId
 from potluck.core.client import Client
 from potluck.core.method import Method
+from potluck.core.modest import Modest
 from potluck.core.state import Moments
 from potluck.errors import ConfigError, ModelError, RunError, nearest
 from potluck.federation.federation import Federation
@@ -20,13 +21,22 @@ from potluck.models import Entries, ModelPool
 from potluck.models.unwrap import own_name
 from potluck.report.log import read_config
 from potluck.runs.folder import RunFolder
-from potluck.runs.kept_models.files import ABOUT, SUMS, check_models, kept_rounds, read_state, round_folder
+from potluck.runs.kept_models.files import (
+    ABOUT,
+    SUMS,
+    check_models,
+    kept_rounds,
+    models_remedy,
+    read_state,
+    round_folder,
+)
 from potluck.runs.kept_models.given import Plugins, given_models, method_of
 from potluck.runs.kept_models.keeping import FOLDER
 from potluck.runs.kept_models.outline import without_data
 from potluck.runs.own_objects import sources_of
 from potluck.runs.stored import read_about
 
+ROOM = 1 << 30  # bytes that any tensor of an opened model may have
 Remake = Callable[[], tuple[Method, ModelPool]]  # a fresh method, and the models of the run
 
 
@@ -66,7 +76,8 @@ class OpenedModels:
     @cached_property
     def about(self) -> dict[str, Any]:
         """What `about.json` says of them."""
-        return read_about(round_folder(self.folder / FOLDER, self.round) / ABOUT)
+        home = round_folder(self.folder / FOLDER, self.round)
+        return read_about(home / ABOUT, models_remedy(home))
 
     def check_files(self) -> None:
         """Refuse models whose files are not what was written; those of an earlier version have no checksums."""
@@ -106,10 +117,16 @@ class OpenedModels:
     def client(self, client: ClientId, moment: str) -> Client:
         """A live client in its state at a moment of the kept round."""
         state = self._state(client, moment)
-        live = self.federation.clients.build_client(client)
+        with self._modest():
+            live = self.federation.clients.build_client(client)
         _check_fits(live, state)
         live.restore(state)
         return live
+
+    def _modest(self) -> Modest:
+        """Lets nobody describe a model that is far larger than what was kept of it."""
+        files = round_folder(self.folder / FOLDER, self.round).iterdir()
+        return Modest(max(ROOM, 2 * max(file.stat().st_size for file in files)))
 
     def _state(self, client: ClientId, moment: str) -> dict[str, Tensor]:
         moments, files = self.about["moments"], self.about["files"]

@@ -11,7 +11,10 @@ from potluck.runs.observers.trackers.tracker import Notes, Tracker
 
 
 class TensorBoardTracker(Tracker):
-    """Writes scalars, and the settings as text. A resumed run adds a file to the same folder."""
+    """Writes scalars, and the settings as text. A resumed run adds a file to the same folder.
+
+    The file of a run that went back says so, and TensorBoard then leaves out what it had of the rounds after.
+    """
 
     name = "tensorboard"
 
@@ -20,11 +23,12 @@ class TensorBoardTracker(Tracker):
         from torch.utils.tensorboard import SummaryWriter
 
         place = Path(self.settings.folder or self.folder / "tensorboard")
-        self.writer = SummaryWriter(place)
+        logged = int(notes.get("round", 0))
+        self.writer = SummaryWriter(place, purge_step=self.done + 1 if logged > self.done else None)
         if not notes:
             settings = yaml.safe_dump(self.hyperparameters(), sort_keys=False)
             self.writer.add_text("settings", f"```yaml\n{settings}```")
-        return {"round": 0} | notes
+        return notes | {"round": min(logged, self.done)}
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Write the scalars, to disk at once: a round counts as logged from now on."""

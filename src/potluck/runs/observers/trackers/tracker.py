@@ -34,10 +34,14 @@ class Tracker(Observer):
         self.experiment, self.folder, self.told = experiment, folder, told
         self.settings: Any = getattr(experiment.track, self.name)
         self.notes: Notes = {}
+        self.done = 0  # the rounds that were played when it began
         self.working = self.ended = False
 
     def open(self, notes: Notes) -> Notes:
-        """Begin to track, or go on as the notes of an earlier start say; gives the notes for the next one."""
+        """Begin to track, or go on as the notes of an earlier start say; gives the notes for the next one.
+
+        A tracker that can take back rounds after `done`, which are played again, notes `done` as its last round.
+        """
         raise NotImplementedError
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -60,9 +64,10 @@ class Tracker(Observer):
     def begin(self, name: str, method: str, rounds: int, done: int) -> None:
         """Start the tracker."""
         self.notes = self._kept().get(self.name, {})
-        self._logged = self.notes.get("round", 0)
+        self.done, self._logged = done, self.notes.get("round", 0)
         try:
             self.notes |= self.open(dict(self.notes))
+            self._logged = self.notes.get("round", 0)
             self.working = True
             self._keep()
         except Exception as error:

@@ -1,4 +1,4 @@
-"""What FedMuscle logs about alignment, per client and round: the loss, Theorem 1's value, an information bound.
+"""What is logged about alignment with peers, per client and round: the loss, Theorem 1's value, a bound.
 
 Clients report a bound for each peer and batch (`bound b m`, see `PeerExchange`); the server averages over the
 round.

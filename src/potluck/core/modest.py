@@ -1,0 +1,53 @@
+"""Bounds on models that somebody else has described: a server to a site, or a run folder to whoever opens it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from potluck.errors import ConfigError
+
+MOST_WIDTH = 1 << 16  # of a representation, or any other size of a model
+
+
+class Modest(TorchFunctionMode):
+    """Refuses to make tensors of more than `most` bytes; by default, half of the machine's memory.
+
+    Without this the system would end the process, as memory is given before it is there.
+    """
+
+    MAKERS = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.full, torch.eye)
+
+    def __init__(self, most: int | None = None) -> None:
+        super().__init__()
+        self.most = (
+            most if most is not None else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        )
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at the size before a tensor is made."""
+        kwargs = kwargs or {}
+        if func in self.MAKERS and str(kwargs.get("device")) != "meta":
+            size = _size(func, args, kwargs)
+            if 4 * size > self.most:
+                raise ConfigError(
+                    f"a model as it is described would have a tensor of {size:,} numbers, more than there is room "
+                    "for here; ask who described it for smaller sizes"
+                )
+        return func(*args, **kwargs)
+
+
+def _size(func: Any, args: Any, kwargs: Mapping[str, Any]) -> int:
+    given = kwargs.get("size", args[0] if args and isinstance(args[0], list | tuple) else args)
+    given = args[:1] if func is torch.full and args and isinstance(args[0], int) else given
+    sizes = [one for one in given if isinstance(one, int)] if isinstance(given, list | tuple) else []
+    if func is torch.eye and len(sizes) == 1:
+        sizes *= 2
+    total = 1
+    for one in sizes:
+        total *= max(one, 0)
+    return total if sizes else 0

@@ -1,0 +1,88 @@
+"""Orders that come to a client as bytes: each is answered in bytes, and whatever goes wrong becomes a refusal."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from potluck.core.card import ClientId
+from potluck.deploy.bounds import check_order
+from potluck.deploy.resident import Resident
+from potluck.deploy.site_status import OrderNotes
+from potluck.deploy.wire import Enrolment, Hello, Order, pack_reply, unpack_order
+from potluck.engine.protocol import Failure, Outcome, Request
+from potluck.errors import DataError, ModelError, PotluckError, RunError, StepFailed
+
+PRIVATE = (DataError, ModelError, RunError)  # their sentences may tell of the site's files, model and data
+ASIDE = " at the site; the log of its worker says more"
+
+
+class Orders(ABC):
+    """Takes orders for one client as bytes and always answers in bytes."""
+
+    client: ClientId
+    device: str
+    notes: OrderNotes
+
+    @abstractmethod
+    def enrol(self, offer: Mapping[str, Any]) -> Enrolment:
+        """Join a run: a new one from its start, a known one where it was left."""
+
+    @abstractmethod
+    def at(self, run: str) -> Resident:
+        """The live client of a run."""
+
+    def answer(self, data: bytes) -> bytes:
+        """Do an order and answer it; any error becomes a refusal, and the process lives on.
+
+        The site's own code may end with `SystemExit`, and libraries in other languages raise errors that are no
+        `Exception`: whatever an order brings about, the next one must find the site here.
+        """
+        try:
+            order = unpack_order(data)
+            check_order(order)
+            self.notes.begin(*_in_words(order))
+            reply = pack_reply(self.obey(order))
+            self.notes.answered(len(data), len(reply))
+            return reply
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            if not isinstance(error, PotluckError) and self.notes.room.left > 0:
+                with contextlib.suppress(Exception):
+                    traceback.print_exc()
+            return self.refuse(error, len(data))
+
+    def refuse(self, error: BaseException, received: int = 0) -> bytes:
+        """The reply to an order that is not done: one sentence, which the site's own log has too."""
+        with contextlib.suppress(Exception):
+            self.notes.refused(str(error) or type(error).__name__, received)
+        told = f"{type(error).__name__}{ASIDE}"
+        if isinstance(error, PotluckError) and not isinstance(error, PRIVATE):
+            told = str(error)
+        who = f"client {self.client}"
+        return pack_reply(Failure(self.client, told if told.startswith(who) else f"{who}: {told}"))
+
+    def obey(self, order: Order) -> Outcome | Enrolment:
+        """Do an order, or raise why not."""
+        if isinstance(order, Hello):
+            return self.enrol(order.welcome)
+        resident = self.at(order.stamp.experiment)
+        if order.client != self.client:
+            raise StepFailed(f"this was meant for client {order.client}")
+        if isinstance(order, Request):
+            return resident.perform(dataclasses.replace(order, down=order.down.to(self.device)))
+        down = None if order.down is None else order.down.to(self.device)
+        return resident.examine(dataclasses.replace(order, down=down))
+
+
+def _in_words(order: Order) -> tuple[str, int | None, str]:
+    """The run and the round of an order, and what it asks for."""
+    if isinstance(order, Hello):
+        return str(order.welcome.get("run", "")), None, "join"
+    asked = "+".join(order.steps) if isinstance(order, Request) else "evaluate"
+    return order.stamp.experiment, order.stamp.round, asked

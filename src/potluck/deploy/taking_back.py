@@ -1,0 +1,58 @@
+"""Taking back a round of a federation: its checkpoint, and the sentences where that is not possible."""
+
+from __future__ import annotations
+
+from potluck.core.card import ClientId
+from potluck.deploy.register import WentBack
+from potluck.deploy.suspects import Suspect, Tie
+from potluck.engine.store.checkpoints import Checkpoints
+from potluck.report.again import to_go_on
+from potluck.runs.folder import RunFolder
+
+
+def take_back(folder: RunFolder, round_: int) -> bool:
+    """Make the checkpoint of an earlier round the newest one; False if it is not kept any more."""
+    files = Checkpoints(folder / "checkpoints")
+    if round_ == 0:
+        manifests = sorted(
+            files.folder.glob("checkpoint*.json"), key=lambda path: path.name == files.MANIFEST
+        )
+        for path in manifests:  # the newest last: until it is gone, the run stands where it stood
+            path.unlink()
+    elif round_ in files.rounds():
+        files.load(round_)
+        files.go_back(round_)
+    else:
+        return False
+    return True
+
+
+def no_way_back(folder: RunFolder, failed: int, suspect: Suspect, before: WentBack | None) -> str:
+    """Why a run stops whose last round cannot be taken back, or was, and how it goes on."""
+    return (
+        f"{_all_fail(failed, before)}; in round {failed - 1} the message of client {suspect.client} was "
+        f"{suspect.times:.3g} times as large as the median of the others': look into it, and if need be go on "
+        f"without it: {_without(folder, (suspect.client,))}"
+    )
+
+
+def undecided(folder: RunFolder, failed: int, tie: Tie, before: WentBack | None) -> str:
+    """Why a run stops in which half of the clients stand against the other half, and how it goes on."""
+    larger, smaller = ", ".join(tie.larger), ", ".join(tie.smaller)
+    return (
+        f"{_all_fail(failed, before)}; in round {failed - 1} the message of client {larger} was "
+        f"{tie.times:.3g} times as large as that of client {smaller}, and neither are a majority: "
+        f"look into both, and if need be go on without one side: {_without(folder, tie.larger)}, "
+        f"or {_without(folder, tie.smaller)}"
+    )
+
+
+def _without(folder: RunFolder, clients: tuple[ClientId, ...]) -> str:
+    return f"{to_go_on(folder.path, portable=True)} --exclude {','.join(clients)}"
+
+
+def _all_fail(failed: int, before: WentBack | None) -> str:
+    told = f"round {failed}: every client fails over values that are not finite"
+    if before is None:
+        return told
+    return f"{told}, also after round {before.round} was played again without client {before.without}"
