@@ -144,6 +144,18 @@ VARIANTS = {
     "inco, negative products": {"name": "inco", "sign": "negative", "server_lr": 0.5},
     "scalefl": {"warmup": 1},
     "scalefl, as released": {"name": "scalefl", "warmup": 0, "compat": True, "weights": "samples"},
+    "fedgen": {"steps": 4},
+    "fedgen, HtFLlib": {
+        "name": "fedgen",
+        "steps": 4,
+        "teacher": "mean_logits",
+        "diversity": 0,
+        "answer": 1,
+        "distil": 0,
+        "decay": 1,
+        "student": 0.1,
+    },
+    "fedgen, few guided epochs": {"name": "fedgen", "steps": 4, "guided_epochs": 1},
     "scaffold, option II": {"name": "scaffold", "variate": "option2"},
 }
 WIDTHS = [{"name": "conv-large", "scale": 0.2}, {"name": "conv-large", "scale": 0.1}]  # of one architecture

@@ -38,6 +38,8 @@ def asked(method: Any, models: Any = "mlp-small", **values: Any) -> Experiment:
         ("creamfl", {"distil": 0.1}, "distil does nothing without server_model"),
         ("creamfl", {"muscle_tau": 0.3}, "muscle_tau does nothing without the Muscle loss"),
         ("creamfl", {"regularizer": "muscle", "tau": 0.3}, "tau does nothing with regularizer: muscle"),
+        ("fedgen", {"buffers": "local"}, "method.buffers: "),
+        ("fedgen", {"answer": 0, "generated": 8}, "generated does nothing at answer: 0"),
         ("fedtgp", {"server_epochs": 0, "margin_cap": 5}, "margin_cap does nothing at server_epochs: 0"),
         ("fccl", {"own": "mean"}, "own does nothing with exchange: round"),
         ("feddf", {"validation": 0, "patience": 5}, "patience does nothing at validation: 0"),

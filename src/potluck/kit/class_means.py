@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from potluck.core.client import Client
 from potluck.core.message import Message
 from potluck.core.replies import Replies
 
@@ -48,6 +49,14 @@ class ClassStats:
 
     def _index(self, classes: Sequence[int]) -> Tensor:
         return torch.tensor(list(classes), dtype=torch.long).to(self.sums.device, non_blocking=True)
+
+
+def class_counts(client: Client) -> Tensor:
+    """How many training samples of each class a client has."""
+    y = client.source.y.index_select(0, client.numbers(client.rows["train"]))
+    return torch.zeros(client.task.classes, device=y.device).index_add_(
+        0, y, torch.ones(len(y), device=y.device)
+    )
 
 
 def merge_classes(

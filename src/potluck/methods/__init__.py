@@ -9,6 +9,7 @@ from potluck.methods.fed_et import FedET
 from potluck.methods.fedallrep import FedAllRep
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.feddf import FedDF
+from potluck.methods.fedgen import FedGen
 from potluck.methods.fedgh import FedGH
 from potluck.methods.fedhe import FedHe
 from potluck.methods.fedhenn import FedHeNN
@@ -48,6 +49,7 @@ __all__ = [
     "FedDF",
     "FedET",
     "FedGH",
+    "FedGen",
     "FedHe",
     "FedHeNN",
     "FedIN",
