@@ -156,6 +156,8 @@ VARIANTS = {
         "student": 0.1,
     },
     "fedgen, few guided epochs": {"name": "fedgen", "steps": 4, "guided_epochs": 1},
+    "fedl2g": {"warm_up": 1},
+    "fedl2g, features": {"name": "fedl2g", "warm_up": 0, "space": "feature", "study": 2, "clip": 1.0},
     "scaffold, option II": {"name": "scaffold", "variate": "option2"},
 }
 WIDTHS = [{"name": "conv-large", "scale": 0.2}, {"name": "conv-large", "scale": 0.1}]  # of one architecture

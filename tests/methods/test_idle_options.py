@@ -15,7 +15,7 @@ from potluck.runs.advice import advice
 from potluck.runs.pilots import with_option
 
 NO_MODEL_CROSSES = ("local", "fedproto", "cofed", "creamfl", "fedhenn", "fedmd", "fedmuscle", "simclr")
-NO_MODEL_CROSSES += ("fd", "fedhe", "fedtgp")
+NO_MODEL_CROSSES += ("fd", "fedhe", "fedl2g", "fedtgp")
 NO_MODEL_CROSSES += ("fccl", "gramian", "pairwise", "rhfl")
 
 

@@ -15,6 +15,7 @@ from potluck.methods.fedhe import FedHe
 from potluck.methods.fedhenn import FedHeNN
 from potluck.methods.fedin import FedIN
 from potluck.methods.fedin_variants import FedINVariants
+from potluck.methods.fedl2g import FedL2G
 from potluck.methods.fedmd import FedMD
 from potluck.methods.fedmrl import FedMRL
 from potluck.methods.fedmrl_variants import FedMRLVariants
@@ -54,6 +55,7 @@ __all__ = [
     "FedHeNN",
     "FedIN",
     "FedINVariants",
+    "FedL2G",
     "FedMD",
     "FedMRL",
     "FedMRLVariants",
