@@ -89,14 +89,14 @@ def test_terms_by_hand(kit, monkeypatch):
     weights = {"answer": torch.tensor(0.5), "distil": torch.tensor(3.0), "guided": torch.tensor(2.0)}
     ce, generated, divergence = by_hand(client, table, batch)
     for step in range(4):
-        terms = game.method.loss(client, batch, **weights)
+        terms = game.method.guided_loss(client, batch, **weights)
         on = float(step < 2)  # only the first steps are guided
         torch.testing.assert_close(terms["ce"], ce)
         torch.testing.assert_close(terms["generated"], on * 0.5 * generated)
         torch.testing.assert_close(terms["distillation"], on * 3.0 * divergence)
     client["done"].value.zero_()
     client["known"].value.zero_()
-    terms = game.method.loss(client, batch, **weights)
+    terms = game.method.guided_loss(client, batch, **weights)
     assert terms["generated"] == terms["distillation"] == 0, "there is no generator yet"
 
 
@@ -104,7 +104,7 @@ def test_the_target_of_distillation_is_detached(kit, monkeypatch):
     game, client, table = taught(kit, monkeypatch)
     batch = Batch(torch.tensor(game.x[:3]), torch.tensor([1, 0, 1]))
     weights = {"answer": torch.tensor(0.0), "distil": torch.tensor(1.0), "guided": torch.tensor(9.0)}
-    found = game.method.loss(client, batch, **weights)["distillation"]
+    found = game.method.guided_loss(client, batch, **weights)["distillation"]
     head = client["model"].head
     target = head(table[batch.y]).detach()
     scores = client["model"](batch.x)

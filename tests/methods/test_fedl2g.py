@@ -60,10 +60,10 @@ def quiz_after_a_step(game, client, vectors, study, quiz, rate):
 @pytest.mark.parametrize("space", ["logit", "feature"])
 def test_the_gradient_is_that_of_the_quiz_after_one_step(kit, space):
     """Each number of V a little up and down, the step and the quiz played again."""
-    game = federation(kit, space=space, quiz=2, training=TRAINING | {"lr_decay": 0.5})
+    game = federation(kit, space=space, quiz=2, warm_up=9, training=TRAINING | {"lr_decay": 0.5})
     client = entered(game, number=2)
     before = {name: value.clone() for name, value in client["model"].tensors().items()}
-    up = game.method.study(client)
+    up = game.method.train(client)
     assert all(torch.equal(value, before[name]) for name, value in client["model"].tensors().items())
     rows, quiz = game.method.held_out(client)
     study = client.rng.child("study batch").numpy().permutation(rows)[:3]
@@ -134,17 +134,17 @@ def test_at_most_half_of_the_samples_are_held_out(kit, samples, held):
     client = entered(game)
     rows, quiz = game.method.held_out(client)
     assert (len(rows), len(quiz)) == (samples - held, held)
-    up = game.method.study(client)
+    up = game.method.train(client)
     assert bool(up["counts"].sum() > 0) == bool(held)
     assert up["gradients"].isfinite().all()
     assert not game.round(*(("a", "b") if samples else ("b",))).failures
 
 
 def test_batch_norm_keeps_its_statistics_in_the_study(kit):
-    game = federation(kit, models=[kit.Normed, kit.Normed])
+    game = federation(kit, models=[kit.Normed, kit.Normed], warm_up=1)
     client = entered(game)
     before = {name: value.clone() for name, value in client["model"].tensors().items()}
-    game.method.study(client)
+    game.method.train(client)
     assert all(torch.equal(value, before[name]) for name, value in client["model"].tensors().items())
     assert not client["model"].norm.training
 

@@ -53,7 +53,7 @@ class ClassStats:
 
 def class_counts(client: Client) -> Tensor:
     """How many training samples of each class a client has."""
-    y = client.source.y.index_select(0, client.numbers(client.rows["train"]))
+    y = client.source.y.index_select(0, client.numbers(client.rows["train"].tolist()))
     return torch.zeros(client.task.classes, device=y.device).index_add_(
         0, y, torch.ones(len(y), device=y.device)
     )

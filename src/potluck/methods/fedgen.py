@@ -185,9 +185,10 @@ class FedGen(Method):
 
     def downlink(self, server: Server, client: ClientId) -> Content:
         """φ, and G once it is trained."""
-        known = server["known"].tensors()
-        trained = {"generator": server["generator"].state(), **known} if known else {}
-        return {"head": server["head"].state(), **trained}
+        content: dict[str, Any] = {"head": server["head"].state()}
+        if known := server["known"].tensors():
+            content |= {"generator": server["generator"].state(), **known}
+        return content
 
     def receive(self, client: Client, down: Message) -> None:
         """Install φ and G."""
@@ -220,10 +221,10 @@ class FedGen(Method):
         }
         client["done"].value.zero_()
         scalars = {name: torch.tensor(value, device=client.device) for name, value in values.items()}
-        fit(client, self.loss, streams={"private": private}, scalars=scalars)
+        fit(client, self.guided_loss, streams={"private": private}, scalars=scalars)
         return {"head": client["model/head"].state(), "counts": class_counts(client)}
 
-    def loss(
+    def guided_loss(
         self, client: Client, batch: Batch, answer: Tensor, distil: Tensor, guided: Tensor
     ) -> dict[str, Tensor]:
         """Cross-entropy of own samples and of generated ones, and distillation from those of the same class."""

@@ -129,9 +129,8 @@ class FedL2G(Method):
         client["guide"].load({"vectors": down["vectors"]})
 
     def round(self, server: Server, clients: Clients) -> None:
-        """Train with guidance, after the warm-up; then improve the guidance."""
-        warm = server.round <= self.config.warm_up
-        self.improve(server, clients.ask(self.study if warm else [self.train, self.study]))
+        """Train with guidance, then improve the guidance."""
+        self.improve(server, clients.ask(self.train))
 
     def improve(self, server: Server, replies: Replies) -> None:
         """A clipped step along the mean gradients; what is not finite does not count."""
@@ -140,17 +139,6 @@ class FedL2G(Method):
         factor = (self.config.clip / (means.norm() + 1e-6)).clamp_max(1.0)
         server["vectors"].value.sub_((self.config.server_lr * factor * means).float())
 
-    @client_step
-    def train(self, client: Client) -> None:
-        """Local epochs on all samples but the quiz."""
-        training, (rows, _) = client.training, self.held_out(client)
-        order = shuffled_batches(
-            rows, training.batch_size, training.epochs, training.last_batch, client.rng.child("study")
-        )
-        private = Stream(client.source, several_each(order), augment=True)
-        clip = training.clip or self.config.clip
-        fit(client, self.loss, train=["model"], streams={"private": private}, clip=clip)
-
     @client_step(
         up=lambda method: {
             "gradients": tensor(f"C_k<=C, {method.width}", "gradient of the quiz loss, for each class held"),
@@ -158,33 +146,45 @@ class FedL2G(Method):
             "counts": counts("C_k", "study samples of each; 0: no gradient", "n"),
         }
     )
-    def study(self, client: Client) -> Content:
-        """The gradient of the quiz loss after one step on a study batch."""
+    def train(self, client: Client) -> Content:
+        """Local epochs after the warm-up, then the gradient of the quiz loss after one step on a study batch."""
         rows, quiz = self.held_out(client)
+        if client.round > self.config.warm_up:
+            self.learn(client, rows)
         client["gradients"].value.zero_()
         client["counts"].value.zero_()
         if len(quiz):
-            drawn = client.rng.child("study batch").numpy().permutation(rows)
-            streams = {
-                "study": Stream(client.source, [drawn[: self.config.study * client.training.batch_size]]),
-                "quiz": Stream(client.source, [quiz]),
-            }
-            rate = client.training.optimizer.lr * client.training.lr_decay ** (client.round - 1)
-            scalars = {"rate": torch.tensor(rate, device=client.device)}
-            fit(
-                client,
-                self.quiz_loss,
-                train=["guide"],
-                streams=streams,
-                combine=lambda terms: self.keep(client, terms),
-                scalars=scalars,
-            )
+            self.study(client, rows, quiz)
         held = client.numbers(client.classes_held)
         return {
             "gradients": client["gradients"].value[held],
             "classes": held,
             "counts": client["counts"].value[held],
         }
+
+    def learn(self, client: Client, rows: np.ndarray) -> None:
+        """Local epochs on all samples but the quiz."""
+        training, draw = client.training, client.rng.child("study")
+        order = shuffled_batches(rows, training.batch_size, training.epochs, training.last_batch, draw)
+        private = Stream(client.source, several_each(order), augment=True)
+        clip = training.clip or self.config.clip
+        fit(client, self.loss, train=["model"], streams={"private": private}, clip=clip)
+
+    def study(self, client: Client, rows: np.ndarray, quiz: np.ndarray) -> None:
+        """The gradient of the quiz loss, on a fresh study batch."""
+        training, drawn = client.training, client.rng.child("study batch").numpy().permutation(rows)
+        rate = training.optimizer.lr * training.lr_decay ** (client.round - 1)
+        fit(
+            client,
+            self.quiz_loss,
+            train=["guide"],
+            streams={
+                "study": Stream(client.source, [drawn[: self.config.study * training.batch_size]]),
+                "quiz": Stream(client.source, [quiz]),
+            },
+            combine=lambda terms: self.keep(client, terms),
+            scalars={"rate": torch.tensor(rate, device=client.device)},
+        )
 
     def held_out(self, client: Client) -> tuple[np.ndarray, np.ndarray]:
         """The rows to train on and those of the quiz, the same in every round; at most half are held out."""
