@@ -220,7 +220,7 @@ class FedGen(Method):
             "guided": guided,
         }
         client["done"].value.zero_()
-        scalars = {name: torch.tensor(value, device=client.device) for name, value in values.items()}
+        scalars = {name: torch.full((), value, device=client.device) for name, value in values.items()}
         fit(client, self.guided_loss, streams={"private": private}, scalars=scalars)
         return {"head": client["model/head"].state(), "counts": class_counts(client)}
 

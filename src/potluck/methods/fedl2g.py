@@ -183,7 +183,7 @@ class FedL2G(Method):
                 "quiz": Stream(client.source, [quiz]),
             },
             combine=lambda terms: self.keep(client, terms),
-            scalars={"rate": torch.tensor(rate, device=client.device)},
+            scalars={"rate": torch.full((), rate, device=client.device)},
         )
 
     def held_out(self, client: Client) -> tuple[np.ndarray, np.ndarray]:
