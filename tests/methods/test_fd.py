@@ -155,6 +155,30 @@ def test_what_crosses(kit):
     assert sizes["a", "down"] == {"logits": 3 * 4, "classes": 3}
 
 
+def test_counts_are_of_samples_and_not_of_epochs(kit):
+    game = federation(kit)
+    client = game.federation.clients.build_client("a")
+    game.federation.clients.enter(client, 1, {})
+    sent = game.method.train(client)
+    assert sent["classes"].tolist() == [0, 1, 2]
+    assert sent["counts"].tolist() == [3, 3, 1]  # in two epochs
+
+
+def test_a_class_that_was_in_no_batch_is_not_sent_as_held(kit):
+    x = np.zeros((13, 3), dtype=np.float32)
+    training = TRAINING | {"epochs": 1, "batch_size": 4, "last_batch": "drop"}
+    game = kit.Federation("fd", [kit.Shallow, kit.Narrow], ROWS, x=x, y=LABELS, training=training)
+    client = game.federation.clients.build_client("a")
+    for number in range(1, 30):
+        game.federation.clients.enter(client, number, {})
+        sent = game.method.train(client)
+        seen = {int(game.y[row]) for rows in game.steps("a", number) for row in rows}
+        assert [bool(count) for count in sent["counts"]] == [label in seen for label in (0, 1, 2)]
+        if len(seen) < 3:
+            return
+    pytest.fail("no order of batches leaves a class out")
+
+
 def test_fedhe_is_fd_with_the_squared_distance(kit):
     one, other = federation(kit, "fedhe", weight=0.5), federation(kit, "fd", distance="mse", weight=0.5)
     for cohort in (("a", "b"), ("b",), ("a", "b")):

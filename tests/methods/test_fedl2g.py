@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+from potluck.core.model import Model
 from potluck.core.replies import Replies
 from potluck.core.task import Batch
 from potluck.errors import ConfigError
@@ -147,6 +149,28 @@ def test_batch_norm_keeps_its_statistics_in_the_study(kit):
     game.method.train(client)
     assert all(torch.equal(value, before[name]) for name, value in client["model"].tensors().items())
     assert not client["model"].norm.training
+
+
+class Attentive(Model):
+    """Attention and a recurrent layer over the numbers of a sample."""
+
+    def __init__(self, task):
+        super().__init__()
+        self.rep_dim = 4
+        self.spread = nn.Linear(1, 4)
+        self.attention = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+        self.memory = nn.GRU(4, 4, batch_first=True)
+        self.head = nn.Linear(4, task.classes)
+
+    def features(self, x):
+        return self.memory(self.attention(self.spread(x.unsqueeze(2))))[0][:, -1]
+
+
+def test_attention_and_recurrent_layers_have_a_second_derivative(kit):
+    game = federation(kit, models=[Attentive, Attentive], warm_up=1)
+    assert not game.round(*ROWS).failures
+    up = game.method.train(entered(game))
+    assert up["gradients"].abs().max() > 0
 
 
 def test_what_crosses(kit):

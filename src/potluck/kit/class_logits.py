@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from potluck.core.client import Client
 from potluck.core.model import Model
 from potluck.core.task import Batch, Task
-from potluck.kit.class_means import ClassStats
+from potluck.kit.class_means import ClassStats, class_counts
 from potluck.kit.class_vectors import ClassVectors, class_vectors
 from potluck.training.fit import fit
 
@@ -22,13 +23,13 @@ class ClassLogits(ClassVectors):
         """A number per class."""
         return task.classes
 
-    def most(self) -> str:
-        """Open: a sample counts once per epoch."""
-        return ""
-
     def gather(self, client: Client, stats: ClassStats) -> None:
         """Local epochs; the logits of every batch count, as they were before its step."""
         fit(client, lambda client, batch: self.loss(client, batch, stats))
+
+    def counted(self, client: Client, stats: ClassStats) -> Tensor:
+        """The samples of each class, not how often they were seen; 0 for a class that was in no batch."""
+        return torch.minimum(stats.counts, class_counts(client))
 
     def loss(self, client: Client, batch: Batch, stats: ClassStats | None = None) -> dict[str, Tensor]:
         """Cross-entropy, and the distance to the target of the sample's class where there is one."""

@@ -82,7 +82,7 @@ class ClassVectors(Method):
         content.update({self.vectors: means[classes], "classes": classes})
 
     def most(self) -> str:
-        """The most samples a mean can be over, a formula; gathered while training, a sample counts every epoch."""
+        """The most samples a mean can be over, a formula."""
         return "n"
 
     @client_step(
@@ -96,11 +96,16 @@ class ClassVectors(Method):
         """Local epochs and the class means."""
         stats = ClassStats.into(client["sums"].value, client["counts"].value)
         self.gather(client, stats)
+        classes = client.numbers(client.classes_held)
         return {
             self.vectors: stats.means(client.classes_held),
-            "classes": client.numbers(client.classes_held),
-            "counts": stats.counts_of(client.classes_held),
+            "classes": classes,
+            "counts": self.counted(client, stats)[classes],
         }
+
+    def counted(self, client: Client, stats: ClassStats) -> Tensor:
+        """How many samples the mean of each class is over."""
+        return stats.counts
 
     def gather(self, client: Client, stats: ClassStats) -> None:
         """Train, and add up what is sent by class."""

@@ -57,7 +57,7 @@ class FD(ClassLogits):
         )
         weights: Literal["uniform", "count"] = option(
             default="uniform",
-            description="one vote per holder of a class, or one per sample of it that was trained on",
+            description="one vote per holder of a class, or one per sample of it",
             source="HtFLlib for uniform; count: ours",
         )
         exclude_self: bool = option(

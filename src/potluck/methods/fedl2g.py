@@ -18,7 +18,6 @@ it takes the place of the clients' clip of 100.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -26,8 +25,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from potluck.core.card import ClientId
 from potluck.core.client import Client
@@ -44,7 +41,7 @@ from potluck.core.task import Batch, Task
 from potluck.kit.class_means import merge_classes
 from potluck.kit.requirements import require_one_width
 from potluck.training.fit import Gradients, fit
-from potluck.training.modes import still_statistics
+from potluck.training.modes import batch_statistics, twice_differentiable
 
 
 def _down(method: FedL2G) -> Contract:
@@ -203,7 +200,7 @@ class FedL2G(Method):
     def quiz_loss(self, client: Client, batch: Batch, quiz: Batch, rate: Tensor) -> dict[str, Tensor]:
         """The loss of the quiz after one step on the study batch, as a function of V."""
         model, weights = client["model"].content, client["model"].trainable()
-        with sdpa_kernel(SDPBackend.MATH), batch_statistics(model, min(len(batch), len(quiz))):
+        with twice_differentiable(model), batch_statistics(model, min(len(batch), len(quiz))):
             studied = sum(self.loss(client, batch).values(), torch.zeros((), device=rate.device))
             steps = torch.autograd.grad(studied, [*weights.values()], create_graph=True, allow_unused=True)
             moved = {
@@ -226,17 +223,3 @@ class Guide(nn.Module):
     def __init__(self, classes: int, width: int) -> None:
         super().__init__()
         self.vectors = nn.Parameter(torch.zeros(classes, width))
-
-
-@contextlib.contextmanager
-def batch_statistics(module: nn.Module, samples: int) -> Iterator[None]:
-    """A module in evaluation mode, but batch norm on the batch's statistics, unless there is one sample only."""
-    norms = [norm for norm in module.modules() if isinstance(norm, _BatchNorm)] if samples > 1 else []
-    for norm in norms:
-        norm.train()
-    try:
-        with still_statistics(module):
-            yield
-    finally:
-        for norm in norms:
-            norm.eval()
