@@ -208,9 +208,12 @@ def test_methods_in_the_promised_shape() -> None:
         "fedproto",
         "fedmrl",
     }
+    keys = ["name", "citation", "needs_public_data", "models", "sends", "receives"]
+    sizes = ["up_formula", "down_formula", "up_scalars", "down_scalars"]
     for entry in entries:
-        assert list(entry) == ["name", "citation", "needs_public_data", "models", "sends", "receives"]
+        assert list(entry) == [*keys, *sizes]
     by_name = {entry["name"]: entry for entry in entries}
+    assert by_name["fedproto"]["up_formula"] == "C_k·d + C_k + C_k"
     assert by_name["local"]["sends"] == []
     assert by_name["fedproto"]["sends"] == ["prototypes", "classes", "counts"]
     assert "fedproto" in potluck("methods").stdout

@@ -69,8 +69,7 @@ def in_double():
 def test_a_batch_moves_the_statistics_of_its_width_alone():
     model = build({"name": "conv-large", "scale": 0.25}, DIGITS)
     narrow = build({"name": "conv-large", "scale": 0.1}, DIGITS)
-    sizes = [norm.num_features for norm in norms_in(model).values()]
-    statistics = WidthStatistics(2, sizes)
+    statistics = WidthStatistics(2, norms_in(model).values())
     dropout = OrderedDropout(model, [shapes(narrow), shapes(model)], model.channel_blocks, statistics)
     x = torch.sin(torch.arange(5.0 * 64)).view(5, 1, 8, 8)
     first = norms_in(model)["conv1.1"]

@@ -131,3 +131,16 @@ def test_outputs_are_divided_by_the_share_of_channels_in_training_alone():
 def test_layers_across_channels_are_found():
     assert mixes_channels(made("resnet10", {"width": 2})) == ""
     assert mixes_channels(made("vit-b16", {"scale": 0.02})) == "LayerNorm"
+
+
+def test_a_slice_is_cut_once_until_something_is_written():
+    slices, whole = WidthSlices({"w": (4,)}), {"w": torch.arange(4.0)}
+    index = slices.index({"w": (2,)}, None, CPU)
+    first = slices.cut(whole, index)["w"]
+    assert slices.cut(whole, index)["w"] is first
+    whole["w"].add_(1)
+    assert slices.cut(whole, index)["w"].tolist() == [1.0, 2.0]
+    assert first.tolist() == [0.0, 1.0]
+    assert slices.cut({"w": torch.zeros(4)}, index)["w"].tolist() == [0.0, 0.0]
+    rolled = slices.index({"w": (2,)}, Rolling(3), CPU)
+    assert slices.cut(whole, rolled)["w"].tolist() == [4.0, 1.0]

@@ -113,6 +113,17 @@ VARIANTS = {
     },
     "fedtgp": {"server_epochs": 3},
     "fedtgp, plain means": {"name": "fedtgp", "server_epochs": 0, "weight": 0.01, "distance": "l2"},
+    "fednova by layers": {"name": "fednova", "share": "layers", "mu": 0.1, "server_momentum": 0.5},
+    "lg-fedavg, two layers": {"name": "lg-fedavg", "layers": ["fc", "head"], "weights": "samples"},
+    "moon by layers, beside": {
+        "name": "moon",
+        "share": "layers",
+        "projector": "beside",
+        "width": 8,
+        "previous": 2,
+        "buffers": "local",
+    },
+    "moon without a projector": {"name": "moon", "projector": "none", "mu": 5.0},
     "gramian": {"batch": 30, "peers": 2},
     "pairwise": {"batch": 30, "peers": 2},
     "rhfl": {"pretrain_epochs": 3, "batch": 20},
@@ -134,7 +145,6 @@ VARIANTS = {
         "clip": None,
     },
     "fjord, distilled": {"name": "fjord", "distil": True, "alpha": 0.5, "temperature": 2.0},
-    "heterofl, by samples": {"name": "heterofl", "weights": "samples", "sbn": False, "buffers": "local"},
     "inclusivefl, all shared": {
         "name": "inclusivefl",
         "local_last": "none",
@@ -158,6 +168,13 @@ VARIANTS = {
     "fedgen, few guided epochs": {"name": "fedgen", "steps": 4, "guided_epochs": 1},
     "fedl2g": {"warm_up": 1},
     "fedl2g, features": {"name": "fedl2g", "warm_up": 0, "space": "feature", "study": 2, "clip": 1.0},
+    "heterofl, by samples": {
+        "name": "heterofl",
+        "weights": "samples",
+        "sbn": False,
+        "buffers": "local",
+        "scaler": False,
+    },
     "scaffold, option II": {"name": "scaffold", "variate": "option2"},
 }
 WIDTHS = [{"name": "conv-large", "scale": 0.2}, {"name": "conv-large", "scale": 0.1}]  # of one architecture
@@ -178,6 +195,7 @@ MODELS: dict[str, Any] = {
     "fedmuscle": {"pool": list(DEFAULT_MODELS), "rep_dim": 16},
     "fedmuscle, plain positive": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
     "fedmuscle, bundled": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
+    "lg-fedavg, two layers": ("mlp-small", "mlp-large"),
     "gramian": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
     "pairwise": {"pool": ["mlp-small", "mlp-large"], "rep_dim": 16},
     **dict.fromkeys(

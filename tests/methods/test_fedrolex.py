@@ -1,38 +1,15 @@
 """FedRolex: which channels clients train in which round, and that all means are plain."""
 
-import functools
-
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional as F
 
-from potluck.core.model import Model
 from potluck.core.replies import Replies
 from potluck.testing.bench import Bench
+from width_nets import net
 
 ROWS = {"a": range(0, 8), "b": range(8, 14)}
 TRAINING = {"epochs": 1, "batch_size": 4, "optimizer": {"lr": 0.1}}
-PLAIN = {"name": "fedrolex", "sbn": False, "mask": False, "label_split": False, "clip": None}
-
-
-class Net(Model):
-    """Two hidden layers, the second twice as wide, with batch norm."""
-
-    def __init__(self, task, width):
-        super().__init__()
-        self.rep_dim = 2 * width
-        self.fc1 = nn.Linear(task.input[0], width)
-        self.norm = nn.BatchNorm1d(width)
-        self.fc2 = nn.Linear(width, 2 * width)
-        self.head = nn.Linear(2 * width, task.classes)
-
-    def features(self, x):
-        return F.relu(self.fc2(F.relu(self.norm(self.fc1(x)))))
-
-
-def net(width):
-    return functools.partial(Net, width=width)
+PLAIN = {"name": "fedrolex", "sbn": False, "scaler": False, "mask": False, "label_split": False, "clip": None}
 
 
 def window(start, own, channels):
@@ -41,7 +18,9 @@ def window(start, own, channels):
 
 def test_the_window_moves_by_one_a_round_and_layers_agree(kit):
     """Two of four channels, four of eight: each layer's inputs are the outputs of the one before."""
-    game = kit.Federation(PLAIN | {"parent": net(4)}, net(2), ROWS, training=TRAINING)
+    game = kit.Federation(
+        PLAIN | {"parent": net(4, norm=True, growth=2)}, net(2, norm=True, growth=2), ROWS, training=TRAINING
+    )
     for number in range(1, 7):
         before = {name: value.clone() for name, value in game.server["parent"].state().items()}
         game.round("a", "b")
@@ -62,7 +41,9 @@ def test_the_window_moves_by_one_a_round_and_layers_agree(kit):
 
 
 def test_every_channel_of_a_parent_that_nobody_holds_is_trained(kit):
-    game = kit.Federation(PLAIN | {"parent": net(4)}, net(2), ROWS, training=TRAINING)
+    game = kit.Federation(
+        PLAIN | {"parent": net(4, norm=True, growth=2)}, net(2, norm=True, growth=2), ROWS, training=TRAINING
+    )
     before = {name: value.clone() for name, value in game.server["parent"].state().items()}
     for _ in range(8):
         game.round("a", "b")
@@ -75,7 +56,12 @@ def test_every_channel_of_a_parent_that_nobody_holds_is_trained(kit):
 def test_the_mean_is_plain_for_matrices_vectors_and_the_classifier(kit, name):
     """The released code weighs all but convolutions by how often an entry was trained before."""
     rows = {**ROWS, "c": range(14, 18)}
-    game = kit.Federation(PLAIN, [net(4), net(2), net(2)], rows, training=TRAINING)
+    game = kit.Federation(
+        PLAIN,
+        [net(4, norm=True, growth=2), net(2, norm=True, growth=2), net(2, norm=True, growth=2)],
+        rows,
+        training=TRAINING,
+    )
     for number in (1, 2, 3):  # the first channels were trained more often than others
         game.round("a", "b", "c")
         assert number == game.server.round
@@ -93,8 +79,8 @@ def test_the_mean_is_plain_for_matrices_vectors_and_the_classifier(kit, name):
 
 
 def test_drawn_windows_hold_the_same_channels_for_all_of_one_width(kit):
-    options = PLAIN | {"parent": net(6), "window": "random"}
-    game = kit.Federation(options, net(2), ROWS, training=TRAINING)
+    options = PLAIN | {"parent": net(6, norm=True, growth=2), "window": "random"}
+    game = kit.Federation(options, net(2, norm=True, growth=2), ROWS, training=TRAINING)
     seen = set()
     for _ in range(4):
         game.round("a", "b")
@@ -107,7 +93,12 @@ def test_drawn_windows_hold_the_same_channels_for_all_of_one_width(kit):
 
 def test_statistics_stay_with_their_channels(kit):
     """Those of a width that sits out are kept where its channels are in the parent."""
-    game = kit.Federation({"name": "fedrolex"}, [net(4), net(2)], ROWS, training=TRAINING)
+    game = kit.Federation(
+        {"name": "fedrolex"},
+        [net(4, norm=True, growth=2), net(2, norm=True, growth=2)],
+        ROWS,
+        training=TRAINING,
+    )
     game.round("a", "b")
     measured = game.method.downlink(game.server, "b")["model"]["norm.running_mean"]
     game.round("a")

@@ -194,5 +194,7 @@ def test_no_upload_spoils_the_prototypes(kit, lie):
 
 
 def test_widths_must_agree(kit):
-    with pytest.raises(ConfigError, match="a prototype needs one representation width, but client b"):
+    with pytest.raises(
+        ConfigError, match=r"a prototype needs one representation width, but client b.*or use fd"
+    ):
         federation(kit, models=[kit.Shallow, kit.Narrow])

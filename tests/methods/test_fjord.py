@@ -1,42 +1,21 @@
 """FjORD against hand-made means and plain PyTorch: nested averages, drawn widths, distillation, statistics."""
 
-import functools
 from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from potluck.core.message import Message
-from potluck.core.model import Model
 from potluck.core.replies import Replies
 from potluck.core.rng import Rng
 from potluck.core.task import Batch
 from potluck.errors import ConfigError
 from potluck.testing.bench import Bench
+from width_nets import net
 
 ROWS = {"a": range(0, 8), "b": range(8, 14), "c": range(14, 19)}
 TRAINING = {"epochs": 2, "batch_size": 3, "optimizer": {"lr": 0.1}}
-
-
-class Net(Model):
-    """Two hidden layers of one width, with or without batch norm."""
-
-    def __init__(self, task, width, norm=False):
-        super().__init__()
-        self.rep_dim = width
-        self.fc1 = nn.Linear(task.input[0], width)
-        self.norm = nn.BatchNorm1d(width) if norm else nn.Identity()
-        self.fc2 = nn.Linear(width, width)
-        self.head = nn.Linear(width, task.classes)
-
-    def features(self, x):
-        return F.relu(self.fc2(F.relu(self.norm(self.fc1(x)))))
-
-
-def net(width, norm=False):
-    return functools.partial(Net, width=width, norm=norm)
 
 
 def play(kit, options=None, models=None, rows=ROWS):

@@ -10,34 +10,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from potluck.core.message import Message
-from potluck.core.model import Model
 from potluck.core.replies import Replies
 from potluck.core.task import Batch
 from potluck.errors import ConfigError
 from potluck.testing.bench import Bench
+from width_nets import net
 
 ROWS = {"a": range(0, 8), "b": range(8, 14), "c": range(14, 19)}
 TRAINING = {"epochs": 2, "batch_size": 3, "optimizer": {"lr": 0.1}}
 PLAIN = {"scaler": False, "sbn": False, "mask": False, "label_split": False, "clip": None}
-
-
-class Net(Model):
-    """Two hidden layers of one width, with or without batch norm between them."""
-
-    def __init__(self, task, width, norm=False):
-        super().__init__()
-        self.rep_dim = width
-        self.fc1 = nn.Linear(task.input[0], width)
-        self.norm = nn.BatchNorm1d(width) if norm else nn.Identity()
-        self.fc2 = nn.Linear(width, width)
-        self.head = nn.Linear(width, task.classes)
-
-    def features(self, x):
-        return F.relu(self.fc2(F.relu(self.norm(self.fc1(x)))))
-
-
-def net(width, norm=False):
-    return functools.partial(Net, width=width, norm=norm)
 
 
 WIDE, NARROW = net(6), net(3)
@@ -212,6 +193,17 @@ def test_statistics_are_those_of_all_samples_of_a_width(kit):
         np.testing.assert_allclose(slice_["norm.running_var"], inputs.var(0), rtol=1e-4, atol=1e-5)
 
 
+def test_a_width_that_was_never_measured_borrows(kit):
+    game = play(kit, {}, [net(6, norm=True), net(3, norm=True), net(3, norm=True)])
+    game.round("a")
+    wide, narrow = (game.method.downlink(game.server, client)["model"] for client in ("a", "b"))
+    assert wide["norm.running_mean"].any()
+    assert torch.equal(narrow["norm.running_mean"], wide["norm.running_mean"][:3])
+    game.round("b")
+    wide, narrow = (game.method.downlink(game.server, client)["model"] for client in ("a", "b"))
+    assert not torch.equal(narrow["norm.running_mean"], wide["norm.running_mean"][:3])
+
+
 def test_training_keeps_no_running_statistics_and_sends_none(kit):
     game = play(kit, {}, net(3, norm=True), {"a": range(8)})
     client = game.federation.clients.build_client("a")
@@ -297,7 +289,8 @@ def test_unrelated_models_are_refused_by_name_with_a_way_out():
     assert sentence.startswith(
         "heterofl: client 1 (mlp-small) has a tensor 'fc1.weight', unlike the parent; give"
     )
-    assert "fedproto, or fedavg with share: groups" in sentence
+    assert sentence.endswith("such as fedproto, or fedavg with share: groups")
+    assert sentence.count("client ") == 1
 
 
 def test_a_parent_narrower_than_a_client_is_refused():
@@ -332,6 +325,14 @@ def test_pooled_features_are_refused():
     assert "computes something else than the parent with all other channels at zero" in refused(pool)
 
 
+def test_running_statistics_of_scaled_outputs_are_refused():
+    widths = [{"name": "conv-large", "scale": 0.2}, {"name": "conv-large", "scale": 0.1}]
+    sentence = refused(widths, {"name": "heterofl", "sbn": False})
+    assert sentence.startswith("heterofl: client 1 (conv-large(scale=0.1)) has batch norm")
+    assert sentence.endswith("set method.scaler to false or method.sbn to true")
+    Bench({"name": "heterofl", "sbn": False, "scaler": False}, widths).build()
+
+
 def test_an_idle_option_is_refused():
     with pytest.raises(ConfigError, match="buffers does nothing with sbn: true"):
         Bench({"name": "heterofl", "buffers": "local"}, "mlp-small").build()
@@ -343,4 +344,4 @@ def test_what_the_server_is_told_follows_the_options(kit):
     assert {*published.method.up_contract("train")} == {"model", "classes"}
     assert silent.method.stays == ("data", "labels")
     assert {*silent.method.up_contract("train")} == {"model"}
-    assert (published.method.modes, silent.method.modes) == (("model", "masked"), ("model",))
+    assert (published.method.modes, silent.method.modes) == (("masked", "model"), ("model",))

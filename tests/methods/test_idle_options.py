@@ -41,6 +41,8 @@ def asked(method: Any, models: Any = "mlp-small", **values: Any) -> Experiment:
         ("fedgen", {"buffers": "local"}, "method.buffers: "),
         ("fedgen", {"answer": 0, "generated": 8}, "generated does nothing at answer: 0"),
         ("fedtgp", {"server_epochs": 0, "margin_cap": 5}, "margin_cap does nothing at server_epochs: 0"),
+        ("lg-fedavg", {"layers": [], "weights": "samples"}, "weights does nothing with layers: []"),
+        ("moon", {"width": 64}, "width does nothing with projector: between; it is for beside"),
         ("fccl", {"own": "mean"}, "own does nothing with exchange: round"),
         ("feddf", {"validation": 0, "patience": 5}, "patience does nothing at validation: 0"),
     ],

@@ -186,3 +186,27 @@ def test_a_client_without_a_step_changes_no_variate(kit):
         game.round("a", "c")
         assert game.accepted["c"] == 2
         assert all(not value.any() for value in game.part("c", "own_control").values())
+
+
+@pytest.mark.usefixtures("in_double_precision")
+@pytest.mark.parametrize("share", ["all", "groups", "layers"])
+@pytest.mark.parametrize("optimizer", [{}, {"momentum": 0.9}, {"name": "adam", "lr": 0.02}], ids=str)
+def test_with_zero_variates_it_is_fedavg_with_uniform_weights(kit, share, optimizer):
+    """As in every first round; here variates are kept at zero for two more. η_g is 1."""
+    models = kit.Normed if share == "all" else [kit.Shallow, kit.Deep, kit.Deep]
+    training = TRAINING | {"optimizer": {"lr": LR} | optimizer}
+    scaffold, plain = (
+        kit.Federation({"name": name, "share": share, "weights": "uniform"}, models, ROWS, training=training)
+        for name in ("scaffold", "fedavg")
+    )
+    scaffold.method.control_change = lambda client, moved, steps: {
+        name: torch.zeros_like(value) for name, value in client["own_control"].tensors().items()
+    }
+    for cohort in [("a", "b", "c"), ("b", "c"), ("a", "b")]:
+        scaffold.round(*cohort)
+        plain.round(*cohort)
+    for client in ROWS:
+        expected = plain.method.downlink(plain.server, client)["model"]
+        ours = scaffold.method.downlink(scaffold.server, client)["model"]
+        for name, value in ours.items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-8, atol=1e-9, msg=f"{client} {name}")

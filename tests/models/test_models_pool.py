@@ -178,6 +178,7 @@ def test_later_models_of_a_key_are_not_tried_again(monkeypatch):
 def test_smallest_looks_only_at_models_that_fit():
     pool = ModelPool(["cnn1", "conv-large", "mlp-small", "conv-small", "text-mean"])
     assert pool.smallest(DIGITS) == "mlp-small"
+    assert pool.largest(DIGITS) == "conv-large"
     assert pool.smallest(NEWS) == "text-mean"
     with pytest.raises(ModelError, match="cnn1 takes images of 16×16 or larger"):
         ModelPool(["cnn1", "cnn2"]).smallest(DIGITS)

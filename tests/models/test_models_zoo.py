@@ -222,6 +222,7 @@ def test_names_are_registered():
         ("text-mean", Task("text-classification", 2, (5,)), "client 7: .*needs a task with a vocabulary"),
         ({"name": "resnet10", "stem": "cifer"}, DIGITS, "unknown stem 'cifer'.*did you mean 'cifar'"),
         ({"name": "resnet10", "width": 0}, DIGITS, "client 7: width is 0, expected a positive whole"),
+        ({"name": "mlp-small", "scale": 0}, DIGITS, "client 7: scale is 0, expected a number above 0"),
         ({"name": "resnet10", "stemm": "cifar"}, DIGITS, "resnet10 has no option 'stemm'; did you mean 'stem'"),
         ({"name": "resnet10", "adapter": "poll"}, DIGITS, "unknown adapter 'poll'; did you mean 'pool'"),
         ({"name": "cnn1", "adapter": "pool"}, CIFAR10, "cnn1 has no option 'adapter'"),
@@ -234,6 +235,17 @@ def test_errors_are_one_sentence(entry, task, sentence):
     with pytest.raises(ModelError, match=sentence) as caught:
         build(entry, task, who="client 7")
     assert "\n" not in str(caught.value)
+
+
+def test_a_scale_is_the_share_of_every_width_rounded_up():
+    narrow = build({"name": "cnn3", "scale": 0.3}, CIFAR10)
+    widths = [narrow.conv1, narrow.conv2, narrow.fc1, narrow.fc2]
+    assert [len(layer.weight) for layer in widths] == [5, 10, 300, 150]
+    assert build({"name": "mlp-small", "scale": 0.5}, DIGITS).rep_dim == 32
+    assert build({"name": "mlp-small", "scale": 0.5}, DIGITS, rep_dim=9).rep_dim == 9
+    assert build({"name": "conv-large", "scale": 2}, DIGITS).rep_dim == 128
+    vit = build({"name": "vit-b16", "scale": 0.05}, DIGITS)
+    assert vit.layers[0].attention.inputs.weight.shape == (3 * 12 * 4, 12 * 4)
 
 
 def test_register_and_its_refusal(monkeypatch):

@@ -17,6 +17,7 @@ from potluck.core.contract import Shapes
 from potluck.core.model import Model
 from potluck.core.public import Public
 from potluck.core.rng import Rng
+from potluck.core.settings import ClientTraining
 from potluck.core.state import BufferPolicy
 from potluck.core.task import Task
 from potluck.core.trial import trains_body
@@ -26,6 +27,10 @@ REMEMBERED = 4096  # clients whose facts are kept; those of others are looked up
 
 def _nothing(field: str) -> Any:
     return None
+
+
+def _defaults(client: ClientId) -> ClientTraining:
+    return ClientTraining()
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ class Population(Mapping[ClientId, ClientFacts]):
         participation: float = 1.0,
         publics: Sequence[Public] = (),
         buffers: BufferPolicy = "average",
+        training: Callable[[ClientId], ClientTraining] = _defaults,
     ) -> None:
         """`draws` is the seed of cohorts; `publics` has the public data as each group sees them."""
         self.ids = tuple(ids)
@@ -66,6 +72,7 @@ class Population(Mapping[ClientId, ClientFacts]):
         self.first_clients = tuple(first_clients or self.ids[:1])  # one of each group
         self.held_out = frozenset(held_out)
         self.participation = participation
+        self.training = training  # how a client trains, with its own values applied
         self.cards: Mapping[ClientId, Card] = _Cards(self)
         self._facts = lru_cache(maxsize=REMEMBERED)(facts)
         self._card_fields, self._draws = tuple(card_fields), draws

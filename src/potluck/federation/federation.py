@@ -126,6 +126,7 @@ def assemble(
         participation=participation,
         publics=publics(torch.device(device)),
         buffers=method.config.buffers,
+        training=lambda client: (overrides or {}).get(client, ClientOverrides()).apply(training),
     )
     clients = ClientBuilder(
         method,

@@ -36,7 +36,7 @@ def average(
     """
     holders: dict[str, list[str]] = {}
     groups = {client: replies[client].group(group) for client in replies}
-    shares = _weights(replies, weights)
+    shares = client_weights(replies, weights)
     for client, tensors in groups.items():
         for name in tensors if shares[client] > 0 else ():
             holders.setdefault(name, []).append(client)
@@ -59,7 +59,8 @@ def average(
     }
 
 
-def _weights(replies: Replies, weights: Weights) -> dict[str, float]:
+def client_weights(replies: Replies, weights: Weights) -> dict[str, float]:
+    """What each client counts in a mean; not normalised."""
     if weights == "samples":
         return {client: float(replies.cards[client].samples) for client in replies}
     if weights == "uniform":

@@ -7,7 +7,7 @@ statistics of its own for every width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,21 +20,17 @@ from potluck.core.model import Blocks
 from potluck.kit.static_norm import MEAN, VARIANCE, batch_moments, norms_in
 from potluck.kit.width_slices import LAYERS
 
-Masked = Callable[
-    [Tensor], Tensor
-]  # which entries of an axis are beyond the width, for the number of the width
-
 
 class WidthStatistics(nn.Module):
-    """Running means and variances of every batch norm at every width: (widths, channels) each, in their order."""
+    """Running means and variances of batch norms at every width, (widths, channels) each; all start as they are."""
 
-    def __init__(self, widths: int, channels: Sequence[int]) -> None:
+    def __init__(self, widths: int, norms: Iterable[_BatchNorm]) -> None:
         super().__init__()
-        for place, size in enumerate(channels):
-            norm = nn.Module()
-            norm.register_buffer(MEAN, torch.zeros(widths, size))
-            norm.register_buffer(VARIANCE, torch.ones(widths, size))
-            self.add_module(str(place), norm)
+        for place, norm in enumerate(norms):
+            kept = nn.Module()
+            for kind in (MEAN, VARIANCE):
+                kept.register_buffer(kind, getattr(norm, kind).expand(widths, -1).clone())
+            self.add_module(str(place), kept)
 
     def at_the_widest(self, names: Sequence[str]) -> dict[str, Tensor]:
         """The statistics of the last width, by the names that batch norms have in a model."""
@@ -99,8 +95,8 @@ class OrderedDropout:
 
     def _beyond(self, name: str, axis: int) -> _Table | None:
         """The entries of an axis beyond each width, None where all widths have all of it."""
-        sizes = [shapes[name][axis] for shapes in self.widths]
-        if len(set(sizes)) == 1:
+        sizes = [shapes[name][axis] for shapes in self.widths if name in shapes]
+        if len(set(sizes)) < 2:
             return None
         groups, each = self.blocks.get(name, {}).get(axis, (1, 1))
         place = torch.arange(sizes[-1]) // each % (sizes[-1] // (groups * each))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -20,12 +20,12 @@ from potluck.core.population import Population
 from potluck.core.server import Server
 from potluck.core.state import Part
 from potluck.core.task import Batch, Task
-from potluck.errors import ConfigError, Misfits
+from potluck.errors import ConfigError
 from potluck.kit.averaging import Index, take_slice
 from potluck.kit.ordered_dropout import OrderedDropout, WidthStatistics
 from potluck.kit.requirements import named
 from potluck.kit.static_norm import MEAN, VARIANCE, norms_in, statistics_among
-from potluck.kit.subnetworks import SubNetworks, mean_of_slices, without
+from potluck.kit.subnetworks import SubNetworks, mean_of_slices, refuse, without
 from potluck.kit.width_slices import WidthSlices, same_scores
 
 STATISTICS = state_of(
@@ -49,7 +49,7 @@ class OrderedWidths(SubNetworks):
     class Config(SubNetworks.Config):
         """The widths beside those of the pool."""
 
-        widths: Sequence[Any] = option(
+        widths: tuple[Any, ...] = option(
             default=(),
             description="further widths to draw from, written like models; those of the pool are among them",
             source="ours; FjORD has p = 0.2, 0.4, 0.6, 0.8 and 1",
@@ -96,8 +96,7 @@ class OrderedWidths(SubNetworks):
             for client in population.ids
             if dict(population.names(client)) not in self.widths
         }
-        if strange:
-            raise Misfits(strange)
+        refuse(population, strange)
 
     def incomparable(self, model: Model) -> str:
         """A masked parent can be compared with a slice whatever its layers are."""
@@ -119,34 +118,30 @@ class OrderedWidths(SubNetworks):
         if len(self.widths) == 1:
             return {"model": model}
         widths = self.widths[: self.widths.index(dict(self.shapes_in(model))) + 1]
-        norms = norms_in(model)
-        statistics = (
-            WidthStatistics(len(widths), [norm.num_features for norm in norms.values()]) if norms else None
-        )
+        norms = norms_in(model).values()
+        statistics = WidthStatistics(len(widths), norms) if norms else None
         dropout = OrderedDropout(model, widths, self.slices.blocks, statistics)
         model.ordered_dropout = dropout  # type: ignore[assignment]
         return {"model": model} | ({} if statistics is None else {"statistics": statistics})
 
     def server_state(self, task: Task) -> dict[str, Any]:
         """The whole network, and its running statistics at every width."""
-        sizes = self.norm_sizes(self.slices.shapes)
-        statistics = {"statistics": WidthStatistics(len(self.widths), sizes)} if sizes else {}
-        return super().server_state(task) | statistics
+        state = super().server_state(task)
+        if not self.per_width:
+            return state
+        return state | {"statistics": WidthStatistics(len(self.widths), norms_in(state["parent"]).values())}
 
     @property
     def per_width(self) -> list[str]:
         """The model's tensors that are kept per width instead: the statistics of batch norm."""
         return statistics_among([*self.slices.shapes]) if len(self.widths) > 1 else []
 
-    def norm_sizes(self, shapes: Shapes) -> list[int]:
-        """The channels of every batch norm whose statistics cross."""
-        return [shapes[name][0] for name in self.per_width if name.endswith(MEAN)]
-
     def expected(self, card: Card, part: str) -> Shapes | None:
         """Statistics have a row per width that the client trains."""
         if part != "statistics":
             return super().expected(card, part)
-        rows, sizes = self.widths.index(dict(card.names)) + 1, self.norm_sizes(card.names)
+        rows = self.widths.index(dict(card.names)) + 1
+        sizes = [card.names[name][0] for name in self.per_width if name.endswith(MEAN)]
         return {
             f"{place}.{kind}": (rows, size) for place, size in enumerate(sizes) for kind in (MEAN, VARIANCE)
         }

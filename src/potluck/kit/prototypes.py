@@ -44,7 +44,7 @@ class Prototypes(ClassVectors):
 
     def check(self, population: Population) -> None:
         """All representations must have one width."""
-        require_one_width(population, "a prototype")
+        require_one_width(population, "a prototype", ", or use fd, which takes any models")
 
     def gather(self, client: Client, stats: ClassStats) -> None:
         """Local epochs, then one pass in evaluation mode."""

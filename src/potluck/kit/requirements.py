@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import nn
 
 from potluck.core.card import ClientId
+from potluck.core.contract import Shapes
 from potluck.core.model import Model
 from potluck.core.population import Population
 from potluck.errors import ConfigError
@@ -55,8 +56,8 @@ def require_apart(option: str, widths: Sequence[int], taken: Iterable[tuple[int,
             raise ConfigError(f"{option} has {width}, which {how}; leave it out")
 
 
-def require_one_width(population: Population, reason: str) -> None:
-    """All clients' representations must be equally wide."""
+def require_one_width(population: Population, reason: str, otherwise: str = "") -> None:
+    """All clients' representations must be equally wide; `otherwise` ends the sentence."""
     first = population.ids[0]
     width = population.width(first)
     for client in population.ids:
@@ -64,8 +65,34 @@ def require_one_width(population: Population, reason: str) -> None:
             raise ConfigError(
                 f"{population.method_name}: {reason} needs one representation width, but "
                 f"{named(population, client)} has {population.width(client)}, {named(population, first)} has "
-                f"{width}; {one_width_for_all(min(map(population.width, population.ids)))}"
+                f"{width}; {one_width_for_all(min(map(population.width, population.ids)))}{otherwise}"
             )
+
+
+def require_one_form(
+    population: Population, layer: str, shapes: Callable[[ClientId], Shapes], otherwise: str = ""
+) -> None:
+    """A layer must have tensors of the same names and shapes in all models; `otherwise` ends the sentence."""
+    first, *others = population.ids
+    for client in others:
+        if shapes(client) != shapes(first):
+            raise ConfigError(
+                f"{population.method_name}: the {layer} of {named(population, client)} is "
+                f"{layer_form(shapes(client))}, that of {named(population, first)} is {layer_form(shapes(first))}; "
+                f"{_one_form(population, layer, first, client)}{otherwise}"
+            )
+
+
+def _one_form(population: Population, layer: str, first: ClientId, client: ClientId) -> str:
+    if population.width(first) != population.width(client):
+        return one_width_for_all(min(map(population.width, population.ids)))
+    return f"choose models whose {layer}s have the same layers"
+
+
+def layer_form(shapes: Shapes) -> str:
+    """The tensors of a layer, in words."""
+    tensors = (f"{name} {'×'.join(map(str, shape))}" for name, shape in shapes.items())
+    return ", ".join(tensors) or "nothing"
 
 
 def require_one_label_set(population: Population) -> None:

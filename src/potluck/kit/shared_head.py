@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -23,7 +22,7 @@ from potluck.core.settings import OptimizerSettings
 from potluck.core.streams import Source, Stream, shuffled_batches
 from potluck.core.task import Batch, Task
 from potluck.errors import ConfigError
-from potluck.kit.requirements import named, one_width_for_all
+from potluck.kit.requirements import require_one_form
 from potluck.training.collect import collect
 from potluck.training.fit import fit
 
@@ -155,19 +154,13 @@ def fresh_head(method: Method, task: Task) -> nn.Module:
 
 def require_one_head(population: Population, otherwise: str = "") -> None:
     """All heads must have one form, with parameters; `otherwise` ends the advice."""
-    name, (first, *others) = population.method_name, population.ids
+    name, first = population.method_name, population.ids[0]
     if not population.head(first):
         raise ConfigError(
             f"{name}: the head of client {first} has no parameters for the server to train; choose models whose "
             "last layer is trained"
         )
-    for client in others:
-        if population.head(client) != population.head(first):
-            raise ConfigError(
-                f"{name}: the head of {named(population, client)} is {head_form(population.head(client))}, that of "
-                f"{named(population, first)} is {head_form(population.head(first))}; "
-                f"{_advice(population, first, client)}{otherwise}"
-            )
+    require_one_form(population, "head", population.head, otherwise)
 
 
 def representations(client: Client) -> tuple[Tensor, Tensor]:
@@ -179,15 +172,3 @@ def representations(client: Client) -> tuple[Tensor, Tensor]:
 def joined(replies: Replies, name: str) -> Tensor:
     """One tensor of every reply, row below row."""
     return torch.cat([message[name] for message in replies.values()])
-
-
-def _advice(population: Population, first: ClientId, client: ClientId) -> str:
-    if population.width(first) != population.width(client):
-        return one_width_for_all(min(map(population.width, population.ids)))
-    return "choose models whose heads have the same layers"
-
-
-def head_form(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """The tensors of a head, in words."""
-    tensors = (f"{name} {'×'.join(map(str, shape))}" for name, shape in shapes.items())
-    return ", ".join(tensors) or "nothing"

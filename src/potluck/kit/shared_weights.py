@@ -17,6 +17,7 @@ from potluck.core.method import Clients, Method, Needs, client_step
 from potluck.core.population import Population
 from potluck.core.replies import Replies
 from potluck.core.server import Server
+from potluck.core.state import Part
 from potluck.errors import ConfigError
 from potluck.kit.averaging import Weights, average
 from potluck.kit.requirements import named, one_per_architecture
@@ -28,6 +29,8 @@ class SharedWeights(Method):
     The option `share` of a subclass chooses the keys: `all`, `groups` or `layers`. The part `weights` of the
     server's state holds the averages. Where it lacks a tensor of the cohort, `introduce` fetches initial values.
     """
+
+    averaged_parts: tuple[str, ...] = ("model",)  # the parts of a client's state that are averaged
 
     server_needs: ClassVar[Needs] = "names"
     card_fields: ClassVar[tuple[str, ...]] = ("names",)
@@ -82,27 +85,33 @@ class SharedWeights(Method):
             )
 
     @client_step(
-        up={"model": state_of("model", "initial weights the server has not seen yet")}, purpose="setup"
+        up=lambda method: {
+            part: state_of(part, "initial weights the server has not seen yet")
+            for part in method.averaged_parts
+        },
+        purpose="setup",
     )
     def bring(self, client: Client) -> Content:
         """Send the initial weights."""
-        return {"model": client["model"].state()}
+        return {part: client[part].state() for part in self.averaged_parts}
 
     def introduce(self, server: Server, clients: Clients) -> None:
         """Fetch initial values for the tensors of this cohort that the server does not hold."""
         while donors := self.donors(server, clients):  # again if one of them failed
             replies = clients.ask(self.bring, only=donors)
             for client in sorted(replies, key=donors.index):
-                fresh = self.keyed(replies, client, "model")
-                held = server["weights"].tensors()
-                server["weights"].load({key: value for key, value in fresh.items() if key not in held})
+                for part in self.averaged_parts:
+                    fresh = self.keyed(replies, client, part)
+                    held = server["weights"].tensors()
+                    server["weights"].load({key: value for key, value in fresh.items() if key not in held})
 
     def donors(self, server: Server, clients: Clients) -> list[ClientId]:
         """The clients that can send the tensors the server does not hold, the largest model first."""
         known = set(server["weights"].tensors())
         donors = []
         for client in sorted(clients.ids, key=lambda one: -len(clients.cards[one].names)):
-            keys = set(self.keys(clients.cards[client]).values())
+            card = clients.cards[client]
+            keys = {key for part in self.averaged_parts for key in self.keys_of(card, part).values()}
             if not keys <= known:
                 donors.append(client)
                 known |= keys
@@ -115,13 +124,21 @@ class SharedWeights(Method):
 
     def keyed(self, replies: Replies, client: ClientId, group: str) -> dict[str, Tensor]:
         """A client's tensors under the server's keys."""
-        keys = self.keys(replies.cards[client])
+        keys = self.keys_of(replies.cards[client], group)
         return {keys[name]: value for name, value in replies[client].group(group).items()}
 
-    def share_of(self, server: Server, part: str, card: Card) -> dict[str, Tensor]:
-        """The server's tensors that this client also has, under the client's names."""
-        held = server[part].tensors()
-        return {name: held[key].clone() for name, key in self.keys(card).items() if key in held}
+    def share_of(self, server: Server, held_in: str, card: Card, part: str = "model") -> dict[str, Tensor]:
+        """The server's tensors for a part of this client's state, under the client's names."""
+        held = server[held_in].tensors()
+        return {name: held[key].clone() for name, key in self.keys_of(card, part).items() if key in held}
+
+    def keys_of(self, card: Card, part: str) -> dict[str, str]:
+        """The keys of a part's tensors: those of the model, or of another part that is averaged."""
+        if part == "model" or part not in self.averaged_parts:
+            return self.keys(card)
+        start = f"{_group(card)}:" if self.config.share == "groups" else ""
+        shapes = self.expected(card, part) or {}
+        return {name: f"{start}{part}/{name}:{_size(shape)}" for name, shape in shapes.items()}
 
     def keys(self, card: Card) -> dict[str, str]:
         """The server's key of each of a client's tensors; tensors with equal keys are averaged together."""
@@ -129,6 +146,22 @@ class SharedWeights(Method):
         if self.config.share == "all":
             return {name: name for name in names}
         if self.config.share == "layers":
-            return {name: f"{name}:{'x'.join(map(str, shape))}" for name, shape in names.items()}
-        group = hashlib.sha256(repr(sorted(names.items())).encode()).hexdigest()[:12]
+            return {name: f"{name}:{_size(shape)}" for name, shape in names.items()}
+        group = _group(card)
         return {name: f"{group}:{name}" for name in names}
+
+
+def _group(card: Card) -> str:
+    """A name for all models that have tensors of these names and shapes."""
+    return hashlib.sha256(repr(sorted(card.names.items())).encode()).hexdigest()[:12]
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
+
+
+def move(part: Part, changes: Mapping[str, Tensor], rates: Mapping[str, float] | None = None) -> None:
+    """Add changes, each times its rate, to the server's tensors; one it does not have yet starts at zero."""
+    held = part.tensors()
+    scaled = changes if rates is None else {key: change * rates[key] for key, change in changes.items()}
+    part.load({key: held[key] + change if key in held else change for key, change in scaled.items()})

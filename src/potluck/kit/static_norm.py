@@ -28,7 +28,7 @@ from potluck.core.population import Population
 from potluck.core.replies import Replies
 from potluck.core.server import Server
 from potluck.core.task import Batch, Task
-from potluck.kit.averaging import put_slice
+from potluck.kit.averaging import Index, put_slice
 from potluck.kit.subnetworks import SubNetworks
 from potluck.training.collect import collect
 
@@ -138,7 +138,8 @@ class StaticNorm(SubNetworks):
     """Sub-networks with static batch norm as an option: measured at the end of a round, by those of each width.
 
     The part `statistics` of the server's state has what the clients of each width measured, where those channels
-    are in the parent. A width without a client in the round keeps what it has.
+    are in the parent. A width without a client in the round keeps what it has; one that was never measured has what
+    others measured last.
     """
 
     class Config(SubNetworks.Config):
@@ -166,6 +167,18 @@ class StaticNorm(SubNetworks):
     def statistics(self) -> list[str]:
         """The parent's tensors that are measured."""
         return statistics_among([*self.slices.shapes]) if self.config.sbn else []
+
+    def setup(self, population: Population) -> None:
+        """As for all sub-networks."""
+        super().setup(population)
+        self._width_keys: dict[ClientId, str] = {}
+
+    def width_key(self, card: Card) -> str:
+        """The key of clients whose slices have one shape; made once, as cards do not change."""
+        if card.client not in self._width_keys:
+            text = repr(sorted(card.names.items()))
+            self._width_keys[card.client] = hashlib.sha256(text.encode()).hexdigest()[:12]
+        return self._width_keys[card.client]
 
     def client_state(self, task: Task, model: Model) -> dict[str, Any]:
         """The slice, whose batch norm keeps no running statistics, and those that were measured."""
@@ -195,7 +208,7 @@ class StaticNorm(SubNetworks):
         """The client's slice, with the statistics of its width."""
         whole = server["parent"].state()
         if self.statistics:
-            held, key = server["statistics"].tensors(), _width_key(server.cards[client])
+            held, key = server["statistics"].tensors(), self.width_key(server.cards[client])
             whole |= {name: held[own] for name in self.statistics if (own := f"{key}:{name}") in held}
         return {"model": self.slices.cut(whole, self.index(server, client))}
 
@@ -223,20 +236,19 @@ class StaticNorm(SubNetworks):
         """Merge what clients of one width measured."""
         groups: dict[str, list[ClientId]] = {}
         for client in (one for one in replies if replies[one].group("statistics")):
-            groups.setdefault(_width_key(server.cards[client]), []).append(client)
-        held, initial = server["statistics"].tensors(), server["parent"].tensors()
+            groups.setdefault(self.width_key(server.cards[client]), []).append(client)
         for key, clients in groups.items():
             index, samples = self.index(server, clients[0]), [server.cards[one].samples for one in clients]
             found = pooled([replies[one].group("statistics") for one in clients], samples)
-            server["statistics"].load(
-                {
-                    own: put_slice(held.get(own, initial[name]).detach().clone(), index[name], value)
-                    for name, value in found.items()
-                    if (own := f"{key}:{name}")
-                }
-            )
+            held, whole = server["statistics"].tensors(), server["parent"].tensors()
+            server["parent"].load(_placed(found, index, whole))
+            before = {name: held.get(f"{key}:{name}", whole[name]) for name in found}
+            placed = _placed(found, index, before)
+            server["statistics"].load({f"{key}:{name}": value for name, value in placed.items()})
 
 
-def _width_key(card: Card) -> str:
-    """The key of clients whose slices have one shape."""
-    return hashlib.sha256(repr(sorted(card.names.items())).encode()).hexdigest()[:12]
+def _placed(found: Moments, index: Mapping[str, Index], whole: Mapping[str, Tensor]) -> Moments:
+    """The whole tensors with what was found where an index says."""
+    return {
+        name: put_slice(whole[name].detach().clone(), index[name], value) for name, value in found.items()
+    }

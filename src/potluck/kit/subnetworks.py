@@ -89,8 +89,7 @@ class SubNetworks(Method):
             for client in population.ids
             if (reason := self.misfit(population.names(client)))
         }
-        if wrong:
-            raise Misfits(wrong)
+        refuse(population, wrong)
         for client in one_per_architecture(population):
             part = population.build_model(client)
             if self.shapes_in(part) != self.slices.shapes:
@@ -162,6 +161,17 @@ class SubNetworks(Method):
         return mean_of_slices(replies, "model", self.config.weights, server["parent"].wire(), index)
 
 
+def refuse(population: Population, wrong: Mapping[ClientId, str]) -> None:
+    """Refuse clients, each for its reason: all that have enrolled, or the first where none has told of itself."""
+    enrolled = {
+        client: said for client, said in wrong.items() if population[client].known("names") is not None
+    }
+    if enrolled:
+        raise Misfits(enrolled)
+    for sentence in wrong.values():
+        raise ConfigError(sentence)
+
+
 def mean_of_slices(
     replies: Replies,
     group: str,
@@ -169,10 +179,23 @@ def mean_of_slices(
     base: Mapping[str, Tensor],
     index: Mapping[ClientId, Mapping[str, Index]],
 ) -> dict[str, Tensor]:
-    """The mean of every entry over the clients that hold it; where all hold everything it is the plain mean."""
-    if all(axis is None for own in index.values() for axes in own.values() for axis in axes):
+    """The mean of every entry over the clients that hold it; where all hold everything it is the plain mean.
+
+    Clients with one index are averaged first, all tensors at once, so that each slice is put in its place once.
+    """
+    different = {id(own): own for own in index.values()}.values()
+    if all(axis is None for own in different for axes in own.values() for axis in axes):
         return average(replies, group, weights)
-    return average(replies, group, weights, base=base, index=index)
+    alike: dict[tuple[int, tuple[str, ...]], list[ClientId]] = {}
+    for client, reply in replies.items():
+        alike.setdefault((id(index[client]), tuple(reply.group(group))), []).append(client)
+    means, shares = dict[ClientId, Message](), dict[ClientId, float]()
+    for clients in alike.values():
+        some = Replies({client: replies[client] for client in clients}, replies.cards)
+        means[clients[0]] = Message({group: average(some, group, weights)})
+        samples = sum(replies.cards[client].samples for client in clients)
+        shares[clients[0]] = samples if weights == "samples" else len(clients)
+    return average(Replies(means, replies.cards), group, shares, base=base, index=index)
 
 
 def without(tensors: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:

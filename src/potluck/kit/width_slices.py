@@ -39,6 +39,7 @@ class WidthSlices:
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self.blocks = blocks or {}
         self._known: dict[tuple[Shapes, torch.device], dict[str, Index]] = {}
+        self._cuts: dict[int, _Cut] = {}  # by the index's identity
         self._window: Window | None = None
 
     def misfit(self, shapes: Shapes) -> str:
@@ -58,7 +59,7 @@ class WidthSlices:
     def index(self, shapes: Shapes, window: Window | None, device: torch.device) -> dict[str, Index]:
         """Where a narrower model's entries are; made once per shapes and window (None: the first channels)."""
         if window != self._window:
-            self._known, self._window = {}, window
+            self._known, self._cuts, self._window = {}, {}, window
         key = _Frozen(shapes), device
         if key not in self._known:
             self._known[key] = {
@@ -88,16 +89,40 @@ class WidthSlices:
         return self.blocks.get(name, {}).get(axis, (1, 1))[1]
 
     def cut(self, whole: State, index: Mapping[str, Index]) -> dict[str, Tensor]:
-        """The entries of the whole that a narrower model holds."""
-        return {
-            name: take_slice(value, index[name]) if any(axis is not None for axis in index[name]) else value
-            for name, value in whole.items()
-            if name in index
-        }
+        """The entries of the whole that a narrower model holds; cut once for all clients of a width.
+
+        `index` is one that `index` gave. What is returned must not be written to.
+        """
+        wanted = {name: value for name, value in whole.items() if name in index}
+        known = self._cuts.get(id(index))
+        if known is None or not known.is_of(wanted):
+            known = self._cuts[id(index)] = _Cut(wanted, index)
+        return dict(known.pieces)
 
     def rate(self, name: str, shape: Sequence[int]) -> float:
-        """How many of the parent's outputs a narrower layer has."""
-        return shape[0] / self.shapes[name][0]
+        """The share of the parent's outputs that a narrower layer has."""
+        return shape[0] / self.shapes[name][0] if name in self.shapes else 1.0
+
+
+class _Cut:
+    """A slice, and which tensors in which state it was cut from."""
+
+    def __init__(self, whole: Mapping[str, Tensor], index: Mapping[str, Index]) -> None:
+        self.whole = dict(whole)
+        self.versions = [value._version for value in whole.values()]
+        self.pieces = {name: _taken(value, index[name]) for name, value in whole.items()}
+
+    def is_of(self, whole: Mapping[str, Tensor]) -> bool:
+        """Whether it was cut from these tensors, and nothing was written to them since."""
+        return (
+            len(whole) == len(self.whole)
+            and all(self.whole.get(name) is value for name, value in whole.items())
+            and self.versions == [value._version for value in whole.values()]
+        )
+
+
+def _taken(value: Tensor, index: Index) -> Tensor:
+    return value if all(axis is None for axis in index) else take_slice(value, index)
 
 
 class _Frozen(dict[str, tuple[int, ...]]):

@@ -21,6 +21,7 @@ from potluck.methods.fedmrl import FedMRL
 from potluck.methods.fedmrl_variants import FedMRLVariants
 from potluck.methods.fedmuscle import FedMuscle
 from potluck.methods.fedmuscle_variants import FedMuscleVariants
+from potluck.methods.fednova import FedNova
 from potluck.methods.fedproto import FedProto
 from potluck.methods.fedprox import FedProx
 from potluck.methods.fedre import FedRE
@@ -31,7 +32,9 @@ from potluck.methods.gramian import Gramian
 from potluck.methods.heterofl import HeteroFL
 from potluck.methods.inclusivefl import InclusiveFL
 from potluck.methods.inco import InCo
+from potluck.methods.lg_fedavg import LGFedAvg
 from potluck.methods.local import Local
+from potluck.methods.moon import Moon
 from potluck.methods.pairwise import Pairwise
 from potluck.methods.rhfl import RHFL
 from potluck.methods.scaffold import Scaffold
@@ -61,6 +64,7 @@ __all__ = [
     "FedMRLVariants",
     "FedMuscle",
     "FedMuscleVariants",
+    "FedNova",
     "FedProto",
     "FedProx",
     "FedRE",
@@ -71,7 +75,9 @@ __all__ = [
     "HeteroFL",
     "InCo",
     "InclusiveFL",
+    "LGFedAvg",
     "Local",
+    "Moon",
     "Pairwise",
     "Scaffold",
     "ScaleFL",

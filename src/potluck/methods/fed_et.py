@@ -46,7 +46,7 @@ from potluck.kit.distillation import divergence_of_each, held_back
 from potluck.kit.ensembles import ensemble
 from potluck.kit.masks import mean_where
 from potluck.kit.public_knowledge import rows_of
-from potluck.kit.requirements import named, require_one_label_set
+from potluck.kit.requirements import layer_form, named, require_one_label_set
 from potluck.kit.server_models import (
     BY_ARCHITECTURE,
     STATISTICS_TRAVEL,
@@ -54,7 +54,7 @@ from potluck.kit.server_models import (
     head_names,
     steps_on_public_data,
 )
-from potluck.kit.shared_head import head_form, require_one_head
+from potluck.kit.shared_head import require_one_head
 from potluck.methods.fedavg import FedAvg
 from potluck.training.fit import fit
 
@@ -131,8 +131,8 @@ class FedET(ClientModelsOnServer, FedAvg):
         own, theirs = shapes_of(head), population.head(first)
         if own != theirs:
             raise ConfigError(
-                f"{self.name}: the head of method.server is {head_form(own)}, that of {named(population, first)} "
-                f"is {head_form(theirs)}; name another architecture, or use feddf, which needs none"
+                f"{self.name}: the head of method.server is {layer_form(own)}, that of {named(population, first)} "
+                f"is {layer_form(theirs)}; name another architecture, or use feddf, which needs none"
             )
 
     def advice(self, population: Population) -> Iterator[str]:

@@ -64,17 +64,20 @@ class FedAvg(SharedWeights):
 
     def downlink(self, server: Server, client: ClientId) -> Content:
         """The newest averages of the tensors this client has."""
-        return {"model": self.share_of(server, "weights", server.cards[client])}
+        card = server.cards[client]
+        return {part: self.share_of(server, "weights", card, part) for part in self.averaged_parts}
 
     def receive(self, client: Client, down: Message) -> None:
         """Install the averages."""
-        client["model"].load(down.group("model"))
+        for part in self.averaged_parts:
+            client[part].load(down.group(part))
 
     def round(self, server: Server, clients: Clients) -> None:
         """Train everywhere, average what came back."""
         self.introduce(server, clients)
         replies = clients.ask(self.train)
-        server["weights"].load(self.mean(replies, "model", self.config.weights))
+        for part in self.averaged_parts:
+            server["weights"].load(self.mean(replies, part, self.config.weights))
 
     @client_step(up=WEIGHTS_UP)
     def train(self, client: Client) -> Content:

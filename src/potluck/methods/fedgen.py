@@ -162,7 +162,7 @@ class FedGen(Method):
         """All heads have one form, on representations of one width."""
         otherwise = ", or use fd, which takes any models"
         require_one_head(population, otherwise)
-        require_one_width(population, "a generated representation")
+        require_one_width(population, "a generated representation", otherwise)
 
     def expected(self, card: Card, part: str) -> Shapes | None:
         """All clients have heads of one form."""

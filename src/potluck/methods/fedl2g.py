@@ -93,7 +93,7 @@ class FedL2G(Method):
     def check(self, population: Population) -> None:
         """Representations that are guided have one width."""
         if self.config.space == "feature":
-            require_one_width(population, "a guiding vector (method.space: logit takes any)")
+            require_one_width(population, "a guiding vector", ", or take method.space: logit")
 
     def advice(self, population: Population) -> Iterator[str]:
         """Say when models begin to learn."""

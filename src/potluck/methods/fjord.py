@@ -64,7 +64,7 @@ class FjORD(OrderedWidths):
             ge=0,
             le=1,
             description="α, the share of the teacher against the label",
-            source="recalled",
+            source="recalled, not confirmed",
         )
         temperature: float = option(
             default=1.0, gt=0, description="T of teacher and student", source="recalled, not confirmed"

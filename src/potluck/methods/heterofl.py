@@ -18,9 +18,10 @@ of a round the clients measure the newest slice on their training samples; those
 and every client is evaluated with the statistics of its width. The released code makes one pass of the whole
 network over everybody's samples instead, and averages the variances of its batches.
 
-A client is evaluated with its own slice: in the mode `model` as it is, in `masked` with the mask, as the released
-code takes local accuracy. Of its settings clip 1 is an option here; SGD at 0.1, momentum 0.9, weight decay 5e-4,
-batches of 10 and five epochs are for `training`. Left out: rates drawn anew each round.
+A client is evaluated with its own slice: in the mode `masked` with the mask, as the released code takes local
+accuracy, in `model` as it is. With `sbn` a round ends with the newest slice at the clients that took part, so it
+is what both moments of a round measure. Of the released settings clip 1 is an option here; SGD at 0.1, momentum
+0.9, weight decay 5e-4, batches of 10 and five epochs are for `training`. Left out: rates drawn anew each round.
 """
 
 from __future__ import annotations
@@ -37,11 +38,14 @@ from potluck.core.message import Content, Message
 from potluck.core.method import client_step
 from potluck.core.model import Model
 from potluck.core.options import option
+from potluck.core.population import Population
 from potluck.core.replies import Replies
 from potluck.core.server import Server
 from potluck.core.task import Batch, Task
+from potluck.errors import ConfigError
 from potluck.kit.averaging import Index
-from potluck.kit.static_norm import StaticNorm
+from potluck.kit.requirements import named, one_per_architecture
+from potluck.kit.static_norm import StaticNorm, norms_in
 from potluck.kit.subnetworks import mean_of_slices, without
 from potluck.kit.width_slices import scale_outputs
 from potluck.training.fit import fit
@@ -91,7 +95,19 @@ class HeteroFL(StaticNorm):
         if self.config.label_split:
             self.stays = ("data",)
         if self.config.mask:
-            self.modes = ("model", "masked")
+            self.modes = ("masked", "model")
+
+    def check(self, population: Population) -> None:
+        """Running statistics of scaled outputs would not fit evaluation, where nothing is scaled."""
+        super().check(population)
+        for client in one_per_architecture(population) if self.config.scaler and not self.config.sbn else ():
+            model = population.build_model(client)
+            if self.shapes_in(model) != self.slices.shapes and norms_in(model):
+                raise ConfigError(
+                    f"{self.name}: {named(population, client)} has batch norm, whose running statistics would be "
+                    "those of scaled outputs, and evaluation scales nothing; set method.scaler to false or "
+                    "method.sbn to true"
+                )
 
     def client_state(self, task: Task, model: Model) -> dict[str, Any]:
         """The slice, and with a mask the classes held."""
@@ -112,9 +128,8 @@ class HeteroFL(StaticNorm):
         """Local epochs, then the slice."""
         fit(client, self.loss, clip=self.config.clip)
         slice_ = {"model": without(client["model"].state(), self.statistics)}
-        return (
-            {**slice_, "classes": client.numbers(client.classes_held)} if self.config.label_split else slice_
-        )
+        held = {"classes": client.numbers(client.classes_held)}
+        return {**slice_, **held} if self.config.label_split else slice_
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """CE, the logits of other classes at 0."""
@@ -133,9 +148,11 @@ class HeteroFL(StaticNorm):
         rows, index = self.classifier(server.task), dict[ClientId, dict[str, Index]]()
         for client, reply in replies.items():
             own = self.index(server, client)
-            index[client] = own | {name: (reply["classes"], *own[name][1:]) for name in rows}
+            index[client] = {name: (reply["classes"], *own[name][1:]) for name in rows}
+        hidden = replies.map(lambda _, reply: {"model": without(reply.group("model"), rows)})
         held = replies.map(lambda _, reply: {"model": _rows_held(reply, rows)})
-        return mean_of_slices(held, "model", self.config.weights, server["parent"].wire(), index)
+        base = server["parent"].wire()
+        return super().mean(server, hidden) | mean_of_slices(held, "model", self.config.weights, base, index)
 
     def classifier(self, task: Task) -> list[str]:
         """The tensors of the head that have a row per class."""
@@ -144,6 +161,6 @@ class HeteroFL(StaticNorm):
 
 
 def _rows_held(reply: Message, rows: list[str]) -> dict[str, Tensor]:
-    """A client's tensors, of the classifier only the rows of its classes."""
+    """Of the classifier the rows of a client's classes."""
     found = reply.group("model")
-    return found | {name: found[name][reply["classes"]] for name in rows if name in found}
+    return {name: found[name][reply["classes"]] for name in rows if name in found}

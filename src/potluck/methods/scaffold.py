@@ -18,10 +18,10 @@ from potluck.core.model import Model
 from potluck.core.options import option
 from potluck.core.replies import Replies
 from potluck.core.server import Server
-from potluck.core.state import Part
 from potluck.core.task import Task
+from potluck.kit.shared_weights import move
 from potluck.methods.fedavg import FedAvg
-from potluck.training.fit import Gradients, fit, plus
+from potluck.training.fit import Gradients, fit, learning_rate, plus
 
 
 class Scaffold(FedAvg):
@@ -113,8 +113,8 @@ class Scaffold(FedAvg):
         shares = self.reach(replies, clients)
         moves = self.mean(replies, "model", self.config.weights)
         rates = {key: self.config.server_lr if key in changes else 1.0 for key in moves}
-        _move(server["weights"], moves, rates)
-        _move(server["control"], changes, shares)
+        move(server["weights"], moves, rates)
+        move(server["control"], changes, shares)
 
     @client_step(
         up={
@@ -156,9 +156,8 @@ class Scaffold(FedAvg):
             return {name: torch.zeros_like(value) for name, value in own.items()}
         if self.config.variate == "mean":
             return {name: total / steps - own[name] for name, total in client["gradients"].tensors().items()}
-        training = client.training
-        rate = training.optimizer.lr * training.lr_decay ** (client.round - 1)
-        return {name: -server[name] - moved[name] / (steps * rate) for name in own}
+        path = steps * learning_rate(client)
+        return {name: -server[name] - moved[name] / path for name in own}
 
     def reach(self, replies: Replies, clients: Clients) -> dict[str, float]:
         """Per tensor, the share of its owners that answered: the mean change times this is ΣΔc / K."""
@@ -172,14 +171,3 @@ class Scaffold(FedAvg):
             counts = Counter(key for card in clients.cards.values() for key in self.keys(card).values())
             self._counted = (clients.total, counts)
         return self._counted[1]
-
-
-def _move(part: Part, changes: Mapping[str, Tensor], rates: Mapping[str, float]) -> None:
-    """Add changes to the server's tensors; one it does not have yet starts at zero."""
-    held = part.tensors()
-    part.load(
-        {
-            key: held[key] + change * rates[key] if key in held else change * rates[key]
-            for key, change in changes.items()
-        }
-    )

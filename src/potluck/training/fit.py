@@ -123,6 +123,12 @@ def fit(
     return Fit(len(plan), losses)
 
 
+def learning_rate(client: Client) -> float:
+    """A client's learning rate in this round."""
+    training = client.training
+    return training.optimizer.lr * training.lr_decay ** max(client.round - 1, 0)
+
+
 @dataclass(frozen=True)
 class _Request:
     """The settings a workspace is built for; a call with other ones gets a new workspace. The rate may differ."""
