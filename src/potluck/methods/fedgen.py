@@ -148,7 +148,9 @@ class FedGen(Method):
         @model_validator(mode="after")
         def _has_no_idle_option(self) -> FedGen.Config:
             if not self.answer and not self.distil:
-                raise ValueError("answer and distil are both 0: no client learns from the generator")
+                raise ValueError(
+                    "answer and distil are both 0, so no client learns from the generator; use lg-fedavg"
+                )
             if not self.answer:
                 self.refuse_set("generated", reason="at answer: 0")
             return self
