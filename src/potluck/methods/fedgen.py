@@ -149,7 +149,7 @@ class FedGen(Method):
         def _has_no_idle_option(self) -> FedGen.Config:
             if not self.answer and not self.distil:
                 raise ValueError(
-                    "answer and distil are both 0, so no client learns from the generator; use lg-fedavg"
+                    "answer and distil are both 0: clients learn nothing from the generator; use lg-fedavg"
                 )
             if not self.answer:
                 self.refuse_set("generated", reason="at answer: 0")
