@@ -15,6 +15,7 @@ from potluck.runs.advice import advice
 from potluck.runs.pilots import with_option
 
 NO_MODEL_CROSSES = ("local", "fedproto", "cofed", "creamfl", "fedhenn", "fedmd", "fedmuscle", "simclr")
+NO_MODEL_CROSSES += ("fd", "fedhe", "fedl2g", "fedtgp")
 NO_MODEL_CROSSES += ("fccl", "gramian", "pairwise", "rhfl")
 
 
@@ -37,6 +38,9 @@ def asked(method: Any, models: Any = "mlp-small", **values: Any) -> Experiment:
         ("creamfl", {"distil": 0.1}, "distil does nothing without server_model"),
         ("creamfl", {"muscle_tau": 0.3}, "muscle_tau does nothing without the Muscle loss"),
         ("creamfl", {"regularizer": "muscle", "tau": 0.3}, "tau does nothing with regularizer: muscle"),
+        ("fedgen", {"buffers": "local"}, "method.buffers: "),
+        ("fedgen", {"answer": 0, "generated": 8}, "generated does nothing at answer: 0"),
+        ("fedtgp", {"server_epochs": 0, "margin_cap": 5}, "margin_cap does nothing at server_epochs: 0"),
         ("lg-fedavg", {"layers": [], "weights": "samples"}, "weights does nothing with layers: []"),
         ("moon", {"width": 64}, "width does nothing with projector: between; it is for beside"),
         ("fccl", {"own": "mean"}, "own does nothing with exchange: round"),

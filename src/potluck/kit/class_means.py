@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from potluck.core.client import Client
+from potluck.core.message import Message
 from potluck.core.replies import Replies
 
 
@@ -49,6 +51,14 @@ class ClassStats:
         return torch.tensor(list(classes), dtype=torch.long).to(self.sums.device, non_blocking=True)
 
 
+def class_counts(client: Client) -> Tensor:
+    """How many training samples of each class a client has."""
+    y = client.source.y.index_select(0, client.numbers(client.rows["train"].tolist()))
+    return torch.zeros(client.task.classes, device=y.device).index_add_(
+        0, y, torch.ones(len(y), device=y.device)
+    )
+
+
 def merge_classes(
     replies: Replies,
     vectors: str,
@@ -64,16 +74,43 @@ def merge_classes(
     """
     total: Tensor | None = None
     for client in replies:
-        message = replies[client]
-        rows, y = message[vectors], message[label]
-        counted = weights == "count" or counts in message
-        weight = message[counts] if counted else torch.ones(len(y), device=rows.device)
-        if weights == "uniform":
-            weight = (weight > 0).to(rows.dtype)
+        y, rows = _weighed(replies[client], vectors, weights, label, counts)
         if total is None:
-            total = torch.zeros(classes, rows.shape[1] + 1, device=rows.device)
-        total.index_add_(0, y, torch.cat([rows * weight.unsqueeze(1), weight.unsqueeze(1)], dim=1))
+            total = torch.zeros(classes, rows.shape[1], device=rows.device)
+        total.index_add_(0, y, rows)
     if total is None:
         raise ValueError("there are no replies to merge")
-    mass = total[:, -1:]
-    return total[:, :-1] / mass.clamp_min(torch.finfo(mass.dtype).tiny), mass.squeeze(1) > 0
+    return means_of(total)
+
+
+def class_sums(
+    replies: Replies, vectors: str, classes: int, weights: Literal["uniform", "count"] = "uniform"
+) -> dict[str, Tensor]:
+    """What each client adds to the merged means: a row per class, its vector times its weight, then the weight."""
+    return {
+        client: rows.new_zeros(classes, rows.shape[1]).index_add_(0, y, rows)
+        for client, message in replies.items()
+        for y, rows in [_weighed(message, vectors, weights)]
+    }
+
+
+def means_of(sums: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean of each class from sums whose last column is the weight, and which classes have any weight."""
+    mass = sums[:, -1:]
+    return sums[:, :-1] / mass.clamp_min(torch.finfo(mass.dtype).tiny), mass.squeeze(1) > 0
+
+
+def _weighed(
+    message: Message,
+    vectors: str,
+    weights: Literal["uniform", "count"],
+    label: str = "classes",
+    counts: str = "counts",
+) -> tuple[Tensor, Tensor]:
+    """The classes of a message, and for each its vector times its weight, then the weight."""
+    rows, y = message[vectors], message[label]
+    counted = weights == "count" or counts in message
+    weight = message[counts] if counted else torch.ones(len(y), device=rows.device)
+    if weights == "uniform":
+        weight = (weight > 0).to(rows.dtype)
+    return y, torch.cat([rows * weight.unsqueeze(1), weight.unsqueeze(1)], dim=1)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from potluck.core.card import ClientId
 from potluck.core.client import Client
@@ -95,11 +95,7 @@ class SharedHead(Method):
 
     def server_state(self, task: Task) -> dict[str, Any]:
         """ω."""
-        if self.pool is None:
-            raise ConfigError(
-                f"{self.name}: the server needs to know the form of the clients' heads; name their models"
-            )
-        return {"head": self.pool.build(self.pool.keys[0], task, who="the server's head").head}
+        return {"head": fresh_head(self, task)}
 
     def downlink(self, server: Server, client: ClientId) -> Content:
         """ω."""
@@ -145,6 +141,15 @@ class SharedHead(Method):
     def head_loss(self, server: Server, batch: Batch) -> Tensor:
         """Cross-entropy of ω(r) with a class, or −Σ_c y_c·log softmax_c(ω(r)) with weights y over the classes."""
         return F.cross_entropy(server["head"](batch.x), batch.y, reduction=self.config.server_loss)
+
+
+def fresh_head(method: Method, task: Task) -> nn.Module:
+    """A head like that of the first model of the pool, for the server."""
+    if method.pool is None:
+        raise ConfigError(
+            f"{method.name}: the server needs to know the form of the clients' heads; name their models"
+        )
+    return method.pool.build(method.pool.keys[0], task, who="the server's head").head
 
 
 def require_one_head(population: Population, otherwise: str = "") -> None:

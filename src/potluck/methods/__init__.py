@@ -4,17 +4,21 @@ from potluck.methods.cofed import CoFED
 from potluck.methods.creamfl import CreamFL
 from potluck.methods.creamfl_variants import CreamFLVariants
 from potluck.methods.fccl import FCCL
+from potluck.methods.fd import FD
 from potluck.methods.fed_et import FedET
 from potluck.methods.fedallrep import FedAllRep
 from potluck.methods.fedapen import FedAPEN
 from potluck.methods.fedavg import FedAvg
 from potluck.methods.fedavg_variants import FedAvgVariants
 from potluck.methods.feddf import FedDF
+from potluck.methods.fedgen import FedGen
 from potluck.methods.fedgh import FedGH
+from potluck.methods.fedhe import FedHe
 from potluck.methods.fedhenn import FedHeNN
 from potluck.methods.fedin import FedIN
 from potluck.methods.fedin_variants import FedINVariants
 from potluck.methods.fedkd import FedKD
+from potluck.methods.fedl2g import FedL2G
 from potluck.methods.fedmd import FedMD
 from potluck.methods.fedmrl import FedMRL
 from potluck.methods.fedmrl_variants import FedMRLVariants
@@ -25,6 +29,7 @@ from potluck.methods.fedproto import FedProto
 from potluck.methods.fedprox import FedProx
 from potluck.methods.fedre import FedRE
 from potluck.methods.fedrolex import FedRolex
+from potluck.methods.fedtgp import FedTGP
 from potluck.methods.fjord import FjORD
 from potluck.methods.fml import FML
 from potluck.methods.gramian import Gramian
@@ -42,6 +47,7 @@ from potluck.methods.simclr import SimCLR
 
 __all__ = [
     "FCCL",
+    "FD",
     "FML",
     "RHFL",
     "CoFED",
@@ -54,10 +60,13 @@ __all__ = [
     "FedDF",
     "FedET",
     "FedGH",
+    "FedGen",
+    "FedHe",
     "FedHeNN",
     "FedIN",
     "FedINVariants",
     "FedKD",
+    "FedL2G",
     "FedMD",
     "FedMRL",
     "FedMRLVariants",
@@ -68,6 +77,7 @@ __all__ = [
     "FedProx",
     "FedRE",
     "FedRolex",
+    "FedTGP",
     "FjORD",
     "Gramian",
     "HeteroFL",

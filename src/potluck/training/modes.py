@@ -1,11 +1,13 @@
-"""Training and evaluation modes of modules, above all for batch norm."""
+"""Training and evaluation modes of modules, above all for batch norm, and which kernels they use."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 
+import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from potluck.core.state import Holder
@@ -77,3 +79,26 @@ def single_sample(holder: Holder, samples: int) -> Iterator[None]:
     finally:
         for norm in norms:
             norm.train()
+
+
+@contextlib.contextmanager
+def twice_differentiable(module: nn.Module) -> Iterator[None]:
+    """Leave out the fused kernels that have no second derivative: those of attention and cuDNN's recurrent ones."""
+    recurrent = any(isinstance(layer, nn.RNNBase) for layer in module.modules())
+    plain = torch.backends.cudnn.flags(enabled=False) if recurrent else contextlib.nullcontext()
+    with sdpa_kernel(SDPBackend.MATH), plain:
+        yield
+
+
+@contextlib.contextmanager
+def batch_statistics(module: nn.Module, samples: int) -> Iterator[None]:
+    """A module in evaluation mode, but batch norm on the batch's statistics, unless there is one sample only."""
+    norms = [norm for norm in module.modules() if isinstance(norm, _BatchNorm)] if samples > 1 else []
+    for norm in norms:
+        norm.train()
+    try:
+        with still_statistics(module):
+            yield
+    finally:
+        for norm in norms:
+            norm.eval()
