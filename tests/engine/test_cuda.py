@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from contract_cases import contract_case
 from potluck import from_arrays
 from potluck.core.client import Client
 from potluck.core.dataset import Dataset
@@ -28,8 +29,9 @@ from potluck.experiment.schema import Experiment
 from potluck.federation.builder import ClientBuilder
 from potluck.federation.federation import Federation
 from potluck.methods import Local
+from potluck.methods.registry import method_names
 from potluck.runs.api import run
-from potluck.testing.bench import DEFAULT_MODELS, Bench
+from potluck.testing.bench import Bench
 from potluck.testing.contract import CHECKS, Check, a_captured_step_is_right, only_training_rows_matter
 from potluck.training.fit import fit
 
@@ -37,13 +39,14 @@ pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available()
 CNNS = ["cnn1", "cnn2", "cnn3", "cnn4", "cnn5"]
 FEDMRL = {"name": "fedmrl", "small": "cnn5", "d1": 100}
 FEDIN = {"name": "fedin", "noise": 0.8}
-OPTIONS = {"fedmrl": {"d1": 16}, "fedin": {"noise": 0.8}}
-SMALL_MODELS = ("fml", "fedapen", "fedkd")
-ON_PUBLIC_DATA: dict[str, dict[str, Any]] = {
-    "fedmd": {},
+OPTIONS: dict[str, dict[str, Any]] = {
+    "fedmrl": {"small": "cnn5", "d1": 100},
+    "fedin": {"noise": 0.8},
+    "fedkd": {"compress": None},  # the ranks of a message are waited for
+    "fedgen": {"steps": 5},
+    "fedl2g": {"warm_up": 1},
+    "fedtgp": {"server_epochs": 2},
     "fedhenn": {"samples": 32},
-    "simclr": {},
-    "creamfl": {},
     "cofed": {"margin": 0.0},
     "feddf": {"steps": 5},
     "fedmuscle": {"peers": 2, "batch": 16, "bundle": 2},
@@ -52,6 +55,13 @@ ON_PUBLIC_DATA: dict[str, dict[str, Any]] = {
     "fccl": {"pretrain_epochs": 2, "public_lr": 0.005},
     "fed-et": {"steps": 5},
     "rhfl": {"pretrain_epochs": 2, "exchange": "batch", "batch": 32},
+}
+WIDTHS = ("cnn1", {"name": "cnn1", "scale": 0.5})
+DEPTHS = ({"name": "resnet10", "width": 8}, {"name": "resnet14", "width": 8})
+MODELS: dict[str, Any] = {  # where CNNs of several forms will not do
+    **{method: list(WIDTHS) for method in ("heterofl", "fedrolex", "fjord")},
+    **{method: list(DEPTHS) for method in ("inco", "inclusivefl")},
+    "scalefl": {"name": "scalefl", "depth": 10, "width": 8},
 }
 
 
@@ -364,10 +374,7 @@ def test_fewer_slots_than_clients() -> None:
     assert worst(states(many), states(few)) < 1e-6
 
 
-@pytest.mark.parametrize(
-    "method",
-    [*SMALL_MODELS, "fedavg", "fedproto", "scaffold", "fedmrl", "fedin", "fedre", *ON_PUBLIC_DATA],
-)
+@pytest.mark.parametrize("method", method_names())
 @pytest.mark.parametrize(
     "check",
     # One is about captured steps on any device, the other changes the data under a serial engine.
@@ -375,25 +382,13 @@ def test_fewer_slots_than_clients() -> None:
     ids=lambda check: check.__name__,
 )
 def test_the_contract_holds_on_the_gpu(method: str, check: Check) -> None:
-    options = {"name": method} | OPTIONS.get(method, {}) | ON_PUBLIC_DATA.get(method, {})
-    models: Any = ("conv-small", "conv-large") if method == "fedin" else DEFAULT_MODELS
-    if method in ("fedmuscle", "gramian", "pairwise", "fed-et"):
-        models = {"pool": list(models), "rep_dim": 16}
+    options, models = contract_case(method)
     check(Bench(options, models, make_engine=engine, engine={"device": "cuda"}))
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        FEDMRL,
-        FEDIN,
-        *({"name": one, "compress": None} for one in SMALL_MODELS),  # ranks of a message are waited for
-        *({"name": one} for one in ("fedproto", "local", "fedre", "scaffold")),
-        *({"name": one} | options for one, options in ON_PUBLIC_DATA.items()),
-    ],
-)
-def test_nobody_waits_for_the_device_in_a_client_step(method: Any) -> None:
-    place = federate([64] * 8, method, CNNS)
+@pytest.mark.parametrize("method", method_names())
+def test_nobody_waits_for_the_device_in_a_client_step(method: str) -> None:
+    place = federate([64] * 8, {"name": method} | OPTIONS.get(method, {}), MODELS.get(method, CNNS))
     played = play(place, engine(place.clients), rounds=3)
     inner = played.engine.run
 
