@@ -407,6 +407,9 @@ def test_what_would_be_passed_over_in_silence_is_told(place: Path) -> None:
     assert "'training.rounds=1' and 'training.rounds=2' set the same key; keep one" in same
     undone = refused("run", "small.yaml", "method.d1=8", "method=fedmrl")
     assert "'method=fedmrl' would undo 'method.d1=8' before it; write 'method=fedmrl' first" in undone
+    for both in (["fedmrl.d1=8", "method.d1=4"], ["method.d1=4", "fedmrl.d1=8"]):
+        same = refused(*compare, "fedmrl", *both)
+        assert "'method.d1=4' and 'fedmrl.d1=8' set the same key; keep one of them" in same
     idle = refused(*compare, "fedproto", "method.d1=8")
     assert "method.d1=8: fedmrl would not be compared, as only fedproto are" in idle
     told = potluck(*compare, "local,local", "--seeds", "0,0", "training.rounds=1")
@@ -415,6 +418,22 @@ def test_what_would_be_passed_over_in_silence_is_told(place: Path) -> None:
     assert "write --methods" in potluck("compare", "small.yaml", "--method", "fedavg").stderr
     assert "plugins=[FILE.py]" in potluck("run", "small.yaml", "--plugin", "mine.py").stderr
     assert ", data digits" in potluck("run", "small.yaml", "training.rounds=1").stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("compare", "small.yaml", "--methods", "local", "--methods=fedavg"),
+        ("run", "small.yaml", "--out", "a", "--out", "b"),
+        ("resume", "run", "--rounds", "3", "--rounds", "3"),
+    ],
+)
+def test_an_option_of_one_value_is_given_once(place: Path, words: tuple[str, ...]) -> None:
+    result = potluck(*words)
+    assert result.exit_code == 2
+    assert f"{words[2]} is given twice, and only one would count" in " ".join(result.stderr.split())
+    repeated = potluck("run", "small.yaml", "--json", "--json", "training.rounds=0")
+    assert "given twice" not in repeated.stderr
 
 
 def test_a_folder_that_cannot_be_written(place: Path) -> None:
