@@ -9,7 +9,6 @@ from typing import Any
 from potluck.report.format import VIEW_NAMES, capital, count, counted, method_label, moment, with_interval
 from potluck.report.measures import Measure
 from potluck.report.sheets import (
-    about_few_pairs,
     data_name,
     has_modes,
     measure_in,
@@ -176,7 +175,7 @@ def _caption(
         f"{escaped(f'{capital(name)}{on}')}{setup}, {VIEW_NAMES.get(view, view)}, "
         f"{moments}{over}; {best}.{star}"
         + (
-            f" Differences: paired with {escaped(to)}, with {level} bootstrap intervals.{about_few_pairs(rows)}"
+            f" Differences: paired with {escaped(to)}, with {level} bootstrap intervals."
             if differences
             else ""
         )

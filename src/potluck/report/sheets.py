@@ -499,11 +499,11 @@ def _about_differences(comparison: Comparison, measure: Measure) -> str:
         what = f"Against {reference_label(names[0], comparison)}"
     return (
         f"{what}: paired difference{measure.in_points} with its {level} bootstrap interval, resampling "
-        f"{resampled} ({draws} draws); a tie is an interval that holds 0.{about_few_pairs(comparison['methods'])}"
+        f"{resampled} ({draws} draws); a tie is an interval that holds 0.{_about_few_pairs(comparison['methods'])}"
     )
 
 
-def about_few_pairs(rows: Sequence[Mapping[str, Any]]) -> str:
+def _about_few_pairs(rows: Sequence[Mapping[str, Any]]) -> str:
     """A word of caution where an interval comes from a handful of clients; else nothing."""
     found = [row["difference"] for row in rows if (row.get("difference") or {}).get("low") is not None]
     fewest = min((one.get("pairs", FEW_PAIRS) for one in found), default=FEW_PAIRS)
