@@ -597,6 +597,19 @@ def test_help_is_quick_because_it_loads_nothing_heavy() -> None:
     assert ended.stdout == "[]\n"
 
 
+def test_what_is_not_there_is_told_before_anything_heavy_is_loaded(place: Path) -> None:
+    lines = [[name, "gone.yaml"] for name in ("run", "compare", "split", "serve")] + [["resume", "gone"]]
+    script = (
+        "import sys\nfrom potluck.cli.app import app\n"
+        f"for words in {lines}:\n try: app(words)\n except SystemExit as end: print(end.code)\n"
+        "print('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["2"] * 5 + ["False"]
+    assert ended.stderr.count("error: there is no experiment file gone.yaml") == 4
+    assert "error: there is no run folder gone" in ended.stderr
+
+
 def test_the_example_experiment_is_valid() -> None:
     experiment = Experiment.load(ROOT / "examples" / "first.yaml")
     assert (experiment.name, experiment.method.name, experiment.training.participation) == (

@@ -42,8 +42,9 @@ class Command(TyperCommand):
     def _refuse_twice(self, ctx: Any, args: list[str]) -> None:
         _, _, given = self.make_parser(ctx).parse_args(list(args))
         for one in given:
-            takes_one = one.param_type_name == "option" and not (one.multiple or one.is_flag)
-            if takes_one and given.count(one) > 1:
+            if one.param_type_name != "option" or one.multiple or (one.is_flag and not one.secondary_opts):
+                continue
+            if given.count(one) > 1:
                 ctx.fail(f"{one.opts[0]} is given twice, and only one would count: give it once.")
 
     def _instead(self, option: str) -> str | None:
