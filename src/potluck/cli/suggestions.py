@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 
 class Commands(TyperGroup):
@@ -41,10 +41,10 @@ class Command(TyperCommand):
 
     def _refuse_twice(self, ctx: Any, args: list[str]) -> None:
         _, _, given = self.make_parser(ctx).parse_args(list(args))
-        for one in given:
-            if one.param_type_name != "option" or one.multiple or (one.is_flag and not one.secondary_opts):
-                continue
-            if given.count(one) > 1:
+        options = [one for one in given if isinstance(one, TyperOption) and not one.multiple]
+        for one in options:
+            says_one_thing = one.is_flag and not one.secondary_opts
+            if options.count(one) > 1 and not says_one_thing:
                 ctx.fail(f"{one.opts[0]} is given twice, and only one would count: give it once.")
 
     def _instead(self, option: str) -> str | None:
