@@ -66,12 +66,15 @@ class PotluckAdvice(UserWarning):
     """Advice on a run that is about to start, where no progress display shows it."""
 
 
+ALIKE = 0.6  # from 0 to 1: names less alike than this are no help as a guess
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for a sentence about an unknown name: the nearest known name, or all of them."""
     known = sorted(known)
     if not known:
         return "there is none"
-    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), known, n=1, cutoff=ALIKE)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 

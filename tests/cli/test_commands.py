@@ -410,6 +410,10 @@ def test_what_would_be_passed_over_in_silence_is_told(place: Path) -> None:
     assert "'training.rounds=1' and 'training.rounds=2' set the same key; keep one" in same
     undone = refused("run", "small.yaml", "method.d1=8", "method=fedmrl")
     assert "'method=fedmrl' would undo 'method.d1=8' before it; write 'method=fedmrl' first" in undone
+    for both in (["fedmrl.d1=8", "method.d1=4"], ["method.d1=4", "fedmrl.d1=8"]):
+        same = refused(*compare, "fedmrl", *both)
+        assert "'method.d1=4' and 'fedmrl.d1=8' set the same key; keep one of them" in same
+    assert "'fedmrl.d1=8': write method.d1=8" in refused("run", "small.yaml", "fedmrl.d1=8")
     idle = refused(*compare, "fedproto", "method.d1=8")
     assert "method.d1=8: fedmrl would not be compared, as only fedproto are" in idle
     told = potluck(*compare, "local,local", "--seeds", "0,0", "training.rounds=1")
@@ -418,6 +422,22 @@ def test_what_would_be_passed_over_in_silence_is_told(place: Path) -> None:
     assert "write --methods" in potluck("compare", "small.yaml", "--method", "fedavg").stderr
     assert "plugins=[FILE.py]" in potluck("run", "small.yaml", "--plugin", "mine.py").stderr
     assert ", data digits" in potluck("run", "small.yaml", "training.rounds=1").stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("compare", "small.yaml", "--methods", "local", "--methods=fedavg"),
+        ("run", "small.yaml", "--out", "a", "--out", "b"),
+        ("resume", "run", "--rounds", "3", "--rounds", "3"),
+    ],
+)
+def test_an_option_of_one_value_is_given_once(place: Path, words: tuple[str, ...]) -> None:
+    result = potluck(*words)
+    assert result.exit_code == 2
+    assert f"{words[2]} is given twice, and only one would count" in " ".join(result.stderr.split())
+    repeated = potluck("run", "small.yaml", "--json", "--json", "training.rounds=0")
+    assert "given twice" not in repeated.stderr
 
 
 def test_a_folder_that_cannot_be_written(place: Path) -> None:
@@ -579,6 +599,19 @@ def test_help_is_quick_because_it_loads_nothing_heavy() -> None:
     script = f"import sys, potluck.cli.app; print([name for name in {heavy} if name in sys.modules])"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ended.stdout == "[]\n"
+
+
+def test_what_is_not_there_is_told_before_anything_heavy_is_loaded(place: Path) -> None:
+    lines = [[name, "gone.yaml"] for name in ("run", "compare", "split", "serve")] + [["resume", "gone"]]
+    script = (
+        "import sys\nfrom potluck.cli.app import app\n"
+        f"for words in {lines}:\n try: app(words)\n except SystemExit as end: print(end.code)\n"
+        "print('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["2"] * 5 + ["False"]
+    assert ended.stderr.count("error: there is no experiment file gone.yaml") == 4
+    assert "error: there is no run folder gone" in ended.stderr
 
 
 def test_the_example_experiment_is_valid() -> None:

@@ -297,6 +297,8 @@ def test_noise_has_no_classes_to_find() -> None:
 
 def test_names_and_options_are_checked() -> None:
     assert {"digits", "cifar10", "cifar100", "svhn", "tiny_imagenet", "sst2", "newsgroups20"} <= set(names())
+    with pytest.raises(DataError, match=r"from_files\('hosp\.csv', target=…\), or .*path: hosp\.csv"):
+        load("hosp.csv")
     with pytest.raises(DataError, match="did you mean 'cifar10'"):
         load("cifar11")
     with pytest.raises(DataError, match="'digits' has no option 'length': it takes none"):

@@ -312,6 +312,11 @@ def test_nan_is_refused_where_a_run_does_not_fill_it(tmp_path: Path) -> None:
         (patients(), {"target": "stay", "features": ["stay"]}, "take it out of features"),
         (patients()[["stay"]], {"target": "stay"}, "no column to learn from"),
         (
+            {"a": patients(40, stay=np.arange(40) / 7)},
+            {"target": "stay", "task": "classification"},
+            "target 'stay': 40 different classes in 40 rows cannot be learned: for numbers say task='regression'",
+        ),
+        (
             {"a": patients(), "b": patients(more=1)},
             {"target": "stay"},
             "client b: the column 'more' is not in",
@@ -382,6 +387,8 @@ def test_a_mistake_names_the_file_and_the_column(tmp_path: Path) -> None:
         ("x*.csv", r"no file is called .*x\*\.csv: check the path"),
         ("x.csv", "no file"),
         ("notes.txt", "neither .csv"),
+        ("hospitals", r"hospitals is a folder; write hospitals/\*\.csv"),
+        ({"north": "hospitals"}, "hospitals is a folder; name a file in it"),
     ):
         with pytest.raises(DataError, match=sentence):
             from_files(path, target="stay", dir=tmp_path)
@@ -509,3 +516,13 @@ def test_paths_that_are_none_are_named(tmp_path: Path) -> None:
 def test_what_makes_no_sense_about_arrays_is_named(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(DataError, match=sentence):
         from_arrays(np.zeros((6, 2)), np.arange(6) % 3, **options)
+
+
+def test_labels_that_hardly_repeat_are_no_classes_unless_they_are_named() -> None:
+    x, y = np.zeros((40, 2)), np.arange(40)
+    for labels in (y, [f"p{one}" for one in y]):
+        with pytest.raises(DataError, match="40 different classes in 40 rows cannot be learned"):
+            from_arrays(x, labels)
+    assert from_arrays(x, y, classes=40).task.classes == 40
+    assert from_arrays(x, y % 20).task.classes == 20
+    assert from_arrays(x, y[:20].repeat(2)).task.classes == 20

@@ -25,6 +25,8 @@ BASE: dict[str, Any] = {
     ("values", "sentence"),
     [
         ({"rounds": 3}, "did you mean 'training.rounds'"),
+        ({"round": 3}, "did you mean 'training.rounds'"),
+        ({"fedcosine": 1}, "unknown key 'fedcosine'; known: "),
         ({"participation": 0.5}, "did you mean 'training.participation'"),
         ({"partition": {"kind": "iid", "clients": 3, "classes": 2}}, "did you mean 'classes_per_client'"),
         ({"training": {"lr": 0.1}}, "did you mean 'training.optimizer.lr'.*learning rate"),

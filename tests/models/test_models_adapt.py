@@ -206,7 +206,7 @@ def test_new_head_only_when_asked_for():
 @pytest.mark.parametrize(
     ("module", "options", "sentence"),
     [
-        (Net(), {"head": "fd"}, "client 7: layer 'fd' not found in Net; did you mean 'fc'"),
+        (Net(), {"head": "fcc"}, "client 7: layer 'fcc' not found in Net; did you mean 'fc'"),
         (Net(), {"head": "zzz"}, "client 7: layer 'zzz' not found in Net; known: avgpool, bn1, conv1, fc,"),
         (Net(), {"head": "fc", "stem": "conv2"}, "layer 'conv2' not found in Net; did you mean 'conv1'"),
         (Softmax(), {"head": "fc"}, r"client 7: Softmax changes the scores after layer 'fc' \(a softmax"),

@@ -121,6 +121,7 @@ def test_a_comparison_shows_intervals_and_ties():
     assert sheet.rows[1][2] == "+1.00 [−1.00, +3.00] tie"
     assert sheet.rows[2][2] == "–"
     assert "seeds, then clients" in " ".join(sheet.notes)
+    assert "so few pairs (4) says little" in " ".join(sheet.notes)
 
 
 def test_a_comparison_fits_a_terminal_of_80_columns():

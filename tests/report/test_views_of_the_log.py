@@ -396,6 +396,14 @@ def test_an_interval_does_not_depend_on_the_other_methods(folders):
     assert both["methods"][1] == alone["methods"][1]
 
 
+def test_equal_scores_have_equal_intervals_under_any_label(folders):
+    write_log(folders[2] / "metrics.jsonl", [line(2, str(c), 0.4 + c * c / 90) for c in range(8)])
+    labels = {"local": folders[:1], "a": folders[2:3], "b": folders[2:3]}
+    _, a, b = compare_runs(labels, Rng(0), draws=50)["methods"]
+    assert a["difference"]["low"] < a["difference"]["high"]
+    assert (a["difference"], a["measured"]) == (b["difference"], b["measured"])
+
+
 def test_two_runs_of_one_seed_need_labels(folders, tmp_path):
     again = make_run(tmp_path / "again", "fedmrl", 0, 0.2)
     with pytest.raises(RunError, match="both fedmrl with seed 0"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,17 @@ def test_damaged_files_of_a_run_are_written_anew_or_named(file: Path, tmp_path: 
         with pytest.raises(RunError, match=sentence):
             again()
         (run / name).write_bytes(whole)
+    missing = r"metrics\.jsonl is missing; .*; or remove .*local-seed0, and potluck compare plays it again"
+    (run / "metrics.jsonl").unlink()
+    with pytest.raises(RunError, match=missing):
+        again()
+    with pytest.raises(RunError, match=r"metrics\.jsonl is missing; copy the folder again"):
+        potluck.open(run)
+    compared = Comparison(home, json.loads((home / "comparison.json").read_text()))
+    for gone in ("metrics.jsonl", ""):
+        with pytest.raises(RunError, match=rf"{run / gone} is gone: .* run potluck compare again"):
+            compared.frame()
+        shutil.rmtree(run, ignore_errors=True)
     (home / "comparison.json").write_text("{")
     with pytest.raises(RunError, match=r"comparison\.json cannot be read: .*; run potluck compare again"):
         potluck.open(home)

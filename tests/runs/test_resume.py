@@ -109,7 +109,7 @@ def test_an_edited_configuration_is_refused_by_the_key(
     ("changes", "sentence"),
     [
         ({"training": {"optimizer": {"lr": 0.5}}}, r"training\.optimizer\.lr: 0\.01 there, 0\.5 now"),
-        ({"training": {"rounds": 3}}, r"training\.rounds: 2 there, 3 now; .*--rounds"),
+        ({"training": {"rounds": 3}}, r"training\.rounds: 2 there, 3 now; .*--rounds 3 .in Python rounds=3"),
         ({"method": "fedavg"}, r"method\.name: local there, fedavg now"),
         ({"seed": 1}, "another seed: 0 there, 1 now"),
         ({"data": {"samples": 200}}, r"another data\.samples: 300 there, 200 now"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from potluck.cli.exits import Stopped
-from potluck.cli.options import AsJson, Debug, ExperimentFile, Overrides, words
+from potluck.cli.options import AsJson, Debug, ExperimentFile, Overrides, check_experiment, words
 from potluck.cli.screen import MOST_ROWS, Screen
 from potluck.errors import ConfigError
 from potluck.files import check_writable, write_whole
@@ -90,6 +90,7 @@ def compare(
     A file may name variants to compare instead, and a sweep over settings. The same command again skips the runs
     that are finished and goes on with those that were stopped.
     """
+    check_experiment(experiment)
     from potluck.report.comparison import check_view
     from potluck.runs.comparisons.api import check_views, default_folder
     from potluck.runs.comparisons.plan import read_sweep

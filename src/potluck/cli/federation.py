@@ -21,6 +21,7 @@ from potluck.cli.options import (
     LogForm,
     Overrides,
     Prometheus,
+    check_experiment,
     check_log,
     words,
 )
@@ -72,6 +73,7 @@ def serve(
 
     Started again after a crash, the same command goes on with the same run; so does potluck resume.
     """
+    check_experiment(experiment)
     from potluck.deploy.flower.connections import Security
     from potluck.deploy.flower.resume import listed
     from potluck.deploy.flower.serve import serve as play

@@ -10,7 +10,7 @@ import typer
 
 from potluck.cli.demo import DEMO
 from potluck.cli.method_examples import FOR_DEMO, explained_in_demo, with_method
-from potluck.cli.options import RUNS, AsJson, Debug, ExperimentFile, Overrides
+from potluck.cli.options import RUNS, AsJson, Debug, ExperimentFile, Overrides, check_experiment
 from potluck.cli.screen import Screen
 from potluck.errors import ConfigError, RunError
 
@@ -136,6 +136,7 @@ def split(
     debug: Debug = False,
 ) -> None:
     """Show who has which class, as a table and as a picture."""
+    check_experiment(experiment)
     from potluck.cli.views.split import split_entry, split_view
     from potluck.experiment import Experiment
     from potluck.experiment.build import group_data

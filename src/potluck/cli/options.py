@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from potluck.errors import ConfigError
+from potluck.errors import ConfigError, RunError
 
 RUNS = Path("runs")  # where results go unless --out names a folder
 
@@ -50,6 +50,18 @@ LogForm = Annotated[
 def words(text: str) -> list[str]:
     """The words of a list such as `a,b,c`."""
     return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def check_experiment(file: Path) -> None:
+    """Refuse a file that is not there at once: what reads it loads torch first, which takes seconds."""
+    if not file.exists():
+        raise ConfigError(f"there is no experiment file {file}")
+
+
+def check_run(folder: Path) -> None:
+    """Refuse a folder that is not there, at once."""
+    if not folder.is_dir():
+        raise RunError(f"there is no run folder {folder}")
 
 
 def check_log(log: str) -> None:

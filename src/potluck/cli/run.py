@@ -19,7 +19,9 @@ from potluck.cli.options import (
     LogForm,
     Overrides,
     Prometheus,
+    check_experiment,
     check_log,
+    check_run,
 )
 from potluck.cli.screen import Screen
 from potluck.errors import ConfigError, RunError
@@ -43,6 +45,7 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Run an experiment."""
+    check_experiment(experiment)
     from potluck.experiment import Experiment
     from potluck.experiment.overrides import read_yaml
     from potluck.experiment.schema import SEVERAL
@@ -85,6 +88,7 @@ def resume(
     debug: Debug = False,
 ) -> None:
     """Go on with a run, to the same end as if it had never stopped; a federation goes on as it was served."""
+    check_run(run)
     from potluck.deploy.flower.resume import is_served, listed
     from potluck.runs.api import resume as go_on
 

@@ -1,10 +1,10 @@
-"""What is said about a command or an option that does not exist."""
+"""What is said about a command or an option that does not exist, and about an option that is given twice."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 
 class Commands(TyperGroup):
@@ -21,11 +21,15 @@ class Commands(TyperGroup):
 
 
 class Command(TyperCommand):
-    """One command; for an unknown option that is a key of the experiment, the key is named."""
+    """One command; for an unknown option that is a key of the experiment, the key is named.
+
+    An option that takes one value is given once: otherwise the last would win without a word.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments."""
         try:
+            self._refuse_twice(ctx, args)
             return super().parse_args(ctx, args)
         except Exception as error:
             option = getattr(error, "option_name", None)
@@ -34,6 +38,14 @@ class Command(TyperCommand):
                 error.message = f"No such option '{option}'; write {instead}"  # type: ignore[attr-defined]
                 error.possibilities = None  # type: ignore[attr-defined]
             raise
+
+    def _refuse_twice(self, ctx: Any, args: list[str]) -> None:
+        _, _, given = self.make_parser(ctx).parse_args(list(args))
+        options = [one for one in given if isinstance(one, TyperOption) and not one.multiple]
+        for one in options:
+            says_one_thing = one.is_flag and not one.secondary_opts
+            if options.count(one) > 1 and not says_one_thing:
+                ctx.fail(f"{one.opts[0]} is given twice, and only one would count: give it once.")
 
     def _instead(self, option: str) -> str | None:
         """What to write in place of an option: the same one in the plural, or a key of the experiment."""

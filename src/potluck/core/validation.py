@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from potluck.core.options import Option, find_option
-from potluck.errors import ConfigError, nearest
+from potluck.errors import ALIKE, ConfigError, nearest
 
 M = TypeVar("M", bound=BaseModel)
 KINDS = ("int", "float", "str", "bool")  # how pydantic names the branches of a value of several kinds
@@ -112,7 +112,7 @@ def _instead(
     """The key that may be meant, and what it means, or all keys there are.
 
     First the same key in a block inside this one (`rounds`: `training.rounds`), then one that begins with it, then
-    the same key anywhere in the whole, then one that is spelled alike.
+    the same key anywhere in the whole, there also in the plural, then one that is spelled alike.
     """
     *before, last = path
     keys = _keys_at(model, before)
@@ -122,7 +122,7 @@ def _instead(
     longer = [key for key in keys if key.startswith(f"{last}_")]
     if len(longer) == 1:
         return f"did you mean {longer[0]!r}?{_meaning(model, (*before, *longer))}"
-    other = _elsewhere(whole, last)
+    other = _elsewhere(whole, last) or _elsewhere(whole, f"{last}s")
     close = difflib.get_close_matches(last, keys, n=1, cutoff=0.8)
     if other is not None and list(other) == [*above, *path]:  # another kind of this block has the key
         whole_block = ".".join([*above, *before])
@@ -132,7 +132,7 @@ def _instead(
         )
     if other is not None and not close:
         return f"did you mean {'.'.join(other)!r}?{_meaning(whole, other)}"
-    close = close or difflib.get_close_matches(last, keys, n=1, cutoff=0.5)
+    close = close or difflib.get_close_matches(last, keys, n=1, cutoff=ALIKE)
     return f"{nearest(last, keys)}{_meaning(model, (*before, *close)) if close else ''}"
 
 

@@ -65,6 +65,16 @@ def origin(name: str) -> str:
     return str(_LOADERS[name].__module__) if name in _LOADERS else ""
 
 
+def _file_hint(name: str) -> str:
+    """How to read a file that is given in the place of a name; nothing where it is none."""
+    if Path(name).suffix.lower() not in (".csv", ".parquet"):
+        return ""
+    return (
+        f"read a file with potluck.from_files({name!r}, target=…), or in an experiment file with "
+        f"data: {{name: files, path: {name}, target: …}}"
+    )
+
+
 def load(name: str, dir: Path | str | None = None, *, labels_only: bool = False, **options: Any) -> Dataset:
     """A data set by name, from `dir`, else from the folder in POTLUCK_DATA, else from the hub.
 
@@ -72,7 +82,7 @@ def load(name: str, dir: Path | str | None = None, *, labels_only: bool = False,
     zeros that take no time or memory: enough to make a split.
     """
     if name not in _LOADERS:
-        raise DataError(f"there is no data set {name!r}: {nearest(name, _LOADERS)}")
+        raise DataError(f"there is no data set {name!r}: {_file_hint(name) or nearest(name, _LOADERS)}")
     loader = _LOADERS[name]
     accepted = _parameters(loader)
     _check_options(name, accepted, options)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from potluck.deploy.logs import Log
 from potluck.deploy.status import Board
-from potluck.report.format import percent
+from potluck.report.format import counted, percent
 from potluck.runs.observers import Observer, RoundEnd
 
 
@@ -61,7 +61,9 @@ class LogLines(Observer):
         """The rounds begin, or go on."""
         self._round = done
         onward = f", going on after round {done}" if done else ""
-        self.log(f"{name} ({method}): {rounds} rounds{onward}", round=done, rounds=rounds, method=method)
+        self.log(
+            f"{name} ({method}): {counted(rounds, 'round')}{onward}", round=done, rounds=rounds, method=method
+        )
 
     def round(self, end: RoundEnd) -> None:
         """A round is over."""

@@ -19,6 +19,7 @@ from potluck.experiment.overrides import Override, apply_override, as_overrides,
 from potluck.experiment.settings import ExperimentSettings
 from potluck.federation.federation import Federation
 from potluck.front_door import front_door
+from potluck.methods.registry import method_names
 from potluck.models import ModelPool
 from potluck.plugins import load_plugin
 
@@ -49,6 +50,8 @@ class Experiment(ExperimentSettings):
             _refuse_several(override)
             apply_override(values, override)
         _load_plugins(values, path.resolve().parent)
+        for override in as_overrides(overrides):
+            _refuse_method(override)
         experiment = validated(cls, {"name": path.stem} | values)
         experiment._folder = path.resolve().parent
         return experiment
@@ -87,6 +90,13 @@ def _refuse_several(override: Override) -> None:
     key = override.partition("=")[0].partition(".")[0] if isinstance(override, str) else ""
     if key in SEVERAL:
         raise ConfigError(f"{override!r}: write {key} into the file; potluck compare plays them")
+
+
+def _refuse_method(override: Override) -> None:
+    """Refuse `fedmrl.d1=50`, which has a meaning only where several methods are compared."""
+    method, _, option = override.partition(".") if isinstance(override, str) else ("", "", "")
+    if option and method not in Experiment.model_fields and method in method_names():
+        raise ConfigError(f"{override!r}: write method.{option}; only potluck compare has options by method")
 
 
 def load_plugins(path: Path | str, overrides: Sequence[Override] = ()) -> None:

@@ -252,8 +252,8 @@ class _Pairing:
         if key is None or not other:
             return None
         at_headline = key == _key(own)
-        # The same draws at every moment and in every mode, so that equal scores have equal intervals.
-        stream = self.rng.child("bootstrap", method).numpy()
+        # The same draws for every method, moment and mode, so that equal scores have equal intervals.
+        stream = self.rng.child("bootstrap").numpy()
         reference = _values(other) if at_headline else _values(other, _same_moment(other, key))
         found = paired_difference(_values(own, key), reference, stream, self.draws, self.level)
         return found.to_json() if found else None

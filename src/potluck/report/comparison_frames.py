@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from potluck.errors import RunError
 from potluck.report.log import ACCURACY, Key, Metrics, Series, View, read_metrics
 
 Row = dict[str, Any]
@@ -21,7 +22,7 @@ def comparison_frame(folder: Path, comparison: Mapping[str, Any]) -> pd.DataFram
     """
     runs = {entry["method"]: entry for entry in comparison["methods"]}
     read = {
-        (name, seed): read_metrics(folder / place)
+        (name, seed): read_metrics(_there(folder / place))
         for name, entry in runs.items()
         for seed, place in entry["runs"].items()
     }
@@ -37,6 +38,14 @@ def comparison_frame(folder: Path, comparison: Mapping[str, Any]) -> pd.DataFram
     first = ["method", *keys, "seed", "client", "moment", "mode", "round", "metric"]
     last = ["difference", "against", "held_out", "samples"]
     return frame[[*first, *(name for name in frame.columns if name not in {*first, *last}), *last]]
+
+
+def _there(run: Path) -> Path:
+    """The folder of a run, or its log; refuses one that is gone."""
+    for path in (run, run / "metrics.jsonl"):
+        if not path.exists():
+            raise RunError(f"{path} is gone: put it back, or remove {run} and run potluck compare again")
+    return run
 
 
 def _own_keys(comparison: Mapping[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from potluck.files import write_whole
 from potluck.report import plots
 from potluck.report.comparison_plots import bytes_picture, curves_picture, gains_picture, grids, heat_map
-from potluck.report.format import VIEW_NAMES, capital, method_label
+from potluck.report.format import VIEW_NAMES, capital, counted, method_label
 from potluck.report.html import in_words, render
 from potluck.report.log import read_mapping
 from potluck.report.page import split_part
@@ -148,7 +148,7 @@ def write_sweep(path: Path, sweep: Mapping[str, Any], comparisons: Mapping[str, 
     first = next(iter(comparisons.values()))
     measure = measure_in(first)
     context = {
-        "title": f"{len(comparisons)} settings of {sweep['name']}",
+        "title": f"{counted(len(comparisons), 'setting')} of {sweep['name']}",
         "subtitle": f"seeds {', '.join(map(str, first.get('seeds') or ()))} · {_view(first)}",
         "measure": capital(measure.name),
         "lower": "" if measure.higher_is_better else " Lower is better.",

@@ -58,6 +58,15 @@ def count(value: float | None) -> str:
     return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 100 else f"{value:,.1f}"
 
 
+def counted(value: float | None, noun: str) -> str:
+    """A number of things with their name.
+
+    >>> [counted(value, "round") for value in (1, 2, 1000)]
+    ['1 round', '2 rounds', '1,000 rounds']
+    """
+    return f"{count(value)} {noun}{'s' * (value != 1)}"
+
+
 def size(value: float | None) -> str:
     """Bytes in decimal units: 1.8 MB is 1,800,000 bytes."""
     if value is None:

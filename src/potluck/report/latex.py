@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from potluck.report.format import VIEW_NAMES, capital, count, method_label, moment, with_interval
+from potluck.report.format import VIEW_NAMES, capital, count, counted, method_label, moment, with_interval
 from potluck.report.measures import Measure
 from potluck.report.sheets import (
     data_name,
@@ -137,8 +137,8 @@ def _setup(comparison: Comparison) -> list[str]:
     return [
         f"{kind} split" if kind else "",
         rf"$\alpha = {alpha:g}$" if isinstance(alpha, int | float) else "",
-        f"{count(clients)} client{'s' * (clients != 1)}" if clients else "",
-        f"{' to '.join(map(count, dict.fromkeys((rounds[0], rounds[-1]))))} rounds" if rounds else "",
+        counted(clients, "client") if clients else "",
+        f"{f'{count(rounds[0])} to ' * (len(rounds) > 1)}{counted(rounds[-1], 'round')}" if rounds else "",
     ]
 
 

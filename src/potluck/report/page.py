@@ -22,6 +22,7 @@ from potluck.report.again import again
 from potluck.report.format import (
     capital,
     count,
+    counted,
     duration,
     moment,
     percent,
@@ -146,9 +147,9 @@ def _subtitle(run: _Run) -> str:
     seed = run.summary.get("seed")
     parts = [
         str(run.config.get("name") or run.folder.name),
-        f"{count(clients)} clients" if isinstance(clients, int) and clients else "",
+        counted(clients, "client") if isinstance(clients, int) and clients else "",
         f"{kind} split" if kind else "",
-        f"{count(run.summary['rounds'])} rounds" if run.summary.get("rounds") else "",
+        counted(run.summary["rounds"], "round") if run.summary.get("rounds") else "",
         f"seed {seed}" if isinstance(seed, int) else "",
         str(run.contract.get("citation") or ""),
     ]

@@ -65,6 +65,8 @@ def curves(values: pd.DataFrame) -> pd.DataFrame:
 
 def read_lines(log: Path, round_: int | None = None) -> list[dict[str, Any]]:
     """The lines of `metrics.jsonl`, of all rounds or of one."""
+    if not log.exists():
+        raise RunError(f"{log} is missing; {REMEDY}")
     begin = "" if round_ is None else f'{{"round": {round_},'
     try:
         with log.open(encoding="utf-8") as file:

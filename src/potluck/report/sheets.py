@@ -17,6 +17,7 @@ from potluck.report.format import (
     VIEW_NAMES,
     capital,
     count,
+    counted,
     duration,
     method_label,
     metric_name,
@@ -40,6 +41,7 @@ UNEVEN = (
     "Clients: how many were measured. Only those that took part in the last round are measured after training, so "
     "means over different numbers of clients are not to be compared."
 )
+FEW_PAIRS = 5  # an interval from fewer paired values is no more than a hint
 _ABSENT: Mapping[str, float | None] = {"mean": None, "std_over_seeds": None}
 
 # --- a run ----------------------------------------------------------------------------------------------
@@ -67,7 +69,7 @@ def run_sheet(
         *(_further_column(name, clients, summary.get("accuracy") or {}) for name in further),
     )
     rounds = summary.get("rounds")
-    title = f"{summary.get('method', 'run')}, {count(rounds)} round{'s' * (rounds != 1)}"
+    title = f"{summary.get('method', 'run')}, {counted(rounds, 'round')}"
     told = about_kept(summary.get("accuracy") or {}, kept)
     notes = (*headline(summary), *([f"models: {told}"] if told else []))
     return Sheet(title, columns, clients, notes).without_empty_columns()
@@ -103,7 +105,7 @@ def headline(summary: Mapping[str, Any]) -> tuple[str, ...]:
     measure = measure_in(accuracy)
     coverage = accuracy.get("coverage") or len(accuracy.get("per_client") or {})
     lines = [
-        f"{measure.name} {_spread(accuracy, measure)} over {count(coverage)} clients in the last round "
+        f"{measure.name} {_spread(accuracy, measure)} over {counted(coverage, 'client')} in the last round "
         f"({how(accuracy)}), worst tenth {measure.full(accuracy.get('worst_tenth'))}"
     ]
     if absent := not_measured(accuracy):
@@ -147,7 +149,7 @@ def not_measured(accuracy: Mapping[str, Any]) -> str:
 def _of_some(value: Mapping[str, Any], coverage: int) -> str:
     """How many clients have a further measure, where not all do that were measured."""
     clients = value.get("clients", coverage)
-    return "" if clients == coverage else f" over {count(clients)} client{'s' * (clients != 1)}"
+    return "" if clients == coverage else f" over {counted(clients, 'client')}"
 
 
 def how(block: Mapping[str, Any]) -> str:
@@ -426,7 +428,7 @@ def _title(comparison: Comparison) -> str:
     kind = partition.get("kind") if isinstance(partition, Mapping) else partition
     methods = len(comparison["methods"])
     parts = [
-        f"{methods} method{'s' * (methods != 1)}",
+        counted(methods, "method"),
         f"on {name}" if name else "",
         f"({kind})" if kind else "",
     ]
@@ -497,8 +499,15 @@ def _about_differences(comparison: Comparison, measure: Measure) -> str:
         what = f"Against {reference_label(names[0], comparison)}"
     return (
         f"{what}: paired difference{measure.in_points} with its {level} bootstrap interval, resampling "
-        f"{resampled} ({draws} draws); a tie is an interval that holds 0."
+        f"{resampled} ({draws} draws); a tie is an interval that holds 0.{_about_few_pairs(comparison['methods'])}"
     )
+
+
+def _about_few_pairs(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A word of caution where an interval comes from a handful of clients; else nothing."""
+    found = [row["difference"] for row in rows if (row.get("difference") or {}).get("low") is not None]
+    fewest = min((one.get("pairs", FEW_PAIRS) for one in found), default=FEW_PAIRS)
+    return f" An interval from so few pairs ({fewest}) says little." if fewest < FEW_PAIRS else ""
 
 
 def _not_measured(comparison: Comparison) -> str:
@@ -779,4 +788,4 @@ def sweep_sheet(settings: Mapping[str, Mapping[str, Any]], comparisons: Mapping[
         *([about_modes(first)] if about_modes(first) else []),
         _about_differences(first, measure),
     )
-    return Sheet(f"{len(comparisons)} settings", columns, rows, notes)
+    return Sheet(counted(len(comparisons), "setting"), columns, rows, notes)

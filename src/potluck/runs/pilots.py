@@ -11,7 +11,7 @@ from potluck.core.open_options import OpenOption, TuneSettings
 from potluck.errors import RunError
 from potluck.experiment.schema import Experiment
 from potluck.files import read_json
-from potluck.report.format import rounded
+from potluck.report.format import counted, rounded
 from potluck.report.log import read_metrics
 from potluck.report.scores import messages_block
 
@@ -36,7 +36,7 @@ def tune(
         curve.append(point)
         tell(
             f"{option.name} = {value}: validation accuracy {point['validation']:.1%} after "
-            f"{option.how.rounds} rounds, {point['bytes']} bytes per client and round"
+            f"{counted(option.how.rounds, 'round')}, {point['bytes']} bytes per client and round"
         )
     chosen = choose(curve, option.how.tolerance, better_high)
     tell(f"{option.name} = {chosen} is chosen")

@@ -21,6 +21,7 @@ from potluck.experiment.overrides import Override, read_yaml
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.files import write_json, write_whole
+from potluck.report.format import counted
 from potluck.report.log import read_mapping
 from potluck.runs import pilots
 from potluck.runs.environment import check_version, data_facts, machine, views_hash
@@ -141,7 +142,8 @@ class Past:
         played = played if self.from_round is None else min(played, self.from_round)
         if rounds <= played and rounds != self.about["settings"]["training"]["rounds"]:
             raise RunError(
-                f"{self.folder.path} has played {played} rounds already; ask for more than that, not {rounds}"
+                f"{self.folder.path} has played {counted(played, 'round')} already; ask for more than that, "
+                f"not {rounds}"
             )
 
     def _check_keep(self, experiment: Experiment) -> None:
@@ -217,7 +219,9 @@ def is_free(one: Difference) -> bool:
 
 def _advice(one: Difference) -> str:
     if one.key == ROUNDS and one.here is not None:
-        return "to play more rounds, ask for them: --rounds 20 (in Python rounds=20)"
+        return (
+            f"to play on to another last round, ask for it: --rounds {one.here} (in Python rounds={one.here})"
+        )
     return "set it back, or start a new run"
 
 

@@ -20,6 +20,7 @@ from potluck.front_door import front_door
 TaskName = Literal["classification", "multi-label", "segmentation", "regression"]
 Modality = Literal["image", "window", "vector"]
 Part = tuple[Array, Array] | tuple[Array, Array, Array]  # x and y, and perhaps the client of every row
+MANY_CLASSES = 20  # up to so many may be those of a small sample
 FIFTHS = 5  # the ranges of a regression's target, by which label splits deal and pictures count
 
 
@@ -132,6 +133,8 @@ def from_pieces(
     labels = _joined([(where, _READ[kind](where, y, about)) for where, y in numbered], "labels")
     for piece, count in zip(pieces, (len(y) for _, y in numbered), strict=True):
         _check_count(piece, count)
+    if kind == "classification" and about.classes is None and about.class_names is None:
+        check_classes_repeat(about.name, labels.numpy())
     outputs = _outputs(about, kind, labels, samples, names)
     mean, std = _normalisation(about, samples[: rows_of(pieces, "train")])
     known = _strata(about.name, kind, labels, strata)
@@ -416,6 +419,16 @@ def count_classes(name: str, y: Tensor, classes: int | None, class_names: Sequen
     if classes is None and not class_names:
         _check_start(name, low, count)
     return count
+
+
+def check_classes_repeat(name: str, labels: np.ndarray) -> None:
+    """Refuse labels of which most stand in one row only, as measured numbers or names do."""
+    different = len(np.unique(labels))
+    if different > MANY_CLASSES and 2 * different > len(labels):
+        raise DataError(
+            f"{name}: {different} different classes in {len(labels)} rows cannot be learned: for numbers say "
+            "task='regression', and if they are classes, name them all in class_names"
+        )
 
 
 def _check_start(name: str, low: int, count: int) -> None:

@@ -18,6 +18,7 @@ from potluck.data.own.arrays import (
     Settings,
     TaskName,
     check_class_names,
+    check_classes_repeat,
     count_classes,
     from_pieces,
 )
@@ -96,6 +97,8 @@ def _texts(
 ) -> Dataset:
     y = torch.tensor([label for piece in pieces for label in piece.y])
     count = count_classes(name, y, classes, class_names)
+    if classes is None and class_names is None:
+        check_classes_repeat(name, y.numpy())
     texts = tuple(text for piece in pieces for text in piece.x)
     names = tuple(class_names or map(str, range(count)))
     data = text_dataset(name, texts, y, rows_of(pieces, "train"), names, vocabulary, length, tokenizer)

@@ -109,6 +109,9 @@ def _is_pattern(paths: Any) -> bool:
 def _matching(path: str | Path, dir: Path) -> list[Path]:
     whole = (dir / Path(path).expanduser()).absolute()
     below = str(whole.relative_to(whole.anchor))
+    if whole.is_dir():
+        kind = "parquet" if any(whole.glob("*.parquet")) else "csv"
+        raise DataError(f"{path} is a folder; write {Path(path) / f'*.{kind}'}, or name a file in it")
     found = sorted(Path(whole.anchor).glob(below)) if glob.has_magic(str(path)) else [whole]
     if not found:
         raise DataError(f"no file is called {whole}: check the path")
@@ -117,7 +120,8 @@ def _matching(path: str | Path, dir: Path) -> list[Path]:
 
 def read_table(path: Path) -> pd.DataFrame:
     """The table in a file."""
-
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name a file in it")
     if path.suffix.lower() not in (".csv", ".parquet"):
         raise DataError(
             f"{path} is neither .csv nor .parquet: convert it, or read it with pandas and from_frame"

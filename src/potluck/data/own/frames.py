@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from potluck.core.dataset import Dataset
-from potluck.data.own.arrays import Settings, TaskName, check_class_names, from_pieces
+from potluck.data.own.arrays import Settings, TaskName, check_class_names, check_classes_repeat, from_pieces
 from potluck.data.own.datasets import Found, pieces_of
 from potluck.data.own.encoding import (
     Column,
@@ -276,7 +276,10 @@ class Table:
             )
         values = {one for _, frame in tables for one in frame[self.targets[0]].dropna().tolist()}
         texts = any(isinstance(value, str) for value in values)
-        return self.class_names or [as_text(one) for one in sorted(map(str, values) if texts else values)]
+        if self.class_names:
+            return self.class_names
+        check_classes_repeat(f"{self.name}, target {self.targets[0]!r}", _together(self.targets[0], tables))
+        return [as_text(one) for one in sorted(map(str, values) if texts else values)]
 
     def _labels(self, where: str, frame: Frame, task: TaskName) -> np.ndarray:
         for column in self.targets:
@@ -290,6 +293,11 @@ class Table:
             return np.array([as_text(one) for one in frame[self.targets[0]].tolist()])
         values = numbers(where, frame, self.targets)
         return values if len(self.targets) > 1 else values[:, 0]
+
+
+def _together(column: str, tables: Sequence[tuple[str, Frame]]) -> np.ndarray:
+    """The values of a column in all tables, as texts."""
+    return np.array([as_text(one) for _, frame in tables for one in frame[column].dropna()])
 
 
 def _as_list(names: str | Iterable[str]) -> list[str]:

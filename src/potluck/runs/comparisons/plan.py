@@ -93,6 +93,7 @@ def read_sweep(
     general, own = own_overrides(overrides)
     replaced = file.get("variants") if variants is None else variants
     _refuse_idle_override(file, general, methods, None if methods else replaced)
+    _refuse_set_twice(_name(_written(file, general)), general, own)
 
     def load(changes: Sequence[Override]) -> Experiment:
         experiment = Experiment.load(path, [*general, *changes])
@@ -122,6 +123,7 @@ def experiments_by_method(
     general, own = own_overrides(overrides)
     _refuse_unused(own, methods)
     written = Experiment.load(path, general).method.name
+    _refuse_set_twice(written, general, own)
     experiments = {}
     for method in methods:
         chosen = {} if method == written else {"method": {"name": method}}
@@ -173,12 +175,29 @@ def _refuse_idle_override(
     file: Mapping[str, Any], overrides: Sequence[str], methods: Sequence[Any], variants: Any
 ) -> None:
     """Refuse an override of a method that is not among those compared."""
-    about = [one for one in overrides if _block(one.partition("=")[0]) == "method"]
-    if about:
-        values = copy.deepcopy(dict(file))
-        for one in about:
-            apply_override(values, one)
-        refuse_idle_method(values["method"], methods, variants, " ".join(about))
+    if about := _about_method(overrides):
+        refuse_idle_method(_written(file, overrides), methods, variants, " ".join(about))
+
+
+def _about_method(overrides: Sequence[str]) -> list[str]:
+    return [one for one in overrides if _block(one.partition("=")[0]) == "method"]
+
+
+def _written(file: Mapping[str, Any], overrides: Sequence[str]) -> Any:
+    """The method that a file names, as the overrides change it."""
+    values = copy.deepcopy(dict(file))
+    for one in _about_method(overrides):
+        apply_override(values, one)
+    return values.get("method")
+
+
+def _refuse_set_twice(written: str, general: Sequence[str], own: Mapping[str, Sequence[str]]) -> None:
+    """Refuse an option of the file's method that is set both as `method.d1` and by its name, as `fedmrl.d1`."""
+    by_key = {one.partition("=")[0]: one for one in general}
+    for one in own.get(written, ()):
+        other = by_key.get(f"method.{one.partition('=')[0].partition('.')[2]}")
+        if other is not None:
+            raise ConfigError(f"{other!r} and {one!r} set the same key; keep one of them")
 
 
 def changed(experiment: Experiment, changes: Sequence[Override]) -> Experiment:

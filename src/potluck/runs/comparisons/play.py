@@ -231,11 +231,17 @@ class _Part:
             skip(f"{self.label}: finished before, taken from {self.folder}")
             federation = settled(self.experiment, self.folder).build(data, split)
             result = RunResult(self.folder, self._summary(), _remake=remaking(federation))
-            result.check_log()
+            self._check_log(result)
             return result
         given = bool(self.experiment.plugins) or not self.experiment.portable
         own = settled(self.experiment, self.folder) if given else None
         return resume(self.folder, rounds=rounds, watcher=watch(self.label), experiment=own)
+
+    def _check_log(self, result: RunResult) -> None:
+        try:
+            result.check_log()
+        except RunError as error:
+            raise RunError(f"{error}; or remove {self.folder}, and potluck compare plays it again") from error
 
     def _clear(self) -> None:
         """Remove what is left of a run that was stopped before its first round."""

@@ -21,7 +21,7 @@ from potluck.files import write_json
 from potluck.front_door import front_door
 from potluck.models import Entries, ModelPool
 from potluck.report import plots, run_frames
-from potluck.report.format import moment
+from potluck.report.format import counted, moment
 from potluck.report.log import Curve, read_mapping, read_metrics
 from potluck.report.measures import measure_of
 from potluck.report.page import write_report
@@ -172,7 +172,7 @@ class RunResult:
         absent = (found.get("missing") or {}).get("last")
         score += f" without client {', '.join(absent)}" if absent else ""
         told = about_kept(found, self.clients.models.kept_round)
-        rounds = f"{self.summary['rounds']} rounds{stopped}"
+        rounds = f"{counted(self.summary['rounds'], 'round')}{stopped}"
         return f"{self.summary['method']}: {score}, {rounds}, {self.folder}" + (
             f"\nmodels: {told}" if told else ""
         )
