@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from potluck.engine.evaluation.predictions import Predictions
 from potluck.errors import RunError, nearest
 from potluck.files import write_whole
 from potluck.report.log import MOMENTS, natural
+from potluck.report.reading import reading
 
 FOLDER = "predictions"
+COLUMNS = ("round", "client", "moment", "mode", "split", "row", "label", "prediction", "scores")
 
 
 # --- writing --------------------------------------------------------------------------------------------
@@ -43,9 +46,16 @@ def write_predictions(folder: Path, round_: int, examined: Sequence[Examined], o
 
 def drop_predictions(folder: Path, start: int) -> None:
     """Remove the predictions of a round and of all that follow it."""
-    for file in (folder / FOLDER).glob("round-*.parquet"):
-        if int(file.stem.removeprefix("round-")) >= start:
+    for round_, file in _kept(folder).items():
+        if round_ >= start:
             file.unlink()
+
+
+def _kept(folder: Path) -> dict[int, Path]:
+    """The files of predictions by their round, ascending; what has another name is none of them."""
+    files = {file.stem.removeprefix("round-"): file for file in (folder / FOLDER).glob("round-*.parquet")}
+    found = {int(name): file for name, file in files.items() if re.fullmatch("[0-9]{6,18}", name)}
+    return dict(sorted(found.items()))
 
 
 def _part(found: Examined, one: Predictions) -> pa.Table:
@@ -109,10 +119,9 @@ def read_predictions(folder: Path | str, round: int | None = None) -> pd.DataFra
     (in the client's own file, or in the part that `samples` was drawn from), where that is another number. Labels
     and predictions of classes are their numbers.
     """
-    files = sorted((Path(folder) / FOLDER).glob("round-*.parquet"))
-    if not files:
+    kept = _kept(Path(folder))
+    if not kept:
         raise RunError(f"{folder} has kept no predictions; run it with evaluate: {{predictions: true}}")
-    kept = {int(file.stem.removeprefix("round-")): file for file in files}
     if round is not None and round not in kept:
         raise RunError(f"{folder} has no predictions of round {round}; kept: {', '.join(map(str, kept))}")
     chosen = kept.values() if round is None else [kept[round]]
@@ -120,10 +129,10 @@ def read_predictions(folder: Path | str, round: int | None = None) -> pd.DataFra
 
 
 def _read(file: Path) -> pd.DataFrame:
-    try:
-        frame: pd.DataFrame = parquet.read_table(file).to_pandas()
-    except (OSError, pa.ArrowException) as error:
-        raise RunError(f"{file} is no file of predictions ({error}): remove it") from error
+    with reading(file, "remove it"):
+        frame: pd.DataFrame = parquet.read_table(file).to_pandas(ignore_metadata=True)
+    if not len(frame) or not {*COLUMNS} <= {*frame.columns}:
+        raise RunError(f"{file} is no file of predictions: it has no rows, or not their columns; remove it")
     return frame
 
 
@@ -139,22 +148,23 @@ def confusion(
 
     By default of the last round that was kept, at the moment and in the mode that the run is judged by.
     """
-    frame = read_predictions(folder, round)
-    frame = frame[frame["round"] == frame["round"].max()]
-    frame = _chosen(frame, "moment", moment or _first(frame["moment"], MOMENTS))
-    frame = _chosen(frame, "mode", mode or str(frame["mode"].iloc[0]))
-    frame = _chosen(frame, "split", split)
-    if not pd.api.types.is_integer_dtype(frame["label"]):
-        raise RunError(f"{folder}: only a task with one class per sample has a confusion matrix")
-    classes = range(max(map(len, frame["scores"])))
-    tables = {
-        str(client): pd.crosstab(part["label"], part["prediction"])
-        for client, part in frame.groupby("client", sort=False)
-    }
-    return {
-        client: tables[client].reindex(index=classes, columns=classes, fill_value=0)
-        for client in sorted(tables, key=natural)
-    }
+    with reading(Path(folder) / FOLDER, "remove it"):
+        frame = read_predictions(folder, round)
+        frame = frame[frame["round"] == frame["round"].max()]
+        frame = _chosen(frame, "moment", moment or _first(frame["moment"], MOMENTS))
+        frame = _chosen(frame, "mode", mode or str(frame["mode"].iloc[0]))
+        frame = _chosen(frame, "split", split)
+        if not pd.api.types.is_integer_dtype(frame["label"]):
+            raise RunError(f"{folder}: only a task with one class per sample has a confusion matrix")
+        classes = range(max(map(len, frame["scores"])))
+        tables = {
+            str(client): pd.crosstab(part["label"], part["prediction"])
+            for client, part in frame.groupby("client", sort=False)
+        }
+        return {
+            client: tables[client].reindex(index=classes, columns=classes, fill_value=0)
+            for client in sorted(tables, key=natural)
+        }
 
 
 def _first(values: Iterable[Any], order: Sequence[str]) -> str:
