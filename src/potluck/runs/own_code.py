@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from importlib.machinery import ModuleSpec, PathFinder
+from collections.abc import Iterator, Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -144,22 +143,13 @@ def _file_of(name: str) -> Path | None:
     if name.endswith(".py"):
         return Path(name) if Path(name).is_file() else None
     words = name.split(".")
-    spec: ModuleSpec | None = None
-    places: Sequence[str] | None = None  # of a package; None: where Python looks for modules
-    for depth, word in enumerate(words, 1):
+    spec, places = None, None
+    for depth in range(1, len(words) + 1):
         spec = PathFinder.find_spec(".".join(words[:depth]), places)
         if spec is None:
             return None
-        places = _places(spec, word, sys.path if places is None else places)
+        places = spec.submodule_search_locations
     return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
-
-
-def _places(spec: ModuleSpec, word: str, parents: Sequence[str]) -> list[str]:
-    """Where the modules of a package are; one without `__init__.py` would ask its parent, which is not imported."""
-    if spec.origin is not None:
-        return list(spec.submodule_search_locations or ())
-    folders = [Path(parent) / word for parent in parents]
-    return [str(folder) for folder in folders if folder.is_dir()]
 
 
 def _hash(file: Path) -> str:

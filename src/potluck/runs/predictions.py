@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,12 @@ from potluck.report.log import MOMENTS, natural
 from potluck.report.reading import reading
 
 FOLDER = "predictions"
-COLUMNS = ("round", "client", "moment", "mode", "split", "row", "label", "prediction", "scores")
+COLUMNS: dict[str, Callable[[pa.DataType], bool]] = {
+    **dict.fromkeys(("round", "row"), pa.types.is_integer),
+    **dict.fromkeys(("client", "moment", "mode", "split"), pa.types.is_string),
+    **dict.fromkeys(("label", "prediction"), lambda kind: kind != pa.null()),
+    "scores": pa.types.is_list,
+}
 
 
 # --- writing --------------------------------------------------------------------------------------------
@@ -39,7 +44,7 @@ def write_predictions(folder: Path, round_: int, examined: Sequence[Examined], o
         pa.concat_tables(_alike(parts), promote_options="default"), buffer, compression="zstd"
     )
     write_whole(file, buffer.getvalue())
-    for other in home.glob("round-*.parquet") if only else ():
+    for other in _kept(folder).values() if only else ():
         if other != file:
             other.unlink()
 
@@ -130,10 +135,19 @@ def read_predictions(folder: Path | str, round: int | None = None) -> pd.DataFra
 
 def _read(file: Path) -> pd.DataFrame:
     with reading(file, "remove it"):
-        frame: pd.DataFrame = parquet.read_table(file).to_pandas(ignore_metadata=True)
-    if not len(frame) or not {*COLUMNS} <= {*frame.columns}:
-        raise RunError(f"{file} is no file of predictions: it has no rows, or not their columns; remove it")
+        table = parquet.read_table(file)
+        if not len(table) or not all(_is_column(table, name) for name in COLUMNS):
+            raise RunError(
+                f"{file} is no file of predictions: it has no rows, or not their columns; remove it"
+            )
+        frame: pd.DataFrame = table.to_pandas(ignore_metadata=True)
     return frame
+
+
+def _is_column(table: pa.Table, name: str) -> bool:
+    """Whether a table has a column of predictions as they are written."""
+    found = table[name] if name in table.column_names else pa.array([])
+    return COLUMNS[name](found.type) and not found.null_count
 
 
 def confusion(

@@ -285,7 +285,10 @@ def _check_runs(folder: Path, comparison: Mapping[str, Any], runs: Mapping[str, 
     """Refuse damaged logs, and a comparison that says something else than they do."""
     for run in (run for each in runs.values() for run in each):
         RunResult(run, read_summary(run, "potluck compare again")).check_log()
-    other = disagreement_with(comparison, runs)
+    try:
+        other = disagreement_with(comparison, runs)
+    except ConfigError as error:
+        raise RunError(f"{folder / COMPARISON} does not fit its runs: {error}; {AGAIN}") from error
     if other is not None:
         raise RunError(
             f"{folder / COMPARISON} does not agree with the logs of its runs: {other} is another there; {AGAIN}"

@@ -121,24 +121,27 @@ class OpenedModels:
     def client(self, client: ClientId, moment: str) -> Client:
         """A live client in its state at a moment of the kept round."""
         with self._reading():
-            state = self._state(client, moment)
+            path = self._file(client, moment)
+            state = read_state(path, moment)
             with self._modest():
                 live = self.federation.clients.build_client(client)
+        with self._reading(path.name):
             _check_fits(live, state)
             live.restore(state)
             return live
 
-    def _reading(self) -> AbstractContextManager[None]:
+    def _reading(self, name: str = ABOUT) -> AbstractContextManager[None]:
         """What goes wrong with these models, other than by code of the user's, is the fault of their files."""
         home = round_folder(self.folder / FOLDER, self.round)
-        return reading(home / ABOUT, models_remedy(home))
+        return reading(home / name, models_remedy(home))
 
     def _modest(self) -> Modest:
         """Lets nobody describe a model that is far larger than what was kept of it."""
         files = round_folder(self.folder / FOLDER, self.round).iterdir()
         return Modest(max(ROOM, 2 * max(file.stat().st_size for file in files)))
 
-    def _state(self, client: ClientId, moment: str) -> dict[str, Tensor]:
+    def _file(self, client: ClientId, moment: str) -> Path:
+        """The file with a client's state at a moment."""
         moments, files = self.about["moments"], self.about["files"]
         if moment not in moments:
             raise ConfigError(f"of the moment {moment!r} no models are kept; {nearest(moment, moments)}")
@@ -149,7 +152,7 @@ class OpenedModels:
         path = round_folder(self.folder / FOLDER, self.round) / Path(files[client]).name
         if not path.resolve().is_relative_to(self.folder.resolve()):
             raise RunError(f"{path} leads out of the run folder, so it is not read")
-        return read_state(path, moment)
+        return path
 
 
 def _check_fits(live: Client, state: dict[str, Tensor]) -> None:
