@@ -176,12 +176,10 @@ def test_a_model_without_a_checksum_is_refused(folder: Path) -> None:
 
 def test_no_text_of_a_comparison_is_a_command_of_latex(home: Path) -> None:
     value = json.loads((home / "comparison.json").read_text())
-    plain = comparison_table(value)
     value |= {"name": EVIL, "data": EVIL, "partition": {"kind": EVIL}, "view": EVIL}
     for entry in value["methods"]:
         for one in (entry, *entry["measured"]):
             one |= {"when": EVIL, "mode": EVIL, "against": EVIL, "method": EVIL}
-    assert r"$\alpha" not in plain
     assert r"\input" not in comparison_table(value)
     assert r"\textbackslash{}input" in comparison_table(value)
 

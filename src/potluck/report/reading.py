@@ -31,7 +31,7 @@ FAULTS = (
     pa.ArrowException,
 )
 LONGEST = 1 << 20  # bytes of a line in a log
-MOST_BRACKETS = 200  # in a line of a log: what is nested far deeper ends the process that parses it
+MOST_BRACKETS = 500  # in a line of a log: what is nested far deeper ends the process that parses it
 _SHOWN = 200  # characters of what was raised
 
 
@@ -70,9 +70,13 @@ def log_lines(path: Path) -> Iterator[bytes]:
         number = 0
         while line := file.readline(LONGEST + 1):
             number += 1
-            if len(line) > LONGEST or line.count(b"{") + line.count(b"[") > MOST_BRACKETS:
+            if len(line) > MOST_BRACKETS and _is_too_much(line):
                 raise RunError(
                     f"{path}, line {number} is damaged: it is longer or nested more deeply than any line of a log; "
                     f"{REMEDY}"
                 )
             yield line
+
+
+def _is_too_much(line: bytes) -> bool:
+    return len(line) > LONGEST or line.count(b"{") + line.count(b"[") > MOST_BRACKETS
