@@ -215,8 +215,10 @@ def test_a_finished_run_with_a_changed_digit_is_not_opened(whole: Path, tmp_path
 def test_a_damaged_line_of_a_log_is_named(whole: Path, tmp_path: Path, line: str) -> None:
     copy = Path(shutil.copytree(whole, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints")))
     lines = (copy / "metrics.jsonl").read_text().splitlines()
-    (copy / "metrics.jsonl").write_text("\n".join([*lines[:3], line, *lines[4:]]) + "\n")
     found = potluck.open(copy)
+    (copy / "metrics.jsonl").write_text("\n".join([*lines[:3], line, *lines[4:]]) + "\n")
+    with pytest.raises(RunError, match=r"metrics\.jsonl, line 4 is not"):
+        potluck.open(copy)
     for read in (found.frame, found.curves):
         with pytest.raises(
             RunError, match=r"metrics\.jsonl, line 4 is damaged: it .*; copy the folder again"

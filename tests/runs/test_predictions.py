@@ -90,7 +90,7 @@ def test_what_is_not_there_is_said(kept, tmp_path):
         read_predictions(tmp_path)
     (tmp_path / "predictions").mkdir()
     (tmp_path / "predictions" / "round-000001.parquet").write_text("no")
-    with pytest.raises(RunError, match="is no file of predictions"):
+    with pytest.raises(RunError, match="is damaged, or was not written by potluck"):
         read_predictions(tmp_path)
     with pytest.raises(ConfigError, match=r"evaluate.predictions"):
         run(tmp_path / "other", "some")

@@ -36,7 +36,7 @@ from potluck.report.log import (
 )
 from potluck.report.measures import ACCURACY as ACCURACY_MEASURE
 from potluck.report.measures import Measure, measure_of
-from potluck.report.scores import DIRECTIONS, UNITS, messages_block, seconds_per_round
+from potluck.report.scores import DIRECTIONS, UNITS, disagreement, messages_block, seconds_per_round
 
 BySeed = Mapping[str, Mapping[str, float]]  # seed → client → accuracy
 
@@ -219,6 +219,40 @@ def compare_runs(
             entry |= {"gain": pairing.relative(method, against), "per_client": _per_client(_values(group))}
         methods.append(entry)
     return results[0].about | settings | measures | {"methods": methods}
+
+
+def disagreement_with(comparison: Mapping[str, Any], runs: Mapping[str, Sequence[Path]]) -> str | None:
+    """Where a comparison says something else than the logs of its runs, by label; None if it does not.
+
+    Intervals are not drawn again, so nothing is said of them.
+    """
+    found = compare_runs(
+        runs,
+        Rng(0),
+        comparison["baseline"],
+        comparison["view"],
+        draws=1,
+        level=comparison["level"],
+        references={entry["method"]: entry["against"] for entry in comparison["methods"]},
+    )
+    entries = zip(comparison["methods"], found["methods"], strict=True)
+    said = {"methods": [_shared(entry, other) for entry, other in entries]}
+    return disagreement(_shared(comparison, found) | said, found)
+
+
+def _shared(said: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of the things that were found, without the numbers of draws."""
+    return {key: _undrawn(said[key]) for key in found if key in said and key != "draws"}
+
+
+def _undrawn(value: Any) -> Any:
+    """A value without the ends of intervals."""
+    if isinstance(value, list):
+        return [_undrawn(inner) for inner in value]
+    if not isinstance(value, Mapping):
+        return value
+    drawn = ("low", "high", "tie") if "pairs" in value else ()
+    return {key: _undrawn(inner) for key, inner in value.items() if key not in drawn}
 
 
 @dataclass(frozen=True)

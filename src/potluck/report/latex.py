@@ -18,7 +18,15 @@ from potluck.report.sheets import (
 )
 
 Comparison = Mapping[str, Any]
-STAR = "$^*$"
+
+
+class Tex(str):
+    """Text that is LaTeX already; every other text is escaped before it gets into a table."""
+
+    __slots__ = ()
+
+
+STAR = Tex("$^*$")
 SPECIAL = {
     "\\": r"\textbackslash{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
@@ -26,6 +34,7 @@ SPECIAL = {
     "^": r"\textasciicircum{}",
     "²": "$^2$",
     "–": "--",
+    "−": "$-$",
     "↓": r"$\downarrow$",
 }
 
@@ -38,17 +47,17 @@ def comparison_table(comparison: Comparison) -> str:
     head = ["method", "mode", measure.head, *(["against"] if several else []), f"difference{_unit(measure)}"]
     body = [
         [
-            escaped(method_label(row["method"])),
+            method_label(row["method"]),
             _mode(row, comparison),
             _score(row["accuracy"], measure, best),
-            *([escaped(method_label(row["against"] or "–"))] if several else []),
+            *([method_label(row["against"] or "–")] if several else []),
             _difference(row.get("difference"), measure),
         ]
         for row in rows
     ]
     align = "ll" + "r" + ("l" if several else "") + "l"
     caption = _caption([comparison], measure, rows)
-    return _table(align, [escaped(name) for name in head], body, caption, _label(comparison))
+    return _table(align, head, body, caption, _label(comparison))
 
 
 def sweep_table(comparisons: Mapping[str, Comparison]) -> str:
@@ -65,7 +74,7 @@ def sweep_table(comparisons: Mapping[str, Comparison]) -> str:
     names = list(dict.fromkeys(name for each in scores.values() for name in each))
     body = [
         [
-            escaped(method_label(method)),
+            method_label(method),
             _mode({"method": method, "mode": mode}, first),
             *(
                 _score(each.get((method, mode), {"mean": None}), measure, best[setting])
@@ -74,12 +83,17 @@ def sweep_table(comparisons: Mapping[str, Comparison]) -> str:
         ]
         for method, mode in names
     ]
-    head = ["method", "mode", *map(escaped, scores)]
+    head = ["method", "mode", *scores]
     caption = _caption(list(comparisons.values()), measure, rows_of(first), differences=False)
     return _table("ll" + "r" * len(scores), head, body, caption, _label(first))
 
 
-def escaped(text: str) -> str:
+def tex(*parts: str) -> Tex:
+    """Parts together as LaTeX, each escaped unless it is LaTeX already."""
+    return Tex("".join(part if isinstance(part, Tex) else _escaped(part) for part in parts))
+
+
+def _escaped(text: str) -> str:
     """Text without signs that LaTeX would read as commands."""
     return "".join(SPECIAL.get(sign, sign) for sign in text)
 
@@ -90,7 +104,7 @@ def _mode(row: Mapping[str, Any], comparison: Comparison) -> str:
         (one for one in comparison["methods"] if one["method"] == row["method"]), {}
     )
     star = STAR if has_modes(entry) and row.get("mode") == entry.get("mode") else ""
-    return escaped(str(row.get("mode") or "–")) + star
+    return tex(str(row.get("mode") or "–"), star)
 
 
 def _label(comparison: Comparison) -> str:
@@ -112,19 +126,12 @@ def _best(values: Sequence[float | None], measure: Measure) -> str:
 def _score(score: Mapping[str, Any], measure: Measure, best: str) -> str:
     shown = measure.value(score["mean"])
     spread = score.get("std_over_seeds")
-    text = _signs(shown) if spread is None else rf"{_signs(shown)} $\pm$ {_signs(measure.value(spread))}"
-    return rf"\textbf{{{text}}}" if shown == best else text
+    text = tex(shown) if spread is None else tex(shown, Tex(r" $\pm$ "), measure.value(spread))
+    return Tex(rf"\textbf{{{text}}}") if shown == best else text
 
 
 def _difference(difference: Mapping[str, Any] | None, measure: Measure) -> str:
-    if not difference:
-        return "--"
-    return _signs(with_interval(difference, measure.difference))
-
-
-def _signs(number: str) -> str:
-    """A real minus sign."""
-    return number.replace("−", "$-$").replace("–", "--")
+    return with_interval(difference, measure.difference) if difference else "–"
 
 
 def _setup(comparison: Comparison) -> list[str]:
@@ -136,7 +143,7 @@ def _setup(comparison: Comparison) -> list[str]:
     rounds = sorted({entry["rounds_trained"] for entry in methods if entry.get("rounds_trained")})
     return [
         f"{kind} split" if kind else "",
-        rf"$\alpha = {alpha:g}$" if isinstance(alpha, int | float) else "",
+        Tex(rf"$\alpha = {alpha:g}$") if isinstance(alpha, int | float) else "",
         counted(clients, "client") if clients else "",
         f"{f'{count(rounds[0])} to ' * (len(rounds) > 1)}{counted(rounds[-1], 'round')}" if rounds else "",
     ]
@@ -154,32 +161,30 @@ def _caption(
     """
     comparison = comparisons[0]
     shared = [part for part in _setup(comparison) if part and all(part in _setup(one) for one in comparisons)]
-    setup = f" ({', '.join(shared)})" if shared else ""
+    listed = [sign for part in shared for sign in (", ", part)][1:]
+    setup = tex(" (", *listed, ")") if shared else ""
     seeds, view = comparison.get("seeds") or [], comparison.get("view", "last")
     moments = ", ".join(dict.fromkeys(moment(row.get("when")) for row in rows))
-    star = f" {STAR}: the reported mode of the method." if any(map(has_modes, comparison["methods"])) else ""
+    several = any(map(has_modes, comparison["methods"]))
+    star = tex(" ", STAR, ": the reported mode of the method.") if several else ""
     references = references_of(rows)
-    level = f"{100 * comparison.get('level', 0.95):g}\\,\\%"
+    level = Tex(rf"{100 * comparison.get('level', 0.95):g}\,\%")
     to = "Local under the same settings"
     if len(references) == 1:
         to = reference_label(references[0], comparison)
     over = ", one seed"
     if len(seeds) > 1:
-        over = f", mean $\\pm$ sample standard deviation over {len(seeds)} seeds"
+        over = Tex(rf", mean $\pm$ sample standard deviation over {len(seeds)} seeds")
     name = (
         measure.name if differences else measure.with_unit
     )  # with differences the head of a column has the unit
     on = f" on {data_name(comparison)}" if data_name(comparison) else ""
     best = "best in bold" if measure.higher_is_better else "lower is better, best in bold"
-    return (
-        f"{escaped(f'{capital(name)}{on}')}{setup}, {VIEW_NAMES.get(view, view)}, "
-        f"{moments}{over}; {best}.{star}"
-        + (
-            f" Differences: paired with {escaped(to)}, with {level} bootstrap intervals."
-            if differences
-            else ""
-        )
+    what = tex(
+        f"{capital(name)}{on}", setup, f", {VIEW_NAMES.get(view, view)}, {moments}", over, f"; {best}.", star
     )
+    pairs = tex(f" Differences: paired with {to}, with ", level, " bootstrap intervals.")
+    return tex(what, pairs) if differences else what
 
 
 def _table(align: str, head: Sequence[str], body: Sequence[Sequence[str]], caption: str, label: str) -> str:
@@ -187,13 +192,13 @@ def _table(align: str, head: Sequence[str], body: Sequence[Sequence[str]], capti
         "% \\usepackage{booktabs}",
         r"\begin{table}",
         r"\centering",
-        rf"\caption{{{caption}}}",
-        rf"\label{{{label}}}",
+        rf"\caption{{{tex(caption)}}}",
+        rf"\label{{{tex(label)}}}",
         rf"\begin{{tabular}}{{{align}}}",
         r"\toprule",
-        " & ".join(head) + r" \\",
+        " & ".join(map(tex, head)) + r" \\",
         r"\midrule",
-        *(" & ".join(row) + r" \\" for row in body),
+        *(" & ".join(map(tex, row)) + r" \\" for row in body),
         r"\bottomrule",
         r"\end{tabular}",
         r"\end{table}",

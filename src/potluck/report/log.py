@@ -28,6 +28,7 @@ from potluck.core.metrics import MetricFacts
 from potluck.errors import ConfigError, RunError, nearest
 from potluck.files import read_json
 from potluck.report.format import rounded
+from potluck.report.reading import log_lines, reading
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -310,6 +311,8 @@ def read_table(path: Path, format: LogFormat) -> pa.Table:
         raise RunError(f"there is no folder {path.parent}: give the folder of a run")
     if not path.exists():
         return format.schema.empty_table()
+    for _ in log_lines(path):  # what the parser could not survive is refused here
+        pass
     with path.open("rb") as file:
         try:
             return _parse(file, format)
@@ -378,13 +381,19 @@ def kept_round(folder: Path) -> int | None:
 def read_metrics(path: Path) -> Metrics:
     """Read `metrics.jsonl`, given as such or by its folder. Of a value logged twice the later one counts."""
     path = path if path.suffix == ".jsonl" else path / "metrics.jsonl"
+    with reading(path):
+        return _metrics(path)
+
+
+def _metrics(path: Path) -> Metrics:
     lines = _flat(read_table(path, METRICS))
     stored = (read_mapping(path.with_name(ENVIRONMENT)) or {}).get("metrics") or {}
     names = tuple(sorted(lines["client"].unique().to_pylist(), key=natural))
     lines = lines.append_column("place", pc.index_in(lines["client"], pa.array(names, pa.string())))
     first = lines.group_by(_SERIES).aggregate([("line", "min")]).sort_by("line_min")
     judges = _metrics_by_client(lines, names)
-    facts = judged_by(judges, stored)
+    with reading(path.with_name(ENVIRONMENT)):
+        facts = judged_by(judges, stored)
     series: dict[bool, dict[Key, Series]] = {False: {}, True: {}}
     for held_out, when, mode in zip(*(first[name].to_pylist() for name in _SERIES), strict=True):
         own = (pc.field("held_out") == held_out) & (pc.field("when") == when) & (pc.field("mode") == mode)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import RunError
+from potluck.report.reading import REMEDY, log_lines
 
 if TYPE_CHECKING:
     import pandas as pd
 
 KEYS = ("round", "client", "moment", "mode")
-REMEDY = "copy the folder again, or run the experiment again"
 LAST = ("loss", "samples")  # of every split, after the measures of the task
 
 
@@ -67,20 +67,19 @@ def read_lines(log: Path, round_: int | None = None) -> list[dict[str, Any]]:
     """The lines of `metrics.jsonl`, of all rounds or of one."""
     if not log.exists():
         raise RunError(f"{log} is missing; {REMEDY}")
-    begin = "" if round_ is None else f'{{"round": {round_},'
+    begin = b"" if round_ is None else f'{{"round": {round_},'.encode()
     try:
-        with log.open(encoding="utf-8") as file:
-            lines = enumerate(file, 1)
-            return [_measured(log, number, line) for number, line in lines if line.startswith(begin)]
-    except (OSError, ValueError) as error:
+        lines = enumerate(log_lines(log), 1)
+        return [_measured(log, number, line) for number, line in lines if line.startswith(begin)]
+    except OSError as error:
         raise RunError(f"{log} cannot be read: {error}") from error
 
 
-def _measured(log: Path, number: int, text: str) -> dict[str, Any]:
+def _measured(log: Path, number: int, text: bytes) -> dict[str, Any]:
     """A line of the log; one that is no measurement is refused."""
     try:
         line = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{log}, line {number} is damaged: it is not JSON; {REMEDY}") from error
     whole = isinstance(line, dict) and type(line.get("round")) is int
     if not whole or not all(isinstance(line.get(key), str) for key in ("client", "when", "mode")):

@@ -107,6 +107,27 @@ def _views(series: Series | None) -> dict[str, Any]:
     }
 
 
+def disagreement(said: Any, found: Any, place: str = "") -> str | None:
+    """Where a block of numbers is not the one that was found in the logs, None if it is; it may lack entries.
+
+    The last digit may differ: machines do not sum alike.
+    """
+    pairs: Iterable[tuple[Any, Any, Any]]
+    if isinstance(said, Mapping) and isinstance(found, Mapping):
+        pairs = ((key, value, found.get(key)) for key, value in said.items())
+    elif isinstance(said, list) and isinstance(found, list) and len(said) == len(found):
+        pairs = zip(range(len(said)), said, found, strict=True)
+    else:
+        return None if said == found or _is_close(said, found) else place
+    places = (disagreement(one, other, f"{place}.{key}".lstrip(".")) for key, one, other in pairs)
+    return next((where for where in places if where is not None), None)
+
+
+def _is_close(said: Any, found: Any) -> bool:
+    numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (said, found))
+    return numbers and math.isclose(said, found, rel_tol=1e-5, abs_tol=2e-6)
+
+
 def messages_block(path: Path) -> dict[str, Any]:
     """The `messages` block of `summary.json`: scalars and bytes up and down, a mean per client and round.
 

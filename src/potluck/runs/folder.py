@@ -12,6 +12,7 @@ from typing import Any
 
 from potluck.errors import RunError
 from potluck.files import check_writable, opened, read_json, refuse_links, write_whole
+from potluck.report.reading import log_lines, reading
 from potluck.runs.log_marks import LogMarks, Marks, check_marks, mark_of
 
 FORMAT = 2  # version of the layout; a folder with another one is not resumed
@@ -83,7 +84,8 @@ class RunFolder:
         """The folder of a run that has begun; anything else is refused."""
         if not path.is_dir():
             raise RunError(f"there is no run folder {path}")
-        refuse_links(path)
+        with reading(path):
+            refuse_links(path)
         if any((path / name).exists() for name in COMPARED):
             raise RunError(
                 f"{path} is a comparison, and resume takes a run; call compare again to go on with all of it, with "
@@ -169,8 +171,8 @@ class RunFolder:
     def lines(self, name: str) -> Iterator[dict[str, Any]]:
         """The lines of a log, none if it does not exist."""
         if (self / name).exists():
-            with (self / name).open(encoding="utf-8") as file:
-                yield from map(json.loads, file)
+            with reading(self / name):
+                yield from map(json.loads, log_lines(self / name))
 
     # --- logs at a checkpoint ---
 
@@ -182,9 +184,13 @@ class RunFolder:
         """Make sure that the logs are on the disk."""
         self._marks.sync()
 
-    def check_logs(self, marks: Marks, names: Iterable[str] = LOGS) -> None:
-        """Refuse logs that have lost or changed lines since a checkpoint; none of them can be made again."""
-        check_marks(self.path, marks, [name for name in names if not self._is_prepared(name, marks)])
+    def check_logs(self, marks: Marks, names: Iterable[str] = LOGS, *, whole: bool = False) -> None:
+        """Refuse logs that have lost or changed lines since a checkpoint; none of them can be made again.
+
+        `whole`: nothing came after that checkpoint, so logs with further lines are refused too.
+        """
+        found = [name for name in names if not self._is_prepared(name, marks)]
+        check_marks(self.path, marks, found, whole)
 
     def rounds_logged(self, marks: Marks) -> int:
         """How many rounds were played up to a checkpoint: `timing.jsonl` has a line of each."""
@@ -210,7 +216,8 @@ class RunFolder:
         found: dict[str, dict[str, Any]] = {}
         for name in ("metrics.jsonl", "ledger.jsonl"):
             lines = (self / name).read_bytes().splitlines(keepends=True) if (self / name).exists() else []
-            kept = [line for line in lines if not _is_evaluation(json.loads(line), round_)]
+            with reading(self / name):
+                kept = [line for line in lines if not _is_evaluation(json.loads(line), round_)]
             if len(kept) < len(lines):
                 write_whole(self._prepared(name), b"".join(kept))
                 found[name] = mark_of(b"".join(kept))

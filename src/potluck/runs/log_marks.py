@@ -52,8 +52,8 @@ def mark_of(content: bytes) -> dict[str, Any]:
     return _mark(len(content), hashlib.sha256(content))
 
 
-def check_marks(folder: Path, marks: Any, names: Iterable[str]) -> None:
-    """Refuse logs that are not what they were at a checkpoint; lines that came later do not count."""
+def check_marks(folder: Path, marks: Any, names: Iterable[str], whole: bool = False) -> None:
+    """Refuse logs that are not what they were at a checkpoint; later lines do not count, unless it was `whole`."""
     for name in names:
         path, mark = folder / name, marks.get(name) if isinstance(marks, Mapping) else None
         if not isinstance(mark, Mapping) or not isinstance(mark.get("bytes"), int) or mark["bytes"] < 0:
@@ -64,6 +64,8 @@ def check_marks(folder: Path, marks: Any, names: Iterable[str]) -> None:
             raise RunError(
                 f"{path} {what if path.exists() else 'is missing, and the last checkpoint knows it'}"
             )
+        if whole and length > mark["bytes"]:
+            raise RunError(f"{path} is damaged: it is longer than it was at the end of the run")
         _hash_part(path, found, 0, mark["bytes"])
         if found.hexdigest() != mark["sha256"]:
             raise RunError(f"{path} is damaged: its lines are not those of the last checkpoint")

@@ -13,6 +13,7 @@ from potluck.experiment.schema import Experiment
 from potluck.files import read_json
 from potluck.report.format import counted, rounded
 from potluck.report.log import read_metrics
+from potluck.report.reading import reading
 from potluck.report.scores import messages_block
 
 FILE = "tuning.json"
@@ -62,10 +63,11 @@ def settled(experiment: Experiment, folder: Path) -> Experiment:
     """The experiment with the value that pilot runs chose in this run folder, if they did."""
     if not (folder / FILE).exists():
         return experiment
-    choice = read_json(folder / FILE)
-    if getattr(experiment.method, choice["option"]) == "auto":
-        _same_way(experiment, choice, folder)
-    return with_option(experiment, choice["option"], choice["chosen"])
+    with reading(folder / FILE):
+        choice = read_json(folder / FILE)
+        if getattr(experiment.method, choice["option"]) == "auto":
+            _same_way(experiment, choice, folder)
+        return with_option(experiment, choice["option"], choice["chosen"])
 
 
 def _same_way(experiment: Experiment, choice: dict[str, Any], folder: Path) -> None:

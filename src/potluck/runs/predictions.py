@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,15 @@ from potluck.engine.evaluation.predictions import Predictions
 from potluck.errors import RunError, nearest
 from potluck.files import write_whole
 from potluck.report.log import MOMENTS, natural
+from potluck.report.reading import reading
 
 FOLDER = "predictions"
+COLUMNS: dict[str, Callable[[pa.DataType], bool]] = {
+    **dict.fromkeys(("round", "row"), pa.types.is_integer),
+    **dict.fromkeys(("client", "moment", "mode", "split"), pa.types.is_string),
+    **dict.fromkeys(("label", "prediction"), lambda kind: kind != pa.null()),
+    "scores": pa.types.is_list,
+}
 
 
 # --- writing --------------------------------------------------------------------------------------------
@@ -36,16 +44,23 @@ def write_predictions(folder: Path, round_: int, examined: Sequence[Examined], o
         pa.concat_tables(_alike(parts), promote_options="default"), buffer, compression="zstd"
     )
     write_whole(file, buffer.getvalue())
-    for other in home.glob("round-*.parquet") if only else ():
+    for other in _kept(folder).values() if only else ():
         if other != file:
             other.unlink()
 
 
 def drop_predictions(folder: Path, start: int) -> None:
     """Remove the predictions of a round and of all that follow it."""
-    for file in (folder / FOLDER).glob("round-*.parquet"):
-        if int(file.stem.removeprefix("round-")) >= start:
+    for round_, file in _kept(folder).items():
+        if round_ >= start:
             file.unlink()
+
+
+def _kept(folder: Path) -> dict[int, Path]:
+    """The files of predictions by their round, ascending; what has another name is none of them."""
+    files = {file.stem.removeprefix("round-"): file for file in (folder / FOLDER).glob("round-*.parquet")}
+    found = {int(name): file for name, file in files.items() if re.fullmatch("[0-9]{6,18}", name)}
+    return dict(sorted(found.items()))
 
 
 def _part(found: Examined, one: Predictions) -> pa.Table:
@@ -109,10 +124,9 @@ def read_predictions(folder: Path | str, round: int | None = None) -> pd.DataFra
     (in the client's own file, or in the part that `samples` was drawn from), where that is another number. Labels
     and predictions of classes are their numbers.
     """
-    files = sorted((Path(folder) / FOLDER).glob("round-*.parquet"))
-    if not files:
+    kept = _kept(Path(folder))
+    if not kept:
         raise RunError(f"{folder} has kept no predictions; run it with evaluate: {{predictions: true}}")
-    kept = {int(file.stem.removeprefix("round-")): file for file in files}
     if round is not None and round not in kept:
         raise RunError(f"{folder} has no predictions of round {round}; kept: {', '.join(map(str, kept))}")
     chosen = kept.values() if round is None else [kept[round]]
@@ -120,11 +134,20 @@ def read_predictions(folder: Path | str, round: int | None = None) -> pd.DataFra
 
 
 def _read(file: Path) -> pd.DataFrame:
-    try:
-        frame: pd.DataFrame = parquet.read_table(file).to_pandas()
-    except (OSError, pa.ArrowException) as error:
-        raise RunError(f"{file} is no file of predictions ({error}): remove it") from error
+    with reading(file, "remove it"):
+        table = parquet.read_table(file)
+        if not len(table) or not all(_is_column(table, name) for name in COLUMNS):
+            raise RunError(
+                f"{file} is no file of predictions: it has no rows, or not their columns; remove it"
+            )
+        frame: pd.DataFrame = table.to_pandas(ignore_metadata=True)
     return frame
+
+
+def _is_column(table: pa.Table, name: str) -> bool:
+    """Whether a table has a column of predictions as they are written."""
+    found = table[name] if name in table.column_names else pa.array([])
+    return COLUMNS[name](found.type) and not found.null_count
 
 
 def confusion(
@@ -139,22 +162,23 @@ def confusion(
 
     By default of the last round that was kept, at the moment and in the mode that the run is judged by.
     """
-    frame = read_predictions(folder, round)
-    frame = frame[frame["round"] == frame["round"].max()]
-    frame = _chosen(frame, "moment", moment or _first(frame["moment"], MOMENTS))
-    frame = _chosen(frame, "mode", mode or str(frame["mode"].iloc[0]))
-    frame = _chosen(frame, "split", split)
-    if not pd.api.types.is_integer_dtype(frame["label"]):
-        raise RunError(f"{folder}: only a task with one class per sample has a confusion matrix")
-    classes = range(max(map(len, frame["scores"])))
-    tables = {
-        str(client): pd.crosstab(part["label"], part["prediction"])
-        for client, part in frame.groupby("client", sort=False)
-    }
-    return {
-        client: tables[client].reindex(index=classes, columns=classes, fill_value=0)
-        for client in sorted(tables, key=natural)
-    }
+    with reading(Path(folder) / FOLDER, "remove it"):
+        frame = read_predictions(folder, round)
+        frame = frame[frame["round"] == frame["round"].max()]
+        frame = _chosen(frame, "moment", moment or _first(frame["moment"], MOMENTS))
+        frame = _chosen(frame, "mode", mode or str(frame["mode"].iloc[0]))
+        frame = _chosen(frame, "split", split)
+        if not pd.api.types.is_integer_dtype(frame["label"]):
+            raise RunError(f"{folder}: only a task with one class per sample has a confusion matrix")
+        classes = range(max(map(len, frame["scores"])))
+        tables = {
+            str(client): pd.crosstab(part["label"], part["prediction"])
+            for client, part in frame.groupby("client", sort=False)
+        }
+        return {
+            client: tables[client].reindex(index=classes, columns=classes, fill_value=0)
+            for client in sorted(tables, key=natural)
+        }
 
 
 def _first(values: Iterable[Any], order: Sequence[str]) -> str:

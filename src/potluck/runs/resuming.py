@@ -23,6 +23,7 @@ from potluck.federation.federation import Federation
 from potluck.files import write_json, write_whole
 from potluck.report.format import counted
 from potluck.report.log import read_mapping
+from potluck.report.reading import reading
 from potluck.runs import pilots
 from potluck.runs.environment import check_version, data_facts, machine, views_hash
 from potluck.runs.folder import RunFolder
@@ -86,7 +87,8 @@ class Past:
                 f"{path} was run from Python with models or data of its own; "
                 "resume it there: potluck.resume(folder, experiment=…)"
             )
-        unknown = first_unknown(self.about["registered"])
+        with reading(self.folder / "environment.json"):
+            unknown = first_unknown(self.about["registered"])
         if unknown is not None:
             raise RunError(
                 f"{path} uses the {unknown}, which a Python program registered; resume it there: "
@@ -171,7 +173,9 @@ class Past:
     def check(self, experiment: Experiment, federation: Federation) -> None:
         """Refuse other data, another split or models that start from other weights."""
         path, now = self.folder.path, data_facts(federation)
-        for name, there, here in _contents(self.about, now, federation):
+        with reading(self.folder / "environment.json"):
+            contents = list(_contents(self.about, now, federation))
+        for name, there, here in contents:
             if there != here:
                 raise RunError(
                     f"the data {name!r} are not those {path} was begun with: the name is the same, samples or "

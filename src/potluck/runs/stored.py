@@ -11,13 +11,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from potluck.core.state import Precision
-from potluck.core.task import KindName
+from potluck.core.task import KindName, Task, sample_shape
 from potluck.data.split import view_of
 from potluck.errors import RunError
 from potluck.files import read_json
 from potluck.runs.folder import FORMAT, RunFolder
 
 LARGEST = 100_000_000  # of any size: what is larger takes memory for nothing
+MOST_PUBLIC = 10_000_000  # public samples, of which each group has a list
 Size = Annotated[int, Field(ge=0, le=LARGEST)]
 
 
@@ -118,10 +119,20 @@ class _Task(BaseModel):
     vocabulary: Size | None = None
     image: list[Size] = []
 
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        Task.from_json(self.model_dump(exclude_defaults=True))
+        return self
+
 
 class _Stored(BaseModel):
     type: Literal["bool", "uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
     shape: list[Size]
+
+    @model_validator(mode="after")
+    def _fits_in_memory(self) -> Self:
+        sample_shape(self.shape, "the shape of a stored sample")
+        return self
 
 
 class _Group(BaseModel):
@@ -133,10 +144,18 @@ class _Group(BaseModel):
     mean: list[float]
     std: list[float]
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if len(self.mean) != len(self.std) or len(self.mean) not in (0, 1, self.stored.shape[0]):
+            raise ValueError("mean and std do not fit the samples")
+        if 0 < len(self.class_names) < self.task.classes:
+            raise ValueError("there are fewer class names than classes")
+        return self
+
 
 class _Public(BaseModel):
     name: str
-    samples: Size
+    samples: Annotated[int, Field(ge=0, le=MOST_PUBLIC)]
     lacking: list[list[Size]]
 
 

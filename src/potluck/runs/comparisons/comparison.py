@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,11 +14,14 @@ from potluck.files import read_json, write_json
 from potluck.front_door import front_door
 from potluck.models import Entries
 from potluck.report import latex, plots
+from potluck.report.comparison import disagreement_with
 from potluck.report.comparison_page import sweep_heat_map, variants_heat_map, write_sweep
 from potluck.report.comparison_plots import bytes_picture, curves_picture, gains_picture
+from potluck.report.reading import reading, shown_from
 from potluck.report.render import Sheet, notebook, plain
 from potluck.report.sheets import comparison_sheet, measure_in, rounds_sheet, sweep_sheet, targets_sheet
 from potluck.runs.folder import FORMAT
+from potluck.runs.results.open_run import open_run
 from potluck.runs.results.run_result import RunResult
 from potluck.runs.stored import read_summary
 
@@ -35,6 +38,7 @@ PICTURES = {
     "clients": gains_picture,
     "grid": variants_heat_map,
 }
+AGAIN = "run potluck compare again"
 ROWS = 40  # of a table in a notebook or at a prompt
 
 
@@ -69,24 +73,23 @@ class Comparison:
             raise ConfigError(f"{method} was not run with seed {seed}; its seeds: {', '.join(runs[method])}")
         if models is None and (method, seed) in self._results:
             return self._results[method, seed]
-        folder = self.folder / runs[method][str(seed)]
-        result = RunResult(folder, read_summary(folder, "potluck compare again"), models)
-        if models is not None:
-            result.clients.models.check_given()
-        return result
+        return open_run(self.folder / runs[method][str(seed)], models, onward="potluck compare again")
 
+    @shown_from(COMPARISON)
     def frame(self) -> pd.DataFrame:
         """A row per method, seed, client, moment and mode, in the round that the comparison looks at."""
         from potluck.report.comparison_frames import comparison_frame
 
         return comparison_frame(self.folder, self.comparison)
 
+    @shown_from(COMPARISON)
     def summary(self) -> pd.DataFrame:
         """A row per method, moment and mode: means, spreads, and the paired difference with its interval."""
         from potluck.report.comparison_frames import summary_frame
 
         return summary_frame(self.comparison)
 
+    @shown_from(COMPARISON)
     def targets(self) -> pd.DataFrame:
         """A row per method and target: the round that reached it, and what was sent until then.
 
@@ -96,12 +99,14 @@ class Comparison:
 
         return targets_frame(self._asked("targets"))
 
+    @shown_from(COMPARISON)
     def rounds(self) -> pd.DataFrame:
         """A row per method, moment, mode and round, for the rounds of `potluck.compare(rounds=…)`."""
         from potluck.report.comparison_frames import rounds_frame
 
         return rounds_frame(self._asked("rounds"))
 
+    @shown_from(COMPARISON)
     def gains(self) -> pd.DataFrame:
         """A row per method: how many clients are better, equal and worse than under the reference."""
         from potluck.report.comparison_frames import gains_frame
@@ -113,11 +118,13 @@ class Comparison:
             raise RunError(f"{self.folder} was compared without {what}; run potluck.compare(…, {what}=[…])")
         return self.comparison
 
+    @shown_from(COMPARISON)
     def latex(self) -> str:
         """A table for a paper (booktabs): mean ± deviation, differences with intervals, the best in bold."""
         return latex.comparison_table(self.comparison)
 
     @front_door()
+    @shown_from(COMPARISON)
     def plot(self, kind: Kind = "rounds") -> Figure:
         """A matplotlib figure: scores over `rounds`, `differences` with intervals, scores against `bytes`,
         the gains of all `clients`, or a heat map of variants that are a `grid`.
@@ -131,10 +138,12 @@ class Comparison:
         return figure
 
     @property
+    @shown_from(COMPARISON)
     def sheet(self) -> Sheet:
         """The main table."""
         return comparison_sheet(self.comparison)
 
+    @shown_from(COMPARISON)
     def __repr__(self) -> str:
         asked = [make(self.comparison) for make in (rounds_sheet, targets_sheet)]
         sheets = [self.sheet, *(sheet for sheet in asked if sheet)]
@@ -187,6 +196,7 @@ class Sweep:
         """The gains of clients in all comparisons, with the setting and a column for each key in front."""
         return self._together({name: one.gains() for name, one in self.comparisons.items()})
 
+    @shown_from(SWEEP)
     def _together(self, frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
         import pandas as pd
 
@@ -198,10 +208,12 @@ class Sweep:
             parts.append(pd.concat([front, frame.drop(columns=[*own], errors="ignore")], axis=1))
         return pd.concat(parts, ignore_index=True)
 
+    @shown_from(SWEEP)
     def latex(self) -> str:
         """A table for a paper (booktabs): a row per method, a column per setting, the best in bold."""
         return latex.sweep_table(self._contents)
 
+    @shown_from(SWEEP)
     def plot(self) -> Figure:
         """A heat map of the scores over the settings, as a matplotlib figure."""
         return sweep_heat_map({"settings": self.settings}, self._contents)
@@ -211,6 +223,7 @@ class Sweep:
         return {name: one.comparison for name, one in self.comparisons.items()}
 
     @property
+    @shown_from(SWEEP)
     def sheet(self) -> Sheet:
         """A table with a row per setting, method and mode."""
         return sweep_sheet(self.settings, self._contents)
@@ -238,31 +251,54 @@ def open_comparison(folder: Path | str) -> Comparison | Sweep:
     folder = Path(folder)
     if (folder / SWEEP).exists():
         about = _mapping(folder / SWEEP, "settings")
-        parts = {name: _open(folder / name) for name in about["settings"]}
-        return Sweep(folder, str(about.get("name", folder.name)), about["settings"], parts)
+        with reading(folder / SWEEP, AGAIN):
+            settings = {name: dict(changes) for name, changes in about["settings"].items()}
+            parts = {name: _open(_inside(folder, name, SWEEP)) for name in settings}
+        return Sweep(folder, str(about.get("name", folder.name)), settings, parts)
     return _open(folder)
 
 
 def _open(folder: Path) -> Comparison:
     if not (folder / COMPARISON).exists():
-        raise RunError(
-            f"{folder} has no {COMPARISON}: it is no finished comparison; run potluck compare again"
-        )
+        raise RunError(f"{folder} has no {COMPARISON}: it is no finished comparison; {AGAIN}")
     comparison = _mapping(folder / COMPARISON, "methods")
-    try:
+    with reading(folder / COMPARISON, AGAIN):
         comparison_sheet(comparison).rows  # noqa: B018 - what cannot be shown is refused here
         measure_in(comparison)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise RunError(
-            f"{folder / COMPARISON} is not as this version writes it; run potluck compare again"
-        ) from error
+        runs = {
+            entry["method"]: [_inside(folder, name, COMPARISON) for name in entry["runs"].values()]
+            for entry in comparison["methods"]
+        }
+        if all(run.is_dir() for each in runs.values() for run in each):
+            _check_runs(folder, comparison, runs)
     return Comparison(folder, comparison)
 
 
+def _inside(folder: Path, name: str, said_by: str) -> Path:
+    """A part of a comparison's folder; a name that leads anywhere else is refused."""
+    if Path(name).name != name or name in ("", ".."):
+        raise RunError(f"{folder / said_by} names {name!r}, which is no folder beside it; {AGAIN}")
+    return folder / name
+
+
+def _check_runs(folder: Path, comparison: Mapping[str, Any], runs: Mapping[str, Sequence[Path]]) -> None:
+    """Refuse damaged logs, and a comparison that says something else than they do."""
+    for run in (run for each in runs.values() for run in each):
+        RunResult(run, read_summary(run, "potluck compare again")).check_log()
+    try:
+        other = disagreement_with(comparison, runs)
+    except ConfigError as error:
+        raise RunError(f"{folder / COMPARISON} does not fit its runs: {error}; {AGAIN}") from error
+    if other is not None:
+        raise RunError(
+            f"{folder / COMPARISON} does not agree with the logs of its runs: {other} is another there; {AGAIN}"
+        )
+
+
 def _mapping(path: Path, needed: str) -> dict[str, Any]:
-    value = read_json(path, "run potluck compare again")
+    value = read_json(path, AGAIN)
     if not isinstance(value, dict) or not value.get(needed):
-        raise RunError(f"{path} has no {needed}: it is no file of a comparison; run potluck compare again")
+        raise RunError(f"{path} has no {needed}: it is no file of a comparison; {AGAIN}")
     return value
 
 

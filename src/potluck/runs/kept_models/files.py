@@ -74,9 +74,16 @@ def write_models(
 
 
 def check_models(folder: Path) -> None:
-    """Compare every file of a kept round with its checksum; a damaged or missing one is named."""
+    """Compare every file of a kept round with its checksum; a damaged, missing or unknown one is named."""
+    sums = _sums(folder)
+    unknown = sorted({path.name for path in folder.glob("*.safetensors")} - sums.keys())
+    if unknown:
+        raise RunError(
+            f"{folder / unknown[0]} has no line in {SUMS}, so nothing says whether it is whole; "
+            f"{models_remedy(folder)}"
+        )
     with ThreadPoolExecutor(_READERS, thread_name_prefix="checksums") as pool:
-        for sentence in pool.map(lambda one: _damage(folder / one[0], one[1]), _sums(folder).items()):
+        for sentence in pool.map(lambda one: _damage(folder / one[0], one[1]), sums.items()):
             if sentence is not None:
                 raise RunError(f"{sentence}; {models_remedy(folder)}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from potluck.federation.federation import Federation
 from potluck.models import Entries, ModelPool
 from potluck.models.unwrap import own_name
 from potluck.report.log import read_config
+from potluck.report.reading import reading
 from potluck.runs.folder import RunFolder
 from potluck.runs.kept_models.files import (
     ABOUT,
@@ -68,7 +70,8 @@ class OpenedModels:
     @property
     def why_none(self) -> str:
         """Why no models are kept, in words."""
-        keep = read_config(self.folder).get("keep")
+        with reading(self.folder / "config.yaml"):
+            keep = read_config(self.folder).get("keep")
         if keep == "none" or (isinstance(keep, dict) and keep.get("models") == "none"):
             return "it was run with keep: none"
         return "they were above keep.limit, are at the sites of a federation, or were removed from the folder"
@@ -98,7 +101,7 @@ class OpenedModels:
                 warnings.warn(
                     f"{name} is not the code that {self.folder} was made with: what its models predict may differ "
                     "from what was measured",
-                    stacklevel=4,
+                    stacklevel=5,
                 )
 
     def class_names(self, client: ClientId) -> tuple[str, ...]:
@@ -111,24 +114,34 @@ class OpenedModels:
         """The clients without their data."""
         outline = self.about["outline"]
         remake = self._remake or partial(method_of, outline, self._given, self._plugins)
-        method, pool = remake()
-        return without_data(outline, method, pool)
+        with self._reading(), self._modest():
+            method, pool = remake()
+            return without_data(outline, method, pool)
 
     def client(self, client: ClientId, moment: str) -> Client:
         """A live client in its state at a moment of the kept round."""
-        state = self._state(client, moment)
-        with self._modest():
-            live = self.federation.clients.build_client(client)
-        _check_fits(live, state)
-        live.restore(state)
-        return live
+        with self._reading():
+            path = self._file(client, moment)
+            state = read_state(path, moment)
+            with self._modest():
+                live = self.federation.clients.build_client(client)
+        with self._reading(path.name):
+            _check_fits(live, state)
+            live.restore(state)
+            return live
+
+    def _reading(self, name: str = ABOUT) -> AbstractContextManager[None]:
+        """What goes wrong with these models, other than by code of the user's, is the fault of their files."""
+        home = round_folder(self.folder / FOLDER, self.round)
+        return reading(home / name, models_remedy(home))
 
     def _modest(self) -> Modest:
         """Lets nobody describe a model that is far larger than what was kept of it."""
         files = round_folder(self.folder / FOLDER, self.round).iterdir()
         return Modest(max(ROOM, 2 * max(file.stat().st_size for file in files)))
 
-    def _state(self, client: ClientId, moment: str) -> dict[str, Tensor]:
+    def _file(self, client: ClientId, moment: str) -> Path:
+        """The file with a client's state at a moment."""
         moments, files = self.about["moments"], self.about["files"]
         if moment not in moments:
             raise ConfigError(f"of the moment {moment!r} no models are kept; {nearest(moment, moments)}")
@@ -139,7 +152,7 @@ class OpenedModels:
         path = round_folder(self.folder / FOLDER, self.round) / Path(files[client]).name
         if not path.resolve().is_relative_to(self.folder.resolve()):
             raise RunError(f"{path} leads out of the run folder, so it is not read")
-        return read_state(path, moment)
+        return path
 
 
 def _check_fits(live: Client, state: dict[str, Tensor]) -> None:

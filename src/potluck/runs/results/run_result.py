@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from potluck.core.method import Method
 from potluck.engine.store.checkpoints import Checkpoints
 from potluck.engine.store.manifest import Manifest
-from potluck.errors import RunError
+from potluck.errors import ConfigError, RunError
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.files import write_json
@@ -25,10 +25,11 @@ from potluck.report.format import counted, moment
 from potluck.report.log import Curve, read_mapping, read_metrics
 from potluck.report.measures import measure_of
 from potluck.report.page import write_report
+from potluck.report.reading import REMEDY, reading, shown_from
 from potluck.report.render import Sheet, notebook, plain
-from potluck.report.scores import messages_block, seconds_per_round, summarise
+from potluck.report.scores import disagreement, messages_block, seconds_per_round, summarise
 from potluck.report.sheets import about_kept, client_rows, run_sheet
-from potluck.runs.folder import RunFolder
+from potluck.runs.folder import LOGS, RunFolder
 from potluck.runs.kept_models.given import Plugins
 from potluck.runs.kept_models.opened import OpenedModels, Remake
 from potluck.runs.log_marks import Marks
@@ -39,6 +40,7 @@ from potluck.runs.stored import read_client_ids
 
 SHOWN = 12  # clients that a printed result lists
 METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,6 +88,10 @@ class RunResult:
     @cached_property
     def clients(self) -> ClientResults:
         """Every client by its id, held-out ones too: `result.clients["3"].model()`."""
+        with reading(self.folder / METRICS):
+            return self._found_clients()
+
+    def _found_clients(self) -> ClientResults:
         models = OpenedModels(self.folder, self.models, self._remake, self._plugins)
         found: dict[str, list[Line]] = {}
         for line in run_frames.read_lines(self.folder / METRICS, models.kept_round or self._last_round):
@@ -106,6 +112,7 @@ class RunResult:
 
     # --- tables and pictures ---
 
+    @shown_from(METRICS)
     def frame(self) -> pd.DataFrame:
         """The log as a pandas frame: a row per round, client, moment and mode that was measured.
 
@@ -114,16 +121,36 @@ class RunResult:
         """
         return run_frames.frame(self.folder / METRICS, self.summary["accuracy"])
 
+    @shown_from(METRICS)
     def check_log(self) -> None:
-        """Refuse a log that has lost lines of the last round, or is not that of the last checkpoint."""
+        """Refuse a log that lost or got lines, or is not that of the last checkpoint; and a summary of another."""
         log = self.folder / METRICS
         run_frames.check_whole(log, run_frames.read_lines(log, self._last_round), self.summary["accuracy"])
-        marks = _marks(self.folder / "checkpoints" / Checkpoints.MANIFEST)
+        saved, marks = _saved(self.folder / "checkpoints" / Checkpoints.MANIFEST)
+        finished = (
+            saved == self.summary["rounds"]
+        )  # otherwise the last rounds were played without checkpoints
         try:
-            RunFolder(self.folder).check_logs(marks, [METRICS] if METRICS in marks else [])
+            RunFolder(self.folder).check_logs(marks, [name for name in LOGS if name in marks], whole=finished)
         except RunError as error:
-            raise RunError(f"{error}; {run_frames.REMEDY}") from error
+            raise RunError(f"{error}; {REMEDY}") from error
+        self._check_summary()
 
+    @shown_from(SUMMARY)
+    def _check_summary(self) -> None:
+        """Refuse scores that are not those of the log."""
+        said = self.summary["accuracy"]
+        try:
+            other = disagreement(said, summarise(self.folder / METRICS, mode=said["mode"]))
+        except ConfigError as error:
+            raise RunError(f"{self.folder / SUMMARY} is not of this log: {error}; {REMEDY}") from error
+        if other is not None:
+            raise RunError(
+                f"{self.folder / SUMMARY} does not agree with {METRICS} beside it: accuracy.{other} is another "
+                f"there; {REMEDY}"
+            )
+
+    @shown_from(METRICS)
     def curves(self) -> pd.DataFrame:
         """The mean over clients per round, moment and mode, held-out clients left out.
 
@@ -131,6 +158,7 @@ class RunResult:
         """
         return run_frames.curves(run_frames.comparable(self.frame(), self.folder / METRICS))
 
+    @shown_from(METRICS)
     def plot(self) -> Figure:
         """Scores over rounds, a line per moment and mode; the band is one standard deviation over clients."""
         return plots.accuracy_over_rounds(self._curves())
@@ -163,6 +191,7 @@ class RunResult:
 
     # --- in words ---
 
+    @shown_from(SUMMARY)
     def __str__(self) -> str:
         found = self.summary["accuracy"]
         measure = measure_of(found.get("metrics"), found.get("metric_facts"))
@@ -184,6 +213,7 @@ class RunResult:
         """The same in a notebook."""
         return notebook(self._sheet())
 
+    @shown_from(SUMMARY)
     def _sheet(self) -> Sheet:
         """One screen: the clients, how the run went, and where it is."""
         split = read_mapping(self.folder / "split.json") or {}
@@ -207,13 +237,14 @@ class RunResult:
         return f"{told}, those of result.clients[…] of round {round_} too"
 
 
-def _marks(manifest: Path) -> Marks:
-    """How far the logs reached at the last checkpoint; nothing where that cannot be read."""
+def _saved(manifest: Path) -> tuple[int | None, Marks]:
+    """The round of the last checkpoint, and how far the logs reached; nothing where that cannot be read."""
     try:
-        found = Manifest.read(manifest).notes.get("logs")
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, Mapping) else {}
+        found = Manifest.read(manifest)
+    except (OSError, ValueError, RecursionError):
+        return None, {}
+    logs = found.notes.get("logs")
+    return found.round, logs if isinstance(logs, Mapping) else {}
 
 
 def _with_names(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
@@ -259,7 +290,7 @@ def conclude(
         "stopped": stopped,
         **(remarks or {}),
     }
-    write_json(folder / "summary.json", summary)
+    write_json(folder / SUMMARY, summary)
     write_report(folder.path)
     return RunResult(folder.path, summary, _remake=remaking(federation))
 
