@@ -21,12 +21,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as arrow_json
-import yaml
 
 from potluck.core import metrics as facts_of
 from potluck.core.metrics import MetricFacts
 from potluck.errors import ConfigError, RunError, nearest
-from potluck.files import read_json
+from potluck.experiment.overrides import read_yaml
+from potluck.files import read_json, read_lines
 from potluck.report.format import rounded
 
 Floats = npt.NDArray[np.float64]
@@ -314,8 +314,7 @@ def read_table(path: Path, format: LogFormat) -> pa.Table:
         try:
             return _parse(file, format)
         except pa.ArrowException:
-            file.seek(0)
-            lines = [line for line in file if line.endswith(b"\n")]
+            lines = [line for line in read_lines(path) if line.endswith(b"\n")]
     try:
         return _parse(io.BytesIO(b"".join(lines)), format)
     except pa.ArrowException:
@@ -510,14 +509,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.exists():
         raise RunError(f"{folder} is not the folder of a run: it has no config.yaml; put it back")
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RunError(f"{path} is not YAML ({' '.join(str(error).split())}): repair it") from None
-    except RecursionError:
-        raise RunError(f"{path} is nested too deeply to be read: repair it") from None
-    if not isinstance(value, dict):
-        raise RunError(f"{path} is not a mapping: repair it")
-    return value
+        return read_yaml(path)
+    except ConfigError as error:
+        raise RunError(f"{error}; repair it") from error
 
 
 def method_name(config: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
+from potluck.data.parquet import check_size
 from potluck.engine.evaluation.examined import Examined
 from potluck.engine.evaluation.predictions import Predictions
 from potluck.errors import RunError, nearest
@@ -120,6 +121,7 @@ def read_predictions(folder: Path | str, round: int | None = None) -> pd.DataFra
 
 
 def _read(file: Path) -> pd.DataFrame:
+    check_size(file)
     try:
         frame: pd.DataFrame = parquet.read_table(file).to_pandas()
     except (OSError, pa.ArrowException) as error:

@@ -167,12 +167,13 @@ class Table:
             raise DataError(
                 f"{self.name}: categorical names {stray!r}, which is no column; {nearest(stray, everywhere)}"
             )
+        wanted = dict.fromkeys([*apart, *chosen])
         for where, frame in tables:
-            have = list(frame.columns)
-            lost = next((column for column in [*apart, *chosen] if column not in have), None)
+            have = dict.fromkeys(frame.columns)
+            lost = next((column for column in wanted if column not in have), None)
             if lost is not None:
                 raise DataError(f"{where}: there is no column {lost!r}; {nearest(lost, have)}")
-            more = next((column for column in have if column not in [*apart, *chosen]), None)
+            more = next((column for column in have if column not in wanted), None)
             if more is not None and self.features is None:
                 raise DataError(
                     f"{where}: the column {more!r} is not in {tables[0][0]}: leave it out, or name the features"

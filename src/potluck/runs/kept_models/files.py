@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from potluck.errors import RunError, first_line
-from potluck.files import sha256, write_whole
+from potluck.files import read_bounded, sha256, write_whole
 
 ABOUT = "about.json"
 SUMS = "SHA256SUMS"
@@ -92,7 +92,7 @@ def models_remedy(folder: Path) -> str:
 def _sums(folder: Path) -> dict[str, str]:
     """What `SHA256SUMS` says; names of files beside it only."""
     try:
-        lines = (folder / SUMS).read_text().splitlines()
+        lines = read_bounded(folder / SUMS).decode().splitlines()
     except FileNotFoundError as error:
         raise RunError(
             f"{folder / SUMS} is missing, so nothing says whether the models are whole; {models_remedy(folder)}"
