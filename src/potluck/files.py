@@ -49,7 +49,6 @@ def check_writable(path: Path, remedy: str = "choose another place") -> None:
 
 SETTINGS = 16 << 20  # bytes; far more than settings, a status or a list of checksums has
 LARGEST_JSON = 1 << 30  # bytes; a split of a hundred million rows has that many
-LONGEST_LINE = 1 << 20  # bytes of a line in a log
 DEEPEST = 100  # levels of a JSON file
 
 
@@ -66,20 +65,6 @@ def check_plain(path: Path) -> None:
     """Raise an `OSError` for what is no plain file: to read a pipe or a device may never end."""
     with opened(path, os.O_RDONLY, follow=True):
         pass
-
-
-def read_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a log, one by one; a line that no log has is refused before it is read to its end."""
-    with opened(path, os.O_RDONLY, follow=True) as handle, os.fdopen(os.dup(handle), "rb") as file:
-        number = 0
-        while line := file.readline(LONGEST_LINE + 1):
-            number += 1
-            if len(line) > LONGEST_LINE:
-                raise RunError(
-                    f"{path}, line {number} has more than {LONGEST_LINE:,} bytes, so it was not written by "
-                    "potluck: repair or remove it"
-                )
-            yield line
 
 
 def read_given(path: Path, what: str) -> str:

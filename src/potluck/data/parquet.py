@@ -53,6 +53,10 @@ _BROKEN_IMAGE = (
 _WORTH_KEEPING = 5_000
 
 
+class TooLargeError(DataError):
+    """A file that would take more memory than it may."""
+
+
 @dataclass(frozen=True)
 class Location:
     """Where a data set's Parquet files are: folder name, hub repository and configuration, splits."""
@@ -307,7 +311,7 @@ def check_size(path: Path, columns: Sequence[str] | None = None) -> None:
     if needed <= limit:
         needed = _unpacked(path, columns, limit)
     if needed > limit:
-        raise DataError(
+        raise TooLargeError(
             f"{path} would take {needed / 2**30:,.1f} GiB or more in memory ({metadata.num_rows:,} rows), the "
             f"limit is {limit / 2**30:,.1f} GiB; if that is right, set {LIMIT_VARIABLE} to more bytes"
         )

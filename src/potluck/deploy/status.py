@@ -176,7 +176,7 @@ def read_status(folder: Path, now: float | None = None) -> dict[str, Any]:
     if not isinstance(found, dict) or found.get("kind") not in [*FILES]:
         raise RunError(f"{path} was not written by potluck")
     if not _is_finite(found):
-        raise RunError(f"{path} was not written by potluck: it has a number that none is")
+        raise RunError(f"{path} was not written by potluck: it has a number beyond all that are measured")
     updated = found.get("updated")
     age = (time.time() if now is None else now) - (updated if isinstance(updated, int | float) else 0)
     ended = found.get("state") in ("finished", "stopped")

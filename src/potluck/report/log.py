@@ -26,7 +26,7 @@ from potluck.core import metrics as facts_of
 from potluck.core.metrics import MetricFacts
 from potluck.errors import ConfigError, RunError, nearest
 from potluck.experiment.overrides import read_yaml
-from potluck.files import read_json, read_lines
+from potluck.files import read_json
 from potluck.report.format import rounded
 
 Floats = npt.NDArray[np.float64]
@@ -314,7 +314,8 @@ def read_table(path: Path, format: LogFormat) -> pa.Table:
         try:
             return _parse(file, format)
         except pa.ArrowException:
-            lines = [line for line in read_lines(path) if line.endswith(b"\n")]
+            file.seek(0)
+            lines = [line for line in file if line.endswith(b"\n")]
     try:
         return _parse(io.BytesIO(b"".join(lines)), format)
     except pa.ArrowException:

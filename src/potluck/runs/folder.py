@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.errors import RunError
-from potluck.files import check_writable, opened, read_json, read_lines, refuse_links, write_whole
+from potluck.files import check_writable, opened, read_json, refuse_links, write_whole
 from potluck.runs.log_marks import LogMarks, Marks, check_marks, mark_of
 
 FORMAT = 2  # version of the layout; a folder with another one is not resumed
@@ -169,7 +169,8 @@ class RunFolder:
     def lines(self, name: str) -> Iterator[dict[str, Any]]:
         """The lines of a log, none if it does not exist."""
         if (self / name).exists():
-            yield from map(json.loads, read_lines(self / name))
+            with (self / name).open(encoding="utf-8") as file:
+                yield from map(json.loads, file)
 
     # --- logs at a checkpoint ---
 

@@ -7,10 +7,12 @@ given from Python are the subject of `own_objects.py`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
-from importlib.machinery import PathFinder
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -147,26 +149,27 @@ def texts_in(value: Any) -> Iterator[str]:
 
 def _file_of(name: str) -> Path | None:
     """The file of a module, found without importing it or its package; None where there is none."""
-    try:
-        return _python_file(Path(name)) if name.endswith(".py") else _module_file(name)
-    except (OSError, ValueError):  # a name that no file can have
+    if name.endswith(".py"):
+        with contextlib.suppress(OSError):  # a name that no file can have
+            return Path(name) if Path(name).is_file() else None
         return None
-
-
-def _python_file(path: Path) -> Path | None:
-    return path if path.is_file() else None
-
-
-def _module_file(name: str) -> Path | None:
-    spec, places = None, None
-    for word in name.split("."):
-        # The whole name would make Python look for the packages among the modules that are imported.
-        spec = PathFinder.find_spec(word, places)
+    words = name.split(".")
+    spec: ModuleSpec | None = None
+    places: Sequence[str] | None = None  # of a package; None: where Python looks for modules
+    for depth, word in enumerate(words, 1):
+        spec = PathFinder.find_spec(".".join(words[:depth]), places)
         if spec is None:
             return None
-        inner = spec.submodule_search_locations
-        places = [] if inner is None else list(inner)
+        places = _places(spec, word, sys.path if places is None else places)
     return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+
+
+def _places(spec: ModuleSpec, word: str, parents: Sequence[str]) -> list[str]:
+    """Where the modules of a package are; one without `__init__.py` would ask its parent, which is not imported."""
+    if spec.origin is not None:
+        return list(spec.submodule_search_locations or ())
+    folders = [Path(parent) / word for parent in parents]
+    return [str(folder) for folder in folders if folder.is_dir()]
 
 
 def _hash(file: Path) -> str:

@@ -12,10 +12,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from potluck.data.parquet import check_size
+from potluck.data.parquet import TooLargeError, check_size
 from potluck.engine.evaluation.examined import Examined
 from potluck.engine.evaluation.predictions import Predictions
-from potluck.errors import RunError, nearest
+from potluck.errors import DataError, RunError, nearest
 from potluck.files import write_whole
 from potluck.report.log import MOMENTS, natural
 
@@ -117,11 +117,12 @@ def read_predictions(folder: Path | str, round: int | None = None) -> pd.DataFra
     if round is not None and round not in kept:
         raise RunError(f"{folder} has no predictions of round {round}; kept: {', '.join(map(str, kept))}")
     chosen = kept.values() if round is None else [kept[round]]
+    for file in chosen:
+        _check_size(file)
     return pd.concat([_read(file) for file in chosen], ignore_index=True)
 
 
 def _read(file: Path) -> pd.DataFrame:
-    check_size(file)
     try:
         frame: pd.DataFrame = parquet.read_table(file).to_pandas()
     except (OSError, pa.ArrowException) as error:
@@ -157,6 +158,16 @@ def confusion(
         client: tables[client].reindex(index=classes, columns=classes, fill_value=0)
         for client in sorted(tables, key=natural)
     }
+
+
+def _check_size(file: Path) -> None:
+    """Refuse a file that would become too large in memory; whoever reads it says what else is wrong."""
+    try:
+        check_size(file)
+    except TooLargeError as error:
+        raise RunError(str(error)) from error
+    except DataError:
+        return
 
 
 def _first(values: Iterable[Any], order: Sequence[str]) -> str:

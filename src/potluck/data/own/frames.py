@@ -299,14 +299,25 @@ def _as_list(names: str | Iterable[str]) -> list[str]:
 
 
 def _refuse_lists(where: str, column: str, values: Values) -> None:
-    """Refuse a column whose cells are lists, arrays or mappings."""
+    """Refuse a column whose cells are lists, arrays, mappings, or bytes that are no text."""
     if values.dtype != object:
         return
-    cell = next((one for one in values if isinstance(one, list | tuple | set | dict | np.ndarray)), None)
+    cell = next((one for one in values if _is_no_value(one)), None)
     if cell is not None:
         raise DataError(
             f"{where}: column {column!r} holds a {type(cell).__name__} in a cell: give a number or a text in each"
         )
+
+
+def _is_no_value(cell: Any) -> bool:
+    """Whether a cell holds more than one value, or bytes that are no text."""
+    if not isinstance(cell, bytes):
+        return isinstance(cell, list | tuple | set | dict | np.ndarray)
+    try:
+        cell.decode()
+    except UnicodeDecodeError:
+        return True
+    return False
 
 
 def _is_text(values: Values) -> bool:
