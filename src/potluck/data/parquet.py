@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 FOLDER_VARIABLE = "POTLUCK_DATA"
 LIMIT_VARIABLE = "POTLUCK_DATA_LIMIT"  # bytes that one Parquet file may take in memory
 _LIMIT = 8 * 2**30
+_FEW_ROWS = 100
 _LAYOUTS = (
     "{split}-*.parquet",
     "data/{split}-*.parquet",
@@ -334,14 +335,23 @@ def _unpacked(path: Path, columns: Sequence[str] | None, limit: int) -> int:
     texts = _repeated_texts(path, columns)
     total = 0
     try:
-        file = pq.ParquetFile(path, memory_map=True, read_dictionary=texts)
-        for batch in file.iter_batches(columns=texts) if texts else ():
+        for batch in _numbered(path, texts) if texts else ():
             total += sum(map(_bytes_of, batch.columns))
             if total > limit:
                 break
     except (pa.ArrowException, OSError, KeyError) as error:
         raise _unreadable(path, error) from error
     return total
+
+
+def _numbered(path: Path, texts: list[str]) -> Iterator[pa.RecordBatch]:
+    """The columns of texts as numbers of texts. Few rows of a part where Arrow cannot do that: nested, in pieces."""
+    file = pq.ParquetFile(path, memory_map=True, read_dictionary=texts)
+    for group in range(file.metadata.num_row_groups):
+        try:
+            yield from file.iter_batches(row_groups=[group], columns=texts)
+        except pa.ArrowNotImplementedError:
+            yield from _open(path).iter_batches(_FEW_ROWS, row_groups=[group], columns=texts)
 
 
 def _repeated_texts(path: Path, columns: Sequence[str] | None) -> list[str]:

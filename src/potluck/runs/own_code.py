@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
@@ -153,23 +152,15 @@ def _file_of(name: str) -> Path | None:
         with contextlib.suppress(OSError):  # a name that no file can have
             return Path(name) if Path(name).is_file() else None
         return None
-    words = name.split(".")
     spec: ModuleSpec | None = None
-    places: Sequence[str] | None = None  # of a package; None: where Python looks for modules
-    for depth, word in enumerate(words, 1):
-        spec = PathFinder.find_spec(".".join(words[:depth]), places)
+    places: list[str] | None = None  # of a package; None: where Python looks for modules
+    for word in name.split("."):
+        # By its last word alone: under the whole name Python would ask for its packages, which are not imported.
+        spec = PathFinder.find_spec(word, places)
         if spec is None:
             return None
-        places = _places(spec, word, sys.path if places is None else places)
+        places = list(spec.submodule_search_locations or ())
     return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
-
-
-def _places(spec: ModuleSpec, word: str, parents: Sequence[str]) -> list[str]:
-    """Where the modules of a package are; one without `__init__.py` would ask its parent, which is not imported."""
-    if spec.origin is not None:
-        return list(spec.submodule_search_locations or ())
-    folders = [Path(parent) / word for parent in parents]
-    return [str(folder) for folder in folders if folder.is_dir()]
 
 
 def _hash(file: Path) -> str:

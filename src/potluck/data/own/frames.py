@@ -226,13 +226,13 @@ class Table:
                 )
 
     def _check_column(self, where: str, column: str, values: Values) -> None:
+        _refuse_lists(where, column, values)
         dates = values.dtype.kind in "mM" or (_is_text(values) and _are_dates(values))
         if dates:
             raise DataError(
                 f"{where}: column {column!r} holds dates: turn them into numbers, such as days, or leave the "
                 "column out of features"
             )
-        _refuse_lists(where, column, values)
         check_missing(where, column, values, self.missing)
 
     def _measured(self, column: str, tables: Sequence[tuple[str, Frame]]) -> list[tuple[str, Frame]]:

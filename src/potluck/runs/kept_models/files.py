@@ -98,9 +98,8 @@ def _sums(folder: Path) -> dict[str, str]:
             f"{folder / SUMS} is missing, so nothing says whether the models are whole; {models_remedy(folder)}"
         ) from error
     except (OSError, ValueError) as error:
-        raise RunError(
-            f"{folder / SUMS} cannot be read: {first_line(error)}; {models_remedy(folder)}"
-        ) from error
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise RunError(f"{folder / SUMS} cannot be read: {reason}; {models_remedy(folder)}") from error
     found = [_LINE.fullmatch(line) for line in lines]
     sums = {match[2]: match[1] for match in found if match}
     if not all(found) or ABOUT not in sums:  # which has the last line
