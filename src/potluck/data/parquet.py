@@ -345,7 +345,7 @@ def _unpacked(path: Path, columns: Sequence[str] | None, limit: int) -> int:
 
 
 def _numbered(path: Path, texts: list[str]) -> Iterator[pa.RecordBatch]:
-    """The columns of texts as numbers of texts. Few rows of a part where Arrow cannot do that: nested, in pieces."""
+    """The columns of texts as numbers of texts; nested texts that Arrow cannot number, a few rows at a time."""
     file = pq.ParquetFile(path, memory_map=True, read_dictionary=texts)
     for group in range(file.metadata.num_row_groups):
         try:
