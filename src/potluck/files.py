@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -44,10 +45,32 @@ def check_writable(path: Path, remedy: str = "choose another place") -> None:
         raise RunError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
 
 
+# --- reading --------------------------------------------------------------------------------------------
+
+SETTINGS = 16 << 20  # bytes; far more than settings, a status or a list of checksums has
+LARGEST_JSON = 1 << 30  # bytes; a split of a hundred million rows has that many
+DEEPEST = 100  # levels of a JSON file
+
+
+def read_bounded(path: Path, most: int = SETTINGS, follow: bool = True) -> bytes:
+    """All of a plain file; an `OSError` says so if it has more than `most` bytes, or is a pipe or a device."""
+    with opened(path, os.O_RDONLY, follow) as handle:
+        if os.fstat(handle).st_size > most:
+            raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+        with os.fdopen(os.dup(handle), "rb") as file:
+            return file.read()
+
+
+def check_plain(path: Path) -> None:
+    """Raise an `OSError` for what is no plain file: to read a pipe or a device may never end."""
+    with opened(path, os.O_RDONLY, follow=True):
+        pass
+
+
 def read_given(path: Path, what: str) -> str:
     """Read a text file that a user names, such as an "experiment file"; an error is one sentence."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_bounded(path).decode("utf-8").replace("\r\n", "\n")
     except FileNotFoundError as error:
         raise ConfigError(f"there is no {what} {path}") from error
     except IsADirectoryError as error:
@@ -63,25 +86,36 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, (json.dumps(value, indent=1) + "\n").encode())
 
 
-LARGEST_JSON = 1 << 30  # bytes; a split of a hundred million rows has that many
-
-
-def read_json(path: Path, remedy: str = "put a whole copy of it back") -> Any:
+def read_json(
+    path: Path, remedy: str = "put a whole copy of it back", most: int = LARGEST_JSON, follow: bool = True
+) -> Any:
     """Read a JSON file of a run; `remedy` is what to do about one that cannot be read."""
-    if path.exists() and not path.is_file():
-        raise RunError(f"{path} is no file; {remedy}")
     try:
-        if path.stat().st_size > LARGEST_JSON:
-            raise RunError(f"{path} has more than {LARGEST_JSON:,} bytes, so it was not written by potluck")
-        return json.loads(path.read_text())
+        value = json.loads(read_bounded(path, most, follow).decode("utf-8"))
+        if not _is_shallow(value):
+            raise ValueError("it is nested too deeply")
+        return value
     except FileNotFoundError as error:
         raise RunError(
             f"{path} is missing: {path.parent} is no run folder, or files of it are gone; {remedy}"
         ) from error
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}; {remedy}") from error
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise RunError(f"{path} cannot be read: it is nested too deeply; {remedy}") from error
+    except ValueError as error:
         raise RunError(f"{path} cannot be read: {error}; {remedy}") from error
+
+
+def _is_shallow(value: Any) -> bool:
+    """Whether a value has few levels, so that functions that call themselves can walk through it."""
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        blocks = [
+            one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)
+        ]
+        level = [inner for one in blocks for inner in one if isinstance(inner, dict | list)]
+    return not level
 
 
 # --- checksums ------------------------------------------------------------------------------------------
@@ -109,14 +143,22 @@ def sync_folder(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def opened(path: Path, flags: int) -> Iterator[int]:
-    """Open a plain file; a link is not followed, and what is no file (a pipe, a device) is refused.
+def opened(path: Path, flags: int, follow: bool = False) -> Iterator[int]:
+    """Open a plain file; a link is not followed unless told, and what is no file (a pipe, a device) is refused.
 
     A file that is written to must have one name only: under a second one it may be somebody's file elsewhere.
     """
-    handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    links = 0 if follow else os.O_NOFOLLOW
+    try:
+        handle = os.open(path, flags | links | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if links and error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link, which is not followed", str(path)) from error
+        raise
     try:
         found = os.fstat(handle)
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
         if not stat.S_ISREG(found.st_mode):
             raise OSError(0, "it is no plain file", str(path))
         if flags & (os.O_WRONLY | os.O_RDWR) and found.st_nlink > 1:
@@ -133,17 +175,32 @@ def refuse_links(folder: Path) -> None:
     of its own in the user's cache; it is never opened again.
     """
     home = folder.resolve()
-    for path in _found(home):
-        mode = path.lstat().st_mode
-        shown = folder / path.relative_to(home)
-        if stat.S_ISLNK(mode):
-            if not path.relative_to(home).match(WANDB_LOG) and not path.resolve().is_relative_to(home):
-                raise RunError(
-                    f"{folder}: {path.relative_to(home)} is a link to another place, which is neither read nor "
-                    "written into; put it here instead"
-                )
-        elif not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise RunError(f"{shown} is neither a file nor a folder; remove it")
+    try:
+        for path in _found(home):
+            _check_place(path, home, folder)
+    except OSError as error:
+        raise RunError(f"{folder} cannot be searched for links: {error.strerror or error}") from error
+
+
+def _check_place(path: Path, home: Path, folder: Path) -> None:
+    """Refuse one thing in a folder, `home`, which the user calls `folder`."""
+    mode, name = path.lstat().st_mode, path.relative_to(home)
+    if stat.S_ISLNK(mode):
+        if not name.match(WANDB_LOG) and not _stays_in(path, home):
+            raise RunError(
+                f"{folder}: {name} is a link to another place, which is neither read nor written into; put it "
+                "here instead"
+            )
+    elif not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise RunError(f"{folder / name} is neither a file nor a folder; remove it")
+
+
+def _stays_in(link: Path, home: Path) -> bool:
+    """Whether a link leads to a place in a folder; one that leads in a circle does not."""
+    try:
+        return link.resolve().is_relative_to(home)
+    except RuntimeError:  # what Python says of a circle
+        return False
 
 
 def _found(home: Path) -> Iterator[Path]:

@@ -14,6 +14,9 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from potluck.errors import ConfigError, PotluckError, kind_and_message
+from potluck.files import read_bounded
+
+LARGEST_CODE = 2 << 20  # bytes of a file that is only looked at
 
 _PREFIX = (
     "potluck_plugin:"  # in sys.modules, before the full path: files of one name in two folders stay apart
@@ -139,8 +142,8 @@ def imported_beside(file: Path) -> list[Path]:
 def _imports(file: Path) -> Iterator[str]:
     """The first word of every module that a file imports by its full name."""
     try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # whoever loads it will say so
+        tree = ast.parse(read_bounded(file, LARGEST_CODE))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # whoever loads it will say so
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

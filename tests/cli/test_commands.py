@@ -324,6 +324,12 @@ def test_a_client_may_be_called_anything(place: Path) -> None:
     assert "[red]" in potluck("split", "small.yaml", "partition={file: own.json}").stdout
 
 
+def test_the_name_of_a_class_cannot_steer_a_terminal(place: Path) -> None:
+    Path("own.csv").write_text("a,y\n" + "1,k\x1b]0;p\x07\n2,l\n" * 30)
+    shown = potluck("split", "small.yaml", "data={name: files, path: own.csv, target: y}").stdout
+    assert ("\x1b" in shown, "k?]0;p" in shown) == (False, True)
+
+
 def test_a_list_among_a_models_options_is_written_as_a_list(place: Path) -> None:
     chosen = Experiment.load("small.yaml", ["models=[{name: mlp-small, widths: [8, 4]}]"])
     assert chosen.portable

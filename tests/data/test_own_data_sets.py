@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 import potluck
 from potluck.data import from_arrays, from_datasets
-from potluck.errors import DataError
+from potluck.data.parquet import check_size
+from potluck.data.split import from_index_file
+from potluck.errors import DataError, PotluckError
 
 X, Y = torch.arange(96.0).view(12, 8), torch.arange(12) % 3
 
@@ -288,3 +291,88 @@ def test_a_mean_or_std_that_does_not_fit_is_told(mean: Any, std: Any) -> None:
         from_arrays(np.zeros((6, 3, 8, 8)), np.arange(6) % 2, mean=mean, std=std)
     with pytest.raises(DataError, match="mean and std are numbers, one for each channel, not 'half'"):
         from_arrays(np.zeros((6, 3, 8, 8)), np.arange(6) % 2, mean="half", std=1)
+
+
+# --- files of others ------------------------------------------------------------------------------------
+
+
+def repeated(folder: Path, column: Any) -> Path:
+    """A small file in which a long text stands in many rows, and is stored once."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = folder / "bomb.parquet"
+    pq.write_table(pa.table({"a": column("x" * 1000), "y": [0, 1] * 1000}), file, row_group_size=500)
+    assert file.stat().st_size < 50_000
+    return file
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        lambda text: [text] * 2000,
+        lambda text: [{"bytes": text.encode(), "path": None}] * 2000,
+        lambda text: [[text]] * 2000,
+    ],
+)
+def test_a_text_counts_in_every_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: Any) -> None:
+    file = repeated(tmp_path, column)
+    monkeypatch.setenv("POTLUCK_DATA_LIMIT", "1000000")
+    with pytest.raises(DataError, match=r"bomb\.parquet would take .* \(2,000 rows\).*POTLUCK_DATA_LIMIT"):
+        potluck.from_files(file, target="y")
+    check_size(file, ["y"])
+    monkeypatch.setenv("POTLUCK_DATA_LIMIT", "3000000")
+    check_size(file)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.json", "a.yaml"])
+def test_a_pipe_does_not_keep_anybody_waiting(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    read: Any = {
+        ".json": lambda path: potluck.Split.load(path),
+        ".yaml": potluck.Experiment.load,
+    }.get(Path(name).suffix, lambda path: potluck.from_files(path, target="y"))
+    with pytest.raises(PotluckError, match=rf"{name} cannot be read.*it is no plain file"):
+        read(tmp_path / name)
+
+
+def test_a_file_larger_than_memory_is_not_read(tmp_path: Path) -> None:
+    for name in ("a.csv", "a.json"):
+        (tmp_path / name).write_text("a,y\n1,0\n")
+        os.truncate(tmp_path / name, 1 << 36)  # without a byte on the disk
+    with pytest.raises(DataError, match=r"a\.csv has more than 8\.0 GiB"):
+        potluck.from_files(tmp_path / "a.csv", target="y")
+    with pytest.raises(DataError, match=r"a\.json cannot be read \(it has more than 1,073,741,824 bytes"):
+        potluck.Split.load(tmp_path / "a.json")
+
+
+def test_what_no_table_holds_is_told(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (tmp_path / "wide.csv").write_text("a," * 60_000 + "y\n" + "1," * 60_000 + "0\n")
+    with pytest.raises(DataError, match=r"wide\.csv has more than 50,000 columns"):
+        potluck.from_files(tmp_path / "wide.csv", target="y")
+    table = pa.table({"a": [b"\xff"] * 40, "y": ["k", "l"] * 20})
+    pq.write_table(table, tmp_path / "bytes.parquet")
+    with pytest.raises(DataError, match="column 'a' holds a bytes in a cell"):
+        potluck.from_files(tmp_path / "bytes.parquet", target="y")
+    odd = table.replace_schema_metadata({"pandas": '{"index_columns": [5], "columns": 3}'})
+    pq.write_table(odd, tmp_path / "odd.parquet")
+    with pytest.raises(DataError, match=r"odd\.parquet cannot be read"):
+        potluck.from_files(tmp_path / "odd.parquet", target="y")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 100_000, "is nested too deeply"),
+        ('{"\\ud800": {"train": [1], "test": [4]}}', "letters that cannot be printed"),
+        ('{"\\u001b[2J": {"train": [1], "test": [4]}}', "letters that cannot be printed"),
+    ],
+)
+def test_a_split_that_nobody_wrote_is_told(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "s.json").write_text(text)
+    data = from_arrays(np.zeros((6, 3), dtype=np.float32), np.arange(6) % 2)
+    with pytest.raises(DataError, match=words):
+        from_index_file(tmp_path / "s.json", data)

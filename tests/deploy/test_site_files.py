@@ -159,3 +159,20 @@ def test_the_command_says_what_it_removed(home):
     done = CliRunner().invoke(app, ["prune", str(home.parent)])
     assert done.exit_code == 2
     assert "is no home folder of a site" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"welcome": {"experiment": {"training": {"rounds": Infinity}}}}', None]
+)
+def test_a_record_that_nobody_wrote_is_told(home, text):
+    (home / "runs" / "c3.json").write_text(text or "")
+    if text is None:
+        os.truncate(home / "runs" / "c3.json", 1 << 36)  # without a byte on the disk
+    done = CliRunner().invoke(app, ["prune", str(home)])
+    assert (done.exit_code, "c3.json cannot be read" in done.stderr) == (2, True)
+
+
+def test_the_name_of_a_run_cannot_steer_a_terminal(home):
+    (home / "runs" / "b2.json").rename(home / "runs" / "b\x1b[2J\n2.json")
+    done = CliRunner().invoke(app, ["prune", str(home), "--unfinished"])
+    assert (done.exit_code, "\x1b" in done.stdout, "removed run b 2 (" in done.stdout) == (0, False, True)

@@ -193,6 +193,10 @@ def test_the_command_shows_a_server(tmp_path):
         ('{"kind": "server"}', "was not written by this version"),
         ('{"kind": "server", "updated": "x", "clients": 3}', "was not written by this version"),
         ('{"kind": "site", "half": 3}', "was not written by this version"),
+        ('{"kind": "server", "updated": 1' + "0" * 400 + "}", "was not written by potluck: it has a number"),
+        ('{"kind": "server", "updated": NaN}', "was not written by potluck: it has a number"),
+        ('{"kind": "server", "x": ' + "[" * 900 + "]" * 900 + "}", "it is nested too deeply"),
+        (" " * ((16 << 20) + 1), "it has more than 16,777,216 bytes"),
     ],
 )
 def test_what_is_no_status_is_refused_in_a_sentence(tmp_path, text, sentence):
@@ -214,6 +218,15 @@ def test_a_foreign_status_cannot_steer_a_terminal(tmp_path):
     facts["clients"] = {"x\x1b[2J": facts["clients"] or {}}
     write_status(tmp_path, facts)
     assert "\x1b" not in json.dumps(read_status(tmp_path), ensure_ascii=False)
+
+
+def test_a_status_elsewhere_is_not_shown(tmp_path):
+    (tmp_path / "elsewhere.json").write_text('{"kind": "server", "secret": "S3CRET"}')
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "status.json").symlink_to(tmp_path / "elsewhere.json")
+    code, shown = command(tmp_path / "home", "--json")
+    assert (code, "S3CRET" in shown) == (2, False)
+    assert "it is a link, which is not followed" in " ".join(shown.split())
 
 
 # --- a site ---------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import yaml
 
 from potluck.core.rng import Rng
 from potluck.errors import ConfigError, PotluckError
-from potluck.experiment.overrides import apply_override
+from potluck.experiment.overrides import apply_override, read_yaml
 from potluck.experiment.schema import Experiment
 
 BASE: dict[str, Any] = {
@@ -100,3 +100,19 @@ def test_a_file_that_anchors_make_endless_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("\n".join(lines))
     with pytest.raises(ConfigError, match="too large for an experiment"):
         Experiment.load(tmp_path / "a.yaml")
+
+
+def test_what_is_merged_without_end_is_refused_while_it_is_read(tmp_path: Path) -> None:
+    lines = ["z0: &a0 {k0: 1}"]
+    lines += [f"z{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}], k{n}: 1}}" for n in range(1, 7)]
+    (tmp_path / "a.yaml").write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match=r"a\.yaml, line 6.*: too much is merged by <<"):
+        read_yaml(tmp_path / "a.yaml")
+    (tmp_path / "a.yaml").write_text("z: &z {a: 1, b: 2}\ny: {<<: *z, b: 3}\nx: &x {<<: *x, c: 4}")
+    assert read_yaml(tmp_path / "a.yaml")["y"] == {"a": 1, "b": 3}
+
+
+def test_a_number_of_many_letters_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("seed: 1" + ":59" * 20_000)
+    with pytest.raises(ConfigError, match="line 1, column 7: a number of more than 1000 letters"):
+        read_yaml(tmp_path / "a.yaml")

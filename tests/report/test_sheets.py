@@ -264,3 +264,8 @@ def test_models_of_another_round_than_the_last_are_said():
     )
     summary = {**SUMMARY, "accuracy": SUMMARY["accuracy"] | accuracy}
     assert f"models: {told}" in sheets.run_sheet(summary, [], 5).notes
+
+
+def test_no_text_of_a_sheet_steers_a_terminal():
+    sheet = render.Sheet("a\x1b[2J", (render.words("b\x07", str),), ["c\x9b2J", "two\nlines"], ("d\x1b]0;p",))
+    assert set(render.plain(sheet)) & set("\x1b\x07\x9b") == set()

@@ -20,10 +20,12 @@ from potluck.engine.store.checkpoints import Checkpoints
 from potluck.engine.store.manifest import _seal
 from potluck.errors import PotluckError, RunError
 from potluck.experiment.schema import Experiment
-from potluck.files import read_json
+from potluck.files import read_json, refuse_links
 from potluck.report.log import natural, read_config
 from potluck.runs.api import resume, run
+from potluck.runs.kept_models.files import check_models
 from potluck.runs.own_code import own_code
+from potluck.runs.started_here import is_sealed, seal
 
 SETTINGS: dict[str, Any] = TINY | {"evaluate": {"predictions": "last"}, "checkpoint": {"every": 0}}
 
@@ -326,12 +328,83 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 def test_a_file_of_any_size_or_depth_takes_no_memory(tmp_path: Path) -> None:
     with (tmp_path / "environment.json").open("wb") as file:
         file.truncate(1 << 36)  # without a byte on the disk
-    with pytest.raises(RunError, match="so it was not written by potluck"):
+    with pytest.raises(RunError, match="it has more than 1,073,741,824 bytes"):
         read_json(tmp_path / "environment.json")
     (tmp_path / "deep.json").write_text("[" * 200_000)
     with pytest.raises(RunError, match=r"deep\.json cannot be read"):
         read_json(tmp_path / "deep.json")
     (tmp_path / "config.yaml").write_text("[" * 20_000)
-    with pytest.raises(RunError, match=r"nested too deeply|is not YAML"):
+    with pytest.raises(RunError, match="nested too deeply"):
         read_config(tmp_path)
     assert sorted(["9" * 5000, "10", "9"], key=natural)[:2] == ["9", "10"]
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{there}: &{there} [{', '.join(['*' + before] * 10)}]\n"
+    for before, there in zip("abcde", "bcdef", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BOMB + "plugins: *f",
+        "plugins: &z [*z]",
+        "plugins: 5",
+        "plugins: true",
+        "plugins: []\nx: 2001-99-99",
+        "plugins: []\nx: !!bool maybe",
+        "plugins: []\nplugins: []",
+    ],
+)
+def test_settings_that_are_none_are_refused_by_whoever_reads_them(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(RunError, match=r"config\.yaml"):
+        own_code({"plugins": read_config(tmp_path)["plugins"]})
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "SHA256SUMS", "plug.py"])
+def test_a_small_file_of_any_size_is_not_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("x")
+    os.truncate(tmp_path / name, 1 << 36)  # without a byte on the disk
+    with pytest.raises(RunError, match=rf"{name} cannot be read: it has more than [\d,]+ bytes"):
+        {"config.yaml": read_config, "SHA256SUMS": check_models}.get(name, _looked_at)(tmp_path)
+
+
+def _looked_at(folder: Path) -> None:
+    own_code({"plugins": [str(folder / "plug.py")]})
+
+
+@pytest.mark.parametrize("code", ["x=" + "-" * 200_000 + "1", "x=" + "a." * 100_000 + "a", "x=" + "(" * 5000])
+def test_code_that_cannot_be_parsed_is_still_known_by_its_content(tmp_path: Path, code: str) -> None:
+    (tmp_path / "plug.py").write_text(code)
+    assert len(own_code({"plugins": [str(tmp_path / "plug.py")]})) == 1
+
+
+def test_names_of_code_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nsa/nsb").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert own_code({"plugins": ["nsa.nsb.x", "a" * 5000 + ".py", "\0.py", "", ".."]}) == {}
+
+
+def test_a_seal_may_be_any_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert is_sealed({"a": None}, seal({"a": None}))
+    assert not is_sealed({"a": None}, "é" * 64)
+
+
+def test_a_circle_of_links_and_folders_that_are_too_deep_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/loop").symlink_to("loop")
+    with pytest.raises(RunError, match="run: loop is a link"):
+        refuse_links(tmp_path / "run")
+    (tmp_path / "run/loop").unlink()
+    here = os.open(tmp_path / "run", os.O_RDONLY)
+    for _ in range(25):
+        os.mkdir("d" * 200, dir_fd=here)
+        inner = os.open("d" * 200, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+    with pytest.raises(RunError, match="run cannot be searched for links: File name too long"):
+        refuse_links(tmp_path / "run")

@@ -3,6 +3,8 @@
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import confusion_matrix
 
@@ -79,6 +81,15 @@ def test_only_those_of_the_last_round_stay_where_nothing_else_is_said(tmp_path):
     result = run(tmp_path / "run", True)
     assert [file.name for file in (tmp_path / "run" / "predictions").iterdir()] == ["round-000002.parquet"]
     assert set(result.predictions()["round"]) == {2}
+
+
+def test_a_file_that_becomes_huge_is_not_read(tmp_path, monkeypatch):
+    (tmp_path / "predictions").mkdir()
+    table = pa.table({"round": [1] * 5000, "client": ["x" * 2000] * 5000})
+    pq.write_table(table, tmp_path / "predictions" / "round-000001.parquet")
+    monkeypatch.setenv("POTLUCK_DATA_LIMIT", "1000000")
+    with pytest.raises(RunError, match=r"round-000001\.parquet would take .* in memory"):
+        read_predictions(tmp_path)
 
 
 def test_what_is_not_there_is_said(kept, tmp_path):

@@ -164,6 +164,7 @@ def prune(
     """Remove what a site has kept of finished runs; its secret, data and model stay."""
     from dataclasses import asdict
 
+    from potluck.core.plain_values import printable
     from potluck.deploy.pruning import kept_runs
     from potluck.deploy.pruning import prune as remove
     from potluck.report.format import size
@@ -175,5 +176,5 @@ def prune(
         return Screen(json).data({name: [asdict(one) for one in each] for name, each in runs.items()})
     left = [one for one in stay if not one.finished]
     kept = f"; {len(left)} unfinished {'run stays' if len(left) == 1 else 'runs stay'}" if left else ""
-    told = [f"removed run {one.run} (round {one.round}, {size(one.nbytes)})" for one in gone]
+    told = [f"removed run {printable(one.run)} (round {one.round}, {size(one.nbytes)})" for one in gone]
     Screen(json).show(*(told or [f"nothing to remove{kept}"]))

@@ -6,12 +6,26 @@ import json
 from typing import Any
 
 import typer
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.text import Text
 
+from potluck.core.plain_values import harmless
 from potluck.report.render import Sheet, console_on, plain, rich_table
 
 MOST_ROWS = 40  # rows of a table, such as clients or architectures
+
+
+class Harmless:
+    """Anything that is printed, without letters of a stranger's that the terminal would obey."""
+
+    def __init__(self, inner: RenderableType) -> None:
+        self.inner = inner
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The same segments, which have their colours apart from their text."""
+        for one in console.render(self.inner, options):
+            yield one if one.control else Segment(harmless(one.text), one.style)
 
 
 class Screen:
@@ -29,7 +43,8 @@ class Screen:
     def show(self, *parts: RenderableType) -> None:
         """Print text and tables, for people."""
         for part in parts:
-            self.out.print(Text(part) if isinstance(part, str) else part, soft_wrap=isinstance(part, str))
+            shown = Harmless(Text(part) if isinstance(part, str) else part)
+            self.out.print(shown, soft_wrap=isinstance(part, str))
 
     def sheet(self, sheet: Sheet) -> None:
         """Print a table: fitted to the terminal, or as aligned text where there is none."""

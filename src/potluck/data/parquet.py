@@ -19,16 +19,19 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from PIL import Image
 
 from potluck.errors import DataError
+from potluck.files import check_plain
 
 log = logging.getLogger(__name__)
 
 FOLDER_VARIABLE = "POTLUCK_DATA"
 LIMIT_VARIABLE = "POTLUCK_DATA_LIMIT"  # bytes that one Parquet file may take in memory
 _LIMIT = 8 * 2**30
+_FEW_ROWS = 100
 _LAYOUTS = (
     "{split}-*.parquet",
     "data/{split}-*.parquet",
@@ -49,6 +52,10 @@ _BROKEN_IMAGE = (
 )
 # Fewer images are decoded in about a second, which is not worth a cache file.
 _WORTH_KEEPING = 5_000
+
+
+class TooLargeError(DataError):
+    """A file that would take more memory than it may."""
 
 
 @dataclass(frozen=True)
@@ -211,11 +218,11 @@ def read_images(files: Files, names: tuple[str, ...], shape: tuple[int, int, int
     data sets are decoded once, kept in the user's cache folder and memory-mapped from then on.
     """
     rows = sum(_open(file.path).metadata.num_rows for file in files)
-    for file in files:
-        check_size(file.path)
     kept = _kept_at(files, shape)
     images = _read_kept(kept, (rows, *shape))
     if images is None:
+        for file in files:
+            check_size(file.path, names)
         images = _decode(files, names, rows, shape)
         if rows >= _WORTH_KEEPING:
             _keep(kept, images)
@@ -266,7 +273,7 @@ def _image_bytes(path: Path, names: Sequence[str]) -> Iterator[bytes]:
 
 def _column(path: Path, names: Sequence[str]) -> pa.ChunkedArray:
     name = _column_name(path, names)
-    check_size(path)
+    check_size(path, [name])
     try:
         return _open(path).read(columns=[name]).column(0)
     except (pa.ArrowException, OSError) as error:
@@ -286,26 +293,95 @@ def _column_name(path: Path, names: Sequence[str]) -> str:
 
 def _open(path: Path) -> pq.ParquetFile:
     try:
+        check_plain(path)
         return pq.ParquetFile(path, memory_map=True)
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
 
 
-def check_size(path: Path) -> None:
-    """Refuse a file that would become too large in memory: a few kilobytes can hold 10⁹ equal rows."""
-    metadata = _open(path).metadata
+def check_size(path: Path, columns: Sequence[str] | None = None) -> None:
+    """Refuse a file that would become too large in memory: a few kilobytes can hold 10⁹ equal rows.
+
+    `columns` are those that will be read, all if none are named.
+    """
+    metadata, limit = _open(path).metadata, size_limit()
     groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
     cells = metadata.num_rows * max(1, metadata.num_columns)
-    needed = max(sum(group.total_byte_size for group in groups), 8 * cells)
-    given = os.environ.get(LIMIT_VARIABLE, "").strip() or str(_LIMIT)
-    if not given.isdecimal():
-        raise DataError(f"{LIMIT_VARIABLE} is {given!r}: give a number of bytes")
-    limit = int(given)
+    values = sum(group.column(place).num_values for group in groups for place in range(group.num_columns))
+    needed = max(sum(group.total_byte_size for group in groups), 8 * cells, 8 * values)
+    if needed <= limit:
+        needed = _unpacked(path, columns, limit)
     if needed > limit:
-        raise DataError(
+        raise TooLargeError(
             f"{path} would take {needed / 2**30:,.1f} GiB or more in memory ({metadata.num_rows:,} rows), the "
             f"limit is {limit / 2**30:,.1f} GiB; if that is right, set {LIMIT_VARIABLE} to more bytes"
         )
+
+
+def size_limit() -> int:
+    """How many bytes one file of data may take in memory."""
+    given = os.environ.get(LIMIT_VARIABLE, "").strip() or str(_LIMIT)
+    if not given.isdecimal():
+        raise DataError(f"{LIMIT_VARIABLE} is {given!r}: give a number of bytes")
+    return int(given)
+
+
+def _unpacked(path: Path, columns: Sequence[str] | None, limit: int) -> int:
+    """The bytes of all texts in a file; counting ends beyond `limit`.
+
+    A text that stands in many rows is in the file once, and its head says nothing of that. So the texts are read as
+    the file has them, by number, and counted before any is copied.
+    """
+    texts = _repeated_texts(path, columns)
+    total = 0
+    try:
+        for batch in _numbered(path, texts) if texts else ():
+            total += sum(map(_bytes_of, batch.columns))
+            if total > limit:
+                break
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise _unreadable(path, error) from error
+    return total
+
+
+def _numbered(path: Path, texts: list[str]) -> Iterator[pa.RecordBatch]:
+    """The columns of texts as numbers of texts; nested texts that Arrow cannot number, a few rows at a time."""
+    file = pq.ParquetFile(path, memory_map=True, read_dictionary=texts)
+    for group in range(file.metadata.num_row_groups):
+        try:
+            yield from file.iter_batches(row_groups=[group], columns=texts)
+        except pa.ArrowNotImplementedError:
+            yield from _open(path).iter_batches(_FEW_ROWS, row_groups=[group], columns=texts)
+
+
+def _repeated_texts(path: Path, columns: Sequence[str] | None) -> list[str]:
+    """The columns of texts or bytes in which equal values may be stored once."""
+    metadata = _open(path).metadata
+    chunks = (
+        metadata.row_group(group).column(place)
+        for group in range(metadata.num_row_groups)
+        for place in range(metadata.num_columns)
+    )
+    found = {
+        chunk.path_in_schema: None
+        for chunk in chunks
+        if chunk.physical_type == "BYTE_ARRAY" and any("DICTIONARY" in one for one in chunk.encodings)
+    }
+    return [one for one in found if columns is None or one.partition(".")[0] in columns]
+
+
+def _bytes_of(values: pa.Array) -> int:
+    """The bytes of the texts in an array, each counted as often as it stands there."""
+    if pa.types.is_dictionary(values.type):
+        lengths = pc.binary_length(values.dictionary).cast(pa.int64())
+        return pc.sum(lengths.take(values.indices)).as_py() or 0
+    if pa.types.is_struct(values.type):
+        return sum(map(_bytes_of, values.flatten()))
+    if pa.types.is_map(values.type):
+        return _bytes_of(values.keys) + _bytes_of(values.items)
+    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
+        return _bytes_of(values.values)
+    return int(values.nbytes)
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:

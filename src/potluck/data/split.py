@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from potluck.core.dataset import Dataset
+from potluck.core.plain_values import harmless
 from potluck.core.rng import Rng
 from potluck.data.filling import Filling
 from potluck.data.natural import NaturalConfig, natural_held_out, natural_rows
@@ -32,6 +33,7 @@ from potluck.data.partition import (
 from potluck.data.scaling import Scaling
 from potluck.data.shift import FeatureShiftConfig, Shift, check_shift
 from potluck.errors import DataError
+from potluck.files import LARGEST_JSON, read_bounded
 from potluck.front_door import front_door
 
 PARTS: tuple[Literal["train"], Literal["validation"], Literal["test"]] = ("train", "validation", "test")
@@ -381,6 +383,10 @@ def from_index_file(path: Path | str, dataset: Dataset) -> Split:
 
 
 def _check_client(path: Path, client: ClientSplit, rows: int, may_be_empty: bool) -> None:
+    if harmless(client.id) != client.id:
+        raise DataError(
+            f"{path}: {client.id!a} has letters that cannot be printed: give the client another id"
+        )
     if not len(client.train) and not may_be_empty:
         raise DataError(f"{path}: client {client.id!r} has no training rows: give it some or leave it out")
     mine = np.concatenate(client.parts)
@@ -410,7 +416,8 @@ def _check_overlap(path: Path, split: Split) -> None:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_no_key_twice)
+        text = read_bounded(path, LARGEST_JSON).decode("utf-8")
+        return json.loads(text, object_pairs_hook=_no_key_twice)
     except OSError as error:
         raise DataError(
             f"the split {path} cannot be read ({error.strerror or error}): check the path"
@@ -421,6 +428,8 @@ def _read_json(path: Path) -> Any:
         ) from error
     except ValueError as error:
         raise DataError(f"the split {path} is not JSON ({error}): write it anew") from error
+    except RecursionError as error:
+        raise DataError(f"the split {path} is nested too deeply: write it anew") from error
 
 
 class _TwiceError(ValueError):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from potluck.core.plain_values import read_json, whole
+from potluck.deploy.bounds import MOST_ROUNDS
 from potluck.deploy.durable_record import MANIFEST
 from potluck.deploy.evaluations import SUFFIX
 from potluck.deploy.exchanges import History
@@ -59,7 +60,8 @@ def _kept_run(file: Path) -> KeptRun:
         history = History.from_json(RecordFiles(record, MANIFEST).read_manifest() or {})
         round_ = max([*history.rounds, *(one.round for one in history.done.values())])
     try:
-        rounds = int(json.loads(read_own(file))["welcome"]["experiment"]["training"]["rounds"])
+        told = read_json(read_own(file))["welcome"]["experiment"]["training"]["rounds"]
+        rounds = whole(told, 0, MOST_ROUNDS, "a number of rounds")
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{file} cannot be read: {error}") from error
     used = max(one.stat().st_mtime for one in (file, *files))

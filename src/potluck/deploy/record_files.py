@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import stat
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ from safetensors import SafetensorError
 from potluck.core.packed import State
 from potluck.engine.store.state_files import on_host
 from potluck.errors import RunError
-from potluck.files import write_whole
+from potluck.files import LARGEST_JSON, SETTINGS, read_bounded, write_whole
 
+LARGEST_STATE = 1 << 40  # bytes; a state is as large as the site's own model
 FORMAT = 2  # version of the manifest
 NAME = re.compile(r"\d{8}-[0-9a-f]{64}\.(safetensors|answer)")  # number and checksum of a file
 
@@ -34,18 +34,12 @@ def own_folder(path: Path) -> Path:
     return path
 
 
-def read_own(path: Path) -> bytes:
-    """The bytes of a plain file; a link, or anything else that is no file, is refused."""
+def read_own(path: Path, most: int = SETTINGS) -> bytes:
+    """The bytes of a plain file of at most `most`; a link, or anything else that is no file, is refused."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(handle, "rb") as file:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise RunError(f"{path} is no file")
-            return file.read()
+        return read_bounded(path, most, follow=False)
     except OSError as error:
-        link = path.is_symlink()
-        reason = "it is a link, which is not followed" if link else error.strerror or error
-        raise RunError(f"{path} cannot be read: {reason}") from error
+        raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def write_own(path: Path, data: bytes) -> None:
@@ -90,7 +84,7 @@ class RecordFiles:
     def read(self, name: str) -> bytes:
         """The bytes of a file, if they are those that were written."""
         path = self.folder / name
-        data = read_own(path)
+        data = read_own(path, LARGEST_STATE)
         if hashlib.sha256(data).hexdigest() != Path(name).stem.partition("-")[2]:
             raise RunError(
                 f"{path} is damaged: its bytes are not those that were written; bring back the folder "
@@ -118,7 +112,7 @@ class RecordFiles:
         if not path.exists() and not path.is_symlink():
             return None
         try:
-            whole = json.loads(read_own(path))
+            whole = json.loads(read_own(path, LARGEST_JSON))
             text = str(whole["record"])
             if whole["format"] != FORMAT or hashlib.sha256(text.encode()).hexdigest() != whole["sha256"]:
                 raise ValueError("it is not as it was written")

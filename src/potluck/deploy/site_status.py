@@ -6,17 +6,17 @@ The worker writes to a small file in its home; `potluck join` reads it and keeps
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from potluck.core.plain_values import printable
+from potluck.core.plain_values import printable, read_json
 from potluck.deploy.logs import Log
 from potluck.deploy.node_pulse import REFUSED, UNAUTHORISED, Pulse, trouble
 from potluck.deploy.status import write_small
+from potluck.files import read_bounded
 
 FILE = "worker.json"
 RECENT = 60.0  # seconds; a node whose last call was answered within them is connected
@@ -121,7 +121,7 @@ class OrderNotes:
 def read_orders(home: Path) -> dict[str, Any]:
     """What the worker of a home has noted last; empty if nothing, or nothing that can be read."""
     try:
-        found = json.loads((home / FILE).read_text())
+        found = read_json(read_bounded(home / FILE, follow=False))
         return {name: _plain(found[name]) for name in OrderFacts.__dataclass_fields__}
     except (OSError, ValueError, KeyError, TypeError):
         return {}

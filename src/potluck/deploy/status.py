@@ -19,12 +19,13 @@ from typing import Any
 
 from potluck.core.plain_values import printable
 from potluck.errors import RunError
-from potluck.files import read_json
+from potluck.files import SETTINGS, read_json
 from potluck.version import __version__
 
 FILES = {"server": "status.json", "site": "site-status.json"}  # a folder may have seen both
 EVERY = 5.0  # seconds between two writings
 STALE = 30.0  # seconds without a writing after which the process is taken to be gone
+LARGEST = 1e18  # any number in a status
 REMEMBERED = 100  # nodes that were refused
 
 
@@ -171,9 +172,11 @@ def read_status(folder: Path, now: float | None = None) -> dict[str, Any]:
     if not folder.is_dir():
         raise RunError(f"there is no folder {folder}")
     path = status_file(folder)
-    found = read_json(path)
+    found = read_json(path, most=SETTINGS, follow=False)
     if not isinstance(found, dict) or found.get("kind") not in [*FILES]:
         raise RunError(f"{path} was not written by potluck")
+    if not _is_finite(found):
+        raise RunError(f"{path} was not written by potluck: it has a number beyond all that are measured")
     updated = found.get("updated")
     age = (time.time() if now is None else now) - (updated if isinstance(updated, int | float) else 0)
     ended = found.get("state") in ("finished", "stopped")
@@ -189,6 +192,13 @@ def status_file(folder: Path) -> Path:
             f"{folder} has no {names}: it is neither the run folder of potluck serve nor the home of potluck join"
         )
     return max(there, key=lambda path: path.stat().st_mtime)
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether no number in a value is infinite, undefined, or too large to be counted with."""
+    if isinstance(value, dict | list):
+        return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, int | float) or abs(value) < LARGEST
 
 
 def _shown(value: Any) -> Any:

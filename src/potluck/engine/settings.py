@@ -32,7 +32,7 @@ class EngineSettings(Settings):
         "auto"  # `cpu`, `cuda:0`; several GPUs share the clients: `[cuda:0, cuda:1]`
     )
     precision: Precision = "float32"
-    threads: int = Field(default=1, ge=1)  # per client; the number of threads changes the last bits
+    threads: int = Field(default=1, ge=1, le=1024)  # per client; the number of threads changes the last bits
     workers: int | Literal["auto"] = "auto"  # processes on a CPU; their number changes nothing but the time
     streams: int | Literal["auto"] = "auto"  # on a GPU: queues the clients of a cohort are spread over
     deadline: float = Field(default=600.0, gt=0)  # of a federation: seconds a client has for an exchange

@@ -19,18 +19,39 @@ Override = str | Mapping[str, Any]  # `key=value`, or a mapping from keys to val
 class _Yaml(yaml.SafeLoader):
     """YAML in which only true and false are booleans, so that `on` in `evaluate.on` stays text.
 
-    A key that stands twice in one mapping is an error: otherwise the second would win without a word.
+    A key that stands twice in one mapping is an error: otherwise the second would win without a word. What `<<`
+    merges is counted, as a few lines can merge without end, and numbers are short: 1:59:59 is one too.
     """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._merged = 0
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Put into a mapping what it merges."""
+        super().flatten_mapping(node)
+        self._merged += len(node.value)
+        if self._merged > _LARGEST:
+            raise _refused(node, "too much is merged by <<; write it out")
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """The value of a node."""
+        if node.tag in _NUMBERS and len(node.value) > _LONGEST_NUMBER:
+            raise _refused(node, f"a number of more than {_LONGEST_NUMBER} letters")
+        return super().construct_object(node, deep)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """The mapping of a node."""
         seen: set[Any] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                problem = f"the key {key.value!r} stands there twice; keep one"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                raise _refused(key, f"the key {key.value!r} stands there twice; keep one")
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else key)
         return super().construct_mapping(node, deep)
+
+
+def _refused(node: yaml.Node, problem: str) -> yaml.YAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 _Yaml.yaml_implicit_resolvers = {
@@ -48,6 +69,8 @@ _NO_VALUE = (ValueError, KeyError, AttributeError, TypeError, OverflowError)
 
 _DEEPEST = 40  # levels of an experiment file
 _LARGEST = 200_000  # values of one, those that anchors repeat counted each time
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_LONGEST_NUMBER = 1000  # letters
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -21,11 +21,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as arrow_json
-import yaml
 
 from potluck.core import metrics as facts_of
 from potluck.core.metrics import MetricFacts
 from potluck.errors import ConfigError, RunError, nearest
+from potluck.experiment.overrides import read_yaml
 from potluck.files import read_json
 from potluck.report.format import rounded
 from potluck.report.reading import log_lines, reading
@@ -519,14 +519,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.exists():
         raise RunError(f"{folder} is not the folder of a run: it has no config.yaml; put it back")
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RunError(f"{path} is not YAML ({' '.join(str(error).split())}): repair it") from None
-    except RecursionError:
-        raise RunError(f"{path} is nested too deeply to be read: repair it") from None
-    if not isinstance(value, dict):
-        raise RunError(f"{path} is not a mapping: repair it")
-    return value
+        return read_yaml(path)
+    except ConfigError as error:
+        raise RunError(f"{error}; repair it") from error
 
 
 def method_name(config: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from potluck.core.plain_values import harmless
 from potluck.report.format import NOTHING, text
 
 SortKey = str | float | None
@@ -114,7 +115,7 @@ def plain(sheet: Sheet) -> str:
         ).rstrip()
         for line in lines
     ]
-    return "\n".join([sheet.title, "", *drawn, *([""] if sheet.notes else []), *sheet.notes]) + "\n"
+    return harmless("\n".join([sheet.title, "", *drawn, *([""] if sheet.notes else []), *sheet.notes]) + "\n")
 
 
 def markdown(sheet: Sheet) -> str:

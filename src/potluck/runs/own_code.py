@@ -7,22 +7,25 @@ given from Python are the subject of `own_objects.py`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
 from potluck.core.method import Method
+from potluck.core.plain_values import shown
 from potluck.data import registry as data
 from potluck.errors import RunError
 from potluck.experiment.export import to_values
 from potluck.experiment.origins import homes, is_foreign, model_names
 from potluck.experiment.schema import Experiment
+from potluck.files import read_bounded
 from potluck.methods.registry import find_method
 from potluck.models import registry as models
-from potluck.plugins import home_of, imported_beside, module_name
+from potluck.plugins import LARGEST_CODE, home_of, imported_beside, module_name
 from potluck.runs.own_objects import own_sources
 from potluck.runs.started_here import is_sealed, tracker_places
 
@@ -120,7 +123,12 @@ def check_trusted(folder: Path, settings: Mapping[str, Any], about: Mapping[str,
 
 def _names(settings: Mapping[str, Any]) -> list[str]:
     """Every file or module that settings name, once; a function in a plugin file stands for that file."""
-    plugins = [str(name) for name in settings.get("plugins") or ()]
+    listed = settings.get("plugins") or []
+    if not isinstance(listed, list | tuple):
+        raise RunError(
+            f"plugins: it must be a list of files and modules, not {shown(listed)}; repair config.yaml"
+        )
+    plugins = list(map(str, listed))
     files = {Path(name).stem for name in plugins if name.endswith(".py")}
     found = [home for text in texts_in(settings) if (home := home_of(text)) is not None]
     return list(dict.fromkeys([*plugins, *(name for name in found if name not in files)]))
@@ -141,14 +149,17 @@ def texts_in(value: Any) -> Iterator[str]:
 def _file_of(name: str) -> Path | None:
     """The file of a module, found without importing it or its package; None where there is none."""
     if name.endswith(".py"):
-        return Path(name) if Path(name).is_file() else None
-    words = name.split(".")
-    spec, places = None, None
-    for depth in range(1, len(words) + 1):
-        spec = PathFinder.find_spec(".".join(words[:depth]), places)
+        with contextlib.suppress(OSError):  # a name that no file can have
+            return Path(name) if Path(name).is_file() else None
+        return None
+    spec: ModuleSpec | None = None
+    places: list[str] | None = None  # of a package; None: where Python looks for modules
+    for word in name.split("."):
+        # By its last word alone: under the whole name Python would ask for its packages, which are not imported.
+        spec = PathFinder.find_spec(word, places)
         if spec is None:
             return None
-        places = spec.submodule_search_locations
+        places = list(spec.submodule_search_locations or ())
     return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
 
 
@@ -156,7 +167,7 @@ def _hash(file: Path) -> str:
     """A hash of a file and of the files beside it that it imports."""
     try:
         return hashlib.sha256(
-            b"".join(one.read_bytes() for one in (file, *imported_beside(file)))
+            b"".join(read_bounded(one, LARGEST_CODE) for one in (file, *imported_beside(file)))
         ).hexdigest()
     except OSError as error:
         raise RunError(f"{file} cannot be read: {error.strerror or error}") from error

@@ -13,9 +13,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
+from potluck.data.parquet import TooLargeError, check_size
 from potluck.engine.evaluation.examined import Examined
 from potluck.engine.evaluation.predictions import Predictions
-from potluck.errors import RunError, nearest
+from potluck.errors import DataError, RunError, nearest
 from potluck.files import write_whole
 from potluck.report.log import MOMENTS, natural
 from potluck.report.reading import reading
@@ -130,6 +131,8 @@ def read_predictions(folder: Path | str, round: int | None = None) -> pd.DataFra
     if round is not None and round not in kept:
         raise RunError(f"{folder} has no predictions of round {round}; kept: {', '.join(map(str, kept))}")
     chosen = kept.values() if round is None else [kept[round]]
+    for file in chosen:
+        _check_size(file)
     return pd.concat([_read(file) for file in chosen], ignore_index=True)
 
 
@@ -179,6 +182,16 @@ def confusion(
             client: tables[client].reindex(index=classes, columns=classes, fill_value=0)
             for client in sorted(tables, key=natural)
         }
+
+
+def _check_size(file: Path) -> None:
+    """Refuse a file that would become too large in memory; whoever reads it says what else is wrong."""
+    try:
+        check_size(file)
+    except TooLargeError as error:
+        raise RunError(str(error)) from error
+    except DataError:
+        return
 
 
 def _first(values: Iterable[Any], order: Sequence[str]) -> str:

@@ -39,7 +39,9 @@ def seal(reach: Reach) -> str | None:
 def is_sealed(reach: Reach, found: object) -> bool:
     """Whether a seal is yours, and of this."""
     key = _key(make=False)
-    return key is not None and isinstance(found, str) and hmac.compare_digest(_sealed(key, reach), found)
+    if key is None or not isinstance(found, str):
+        return False
+    return hmac.compare_digest(_sealed(key, reach).encode(), found.encode(errors="replace"))
 
 
 def _sealed(key: bytes, reach: Reach) -> str:

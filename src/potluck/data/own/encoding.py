@@ -74,7 +74,7 @@ class Encoding:
     def encode(self, frame: Any, where: str) -> np.ndarray:
         """The rows of a pandas frame as vectors; columns that are not learned from are left alone."""
         check_frame(where, frame)
-        have = [column for column in frame.columns if isinstance(column, str)]
+        have = dict.fromkeys(column for column in frame.columns if isinstance(column, str))
         for column in self.columns:
             if column.name not in have:
                 raise DataError(f"{where}: there is no column {column.name!r}; {nearest(column.name, have)}")

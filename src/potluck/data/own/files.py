@@ -12,14 +12,16 @@ from potluck.data.own.arrays import TaskName
 from potluck.data.own.datasets import pieces_of
 from potluck.data.own.encoding import Missing
 from potluck.data.own.frames import Categories, Standardize, Table
-from potluck.data.parquet import check_size
+from potluck.data.parquet import LIMIT_VARIABLE, check_size, size_limit
 from potluck.data.registry import register
 from potluck.errors import DataError, check_path, first_line
+from potluck.files import SETTINGS, check_plain
 from potluck.front_door import front_door
 
 if TYPE_CHECKING:
     import pandas as pd
 
+MOST_COLUMNS = 50_000
 Paths = str | Path | Sequence[str | Path] | Mapping[str, Any]
 
 
@@ -127,27 +129,51 @@ def read_table(path: Path) -> pd.DataFrame:
             f"{path} is neither .csv nor .parquet: convert it, or read it with pandas and from_frame"
         )
     try:
+        check_plain(path)
         return _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
     except MemoryError as error:
         raise DataError(f"{path} does not fit into memory: give less of it") from error
     except FileNotFoundError as error:
         raise DataError(f"there is no file {path}: check the path") from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read ({error.strerror or first_line(error)}): check the file"
+        ) from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # pandas says no more of a broken head
         raise DataError(f"{path} cannot be read ({first_line(error)}): check the file") from error
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
     """The table in a Parquet file; its own head says how large it becomes, which a few bytes can claim."""
     import pandas as pd
+    import pyarrow.parquet as pq
 
     check_size(path)
+    _check_columns(path, len(pq.read_schema(path).names))
     return pd.read_parquet(path)
+
+
+def _check_columns(path: Path, columns: int) -> None:
+    if columns > MOST_COLUMNS:
+        raise DataError(f"{path} has more than {MOST_COLUMNS:,} columns: give fewer of them")
+
+
+def _check_csv(path: Path) -> None:
+    """Refuse a file that is larger than memory may be, or has more columns than can be learned from."""
+    if path.stat().st_size > (limit := size_limit()):
+        raise DataError(
+            f"{path} has more than {limit / 2**30:,.1f} GiB; if that is right, set {LIMIT_VARIABLE} to more bytes"
+        )
+    with path.open("rb") as file:
+        head = file.readline(SETTINGS)
+    _check_columns(path, SETTINGS if len(head) == SETTINGS else head.count(b",") + 1)
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
     """The table in a CSV file. pandas would rename the second of two columns with one name."""
     import pandas as pd
 
+    _check_csv(path)
     header = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna().str.strip()
     twice = header[header.duplicated()].tolist()
     if twice:

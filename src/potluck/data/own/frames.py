@@ -167,12 +167,13 @@ class Table:
             raise DataError(
                 f"{self.name}: categorical names {stray!r}, which is no column; {nearest(stray, everywhere)}"
             )
+        wanted = dict.fromkeys([*apart, *chosen])
         for where, frame in tables:
-            have = list(frame.columns)
-            lost = next((column for column in [*apart, *chosen] if column not in have), None)
+            have = dict.fromkeys(frame.columns)
+            lost = next((column for column in wanted if column not in have), None)
             if lost is not None:
                 raise DataError(f"{where}: there is no column {lost!r}; {nearest(lost, have)}")
-            more = next((column for column in have if column not in [*apart, *chosen]), None)
+            more = next((column for column in have if column not in wanted), None)
             if more is not None and self.features is None:
                 raise DataError(
                     f"{where}: the column {more!r} is not in {tables[0][0]}: leave it out, or name the features"
@@ -225,13 +226,13 @@ class Table:
                 )
 
     def _check_column(self, where: str, column: str, values: Values) -> None:
+        _refuse_lists(where, column, values)
         dates = values.dtype.kind in "mM" or (_is_text(values) and _are_dates(values))
         if dates:
             raise DataError(
                 f"{where}: column {column!r} holds dates: turn them into numbers, such as days, or leave the "
                 "column out of features"
             )
-        _refuse_lists(where, column, values)
         check_missing(where, column, values, self.missing)
 
     def _measured(self, column: str, tables: Sequence[tuple[str, Frame]]) -> list[tuple[str, Frame]]:
@@ -306,14 +307,25 @@ def _as_list(names: str | Iterable[str]) -> list[str]:
 
 
 def _refuse_lists(where: str, column: str, values: Values) -> None:
-    """Refuse a column whose cells are lists, arrays or mappings."""
+    """Refuse a column whose cells are lists, arrays, mappings, or bytes that are no text."""
     if values.dtype != object:
         return
-    cell = next((one for one in values if isinstance(one, list | tuple | set | dict | np.ndarray)), None)
+    cell = next((one for one in values if _is_no_value(one)), None)
     if cell is not None:
         raise DataError(
             f"{where}: column {column!r} holds a {type(cell).__name__} in a cell: give a number or a text in each"
         )
+
+
+def _is_no_value(cell: Any) -> bool:
+    """Whether a cell holds more than one value, or bytes that are no text."""
+    if not isinstance(cell, bytes):
+        return isinstance(cell, list | tuple | set | dict | np.ndarray)
+    try:
+        cell.decode()
+    except UnicodeDecodeError:
+        return True
+    return False
 
 
 def _is_text(values: Values) -> bool:

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from potluck.errors import RunError, first_line
-from potluck.files import sha256, write_whole
+from potluck.files import read_bounded, sha256, write_whole
 
 ABOUT = "about.json"
 SUMS = "SHA256SUMS"
@@ -99,15 +99,14 @@ def models_remedy(folder: Path) -> str:
 def _sums(folder: Path) -> dict[str, str]:
     """What `SHA256SUMS` says; names of files beside it only."""
     try:
-        lines = (folder / SUMS).read_text().splitlines()
+        lines = read_bounded(folder / SUMS).decode().splitlines()
     except FileNotFoundError as error:
         raise RunError(
             f"{folder / SUMS} is missing, so nothing says whether the models are whole; {models_remedy(folder)}"
         ) from error
     except (OSError, ValueError) as error:
-        raise RunError(
-            f"{folder / SUMS} cannot be read: {first_line(error)}; {models_remedy(folder)}"
-        ) from error
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise RunError(f"{folder / SUMS} cannot be read: {reason}; {models_remedy(folder)}") from error
     found = [_LINE.fullmatch(line) for line in lines]
     sums = {match[2]: match[1] for match in found if match}
     if not all(found) or ABOUT not in sums:  # which has the last line

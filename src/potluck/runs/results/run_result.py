@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from potluck.core.method import Method
+from potluck.core.plain_values import harmless
 from potluck.engine.store.checkpoints import Checkpoints
 from potluck.engine.store.manifest import Manifest
 from potluck.errors import ConfigError, RunError
@@ -202,8 +203,9 @@ class RunResult:
         score += f" without client {', '.join(absent)}" if absent else ""
         told = about_kept(found, self.clients.models.kept_round)
         rounds = f"{counted(self.summary['rounds'], 'round')}{stopped}"
-        return f"{self.summary['method']}: {score}, {rounds}, {self.folder}" + (
-            f"\nmodels: {told}" if told else ""
+        return harmless(
+            f"{self.summary['method']}: {score}, {rounds}, {self.folder}"
+            + (f"\nmodels: {told}" if told else "")
         )
 
     def __repr__(self) -> str:
