@@ -87,6 +87,37 @@ WELCOMES = {
     "a path": (changed("run", value="../../etc"), "is no name of a run"),
     "a long name": (changed("run", value="a" * 100_000), "is no name of a run"),
     "a number": (changed("run", value={}), "is no name of a run"),
+    "a hub repository": (
+        changed("experiment", "models", "pool", value={"name": "hf-vit", "weights": "evil/repo"}),
+        "models.pool.weights: a site reads no file and fetches nothing that a server names",
+    ),
+    "a file of weights": (
+        changed("experiment", "models", "pool", value={"0": {"name": "efficientnet-lite0", "weights": "w"}}),
+        "models.pool.0.weights",
+    ),
+    "weights of an option": (
+        changed("experiment", "method", "small", value=[{"name": "mlp-small", "weights": "/etc/hostname"}]),
+        "method.small.weights",
+    ),
+    "a repository": (changed("experiment", "method", "small", value="evil/repo"), "method.small"),
+    "a kernel": (
+        changed("experiment", "models", "pool", value={"name": "hf-vit", "config": {"attn": "evil/repo"}}),
+        "models.pool.config.attn",
+    ),
+    "a folder": (changed("experiment", "data", "dir", value="/etc"), "names data.dir"),
+    "a device": (changed("experiment", "engine", "device", value="meta"), "names engine.device"),
+    "public files": (
+        changed("experiment", "public", value={"data": {"name": "x", "path": "/etc"}}),
+        "names public.data.path",
+    ),
+    "a path of a metric": (
+        changed("experiment", "metrics", value=["sklearn:/../../../etc/planted.py:f"]), "ConfigError at the site"
+    ),
+    "many models": (
+        changed("experiment", "models", "pool",
+                value=[{"name": "resnet18", "width": width} for width in range(200, 400)]),
+        "200 different models",
+    ),
     "not invited": (changed("experiment", "partition", "sites", value=["1", "2"]), "is for the clients 1, 2"),
 }  # fmt: skip
 
@@ -124,6 +155,31 @@ def test_a_model_larger_than_the_machine_is_refused_before_it_is_made():
         torch.nn.Linear(2**16, 2**16)
     with Modest(2**30):
         assert torch.nn.Linear(4, 4)(torch.zeros(2, 4)).shape == (2, 4)
+
+
+def test_a_model_of_more_tensors_than_any_has_is_refused_while_it_is_made():
+    with pytest.raises(ConfigError, match="more than 10 tensors"), torch.device("meta"), Modest(tensors=10):
+        torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(10)))
+
+
+@pytest.mark.parametrize("told", ["there is no file /srv/cases/x.csv", "there is no file x.csv"])
+def test_what_the_data_of_a_site_say_is_told_by_its_kind_alone(tmp_path, told):
+    def load():
+        raise ConfigError(told)
+
+    reply = greet(Site("0", sites.builder("0"), load, tmp_path), offer())
+    assert reply.reason == "client 0: DataError at the site; the log of its worker says more"
+
+
+def test_no_sentence_with_a_path_leaves_a_site(site):
+    for sentence in ("no file /srv/x.csv", "'~/x' is missing", "a:/../x"):
+        assert wire.unpack_reply(site.refuse(ConfigError(sentence))).reason == (
+            "client 0: ConfigError at the site; the log of its worker says more"
+        )
+    assert (
+        "'small/fc.weight' (1/2)"
+        in wire.unpack_reply(site.refuse(ConfigError("'small/fc.weight' (1/2)"))).reason
+    )
 
 
 def note(**changes):

@@ -17,13 +17,15 @@ MOST_WIDTH = 1 << 16  # of a representation, or any other size of a model
 class Modest(TorchFunctionMode):
     """Refuses to make tensors of more than `most` bytes; by default, half of the machine's memory.
 
-    Without this the system would end the process, as memory is given before it is there.
+    Without this the system would end the process, as memory is given before it is there. `tensors` is how many may
+    be made in all, those without memory (on the device `meta`) included: models of very many layers take long.
     """
 
     MAKERS = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.full, torch.eye)
 
-    def __init__(self, most: int | None = None) -> None:
+    def __init__(self, most: int | None = None, tensors: int | None = None) -> None:
         super().__init__()
+        self.tensors, self.made = tensors, 0
         self.most = (
             most if most is not None else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
         )
@@ -31,6 +33,8 @@ class Modest(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at the size before a tensor is made."""
         kwargs = kwargs or {}
+        if func in self.MAKERS:
+            self._count()
         if func in self.MAKERS and str(kwargs.get("device")) != "meta":
             size = _size(func, args, kwargs)
             if 4 * size > self.most:
@@ -39,6 +43,14 @@ class Modest(TorchFunctionMode):
                     "for here; ask who described it for smaller sizes"
                 )
         return func(*args, **kwargs)
+
+    def _count(self) -> None:
+        self.made += 1
+        if self.tensors is not None and self.made > self.tensors:
+            raise ConfigError(
+                f"the models as they are described would have more than {self.tensors:,} tensors; ask who "
+                "described them for fewer or smaller ones"
+            )
 
 
 def _size(func: Any, args: Any, kwargs: Mapping[str, Any]) -> int:
