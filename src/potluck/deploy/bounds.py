@@ -34,9 +34,7 @@ MOST_RUNS = 1000  # of which a site keeps records
 FREE = re.compile(r"seed|memory")  # options that count neither work nor sizes
 RUN = re.compile(r"[0-9A-Za-z]{1,64}")
 NO_RUN = "what the server calls its run is no name of a run (1 to 64 letters and digits)"
-WORD = re.compile(
-    r"\w[\w.+-]*"
-)  # the texts of a method, its models and its training: no path, module or repository
+WORD = re.compile(r"\w[\w.+-]*")  # a text of an option: no path, module or repository
 WEIGHTS = "weights"  # the option of a model that names a file, or a repository of the hub
 TAKEN = {"data": ("augment",), "engine": ("threads", "precision"), "public": ("data", "samples")}
 
@@ -84,8 +82,8 @@ def check_words(value: Any, where: str) -> None:
         )
     if isinstance(value, str) and not WORD.fullmatch(value):
         raise ConfigError(
-            f"{where} is no plain word (letters, digits and . _ + -); a site takes no path and no repository from a "
-            "server"
+            f"{where} is no plain word (letters, digits and . _ + -); a site takes no path and no repository from "
+            "a server"
         )
     for key, inner in _inside(value, where):
         check_words(inner, key)

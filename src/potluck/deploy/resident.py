@@ -14,7 +14,7 @@ from potluck.core.method import Method, MethodConfig
 from potluck.core.own_metrics import OwnMetrics
 from potluck.core.packed import State
 from potluck.deploy.agreement import ATTEMPTS, EVALUATIONS, Agreement, refuse_attempt, refuse_evaluation
-from potluck.deploy.discretion import ASIDE, names_path
+from potluck.deploy.discretion import names_path
 from potluck.deploy.durable_record import DurableRecord
 from potluck.deploy.evaluations import Evaluations
 from potluck.deploy.exchanges import question_of
@@ -118,7 +118,7 @@ class GuardedPerformer(Performer):
         answer = super().examine(client, examination)
         for metric, error in answer.report.errors.items():
             if names_path(error):
-                answer.report.errors[metric] = error.partition(":")[0] + ASIDE
+                answer.report.errors[metric] = f"{error.partition(':')[0]} at the site"
         return answer
 
     def _let_examine(self, examination: Examination) -> None:
