@@ -157,6 +157,13 @@ def test_a_model_larger_than_the_machine_is_refused_before_it_is_made():
         assert torch.nn.Linear(4, 4)(torch.zeros(2, 4)).shape == (2, 4)
 
 
+def test_many_tensors_that_fill_the_machine_together_are_refused(monkeypatch):
+    monkeypatch.setattr("potluck.core.modest.STRIDE", 4_000)
+    monkeypatch.setattr("potluck.core.modest.free_bytes", lambda: 7_000)
+    with pytest.raises(ConfigError, match="more than there is room for here"), Modest():
+        [torch.empty(100) for _ in range(10)]
+
+
 def test_a_model_of_more_tensors_than_any_has_is_refused_while_it_is_made():
     with pytest.raises(ConfigError, match="more than 10 tensors"), torch.device("meta"), Modest(tensors=10):
         torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(10)))
