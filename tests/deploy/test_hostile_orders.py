@@ -12,6 +12,7 @@ from potluck.core.message import Message
 from potluck.core.modest import Modest
 from potluck.deploy import bounds, wire
 from potluck.deploy.site import Site
+from potluck.deploy.welcome import welcome
 from potluck.engine.protocol import Answer, Examination, Failure, Stamp
 from potluck.errors import ConfigError
 
@@ -155,6 +156,18 @@ def test_a_model_larger_than_the_machine_is_refused_before_it_is_made():
         torch.nn.Linear(2**16, 2**16)
     with Modest(2**30):
         assert torch.nn.Linear(4, 4)(torch.zeros(2, 4)).shape == (2, 4)
+
+
+def test_an_honest_server_tells_of_models_without_their_weights():
+    small = {"name": "mlp-small", "weights": "/srv/small"}
+    pool = {"0": {"name": "hf-vit", "weights": "some/repo"}, "1": "conv-small", "2": "mlp-small"}
+    method = {"name": "fedmrl", "d1": 8, "small": small}
+    told = welcome(sites.federated(method, models={"pool": pool}), "b2")
+    bounds.check_welcome(told)
+    assert told["experiment"]["models"]["pool"] == pool | {"0": {"name": "hf-vit"}}
+    assert told["experiment"]["method"]["small"] == {"name": "mlp-small"}
+    weights = welcome(sites.federated({"name": "fedavg"}), "b2")["experiment"]["method"]["weights"]
+    assert weights == sites.federated({"name": "fedavg"}).method.weights
 
 
 def test_many_tensors_that_fill_the_machine_together_are_refused(monkeypatch):
