@@ -152,6 +152,18 @@ def _imports(file: Path) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
+def split_name(text: str) -> tuple[str, str]:
+    """The home of a function (a file, module or library; empty: none) and its name there.
+
+    Whoever checks such a text and whoever uses it must read it alike: both read it here.
+
+    >>> split_name("rules.py:fade"), split_name("fade"), split_name("a:b.py:fade")
+    (('rules.py', 'fade'), ('', 'fade'), ('a:b.py', 'fade'))
+    """
+    home, _, key = text.rpartition(":")
+    return home, key
+
+
 def home_of(text: str) -> str | None:
     """The file or module that the functions below import for a text; None if it names no function.
 
@@ -160,16 +172,13 @@ def home_of(text: str) -> str | None:
     >>> home_of("rules.py:fade"), home_of("rules:fade"), home_of("fade")
     ('rules.py', 'rules', None)
     """
-    file = text.rpartition(":")[0]
-    if file.endswith(".py"):
-        return file
-    home, colon, key = text.partition(":")
-    return home if colon and home and key else None
+    home, key = split_name(text)
+    return home if home and (key or home.endswith(".py")) else None
 
 
 def load_function(name: str) -> Callable[..., Any]:
     """The function behind `file.py:function` or `module:function`."""
-    home, _, key = name.rpartition(":")
+    home, key = split_name(name)
     if not home.endswith(".py"):
         return find_function(name)
     try:

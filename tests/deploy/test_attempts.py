@@ -63,6 +63,26 @@ def test_without_a_contract_attempts_are_limited_too(tmp_path):
     assert [isinstance(one, Failure) for one in replies] == [False] * ATTEMPTS + [True]
 
 
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_step_that_is_asked_for_again_in_an_attempt_counts_as_another_one(tmp_path, pinned):
+    agreed = contract(tmp_path, "fedre", bytes_per_round=10**9) if pinned else None
+    site = joined(tmp_path, "fedre", simulated=False, agreement=agreed)
+    replies = [ask(site, request(head(site, 1 + place), exchange=place + 1)) for place in range(ATTEMPTS + 1)]
+    assert [isinstance(one, Failure) for one in replies] == [False] * ATTEMPTS + [True]
+    assert "was answered 8 times, each time to another question" in replies[-1].reason
+
+
+def test_exchanges_that_a_method_declares_are_one_attempt(tmp_path):
+    options = {"name": "fccl", "exchange": "batch", "batch": 5, "samples": 60, "pretrain_epochs": 1}
+    site = make_site(tmp_path, simulated=False)
+    lone_site.greet(site, lone_site.welcome(sites.federated(options), lone_site.RUN))
+    ask(site, request(Message(), steps=("score",)))
+    down = Message({"scores": torch.zeros(5, 10), "share": torch.tensor(0.5)})
+    replies = [ask(site, request(down, exchange=2 + place, steps=("learn",))) for place in range(12)]
+    assert all(isinstance(one, Answer) for one in replies), replies[-1]
+    assert site.resident.record.history.tried == {1: 1}
+
+
 def test_the_proposal_counts_one_attempt(tmp_path):
     agreed = contract(tmp_path)
     largest = {name: spec.largest() for name, spec in agreed.steps["train"].up.items()}

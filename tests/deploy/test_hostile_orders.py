@@ -12,6 +12,7 @@ from potluck.core.message import Message
 from potluck.core.modest import Modest
 from potluck.deploy import bounds, wire
 from potluck.deploy.site import Site
+from potluck.deploy.welcome import welcome
 from potluck.engine.protocol import Answer, Examination, Failure, Stamp
 from potluck.errors import ConfigError
 
@@ -87,6 +88,37 @@ WELCOMES = {
     "a path": (changed("run", value="../../etc"), "is no name of a run"),
     "a long name": (changed("run", value="a" * 100_000), "is no name of a run"),
     "a number": (changed("run", value={}), "is no name of a run"),
+    "a hub repository": (
+        changed("experiment", "models", "pool", value={"name": "hf-vit", "weights": "evil/repo"}),
+        "models.pool.weights: a site reads no file and fetches nothing that a server names",
+    ),
+    "a file of weights": (
+        changed("experiment", "models", "pool", value={"0": {"name": "efficientnet-lite0", "weights": "w"}}),
+        "models.pool.0.weights",
+    ),
+    "weights of an option": (
+        changed("experiment", "method", "small", value=[{"name": "mlp-small", "weights": "/etc/hostname"}]),
+        "method.small.weights",
+    ),
+    "a repository": (changed("experiment", "method", "small", value="evil/repo"), "method.small"),
+    "a kernel": (
+        changed("experiment", "models", "pool", value={"name": "hf-vit", "config": {"attn": "evil/repo"}}),
+        "models.pool.config.attn",
+    ),
+    "a folder": (changed("experiment", "data", "dir", value="/etc"), "names data.dir"),
+    "a device": (changed("experiment", "engine", "device", value="meta"), "names engine.device"),
+    "public files": (
+        changed("experiment", "public", value={"data": {"name": "x", "path": "/etc"}}),
+        "names public.data.path",
+    ),
+    "a path of a metric": (
+        changed("experiment", "metrics", value=["sklearn:/../../../etc/planted.py:f"]), "ConfigError at the site"
+    ),
+    "many models": (
+        changed("experiment", "models", "pool",
+                value=[{"name": "resnet18", "width": width} for width in range(200, 400)]),
+        "200 different models",
+    ),
     "not invited": (changed("experiment", "partition", "sites", value=["1", "2"]), "is for the clients 1, 2"),
 }  # fmt: skip
 
@@ -124,6 +156,48 @@ def test_a_model_larger_than_the_machine_is_refused_before_it_is_made():
         torch.nn.Linear(2**16, 2**16)
     with Modest(2**30):
         assert torch.nn.Linear(4, 4)(torch.zeros(2, 4)).shape == (2, 4)
+
+
+def test_an_honest_server_tells_of_models_without_their_weights():
+    small = {"name": "mlp-small", "weights": "/srv/small"}
+    pool = {"0": {"name": "hf-vit", "weights": "some/repo"}, "1": "conv-small", "2": "mlp-small"}
+    method = {"name": "fedmrl", "d1": 8, "small": small}
+    told = welcome(sites.federated(method, models={"pool": pool}), "b2")
+    bounds.check_welcome(told)
+    assert told["experiment"]["models"]["pool"] == pool | {"0": {"name": "hf-vit"}}
+    assert told["experiment"]["method"]["small"] == {"name": "mlp-small"}
+    weights = welcome(sites.federated({"name": "fedavg"}), "b2")["experiment"]["method"]["weights"]
+    assert weights == sites.federated({"name": "fedavg"}).method.weights
+
+
+def test_many_tensors_that_fill_the_machine_together_are_refused(monkeypatch):
+    monkeypatch.setattr("potluck.core.modest.STRIDE", 4_000)
+    monkeypatch.setattr("potluck.core.modest.free_bytes", lambda: 7_000)
+    with pytest.raises(ConfigError, match="more than there is room for here"), Modest():
+        [torch.empty(100) for _ in range(10)]
+
+
+def test_a_model_of_more_tensors_than_any_has_is_refused_while_it_is_made():
+    with pytest.raises(ConfigError, match="more than 10 tensors"), torch.device("meta"), Modest(tensors=10):
+        torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(10)))
+
+
+@pytest.mark.parametrize("told", ["there is no file /srv/cases/x.csv", "there is no file x.csv"])
+def test_what_the_data_of_a_site_say_is_told_by_its_kind_alone(tmp_path, told):
+    def load():
+        raise ConfigError(told)
+
+    reply = greet(Site("0", sites.builder("0"), load, tmp_path), offer())
+    assert reply.reason == "client 0: DataError at the site; the log of its worker says more"
+
+
+def test_no_sentence_with_a_path_leaves_a_site(site):
+    for sentence in ("no file /srv/x.csv", "'~/x' is missing", "a:/../x"):
+        assert wire.unpack_reply(site.refuse(ConfigError(sentence))).reason == (
+            "client 0: ConfigError at the site; the log of its worker says more"
+        )
+    plain = "tensor 'small/fc.weight' is half (1/2)"
+    assert wire.unpack_reply(site.refuse(ConfigError(plain))).reason == f"client 0: {plain}"
 
 
 def note(**changes):

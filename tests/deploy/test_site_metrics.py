@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import sites
@@ -118,6 +119,15 @@ def test_a_metric_that_fails_at_a_site_costs_its_own_value_alone(tmp_path):
     assert report.errors == {"fussy": "KeyError: 'a\\x1b row'"}
 
 
+def test_an_error_of_a_metric_tells_no_path(tmp_path):
+    def table(scores, labels):
+        return 0.5 if len(labels) == 40 else Path("/srv/no/table.csv").read_text()
+
+    site = make_site("0", tmp_path, metrics={"table": table})
+    enrol(site, "table")
+    assert examine(site, "table").report.errors == {"table": "FileNotFoundError at the site"}
+
+
 def test_predictions_stay_at_a_site(tmp_path):
     site = make_site("0", tmp_path)
     enrol(site)
@@ -126,7 +136,28 @@ def test_predictions_stay_at_a_site(tmp_path):
         prepared(sites.federated("local", evaluate={"predictions": True}))
 
 
-@pytest.mark.parametrize("name", ["evil_module:run", "/tmp/evil.py:run", "mine"])
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize("form", ["sklearn:/../../../../../../../../../..{}:f", "{}:f", "sklearn:{}:f"])
+def test_a_server_cannot_have_a_file_at_a_site_run(tmp_path, form, pinned):
+    (tmp_path / "planted.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef f(a, b): return 0.5\n")
+    agreed = Agreement(method="local", steps={"train": {}, "evaluate": {}}, bytes_per_round=0, metrics=("f",))
+    site = make_site("0", tmp_path, agreement=agreed if pinned else None)
+    reasons = [
+        enrol(site, form.format(file)).reason for file in (tmp_path / "planted.py", tmp_path / "no.py")
+    ]
+    assert reasons == ["client 0: ConfigError at the site; the log of its worker says more"] * 2
+    assert not (tmp_path / "ran").exists()
+    assert site.resident is None
+
+
+def test_metrics_are_compared_with_the_contract_before_anything_is_loaded(tmp_path):
+    agreed = Agreement(method="local", steps={"train": {}, "evaluate": {}}, bytes_per_round=0)
+    site = make_site("0", tmp_path, agreement=agreed)
+    site.load = None
+    assert "the metric 'hamming_loss' would be measured" in enrol(site, "sklearn:hamming_loss").reason
+
+
+@pytest.mark.parametrize("name", ["evil_module:run", "sklearn:run:me", "mine", "sklearn.metrics:f1_score"])
 def test_a_site_imports_nothing_that_a_server_names(tmp_path, name):
     site = make_site("0", tmp_path)
     refusal = enrol(site, name)

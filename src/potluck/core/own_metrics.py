@@ -10,6 +10,7 @@ import difflib
 import importlib
 import inspect
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,13 +26,14 @@ from potluck.core.settings import Settings
 from potluck.core.task import Task
 from potluck.core.task_kinds import TASK_KINDS
 from potluck.errors import ConfigError, RunError, first_line, nearest
-from potluck.plugins import find_function, load_function
+from potluck.plugins import find_function, load_function, split_name
 
 ONE_CLASS = frozenset({"classification", "text-classification"})
 LABELS = ONE_CLASS | {"multi-label"}
 CLASSES = LABELS | {"segmentation"}
 REGRESSION = frozenset({"regression"})
 LIBRARIES = ("sklearn", "torchmetrics")
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 RESERVED = ("correct", "samples", "score", "metric")  # other things in the log, or on the way to it
 LONGEST = 200  # characters of a function's error that are told
 TRIAL = 4  # made-up samples per class on which a metric is tried before a run
@@ -66,13 +68,13 @@ class MetricSettings(Settings):
             return name
         if not isinstance(name, str):
             raise ValueError("give the name of a metric, module:function, or a function of scores and labels")
-        library, colon, key = name.rpartition(":")
-        if not colon and name.endswith(".py"):
+        home, key = split_name(name)
+        if key == name and name.endswith(".py"):
             raise ValueError(f"{name!r} is a file; name the function in it: {name}:function")
-        if not colon and name not in PLAIN and name not in measured_anyway():
+        if key == name and name not in PLAIN and name not in measured_anyway():
             raise ValueError(f"there is no metric {name!r}; {nearest(name, [*PLAIN, *measured_anyway()])}")
-        if colon and not (library and key):
-            raise ValueError(f"{name!r} names no function; write {library or 'module'}:{key or 'function'}")
+        if key != name and not (home and key):
+            raise ValueError(f"{name!r} names no function; write {home or 'module'}:{key or 'function'}")
         return name
 
     @model_validator(mode="after")
@@ -93,13 +95,27 @@ class MetricSettings(Settings):
     def key(self) -> str:
         """Its name in the log, in tables and in a site's agreement."""
         given = self.name if isinstance(self.name, str) else getattr(self.name, "__name__", "metric")
-        return self.called or given.rpartition(":")[2]
+        return self.called or split_name(given)[1]
 
     @property
     def library(self) -> str:
         """The library that a name such as `sklearn:f1_score` points into, else nothing."""
-        home = self.name.rpartition(":")[0] if isinstance(self.name, str) else ""
+        home = split_name(self.name)[0] if isinstance(self.name, str) else ""
         return home if home in LIBRARIES else ""
+
+
+def runs_no_other_code(name: str) -> bool:
+    """Whether a name means a metric of this package or of one of the libraries, and no module or file.
+
+    >>> runs_no_other_code("macro_f1"), runs_no_other_code("sklearn:f1_score"), runs_no_other_code("os:system")
+    (True, True, False)
+    >>> runs_no_other_code("sklearn:/../mine.py:f"), runs_no_other_code("sklearn:a.py:f")
+    (False, False)
+    """
+    home, key = split_name(name)
+    if key == name:
+        return name in PLAIN or name in measured_anyway()
+    return home in LIBRARIES and _WORD.fullmatch(key) is not None
 
 
 def measured_anyway() -> set[str]:
@@ -296,7 +312,7 @@ _ANY = {"low": -math.inf, "high": math.inf}
 
 def _from_sklearn(settings: MetricSettings) -> OwnMetric:
     """Any metric of scikit-learn. What it takes is told by its second argument: `y_pred`, `y_score`, `y_proba`."""
-    name, library = settings.name.rpartition(":")[2], _library("sklearn")
+    name, library = split_name(settings.name)[1], _library("sklearn")
     known = [key for key in library.__all__ if "y_true" in _parameters(getattr(library, key))]
     if name not in known:
         raise ConfigError(f"metrics: scikit-learn has no metric {name!r}; {_nearest_few(name, known)}")
@@ -326,7 +342,7 @@ def _parameters(function: Any) -> list[str]:
 
 def _from_torchmetrics(settings: MetricSettings) -> OwnMetric:
     """Any metric of torchmetrics that gives one number; what it must know of the task is filled in."""
-    name, library = settings.name.rpartition(":")[2], _library("torchmetrics")
+    name, library = split_name(settings.name)[1], _library("torchmetrics")
     homes = [
         library,
         *(importlib.import_module(f"torchmetrics.{one}") for one in ("classification", "regression")),
@@ -376,7 +392,7 @@ def _function(name: Any, folder: Path) -> Callable[..., Any]:
     if callable(name):
         found: Callable[..., Any] = name
         return found
-    home, _, key = name.rpartition(":")
+    home, key = split_name(name)
     if not home.endswith(".py"):
         return find_function(name)
     file = (folder / home).resolve()

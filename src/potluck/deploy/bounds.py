@@ -25,19 +25,25 @@ MOST_SEEN = 10**9  # samples a client trains on in a round, all epochs together
 MOST_OPTION = 10**6  # any other number of an option: steps, passes, samples
 MOST_PIXELS = 1024  # any number of an augmentation
 MOST_METRICS = 100
+MOST_MODELS = 64  # different ones in `models.pool`
+MOST_TENSORS = 20_000  # of all models that are built while a site joins
 LONGEST_TEXT = 1000  # letters of a name or a text; no list has more entries than there are sites
 MOST_LISTED = 32  # steps or ways of measuring in one order
 MOST_COUNTED = 10**9  # rounds, attempts, exchanges, starts of a server
 MOST_RUNS = 1000  # of which a site keeps records
 FREE = re.compile(r"seed|memory")  # options that count neither work nor sizes
 RUN = re.compile(r"[0-9A-Za-z]{1,64}")
+NO_RUN = "what the server calls its run is no name of a run (1 to 64 letters and digits)"
+WORD = re.compile(r"\w[\w.+-]*")  # a text of an option: no path, module or repository
+WEIGHTS = "weights"  # the option of a model that names a file, or a repository of the hub
+TAKEN = {"data": ("augment",), "engine": ("threads", "precision"), "public": ("data", "samples")}
 
 
 def check_welcome(offer: Any) -> None:
     """Refuse a welcome that is malformed, or asks for more than any experiment needs; types before values."""
     told = _block(offer, "the welcome")
     if not RUN.fullmatch(str(told.get("run"))):
-        raise ConfigError(f"{str(told.get('run'))[:64]!r} is no name of a run")
+        raise ConfigError(NO_RUN)
     values = _block(told.get("experiment"), "experiment")
     blocks = {
         name: _block(values.get(name), name) for name in ("method", "training", "engine", "partition", "data")
@@ -60,6 +66,45 @@ def check_welcome(offer: Any) -> None:
         for key, number in _numbers(block, where):
             _most(key, number, most)
     _check_lengths(values, "experiment")
+    _check_taken(values)
+    for where, inner in (*_inside(blocks["method"], "method"), ("models", models)):
+        check_weights(inner, where)
+    for where, block in (*blocks.items(), ("models", models)):
+        if where != "partition":  # the names of clients are free
+            check_words(block, where)
+
+
+def check_words(value: Any, where: str) -> None:
+    """Refuse a text that could name code, a file or a place elsewhere: a site loads nothing that a server names."""
+    if isinstance(value, str) and ":" in value:
+        raise ConfigError(
+            f"the server's options name the function {value!r}; a site runs no code but its own"
+        )
+    if isinstance(value, str) and not WORD.fullmatch(value):
+        raise ConfigError(
+            f"{where} is no plain word (letters, digits and . _ + -); a site takes no path and no repository from "
+            "a server"
+        )
+    for key, inner in _inside(value, where):
+        check_words(inner, key)
+
+
+def check_weights(value: Any, where: str) -> None:
+    """Refuse a model with weights from a file or the hub."""
+    if isinstance(value, Mapping) and value.get(WEIGHTS) is not None:
+        raise ConfigError(
+            f"{where}.{WEIGHTS}: a site reads no file and fetches nothing that a server names; leave it out"
+        )
+    for key, inner in _inside(value, where):
+        check_weights(inner, key)
+
+
+def check_models(count: int) -> None:
+    """Refuse a pool of more models than any experiment has; each may be built to learn its size."""
+    if count > MOST_MODELS:
+        raise ConfigError(
+            f"the server's models.pool has {count:,} different models; this site goes up to {MOST_MODELS}"
+        )
 
 
 def check_work(epochs: int, samples: int) -> None:
@@ -122,6 +167,26 @@ def _check_lengths(value: Any, where: str) -> None:
         for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
             _check_lengths(key, f"name in {where}")
             _check_lengths(inner, f"{where}.{key}")
+
+
+def _check_taken(values: Mapping[str, Any]) -> None:
+    """Refuse keys beyond those that a site takes: data, devices and trackers are its own."""
+    taken = [(where, values.get(where) or {}, known) for where, known in TAKEN.items()]
+    taken.append(("public.data", _block(values.get("public") or {}, "public").get("data") or {}, ("name",)))
+    for where, block, known in taken:
+        other = next((key for key in _block(block, where) if key not in known), None)
+        if other is not None:
+            raise ConfigError(
+                f"the server's welcome names {where}.{other}, which a site takes from no server"
+            )
+
+
+def _inside(value: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """The values in a block or list, by their full keys."""
+    if isinstance(value, Mapping):
+        yield from ((f"{where}.{key}", inner) for key, inner in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((where, inner) for inner in value)
 
 
 def _numbers(value: Any, where: str) -> Iterator[tuple[str, Any]]:

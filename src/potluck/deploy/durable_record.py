@@ -27,14 +27,16 @@ class DurableRecord(Record):
     """The record of one client in one run, in a folder of its own.
 
     A server may start again and go back to one of the last accepted rounds. One that goes on from any other round
-    is refused: either the server's folder or the client's was restored from an older copy.
+    is refused: either the server's folder or the client's was restored from an older copy. `repeats` says how often
+    a step is done in one attempt at a round, where that is not once.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self._files = folder, RecordFiles(folder, MANIFEST)
+    def __init__(self, folder: Path, repeats: Mapping[str, int] | None = None) -> None:
+        self.folder, self._files, self.repeats = folder, RecordFiles(folder, MANIFEST), repeats
         self.incarnation = 0
         self.history = History()
         self._next = ("", START)  # of the exchange under way: its key, and the key of the one before it
+        self._steps: tuple[str, ...] = ()  # that it does
         self._held: dict[str, State] = {}  # states by their keys, as far as they are in memory
         values = self._files.read_manifest()
         if values is not None:
@@ -64,7 +66,7 @@ class DurableRecord(Record):
                 self._stand(key, stamp)
             return self._answer(key)
         self._refuse_disorder(stamp, late)
-        self._next = key, before
+        self._next, self._steps = (key, before), request.steps
         return None
 
     def start(self) -> tuple[State | None, dict[str, int]]:
@@ -81,11 +83,12 @@ class DurableRecord(Record):
             round_,
             request.stamp.exchange,
             before,
-            self.history.attempt_after(before, round_),
+            self.attempt(round_),
             self._files.write_state(done.state),
             self._files.write_answer(pack_reply(done.answer)),
             dict(done.counters),
             sent,
+            steps=[*request.steps],
         )
         self.history.add(key, exchanged)
         self._held[key] = done.state
@@ -113,7 +116,7 @@ class DurableRecord(Record):
         The server's own number need not be true. No two messages of one step in a round have the same number and
         follow the same exchange: private noise is drawn from it.
         """
-        return self.history.attempt_after(self._next[1], round_)
+        return self.history.attempt_after(self._next[1], round_, self._steps, self.repeats)
 
     def sent(self, round_: int) -> int:
         """The bytes that have left in this attempt at a round, before the exchange under way."""

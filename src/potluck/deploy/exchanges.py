@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -36,6 +37,7 @@ class Exchanged:
     counters: dict[str, int]
     sent: int  # bytes that have left in this attempt, this answer included
     continued: bool = False  # whether an exchange of this attempt has followed
+    steps: list[str] = field(default_factory=list)  # that it did
 
 
 @dataclass(frozen=True)
@@ -95,11 +97,21 @@ class History:
             yield key, self.done[key]
             key = self.done[key].before
 
-    def attempt_after(self, key: str, round_: int) -> int:
-        """The number of the attempt that a new exchange after this one belongs to: its own unless one went on."""
+    def attempt_after(
+        self, key: str, round_: int, steps: Sequence[str] = (), repeats: Mapping[str, int] | None = None
+    ) -> int:
+        """The number of the attempt that a new exchange after this one belongs to.
+
+        It is that of the exchange before it, unless another one went on from there, or a step would be done more
+        often than the method does it in a round (`repeats`; once where nothing is said).
+        """
         before = self.done.get(key)
         if before is not None and before.round == round_ and not before.continued:
-            return before.attempt
+            done = Counter(
+                step for _, one in self.path(key) if one.attempt == before.attempt for step in one.steps
+            )
+            if all(done[step] < (repeats or {}).get(step, 1) for step in steps):
+                return before.attempt
         return self.tried.get(round_, 0) + 1
 
     def sent_before(self, key: str, round_: int) -> int:

@@ -11,14 +11,12 @@ from typing import Any
 
 from potluck.core.card import ClientId
 from potluck.deploy.bounds import check_order
+from potluck.deploy.discretion import in_public
 from potluck.deploy.resident import Resident
 from potluck.deploy.site_status import OrderNotes
 from potluck.deploy.wire import Enrolment, Hello, Order, pack_reply, unpack_order
 from potluck.engine.protocol import Failure, Outcome, Request
-from potluck.errors import DataError, ModelError, PotluckError, RunError, StepFailed
-
-PRIVATE = (DataError, ModelError, RunError)  # their sentences may tell of the site's files, model and data
-ASIDE = " at the site; the log of its worker says more"
+from potluck.errors import PotluckError, StepFailed
 
 
 class Orders(ABC):
@@ -58,13 +56,10 @@ class Orders(ABC):
             return self.refuse(error, len(data))
 
     def refuse(self, error: BaseException, received: int = 0) -> bytes:
-        """The reply to an order that is not done: one sentence, which the site's own log has too."""
+        """The reply to an order that is not done: one sentence, which the site's own log has in full."""
         with contextlib.suppress(Exception):
             self.notes.refused(str(error) or type(error).__name__, received)
-        told = f"{type(error).__name__}{ASIDE}"
-        if isinstance(error, PotluckError) and not isinstance(error, PRIVATE):
-            told = str(error)
-        who = f"client {self.client}"
+        told, who = in_public(error), f"client {self.client}"
         return pack_reply(Failure(self.client, told if told.startswith(who) else f"{who}: {told}"))
 
     def obey(self, order: Order) -> Outcome | Enrolment:

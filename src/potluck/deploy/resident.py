@@ -14,6 +14,7 @@ from potluck.core.method import Method, MethodConfig
 from potluck.core.own_metrics import OwnMetrics
 from potluck.core.packed import State
 from potluck.deploy.agreement import ATTEMPTS, EVALUATIONS, Agreement, refuse_attempt, refuse_evaluation
+from potluck.deploy.discretion import names_path
 from potluck.deploy.durable_record import DurableRecord
 from potluck.deploy.evaluations import Evaluations
 from potluck.deploy.exchanges import question_of
@@ -114,7 +115,11 @@ class GuardedPerformer(Performer):
             self.agreement.let_measure(examination.metrics)
         self._let_in(client, ("evaluate",), examination.down)
         self._let_examine(examination)
-        return super().examine(client, examination)
+        answer = super().examine(client, examination)
+        for metric, error in answer.report.errors.items():
+            if names_path(error):
+                answer.report.errors[metric] = f"{error.partition(':')[0]} at the site"
+        return answer
 
     def _let_examine(self, examination: Examination) -> None:
         """Refuse an evaluation too many, or of a round that the run does not have; others are counted on disk."""
@@ -199,7 +204,8 @@ class Resident:
         fresh: bool = True,
         rounds: int | None = None,
     ) -> None:
-        self.federation, self.client, self.record = federation, client, DurableRecord(folder)
+        self.federation, self.client = federation, client
+        self.record = DurableRecord(folder, _repeats(federation))
         self.live, metrics = federation.clients.build_client(client), federation.clients.metrics
         if agreement is not None:
             agreement.admit(federation.method, self.live)
@@ -224,6 +230,11 @@ class Resident:
     def examine(self, examination: Examination) -> Answer:
         """Measure the client as it stands; nothing is kept."""
         return self._runner.serve(examination, self._records, self._seat).answer
+
+
+def _repeats(federation: Federation) -> dict[str, int]:
+    """How often a client is asked for a step in a round, as the method says, where that is not once."""
+    return {step: max(both) for step, both in federation.method.repeats(federation.population).items()}
 
 
 def enrolment(federation: Federation, client: ClientId) -> Enrolment:

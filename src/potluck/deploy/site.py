@@ -19,11 +19,19 @@ import torch
 from potluck.core.card import ClientId
 from potluck.core.dataset import Dataset
 from potluck.core.modest import Modest
-from potluck.core.own_metrics import LIBRARIES, PLAIN, MetricSettings, measured_anyway, own_metrics
+from potluck.core.own_metrics import MetricSettings, measured_anyway, own_metrics, runs_no_other_code
 from potluck.core.population import ClientFacts
 from potluck.core.rng import Rng, new_secret
 from potluck.data import AugmentConfig, DataConfig, Split
-from potluck.deploy.bounds import MOST_RUNS, RUN, check_welcome, check_work
+from potluck.deploy.bounds import (
+    MOST_RUNS,
+    MOST_TENSORS,
+    NO_RUN,
+    RUN,
+    check_models,
+    check_welcome,
+    check_work,
+)
 from potluck.deploy.joined_runs import JoinedRuns
 from potluck.deploy.orders import Orders
 from potluck.deploy.record_files import own_folder, read_own, write_own
@@ -37,6 +45,8 @@ from potluck.deploy.wire import (
 )
 from potluck.errors import (
     ConfigError,
+    DataError,
+    PotluckError,
     RunError,
     StepFailed,
 )
@@ -49,7 +59,7 @@ from potluck.files import write_json
 from potluck.methods.registry import find_method
 from potluck.models import ModelPool
 from potluck.models.build import Entry
-from potluck.plugins import load_function
+from potluck.plugins import load_function, split_name
 from potluck.version import __version__
 
 REHEARSAL = "rehearsal"  # the run of `join --check`
@@ -60,10 +70,10 @@ def site_metric(name: str, own: Mapping[str, Callable[..., Any]]) -> MetricSetti
     """A metric that the server names: a function that the site brings, or one of the libraries that it knows."""
     if name in own:
         return MetricSettings(name=own[name], called=name)
-    if name.partition(":")[0] not in LIBRARIES and (":" in name or name not in {*PLAIN, *measured_anyway()}):
+    if not runs_no_other_code(name):
         raise ConfigError(
             f"the server asks for the metric {name!r}, which this site does not bring; "
-            f"join with --metric FILE.py:{name.rpartition(':')[2]}, or ask the server to leave it out"
+            f"join with --metric FILE.py:{split_name(name)[1]}, or ask the server to leave it out"
         )
     return MetricSettings(name=name)
 
@@ -78,14 +88,6 @@ def site_facts(
     own = FactsFromData([GroupData(data, 1)], split, models)(client)
     other = dataclasses.replace(own, known={"classes_held": tuple(range(data.task.classes))}.get)
     return lambda asked: own if asked == client else other
-
-
-def _named_code(value: Any) -> str | None:
-    """The first `module:function` among options: importing it would run what a server chose."""
-    if isinstance(value, str):
-        return value if ":" in value else None
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    return next(filter(None, map(_named_code, inner)), None)
 
 
 def kept_secret(folder: Path, run: str) -> Rng:
@@ -146,7 +148,7 @@ class Site(Orders):
 
     def _welcome_file(self, run: str) -> Path:
         if not RUN.fullmatch(run):
-            raise ConfigError(f"{run[:64]!r} is no name of a run")
+            raise ConfigError(NO_RUN)
         return own_folder(self.home / "runs") / f"{run}.json"
 
     def enrol(self, offer: Mapping[str, Any]) -> Enrolment:
@@ -168,7 +170,7 @@ class Site(Orders):
                 self.agreement.let_join(len(joined))
             federation = self.federation(dict(offer["experiment"]), run)
             folder = kept.with_suffix("")
-            with Modest():
+            with Modest(tensors=MOST_TENSORS):
                 self.resident = Resident(
                     federation,
                     self.client,
@@ -191,19 +193,31 @@ class Site(Orders):
             None  # room for another run's client; a welcome that was refused has not ended this one
         )
         torch.set_num_threads(experiment.engine.threads)
-        given = self.load()
+        given = self._loaded()
         data, split = site_data(given, self.client, experiment.partition.classes)
         own = experiment.training.per_client.get(self.client)
         check_work((own and own.epochs) or experiment.training.epochs, len(split[self.client].train))
-        with Modest():
+        with Modest(tensors=MOST_TENSORS):
             return self._assembled(experiment, given, data, split, run, self._wanted(values))
 
+    def _loaded(self) -> Any:
+        """What the site's own function loads; whatever it says about its data is for the site's log alone."""
+        try:
+            return self.load()
+        except PotluckError as error:
+            raise DataError(str(error)) from error
+
     def _wanted(self, values: Mapping[str, Any]) -> list[MetricSettings]:
-        return [site_metric(str(name), self.metrics) for name in values.get("metrics", ())]
+        """The metrics that the server asks for, as far as the site brings them and agreed to them."""
+        wanted = [site_metric(str(name), self.metrics) for name in values.get("metrics", ())]
+        if self.agreement is not None:
+            self.agreement.let_measure([one.key for one in wanted if one.name not in measured_anyway()])
+        return wanted
 
     def _experiment(self, values: Mapping[str, Any]) -> Experiment:
         """What the server told, if this site would take part in it; nothing is loaded or built."""
-        self._admit(dict(values["method"]))
+        if self.agreement is not None:
+            self.agreement.admit_options(str(values["method"].get("name")), values["method"])
         self._wanted(values)
         told = (*SENT, "data", "engine", "partition", *(("public",) if "public" in values else ()))
         missing = next((key for key in told if key not in values), None)
@@ -219,6 +233,7 @@ class Site(Orders):
         roster = experiment.partition.sites
         if self.client not in roster:
             raise ConfigError(f"the server's experiment is for the clients {', '.join(roster)}")
+        check_models(len(experiment.pool().keys))
         return experiment
 
     def _assembled(
@@ -261,16 +276,6 @@ class Site(Orders):
         check_public(federation.population)
         return federation.prepared()
 
-    def _admit(self, method: dict[str, Any]) -> None:
-        """Refuse options of the server that name code, or that the agreement does not cover."""
-        code = _named_code(method)
-        if code is not None:
-            raise ConfigError(
-                f"the server's options name the function {code!r}; a site runs no code but its own"
-            )
-        if self.agreement is not None:
-            self.agreement.admit_options(str(method.get("name")), method)
-
     def _models(self, experiment: Experiment) -> PrivateModels:
         """The site's own model, adapted as the experiment says."""
         settings = experiment.models
@@ -305,7 +310,7 @@ def model_entry(name: str) -> Entry:
 
 def metric_functions(names: Sequence[str]) -> dict[str, Callable[..., Any]]:
     """The functions `file.py:function` that a site brings, by their names."""
-    return {name.rpartition(":")[2]: load_function(name) for name in names}
+    return {split_name(name)[1]: load_function(name) for name in names}
 
 
 def rehearsal_federation(
@@ -315,4 +320,6 @@ def rehearsal_federation(
     with tempfile.TemporaryDirectory(prefix="potluck-") as home:
         brought = metric_functions(metrics)
         site = Site(client, model_entry(model), load_function(data), Path(home), metrics=brought)
-        return site.federation(welcome(experiment, REHEARSAL)["experiment"], REHEARSAL)
+        told = welcome(experiment, REHEARSAL)
+        check_welcome(told)
+        return site.federation(told["experiment"], REHEARSAL)

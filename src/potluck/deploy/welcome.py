@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from potluck.core.own_metrics import MetricSettings
 from potluck.data import DataConfig
+from potluck.deploy.bounds import WEIGHTS
 from potluck.errors import ConfigError
 from potluck.experiment.blocks import Sites
 from potluck.experiment.schema import Experiment
@@ -24,11 +26,16 @@ SENT = (
 
 
 def welcome(experiment: Experiment, run: str) -> dict[str, Any]:
-    """What a server tells a client of its experiment: no path, no plugin, nothing of its data."""
+    """What a server tells a client of its experiment: no path, no plugin, nothing of its data.
+
+    Of a model a client hears what it is built like; weights that it begins with come with the messages.
+    """
     if not experiment.portable or not isinstance(experiment.partition, Sites):
         raise ConfigError("a federation needs an experiment file with partition: {sites: […], classes: …}")
     assert isinstance(experiment.data, DataConfig)
     values = experiment.model_dump(mode="json", include=set(SENT))
+    values["models"] = _without_weights(values["models"])
+    values["method"] = {key: _without_weights(value) for key, value in values["method"].items()}
     augment = experiment.data.augment.model_dump(mode="json")
     engine = {"threads": experiment.engine.threads, "precision": experiment.engine.precision}
     partition = experiment.partition.model_dump(mode="json")
@@ -40,6 +47,13 @@ def welcome(experiment: Experiment, run: str) -> dict[str, Any]:
         name = Path(experiment.public.data.name).name
         values["public"] = {"data": {"name": name}, "samples": experiment.public.samples}
     return {"potluck": __version__, "run": run, "experiment": values}
+
+
+def _without_weights(value: Any) -> Any:
+    """Models as they are described, without the files or repositories that hold their first weights."""
+    if isinstance(value, Mapping):
+        return {key: _without_weights(inner) for key, inner in value.items() if key != WEIGHTS}
+    return [_without_weights(inner) for inner in value] if isinstance(value, list) else value
 
 
 def told_metric(metric: MetricSettings) -> str:

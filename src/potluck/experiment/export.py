@@ -13,6 +13,7 @@ from potluck.data import Split
 from potluck.experiment.blocks import AnyData, AnyPartition, IndexFile
 from potluck.experiment.plain import plain
 from potluck.experiment.settings import ExperimentSettings
+from potluck.plugins import split_name
 
 APART = {
     "data",
@@ -50,7 +51,7 @@ def _metric_block(experiment: ExperimentSettings, metric: MetricSettings) -> Any
     """A metric as a file writes it: its name alone where nothing else is said."""
     said = {key: value for key, value in metric.model_dump().items() if value not in (None, {})}
     block = plain(said)
-    home, _, function = str(block["name"]).rpartition(":")
+    home, function = split_name(str(block["name"]))
     if home.endswith(".py"):
         block["name"] = f"{(experiment.folder / home).resolve()}:{function}"
     return block if len(block) > 1 else block["name"]
