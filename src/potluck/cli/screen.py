@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from typing import Any
 
 import typer
@@ -14,6 +16,13 @@ from potluck.report.render import Sheet, console_on, plain, rich_table
 MOST_ROWS = 40  # rows of a table, such as clients or architectures
 
 
+def print_everything() -> None:
+    """Let no character stop a command whose work is done: one that a stream cannot encode is replaced."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="replace")
+
+
 class Screen:
     """The two streams of a command; with `json`, standard output gets nothing but JSON."""
 
@@ -23,8 +32,9 @@ class Screen:
         self.err = console_on(stderr=True)
 
     def data(self, value: Any) -> None:
-        """Print JSON, for programs."""
-        typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+        """Print JSON, for programs; in ASCII where standard output has less than Unicode."""
+        unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+        typer.echo(json.dumps(value, indent=2, ensure_ascii=not unicode, allow_nan=False))
 
     def show(self, *parts: RenderableType) -> None:
         """Print text and tables, for people."""
