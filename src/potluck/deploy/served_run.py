@@ -27,6 +27,7 @@ from potluck.runs.api import write_start
 from potluck.runs.folder import RunFolder
 from potluck.runs.loop import Run
 from potluck.runs.observers import Observer
+from potluck.runs.observers.checkpoints import saved_round
 from potluck.runs.results.run_result import RunResult
 
 
@@ -86,7 +87,8 @@ class ServedRun:
             self.roster = self._first_roster(share(training.start_quorum, len(engine.ids)))
             return
         engine.enrolled |= {client: self.kept[client] for client in engine.ids if client in self.kept}
-        engine.gather(known, share(training.quorum, len(known)))
+        if saved_round(self.folder.path) < training.rounds:  # else only the summary is left to write
+            engine.gather(known, share(training.quorum, len(known)))
         self.roster = tuple(known)
 
     def _first_roster(self, needed: int) -> tuple[ClientId, ...]:
