@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import signal
@@ -14,6 +15,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
+from potluck.cli import app as command_line
 from potluck.cli import demo
 from potluck.cli.app import app
 from potluck.cli.exits import Ended, Stopped, explained
@@ -565,6 +567,24 @@ def test_a_full_disk_is_no_internal_error(place: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Experiment, "load", full)
     assert refused("run", "small.yaml") == "error: somewhere: No space left on device"
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_what_a_stream_cannot_encode_does_not_end_a_command(
+    place: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    for name in ("end_on_signals", "end_in_peace"):
+        monkeypatch.setattr(command_line, name, lambda: None)
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    words = ["run", "small.yaml", "training.rounds=1", "method=local", "--out", "tännchen"]
+    monkeypatch.setattr(sys, "argv", ["potluck", *words, *options])
+    with pytest.raises(SystemExit) as ended:
+        command_line.main()
+    stdout.seek(0)
+    said = stdout.read()
+    assert ended.value.code == 0, said
+    assert json.loads(said)["folder"] == "tännchen" if options else "t?nnchen/report.html" in said
 
 
 def test_stopped_before_a_run_began(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,14 +3,17 @@
 import pytest
 import sites
 from hostile import note_of, noted
-from links import Link, Told, serve
+from links import Link, Time, Told, serve
 
 from potluck.core.task import Task
 from potluck.data import public as public_data
-from potluck.deploy import enrolled, wire
+from potluck.deploy import enrolled, served_run, wire
+from potluck.deploy.engine import GRACE
 from potluck.deploy.misfits import without_misfits
+from potluck.deploy.site import Site
 from potluck.engine.protocol import Examination
 from potluck.errors import ConfigError
+from potluck.experiment.schema import Experiment
 from potluck.models import registry
 
 FEDMUSCLE = {"name": "fedmuscle", "peers": 1, "batch": 20, "bundle": 2}
@@ -90,20 +93,123 @@ def test_any_error_over_a_card_turns_that_client_away(tmp_path, monkeypatch):
 
 
 def test_any_error_at_the_start_is_that_of_one_client_or_one_sentence():
-    task = Task("classification", 2, (1,))
-
     def build(roster):
         if "b" in roster:
             raise ZeroDivisionError("of a card")
         return roster
 
-    tasks = dict.fromkeys("abc", task)
-    assert without_misfits(("a", "b", "c"), tasks, None, build) == (
+    facts = {client: {"task": 1} for client in "abc"}
+    assert without_misfits(("a", "b", "c"), facts, build) == (
         ("a", "c"),
         {"b": "ZeroDivisionError: of a card"},
     )
     with pytest.raises(ConfigError, match="cannot be set up: ZeroDivisionError: of a card"):
-        without_misfits(("b",), tasks, None, build)
+        without_misfits(("b",), facts, build)
+
+
+# --- several cards that do not fit ----------------------------------------------------------------------
+
+
+def of_one_width(least=1, foes=()):
+    """Builds a roster of clients with the same width, as `abcXY` has it; no two `foes` are in it together."""
+
+    def build(roster):
+        different = len({client.isupper() and client for client in roster}) > 1
+        if different or len(roster) < least or any(set(pair) <= set(roster) for pair in foes):
+            raise ConfigError(f"{', '.join(roster)} do not fit")
+        return roster
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("roster", "needed", "options", "begins"),
+    [
+        ("abcXY", 3, {}, "abc"),
+        ("XYabc", 3, {}, "abc"),
+        ("XYaZb", 2, {}, "ab"),
+        ("abcXY", 3, {"least": 3}, "abc"),
+        ("abcdefghX", 5, {"foes": ["ab"]}, "cdefgh"),  # who is wrong, a or b, nobody can say
+    ],
+)
+def test_the_largest_group_that_fits_begins(roster, needed, options, begins):
+    facts = {client: {"task": 1, "width": client if client.isupper() else 16} for client in roster}
+    federation, out = without_misfits(tuple(roster), facts, of_one_width(**options), needed)
+    assert "".join(federation) == begins
+    assert set(out) == set(roster) - set(begins)
+
+
+def test_of_two_groups_as_large_nobody_can_say_which_is_wrong():
+    facts = {client: {"width": client in "ab"} for client in "abcd"}
+
+    def build(roster):
+        if len({client in "ab" for client in roster}) > 1:
+            raise ConfigError("these have two widths")
+        return roster
+
+    with pytest.raises(ConfigError, match="client a, b on one side and client c, d on the other fit among"):
+        without_misfits(tuple("abcd"), facts, build)
+
+
+def with_widths(home, widths, **options):
+    """A link to five clients, some of whose cards tell another width than the others'."""
+
+    def tamper(order, data):
+        note = note_of(data) if isinstance(order, wire.Hello) else {}
+        if note.get("client") in widths:
+            return noted(data, note | {"extra": note["extra"] | {"width": widths[note["client"]]}})
+        return data
+
+    link = Link(home, **options)
+    five = {str(number): sites.IDS[number % 3] for number in range(5)}
+    link.sites = {
+        number: Site(client, sites.builder("2"), sites.loader(like), home / client, simulated=True)
+        for number, (client, like) in enumerate(five.items())
+    }
+    link.tamper = tamper
+    return link
+
+
+def five(**training):
+    settings = sites.settings("fedproto", 1, models={"pool": "mlp-small", "rep_dim": 16})
+    settings["training"] |= {"start_quorum": 0.6, **training}
+    return Experiment.make(partition={"sites": [*map(str, range(5))], "classes": 10}, **settings)
+
+
+@pytest.mark.parametrize("widths", [{"3": 1, "4": 1}, {"0": 1, "1": 2}])
+def test_two_cards_of_five_do_not_end_the_server(tmp_path, widths):
+    told, link = Told(), with_widths(tmp_path, widths)
+    serve(link, tmp_path / "run", five(), told)
+    assert sorted({*"01234"} - {*link.asked(1)}) == [*widths]
+    for client in widths:
+        (said,) = [one for one in told.notices if f"client {client} cannot take part" in one]
+        assert "one representation width" in said
+
+
+def test_where_too_few_fit_the_others_are_waited_for(tmp_path):
+    told, link, time = Told(), with_widths(tmp_path, {"3": 1, "4": 1}, away={"1", "2"}), Time()
+    time.at(GRACE + 5, link.away.clear)
+    settings = five().engine.model_dump(mode="json") | {"patience": 60}
+    serve(link, tmp_path / "run", five().variant(engine=settings), told, time)
+    assert link.asked(1) == ["0", "1", "2"]
+    assert any("waiting for the other clients" in one for one in told.notices)
+
+
+def test_two_that_come_late_and_do_not_fit_each_other(tmp_path, monkeypatch):
+    """Each of them fits those that are here."""
+    told, link = Told(), with_widths(tmp_path, {}, away={"3", "4"})
+    build = served_run.enrolled_federation
+
+    def apart(experiment, enrolments):
+        if {"3", "4"} <= set(enrolments):
+            raise ConfigError("3 and 4 do not fit")
+        return build(experiment, enrolments)
+
+    monkeypatch.setattr(served_run, "enrolled_federation", apart)
+    link.lose = lambda order: link.away.clear() if isinstance(order, Examination) else None
+    serve(link, tmp_path / "run", five(rounds=2), told)
+    assert len(told.ends) == 2
+    assert any("client 4 cannot join after round 1: 3 and 4 do not fit" in one for one in told.notices)
 
 
 # --- memory ---------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import sites
 import torch
 from links import FEDMRL, Link, Time, Told, is_evaluation, is_training, serve
 
+from kills import Kill
 from potluck.core.server import Server
 from potluck.core.task import Task
 from potluck.deploy import wire
@@ -275,3 +276,35 @@ def test_a_state_that_is_for_other_clients_is_refused_in_one_sentence(tmp_path):
     assert not fits(server(2), server(3).snapshot())
     assert not fits(server(2), {"open/a": torch.zeros(2)})
     assert not fits(server(2), server(2).snapshot() | {"other": torch.zeros(1)})
+
+
+# --- a server that is killed ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    home = tmp_path_factory.mktemp("uninterrupted")
+    serve(Link(home), home / "run", sites.federated("fedproto"))
+    return home / "run"
+
+
+@pytest.mark.parametrize(
+    ("at", "away"),
+    [
+        ("checkpoint-000001.json", ()),
+        ("checkpoints/checkpoint.json", ()),
+        ("summary.json", sites.IDS),  # nothing is left to play
+        ("report.html", sites.IDS),
+    ],
+)
+def test_a_server_that_was_killed_goes_on_by_the_same_command(tmp_path, uninterrupted, at, away):
+    with Kill(at) as kill:
+        serve(Link(tmp_path), tmp_path / "run", sites.federated("fedproto"))
+    assert kill.dead
+    ended = serve(Link(tmp_path, away=away), tmp_path / "run", sites.federated("fedproto"))
+    assert ended.summary["rounds"] == 2
+    for name in ("metrics.jsonl", "ledger.jsonl"):
+        assert (tmp_path / "run" / name).read_bytes() == (uninterrupted / name).read_bytes()
+    assert (tmp_path / "run/report.html").exists()
+    with pytest.raises(RunError, match="is finished; choose another --out"):
+        serve(Link(tmp_path), tmp_path / "run", sites.federated("fedproto"))

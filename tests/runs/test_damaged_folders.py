@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,23 @@ import torch
 
 import potluck
 from helpers import TINY, StopAfter, changed_experiment, stopped_run
-from potluck.engine.store.checkpoints import Checkpoints, DamagedCheckpoint
+from kills import Kill
+from potluck.engine.store.checkpoints import Checkpoint, Checkpoints, DamagedCheckpoint
 from potluck.engine.store.client_store import ClientStore
 from potluck.errors import RunError
 from potluck.experiment.schema import Experiment
 from potluck.runs.api import resume, run
+from potluck.runs.kept_models.files import remove_models, remove_unfinished
 from potluck.runs.loop import Interrupted
 
 SETTINGS: dict[str, Any] = TINY | {
     "partition": {"kind": "iid", "clients": 3},
     "training": {"rounds": 6, "participation": 0.7, "batch_size": 64},
     "checkpoint": {"every": 0},
+}
+SHORT: dict[str, Any] = {
+    "data": {"name": "digits", "samples": 60},
+    "training": {"rounds": 2, "batch_size": 64},
 }
 LOGS = ("metrics.jsonl", "ledger.jsonl", "timing.jsonl")
 
@@ -42,6 +49,13 @@ def flip(path: Path, place: float = 0.9) -> None:
     content = bytearray(path.read_bytes())
     content[int(place * (len(content) - 1))] ^= 1
     path.write_bytes(content)
+
+
+def recounted(path: Path, counts: Any) -> None:
+    """Another number of rows per class, which the hash of a split leaves out."""
+    split = json.loads(path.read_text())
+    split["clients"][0]["counts"] = counts
+    path.write_text(json.dumps(split))
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +107,7 @@ def test_a_damaged_checkpoint_says_how_to_go_on(folder: Path, whole: Path) -> No
     assert same_logs(folder, whole)
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda path: flip(path, 0.5), Path.unlink, lambda path: path.write_text("")]
-)
+@pytest.mark.parametrize("damage", [lambda path: flip(path, 0.5), lambda path: path.write_text("")])
 def test_a_damaged_manifest_is_named_and_its_copy_goes_on(
     folder: Path, whole: Path, damage: Callable[[Path], Any]
 ) -> None:
@@ -116,6 +128,88 @@ def test_an_earlier_round_is_played_on_from_to_the_same_end(whole: Path, tmp_pat
     assert same_logs(folder, whole)
     with pytest.raises(RunError, match=r"no checkpoint of round 2; there: 4, 5, 6"):
         resume(folder, from_round=2)
+
+
+# --- a process that is killed ---------------------------------------------------------------------------
+
+
+def saved_on(folder: Path, last: int = 5) -> Checkpoint | None:
+    """Write the checkpoints that are left, each with a state that changes and one that does not; what was there."""
+    store, checkpoints = ClientStore(folder=folder), Checkpoints(folder)
+    found = checkpoints.load()
+    store.put("a", found.clients["a"] if found else {"w": torch.arange(3.0)})
+    try:
+        for round_ in range(1 + (found.round if found else 0), last + 1):
+            store.put("b", {"w": torch.full((3,), float(round_))})
+            checkpoints.save(round_, {"x": torch.full((2,), float(round_))}, store.save(), {})
+            checkpoints.wait()
+    finally:
+        store.close()  # and its threads, which would go on after a kill
+    return found
+
+
+def test_a_kill_at_any_operation_of_a_checkpoint_leaves_a_whole_one(tmp_path: Path) -> None:
+    def killed(folder: Path, at: int | None = None) -> int:
+        with Kill(at) as kill:
+            saved_on(folder)
+        return kill.operations
+
+    for at in range(1, killed(tmp_path / "whole") + 1):
+        folder = tmp_path / str(at)
+        killed(folder, at)
+        newest = Checkpoints(folder).newest_round()
+        found = saved_on(folder)
+        assert newest == (found.round if found else 0)
+        assert found is None or found.server["x"].tolist() == [newest] * 2
+        assert Checkpoints(folder).rounds() == (3, 4, 5)
+        whole = [path.name.split("-")[0] for path in sorted((tmp_path / "whole").iterdir())]
+        assert [path.name.split("-")[0] for path in sorted(folder.iterdir())] == whole, at
+
+
+def test_a_kill_while_going_back_leaves_the_run_where_it_was_or_went(tmp_path: Path) -> None:
+    saved_on(tmp_path / "whole")
+    rounds = set()
+    for at in range(1, 20):
+        folder = Path(shutil.copytree(tmp_path / "whole", tmp_path / str(at)))
+        with Kill(at):
+            files = Checkpoints(folder)
+            files.load(3)
+            files.go_back(3)
+        found = Checkpoints(folder).load()
+        assert found is not None
+        rounds.add(found.round)
+    assert rounds == {3, 5}
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(experiment(**SHORT), out=tmp_path_factory.mktemp("kills") / "run").folder
+
+
+@pytest.mark.parametrize("at", ["checkpoint-000001.json", "checkpoints/checkpoint.json", "report.html"])
+def test_a_run_that_was_killed_goes_on_to_the_same_end(tmp_path: Path, short: Path, at: str) -> None:
+    with Kill(at) as kill:
+        run(experiment(**SHORT), out=tmp_path / "run")
+    assert kill.dead
+    resume(tmp_path / "run")
+    assert same_logs(tmp_path / "run", short)
+    assert visible(tmp_path / "run") == visible(short)
+
+
+def visible(folder: Path) -> set[Path]:
+    """The files of a run, without what was half written when it was killed."""
+    found = (path.relative_to(folder) for path in folder.rglob("*"))
+    return {path for path in found if not any(part.startswith(".") for part in path.parts)}
+
+
+def test_half_removed_models_are_none(short: Path, tmp_path: Path) -> None:
+    models = Path(shutil.copytree(short / "models", tmp_path / "models"))
+    with Kill("client-1.safetensors") as kill:
+        remove_models(models / "round-000002")
+    assert kill.dead
+    assert not [*models.glob("round-*")]
+    remove_unfinished(models)
+    assert not [*models.iterdir()]
 
 
 def test_states_that_did_not_change_are_the_same_file(tmp_path: Path) -> None:
@@ -293,6 +387,10 @@ def test_what_can_still_be_done_is_true(whole: Path, tmp_path: Path) -> None:
     [
         ("environment.json", halved, f"environment.json cannot be read: .*{AFRESH}"),
         ("split.json", halved, f"split.json is damaged{AFRESH}"),
+        *(
+            ("split.json", partial(recounted, counts=counts), f"split.json is damaged{AFRESH}")
+            for counts in ([], {}, [1], ["a"])
+        ),
         (
             "config.yaml",
             lambda path: path.write_bytes(b"\xff"),

@@ -18,6 +18,7 @@ from potluck.cli.inspect import explain, methods, split
 from potluck.cli.join import join
 from potluck.cli.new import new
 from potluck.cli.run import resume, run
+from potluck.cli.screen import print_everything
 from potluck.cli.status import status
 from potluck.cli.suggestions import Command, Commands
 from potluck.version import __version__
@@ -69,6 +70,7 @@ def options(
 def main() -> None:
     """Run the command that was asked for."""
     end_on_signals()
+    print_everything()
     try:
         app()
     finally:

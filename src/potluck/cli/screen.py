@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from typing import Any
 
 import typer
@@ -28,6 +30,13 @@ class Harmless:
             yield one if one.control else Segment(harmless(one.text), one.style)
 
 
+def print_everything() -> None:
+    """Let no character stop a command whose work is done: one that a stream cannot encode is replaced."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="replace")
+
+
 class Screen:
     """The two streams of a command; with `json`, standard output gets nothing but JSON."""
 
@@ -37,8 +46,9 @@ class Screen:
         self.err = console_on(stderr=True)
 
     def data(self, value: Any) -> None:
-        """Print JSON, for programs."""
-        typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+        """Print JSON, for programs; in ASCII where standard output has less than Unicode."""
+        unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+        typer.echo(json.dumps(value, indent=2, ensure_ascii=not unicode, allow_nan=False))
 
     def show(self, *parts: RenderableType) -> None:
         """Print text and tables, for people."""

@@ -170,7 +170,21 @@ class Split:
         split = _from_json(content, Path(path))
         if content.get("hash") != split.hash:
             raise DataError(f"{path} was changed after it was written: its rows lack its hash; make it anew")
+        _check_counts(content, split, path)
         return split
+
+
+def _check_counts(content: Mapping[str, Any], split: Split, path: Path | str) -> None:
+    """The rows per class, which the hash leaves out: of every client as many as it has training rows."""
+    told = {str(entry["id"]): entry["counts"] for entry in content.get("clients", ()) if "counts" in entry}
+    for client, counts in told.items():
+        whole = isinstance(counts, list) and all(type(one) is int and one >= 0 for one in counts)
+        if not whole or sum(counts) != len(split[client].train):
+            raise DataError(
+                f"{path}: the counts of client {client!r} are not those of its rows; make it anew"
+            )
+    if "groups" not in content and len({len(counts) for counts in told.values()}) > 1:
+        raise DataError(f"{path}: the clients' counts are not of the same classes; make it anew")
 
 
 def _about_groups(groups: Sequence[tuple[Dataset, int]]) -> dict[str, Any]:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from potluck.core.card import ClientId
 from potluck.core.plain_values import printable
-from potluck.core.task import Task
 from potluck.errors import ConfigError, Misfits, PotluckError
 from potluck.federation.federation import Federation
 
-Build = Callable[[tuple[ClientId, ...]], Federation]
+Roster = tuple[ClientId, ...]
+Build = Callable[[Roster], Federation]
+Facts = Mapping[ClientId, Mapping[str, Any]]  # what the card of each client says, by name
 
 
 def without_misfits(
-    roster: tuple[ClientId, ...], tasks: Mapping[ClientId, Task], classes: int | None, build: Build
+    roster: Roster, facts: Facts, build: Build, needed: int = 1
 ) -> tuple[Federation, dict[ClientId, str]]:
     """The federation of those who can begin together, and the others, each with the reason.
 
-    Those whose task is not the one that most have are left out together, then at most one more. If that does not
-    help, the experiment is to blame, and the error of building it with everyone is raised. Those who cannot
-    take part whoever else does are left out before.
+    Those who cannot take part whoever else does are left out first. Of the others the largest group begins whose
+    members fit each other. Of two groups as large, those who are in both begin, if they are as many as are
+    `needed`; else nobody can say which is wrong. Where no group fits, the experiment is to blame, and the error of
+    building it with everyone is raised.
     """
     try:
         return build(roster), {}
@@ -29,26 +31,25 @@ def without_misfits(
         left = tuple(client for client in roster if client not in error.reasons)
         if not left:
             raise
-        federation, others = without_misfits(left, {one: tasks[one] for one in left}, classes, build)
+        federation, others = without_misfits(left, facts, build, needed)
         return federation, error.reasons | others
     except PotluckError as error:
         everyone: PotluckError = error
     except Exception as error:  # over a stranger's card, perhaps
         everyone = ConfigError(f"a federation of {', '.join(roster)} cannot be set up: {in_words(error)}")
         everyone.__cause__ = error
-    usual = _usual_task(tasks, classes)
-    alike = tuple(client for client in roster if tasks[client] == usual)
-    singly = (tuple(other for other in alike if other != client) for client in alike)
-    for left in (alike, *singly):
-        if not left or left == roster:
-            continue
-        try:
-            federation = build(left)
-        except Exception:  # it is not these who can begin together
-            continue
-        out = [client for client in roster if client not in left]
-        return federation, {client: _reason(client, left, roster, build) for client in out}
-    raise everyone
+    groups = _Groups(roster, facts, build).largest()
+    if not groups:
+        raise everyone
+    left = tuple(client for client in roster if all(client in group for group in groups))
+    if len(groups) > 1 and len(left) < needed:
+        one, other = (", ".join(group) for group in groups[:2])
+        raise ConfigError(
+            f"{everyone}; client {one} on one side and client {other} on the other fit among themselves, and "
+            f"neither are more: have it put right there, or begin without one side (--exclude)"
+        )
+    out = [client for client in roster if client not in left]
+    return build(left), {client: _reason(client, left, roster, build) for client in out}
 
 
 def in_words(error: Exception) -> str:
@@ -57,11 +58,56 @@ def in_words(error: Exception) -> str:
     return printable(told)
 
 
-def _usual_task(tasks: Mapping[ClientId, Task], classes: int | None) -> Task:
-    """The task that most clients have, of those with as many classes as the experiment says; of two the first."""
-    fitting = [task for task in tasks.values() if classes in (None, task.classes)]
-    counted = Counter(fitting or tasks.values())
-    return counted.most_common(1)[0][0]
+class _Groups:
+    """The groups of a roster whose members can begin together."""
+
+    def __init__(self, roster: Roster, facts: Facts, build: Build) -> None:
+        self.roster, self.facts, self.build = roster, facts, build
+        self._fit: dict[frozenset[ClientId], bool] = {frozenset(roster): False}
+
+    def largest(self) -> list[Roster]:
+        """The groups that no other is larger than; none where nobody can begin."""
+        found: list[frozenset[ClientId]] = []
+        for seed in self._seeds():
+            if not any(seed <= group for group in found) and self._fits(seed):
+                found.append(self._grown(seed, [one for one in self.roster if one not in seed]))
+        if not found:  # a method may need several clients
+            everyone = frozenset(self.roster)
+            found = [left for client in self.roster if self._fits(left := everyone - {client})][:1]
+        most = max(map(len, found), default=0)
+        return [self._ordered(group) for group in dict.fromkeys(found) if len(group) == most]
+
+    def _seeds(self) -> Iterator[frozenset[ClientId]]:
+        """Groups to begin with: those whose cards agree in a fact, the largest first, then each client alone."""
+        alike: dict[tuple[str, str], set[ClientId]] = {}
+        for client in self.roster:
+            for name, value in self.facts[client].items():
+                alike.setdefault((name, repr(value)), set()).add(client)
+        yield from map(frozenset, sorted(alike.values(), key=len, reverse=True))
+        yield from (frozenset({client}) for client in self.roster)
+
+    def _grown(self, group: frozenset[ClientId], others: Sequence[ClientId]) -> frozenset[ClientId]:
+        """A group with all others that fit, looked for by halves: most of them do."""
+        if not others:
+            return group
+        together = group.union(others)
+        if self._fits(together):
+            return together
+        if len(others) == 1:
+            return group
+        half = len(others) // 2
+        return self._grown(self._grown(group, others[:half]), others[half:])
+
+    def _fits(self, group: frozenset[ClientId]) -> bool:
+        if group not in self._fit:
+            try:
+                self._fit[group] = bool(group) and self.build(self._ordered(group)) is not None
+            except Exception:  # over a stranger's card, perhaps: it is not these who can begin together
+                self._fit[group] = False
+        return self._fit[group]
+
+    def _ordered(self, group: frozenset[ClientId]) -> Roster:
+        return tuple(client for client in self.roster if client in group)
 
 
 def _reason(client: ClientId, left: Sequence[ClientId], roster: Sequence[ClientId], build: Build) -> str:

@@ -22,10 +22,12 @@ from potluck.experiment.export import to_values
 from potluck.experiment.schema import Experiment
 from potluck.files import refuse_links, write_json
 from potluck.methods.registry import find_method
+from potluck.report.page import write_report
 from potluck.runs.environment import check_version
 from potluck.runs.folder import RunFolder
 from potluck.runs.observers import Observer, Observers
 from potluck.runs.results.run_result import RunResult
+from potluck.runs.stored import read_summary
 
 TOLD = "serve.json"  # in the run's folder: how the server was started
 
@@ -57,7 +59,7 @@ def play(
         if (folder / "config.yaml").exists():
             _check_same(folder, experiment)
         if (folder / "summary.json").exists():
-            raise RunError(f"the run in {folder.path} is finished; choose another --out")
+            return _reported(folder)
         register, sites = Register(folder), sites_of(experiment).sites
         clients = register.choose(sites, exclude, include)
         if told is not None:
@@ -76,6 +78,14 @@ def play(
         engine.excluded = frozenset(sites) - frozenset(clients)
         with kept(folder.path, describe(board, experiment, engine, register).facts), lasting(board):
             return ServedRun(experiment, folder, engine, register, watcher).play()
+
+
+def _reported(folder: RunFolder) -> RunResult:
+    """A finished run whose report could not be written, now with it; any other one is refused."""
+    if (folder / "report.html").exists():
+        raise RunError(f"the run in {folder.path} is finished; choose another --out")
+    write_report(folder.path)
+    return RunResult(folder.path, read_summary(folder.path, "the same command without it"))
 
 
 def describe(board: Board, experiment: Experiment, engine: FlowerEngine, register: Register) -> Board:

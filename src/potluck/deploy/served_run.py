@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from potluck.core.card import ClientId
 from potluck.deploy.donors import is_to_blame
 from potluck.deploy.engine import FlowerEngine
-from potluck.deploy.enrolled import enrolled_federation, sites_of
+from potluck.deploy.enrolled import enrolled_federation
 from potluck.deploy.enrolments import keep_enrolments, kept_enrolments
 from potluck.deploy.federated_run import Conduct, federated_run, fits
 from potluck.deploy.misfits import in_words, without_misfits
@@ -20,13 +20,14 @@ from potluck.deploy.suspects import find_suspect, find_tie, have_diverged
 from potluck.deploy.taking_back import no_way_back, take_back, undecided
 from potluck.engine.evaluation.checks import check_evaluation
 from potluck.engine.retries import GROWING, Waits
-from potluck.errors import ConfigError, RoundFailed
+from potluck.errors import ConfigError, RoundFailed, RunError
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.runs.api import write_start
 from potluck.runs.folder import RunFolder
 from potluck.runs.loop import Run
 from potluck.runs.observers import Observer
+from potluck.runs.observers.checkpoints import saved_round
 from potluck.runs.results.run_result import RunResult
 
 
@@ -83,20 +84,36 @@ class ServedRun:
         engine, training = self.engine, self.experiment.training
         known = [client for client in engine.ids if client in self.kept and not engine.is_revoked(client)]
         if self.fresh or not known:
-            needed = share(training.start_quorum, len(engine.ids))
-            engine.gather(needed=needed)
-            here = tuple(client for client in engine.ids if client in engine.homes)
-            self.roster = self._fitting(here, needed)
+            self.roster = self._first_roster(share(training.start_quorum, len(engine.ids)))
             return
         engine.enrolled |= {client: self.kept[client] for client in engine.ids if client in self.kept}
-        engine.gather(known, share(training.quorum, len(known)))
+        if saved_round(self.folder.path) < training.rounds:  # else only the summary is left to write
+            engine.gather(known, share(training.quorum, len(known)))
         self.roster = tuple(known)
+
+    def _first_roster(self, needed: int) -> tuple[ClientId, ...]:
+        """Those who begin. If too few of those that are here fit each other, others are waited for."""
+        engine, wanted = self.engine, needed
+        unfit: ConfigError | None = None
+        while True:
+            try:
+                engine.gather(needed=wanted)
+            except RunError as error:
+                raise unfit or error from error
+            here = tuple(client for client in engine.ids if client in engine.homes)
+            try:
+                return self._fitting(here, needed)
+            except ConfigError as error:
+                if len(here) == len(engine.ids):
+                    raise
+                self.watcher.notice(f"{error}; waiting for the other clients")
+                unfit, wanted = error, len(here) + 1
 
     def _fitting(self, here: tuple[ClientId, ...], needed: int) -> tuple[ClientId, ...]:
         """Those who can begin together. The others are turned away; if too few are left, the run does not begin."""
-        tasks = {client: self.engine.enrolled[client].card.task for client in here}
-        classes = sites_of(self.experiment).classes
-        self._ready, misfits = without_misfits(here, tasks, classes, self._federation)
+        cards = {client: self.engine.enrolled[client].card for client in here}
+        facts = {client: {"task": card.task, **card.extra} for client, card in cards.items()}
+        self._ready, misfits = without_misfits(here, facts, self._federation, needed)
         if len(here) - len(misfits) < needed:
             told, names = "; ".join(misfits.values()), ",".join(misfits)
             raise ConfigError(f"{told}; have that put right there, or begin without: --exclude {names}")
@@ -181,17 +198,17 @@ class ServedRun:
         new = [client for client in self.engine.homes if client not in self.roster]
         joined = [client for client in new if self._admit(client, run)]
         if joined:
-            roster = {*self.roster, *joined}
-            self.roster = tuple(client for client in self.engine.ids if client in roster)
             self.watcher.notice(f"taken in after round {round_}: {', '.join(joined)}")
             raise Regrouped
 
     def _admit(self, client: ClientId, run: Run) -> bool:
-        """Whether a client can join now; if not, it and everyone else hear why."""
+        """Let a client join those that are here; if it cannot, it and everyone else hear why."""
         roster = tuple(one for one in self.engine.ids if one in self.roster or one == client)
         why = self._unfit(roster, run)
         if why:
             self.engine.turn_away(client, f"client {client} cannot join after round {run.state.round}: {why}")
+        else:
+            self.roster = roster
         return not why
 
     def _leave_revoked(self, run: Run) -> bool:

@@ -1,7 +1,8 @@
 """Checkpoints: one manifest file names all the files that hold a run, so that it changes atomically.
 
-`checkpoint.json` is the newest. The last three are kept, each also as `checkpoint-<round>.json`; states that did
-not change between them are the same files.
+The last three are kept, each as `checkpoint-<round>.json`; states that did not change between them are the same
+files. `checkpoint.json` is a copy of the newest, written after it: a process that is killed in between leaves an
+older copy or none, and the newest whose files are whole counts.
 """
 
 from __future__ import annotations
@@ -115,12 +116,13 @@ class Checkpoints:
     def _put_first(self, manifest: Manifest) -> None:
         """Make a manifest the newest; later ones and those before the last three go, with their files."""
         content, before = manifest.to_bytes(), self._files()
+        sync_folder(self.folder)  # the names of all its files, before a manifest says that they are there
         write_whole(self._path(manifest.round), content)
         write_whole(self.folder / self.MANIFEST, content)
         sync_folder(self.folder)
         others = [one for round_, one in self._kept.items() if round_ < manifest.round]
         self._kept = {one.round: one for one in [*others, manifest][-KEPT:]}
-        for name in before - self._files():
+        for name in sorted(before - self._files()):  # manifests first, then what they name
             (self.folder / name).unlink(missing_ok=True)
 
     # --- reading ---
@@ -142,16 +144,13 @@ class Checkpoints:
         """
         self.wait()
         readable = self._readable()
-        newest = self.folder / self.MANIFEST
         if round_ is not None and round_ not in readable:
             there = ", ".join(map(str, readable)) or "none"
             raise RunError(f"{os.fspath(self.folder)} has no checkpoint of round {round_}; there: {there}")
-        if round_ is None and not newest.exists():
-            if readable:
-                raise DamagedCheckpoint(f"{newest} is missing", tuple(readable))
+        manifest = readable[round_] if round_ is not None else self._newest(readable)
+        if manifest is None:
             self._clean()
             return None
-        manifest = readable[round_] if round_ is not None else self._newest(newest, readable)
         others = tuple(one for one in readable if one != manifest.round)
         try:
             self._check(manifest)
@@ -159,15 +158,46 @@ class Checkpoints:
         except (OSError, ValueError, SafetensorError) as error:
             raise DamagedCheckpoint(_sentence(self.folder, manifest.round, error), others) from error
         self._kept = readable | {manifest.round: manifest}
+        if round_ is None:
+            last = sorted(one for one in self._kept if one <= manifest.round)[-KEPT:]
+            self._kept = {one: self._kept[one] for one in last}
         self._clean()
         clients = {client: self.folder / name for client, name in manifest.clients.items()}
         return Checkpoint(manifest.round, state, clients, manifest.notes)
 
     def go_back(self, round_: int) -> None:
-        """Make the checkpoint of an earlier round the newest; later ones are removed."""
+        """Make the checkpoint of an earlier round the newest; later ones are removed.
+
+        Their manifests go first: until `checkpoint.json` is replaced, the run stands where it stood.
+        """
+        for later in (one for one in self._kept if one > round_):
+            self._path(later).unlink(missing_ok=True)
         self._put_first(self._kept[round_])
 
-    def _newest(self, path: Path, readable: Mapping[int, Manifest]) -> Manifest:
+    def newest_round(self) -> int:
+        """The round that `load` goes back to, 0 if there is no checkpoint yet."""
+        newest = self._newest(self._readable())
+        return 0 if newest is None else newest.round
+
+    def _newest(self, readable: Mapping[int, Manifest]) -> Manifest | None:
+        """The newest manifest: that of `checkpoint.json`, or a later one whose files are whole."""
+        path = self.folder / self.MANIFEST
+        copied = self._copied(path, readable) if path.exists() else None
+        for manifest in reversed([*readable.values()]):
+            if (copied is None or manifest.round > copied.round) and self._is_whole(manifest):
+                return manifest
+        if copied is None and readable:
+            raise DamagedCheckpoint(f"{path} is missing", ())
+        return copied
+
+    def _is_whole(self, manifest: Manifest) -> bool:
+        try:
+            self._check(manifest)
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def _copied(self, path: Path, readable: Mapping[int, Manifest]) -> Manifest:
         try:
             return Manifest.read(path)
         except (OSError, ValueError) as error:

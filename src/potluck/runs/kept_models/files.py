@@ -131,8 +131,15 @@ def _damage(path: Path, wanted: str) -> str | None:
         return f"{path} cannot be read: {error.strerror or error}"
 
 
+def remove_models(folder: Path) -> None:
+    """Remove the models of a round; it loses its name first, so that no half of it is taken for the whole."""
+    unfinished = folder.with_name(f".{folder.name}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    shutil.rmtree(folder.replace(unfinished))
+
+
 def remove_unfinished(home: Path) -> None:
-    """Remove what a killed process left half written."""
+    """Remove what a killed process left half written, or half removed."""
     for path in home.glob(f".{_PREFIX}*"):
         shutil.rmtree(path)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -33,6 +32,7 @@ from potluck.runs.folder import FORMAT, RunFolder
 from potluck.runs.kept_models.files import (
     States,
     kept_rounds,
+    remove_models,
     remove_unfinished,
     round_folder,
     stored_tensors,
@@ -168,7 +168,7 @@ class KeptModels(Observer):
 
     def _drop(self, rounds: Iterable[int]) -> None:
         for old in list(rounds):
-            shutil.rmtree(round_folder(self.home, old))
+            remove_models(round_folder(self.home, old))
 
     def _within_limit(self, needed: int) -> bool:
         fits = needed <= self.settings.limit

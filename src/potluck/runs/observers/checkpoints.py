@@ -13,7 +13,6 @@ from pathlib import Path
 
 from potluck.engine.store.checkpoints import Checkpoint, Checkpoints, DamagedCheckpoint
 from potluck.errors import RunError, first_line
-from potluck.files import read_json
 from potluck.runs.folder import RunFolder
 from potluck.runs.log_marks import Marks
 from potluck.runs.observers.base import Observer, RoundEnd
@@ -152,13 +151,7 @@ class Checkpointer(Observer):
 
 def saved_round(folder: Path) -> int:
     """The round of the newest checkpoint of a run folder, 0 if there is none."""
-    manifest = folder / "checkpoints" / Checkpoints.MANIFEST
-    if not manifest.exists():
-        return 0
-    found = read_json(manifest)
-    if not isinstance(found, dict) or type(found.get("round")) is not int:
-        raise RunError(f"{manifest} is no manifest of a checkpoint: it does not say its round")
-    return int(found["round"])
+    return Checkpoints(folder / "checkpoints").newest_round()
 
 
 def _way_on(folder: Path, rounds: Sequence[int]) -> str:
