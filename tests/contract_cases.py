@@ -214,7 +214,7 @@ MODELS: dict[str, Any] = {
         ("mlp-small", "mlp-large"),
     ),  # quick ones
 }
-METHODS = [*method_names(), *(name for name in VARIANTS if name not in method_names())]
+VARIANTS_ALONE = [name for name in VARIANTS if name not in method_names()]
 
 
 def contract_case(name: str) -> tuple[dict[str, Any], Any]:
