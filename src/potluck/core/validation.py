@@ -111,18 +111,19 @@ def _instead(
 ) -> str:
     """The key that may be meant, and what it means, or all keys there are.
 
-    First the same key in a block inside this one (`rounds`: `training.rounds`), then one that begins with it, then
-    the same key anywhere in the whole, there also in the plural, then one that is spelled alike.
+    First the same key in a block inside this one (`rounds`: `training.rounds`), unless the whole has it further out,
+    then one that begins with it, then the same key anywhere in the whole, there also in the plural, then one that is
+    spelled alike.
     """
     *before, last = path
     keys = _keys_at(model, before)
     inside = _elsewhere(_block_at(model, before), last)
-    if inside is not None:
+    other = _elsewhere(whole, last) or _elsewhere(whole, f"{last}s")
+    if inside is not None and not (other and len(other) < len([*above, *before, *inside])):
         return f"did you mean {'.'.join([*above, *before, *inside])!r}?{_meaning(model, (*before, *inside))}"
     longer = [key for key in keys if key.startswith(f"{last}_")]
     if len(longer) == 1:
         return f"did you mean {longer[0]!r}?{_meaning(model, (*before, *longer))}"
-    other = _elsewhere(whole, last) or _elsewhere(whole, f"{last}s")
     close = difflib.get_close_matches(last, keys, n=1, cutoff=0.8)
     if other is not None and list(other) == [*above, *path]:  # another kind of this block has the key
         whole_block = ".".join([*above, *before])
