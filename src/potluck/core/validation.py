@@ -111,9 +111,9 @@ def _instead(
 ) -> str:
     """The key that may be meant, and what it means, or all keys there are.
 
-    First the same key in a block inside this one (`rounds`: `training.rounds`), unless the whole has it further out,
-    then one that begins with it, then the same key anywhere in the whole, there also in the plural, then one that is
-    spelled alike.
+    First the same key in a block inside this one (`rounds`: `training.rounds`), unless the whole has it further
+    out, then one that begins with it, then the same key anywhere in the whole, there also in the plural, then one
+    that is spelled alike.
     """
     *before, last = path
     keys = _keys_at(model, before)
