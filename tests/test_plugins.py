@@ -202,7 +202,10 @@ def test_a_method_without_a_round_is_refused_before_anything_runs(tmp_path: Path
 @pytest.mark.parametrize(
     ("code", "sentence"),
     [
-        (BARE.format(name="fedavg"), r"there is a method 'fedavg' already \(potluck.methods.fedavg_variants\)"),
+        (
+            BARE.format(name="fedavg"),
+            r"there is a method 'fedavg' already \(potluck.methods.fedavg_variants\)",
+        ),
         (
             "from potluck.models import register\n\n\n@register('cnn1')\ndef mine(classes):\n    return None\n",
             "a model named 'cnn1' is already registered",
