@@ -29,7 +29,7 @@ def test_means_are_those_of_a_loop(y, batch):
         assert stats.counts[label] == len(rows)
     held = sorted(set(y))
     assert torch.equal(stats.means(held), stats.means()[held])
-    assert stats.counts_of(held).tolist() == [y.count(label) for label in held]
+    assert stats.counts[held].tolist() == [y.count(label) for label in held]
 
 
 def test_statistics_carry_no_gradient_and_take_half_precision():

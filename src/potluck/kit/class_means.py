@@ -43,10 +43,6 @@ class ClassStats:
         means = self.sums / self.counts.clamp_min(1).unsqueeze(1)
         return means if classes is None else means[self._index(classes)]
 
-    def counts_of(self, classes: Sequence[int]) -> Tensor:
-        """How many vectors each of the given classes has."""
-        return self.counts[self._index(classes)]
-
     def _index(self, classes: Sequence[int]) -> Tensor:
         return torch.tensor(list(classes), dtype=torch.long).to(self.sums.device, non_blocking=True)
 
