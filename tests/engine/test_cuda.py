@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -389,7 +390,9 @@ def test_the_contract_holds_on_the_gpu(method: str, check: Check) -> None:
 @pytest.mark.parametrize("method", method_names())
 def test_nobody_waits_for_the_device_in_a_client_step(method: str) -> None:
     place = federate([64] * 8, {"name": method} | OPTIONS.get(method, {}), MODELS.get(method, CNNS))
-    played = play(place, engine(place.clients), rounds=3)
+    notices: list[str] = []
+    played = play(place, engine(place.clients, notice=notices.append), rounds=3)
+    assert not notices  # every step was captured
     inner = played.engine.run
 
     def without_waiting(requests: Sequence[Request]) -> list[Outcome]:
@@ -401,6 +404,25 @@ def test_nobody_waits_for_the_device_in_a_client_step(method: str) -> None:
 
     played.engine.run = without_waiting  # type: ignore[method-assign]
     assert not played.play(4, place.population.ids).failures
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "fedtgp", "server_epochs": 20},
+        {"name": "feddf", "steps": 20},
+        {"name": "fedgen", "steps": 20},
+        {"name": "fedallrep"},
+    ],
+    ids=lambda method: method["name"],
+)
+def test_the_server_trains_from_graphs_as_it_does_step_by_step(method: Any) -> None:
+    made = [federate([64] * 6, method, CNNS) for _ in range(2)]
+    eager, captured = (engine(one.clients, notice=pytest.fail) for one in made)
+    eager.at_server = lambda server: contextlib.nullcontext()
+    found = [states(play(one, each, 3)) for one, each in zip(made, (eager, captured), strict=True)]
+    assert worst(*found) < 1e-3
+    assert captured._server.graphs
 
 
 def test_a_short_last_batch_is_captured_when_it_comes_again() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from potluck.core.card import ClientId
 from potluck.core.packed import State
+from potluck.core.server import Server
 from potluck.engine.protocol import Answer, Engine, Examination, Outcome, Request
 from potluck.engine.store.client_store import ClientStore
 
@@ -102,6 +104,10 @@ class MultiGpuEngine(Engine):
         """Settle the round on every device."""
         for number, engine in enumerate(self.engines):
             engine.settle(round_, [client for client in cohort if self.home(client) == number], accepted)
+
+    def at_server(self, server: Server) -> AbstractContextManager[None]:
+        """The server is on the first device."""
+        return self.engines[0].at_server(server)
 
     def close(self) -> None:
         """Close every engine."""

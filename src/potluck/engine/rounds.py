@@ -85,7 +85,11 @@ class Rounds:
         )
         rng = self.federation.server_rng(round_)
         self.server.enter(round_, rng, {}, "round")
-        with rng.as_default(self.federation.device), self._script(round_):
+        with (
+            rng.as_default(self.federation.device),
+            self.engine.at_server(self.server),
+            self._script(round_),
+        ):
             self.federation.method.round(self.server, cohort)
         if before_settling is not None:
             before_settling(cohort)

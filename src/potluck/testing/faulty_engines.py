@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
 
 from potluck.core.card import ClientId
 from potluck.core.packed import State
+from potluck.core.server import Server
 from potluck.engine.protocol import Answer, Engine, Examination, Failure, Outcome, Request
 from potluck.engine.runner import StoringEngine
 from potluck.engine.serial import SerialEngine
@@ -34,6 +36,10 @@ class Wrapped(Engine):
     def settle(self, round_: int, cohort: Sequence[ClientId], accepted: Sequence[ClientId]) -> None:
         """Pass on."""
         self.inner.settle(round_, cohort, accepted)
+
+    def at_server(self, server: Server) -> AbstractContextManager[None]:
+        """Pass on."""
+        return self.inner.at_server(server)
 
 
 class Reversed(Wrapped):

@@ -17,7 +17,8 @@ import torch
 from potluck.core.card import ClientId
 from potluck.core.client import Client
 from potluck.core.packed import Packed, State
-from potluck.engine.cuda.graphs import GraphRunner, RowsOnDevice, device_index
+from potluck.core.server import Server
+from potluck.engine.cuda.graphs import GraphRunner, RowsOnDevice, ServerRunner, device_index
 from potluck.engine.cuda.slots import Exchange, Slot, Slots
 from potluck.engine.protocol import Examination, Outcome, Request
 from potluck.engine.runner import StoringEngine, TransactionRunner, guarded
@@ -51,6 +52,7 @@ class CudaEngine(StoringEngine):
         self.slots = Slots(clients.device, clients.kind, slots, self.streams, self._tell)
         self._rows = RowsOnDevice(clients.device)
         self._initial = InitialStates(clients)
+        self._server: ServerRunner | None = None
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
         """Put every client to work on its stream; nobody waits."""
@@ -60,6 +62,14 @@ class CudaEngine(StoringEngine):
         """Measure every client on its stream."""
         return self.slots.within_memory(examinations, self._attempt)
 
+    def at_server(self, server: Server) -> contextlib.AbstractContextManager[None]:
+        """The server's training steps are captured, too; its script runs on the main stream."""
+        if server.device.type != "cuda":
+            return contextlib.nullcontext()
+        if self._server is None or self._server.server is not server:
+            self._server = ServerRunner(server, self._tell)
+        return running_with(self._server.train)
+
     def close(self) -> None:
         """Free the device's memory for the next run: a comparison plays many in one process.
 
@@ -67,6 +77,7 @@ class CudaEngine(StoringEngine):
         130 MiB a run on an H200.
         """
         torch.cuda.synchronize(self.clients.device)
+        self._server = None
         self.slots.clear()
         torch._C._cuda_clearCublasWorkspaces()
 

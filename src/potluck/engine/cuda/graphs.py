@@ -11,6 +11,7 @@ import contextlib
 import gc
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,11 +25,12 @@ from torch.utils._pytree import tree_map
 from potluck.core.client import Client
 from potluck.core.state import Holder
 from potluck.errors import PotluckError
-from potluck.training.fit import Step, Workspace
+from potluck.training.fit import Step, Workspace, run_eagerly
 from potluck.training.plan import Plan, rows_on
 
 G = TypeVar("G")
 CAPACITY = 64  # steps a table of rows holds at least; a longer plan fills it again
+WORTH_CAPTURING = 8  # steps of one size in a server's `fit` that repay a capture
 WARM_UP = 2  # steps before a capture: they create handles, workspaces and the optimiser's buffers
 
 
@@ -198,6 +200,8 @@ class GraphRunner:
         return found
 
     def _captured(self, capture: Callable[..., G]) -> G | None:
+        if not self._has_graphs():
+            self.pool = torch.cuda.graph_pool_handle()  # torch gives up a pool with the last of its graphs
         try:
             return capture(pool=self.pool)
         except (RuntimeError, PotluckError) as error:
@@ -205,10 +209,77 @@ class GraphRunner:
             if is_out_of_memory(error):
                 raise
             torch.cuda.synchronize(self.holder.device)
-            reason = str(error).splitlines()[0]
-            self.notice(
-                f"step {self.holder.step or 'evaluate'!r} cannot be captured and runs eagerly: {reason}"
-            )
+            step = self.holder.step or "evaluate"
+            self.notice(f"step {step!r} cannot be captured and runs eagerly: {_first_line(error)}")
+            return None
+
+    def _has_graphs(self) -> bool:
+        steps = (graph for graphs in self.steps.values() for graph in graphs.by_sizes.values())
+        collections = (graph for graph in self.collections.values() if isinstance(graph, CollectGraph))
+        return any(steps) or any(collections)
+
+
+class ServerRunner:
+    """Runs the server's training from graphs, on a stream of its own.
+
+    What the server learns from is new in every round, and a graph reads fixed addresses. So a step is captured anew
+    in every `fit`, if enough steps of its size follow. The last graphs are kept until the next are there, because
+    they hold the pool.
+    """
+
+    def __init__(self, server: Holder, notice: Callable[[str], None]) -> None:
+        self.server, self.notice = server, notice
+        self.stream = torch.cuda.Stream(server.device)  # type: ignore[no-untyped-call]
+        self.pool = torch.cuda.graph_pool_handle()
+        self.graphs: dict[tuple[int, ...], StepGraph] = {}
+
+    def train(self, workspace: Workspace, step: Step, plan: Plan) -> None:
+        """A runner for `fit`."""
+        blocks = [*plan.blocks()]
+        steps = Counter[tuple[int, ...]]()
+        for sizes, tables in blocks:
+            steps[sizes] += len(next(iter(tables.values())))
+        worth = {sizes for sizes, count in steps.items() if count >= WORTH_CAPTURING and min(sizes) > 1}
+        if not worth:
+            return run_eagerly(workspace, step, plan)
+        main = torch.cuda.current_stream(self.server.device)
+        self.stream.wait_stream(main)
+        with torch.cuda.stream(self.stream):
+            self._play(workspace, step, plan, blocks, worth)
+        main.wait_stream(self.stream)
+
+    def _play(
+        self,
+        workspace: Workspace,
+        step: Step,
+        plan: Plan,
+        blocks: Sequence[tuple[tuple[int, ...], dict[str, np.ndarray]]],
+        worth: set[tuple[int, ...]],
+    ) -> None:
+        done, graphs = 0, dict[tuple[int, ...], StepGraph]()
+        for sizes, tables in blocks:
+            count = len(next(iter(tables.values())))
+            if sizes in worth and sizes not in graphs:
+                graph = self._captured(workspace, step, tables)
+                if graph is None:
+                    worth = set()
+                else:
+                    graphs[sizes] = graph
+            if sizes in graphs:
+                graphs[sizes].replay(tables)
+            else:
+                for number in range(done, done + count):
+                    step(plan[number])
+            done += count
+        self.graphs = graphs or self.graphs
+
+    def _captured(self, workspace: Workspace, step: Step, tables: dict[str, np.ndarray]) -> StepGraph | None:
+        try:
+            return StepGraph(self.server, workspace, step, tables, self.pool)
+        except (RuntimeError, PotluckError) as error:
+            self.pool = torch.cuda.graph_pool_handle()  # the old one may have been released
+            torch.cuda.synchronize(self.server.device)
+            self.notice(f"the server's training cannot be captured and runs eagerly: {_first_line(error)}")
             return None
 
 
@@ -287,6 +358,10 @@ def _no_trace(holder: Holder, workspace: Workspace) -> Iterator[None]:
         total.zero_()
     for generator, before in zip((one for one in generators if one is not None), numbers, strict=True):
         generator.set_state(before)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def is_out_of_memory(error: Exception) -> bool:
