@@ -210,12 +210,11 @@ def comparisons_are_paired(bench: Bench) -> None:
             federation.population.cohort(round_, 2) == local.population.cohort(round_, 2),
             "the cohort depends on the method",
         )
-    with listening() as ours_:
-        bench.play([ALL, ALL])
-    with listening() as theirs_:
+    _, spy = bench.spied
+    with listening() as heard:
         bench.play([ALL, ALL], method={"name": "local"})
-    for key, order in theirs_.items():
-        _require(ours_.get(key, order) == order, "the order of batches depends on the method")
+    for key, order in heard.items():
+        _require(spy.heard.get(key, order) == order, "the order of batches depends on the method")
 
 
 def faults_leave_no_trace(bench: Bench) -> None:
