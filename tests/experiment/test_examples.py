@@ -38,6 +38,7 @@ SHAPES = {  # classes, shape of a sample, training and test rows; all of them ha
 LIGHT = 10_000_000  # parameters of the pool; models of heavier ones have shapes here, and no numbers
 BUILD = ModelPool._build
 SHAPES_ALONE: dict[tuple[object, ...], Model] = {}  # the models that were built without memory
+BUILT: dict[tuple[object, ...], Model] = {}  # those that have numbers
 TRIED: dict[tuple[object, ...], bool] = {}  # what trials of a body have told
 
 
@@ -67,6 +68,14 @@ def without_memory(
         with torch.device("meta"):
             SHAPES_ALONE[place] = BUILD(pool, key, task, rep_dim, who, check=False)
     return SHAPES_ALONE[place]
+
+
+def built_once(pool: ModelPool, key: str, task: Task, rep_dim: int | None, who: str, check: bool) -> Model:
+    """In place of `ModelPool._build`: experiments that are only asked whether they can begin share their models."""
+    place = (str(pool._entries[key]), pool.rep_dim, pool.adapter, task, rep_dim, check, torch.empty(0).device)
+    if place not in BUILT:
+        BUILT[place] = BUILD(pool, key, task, rep_dim, who, check)
+    return BUILT[place]
 
 
 def tried_once(model: Model, task: Task) -> bool:
@@ -187,6 +196,7 @@ def stand_in_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a stand-in be what is read under the name of a data set, public data included."""
     loaders = {name: pictures(name) for name in SHAPES} | {"sst2": reviews, "newsgroups20": reviews}
     monkeypatch.setattr(registry, "_LOADERS", registry._LOADERS | loaders)
+    monkeypatch.setattr(ModelPool, "_build", built_once)
     monkeypatch.setattr("potluck.core.population.trains_body", tried_once)
 
 
