@@ -29,7 +29,7 @@ check: $(STAMP)  ## lint, formatting, imports between floors, types
 	@$(BIN)/mypy
 
 test: check  ## all checks and tests, a process per core
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-faults: $(STAMP)  ## federations of real processes on Flower, with kills and refusals (more than an hour)
 	@$(BIN)/python -m pytest tests/deploy -m faults
