@@ -38,6 +38,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Take the part that makes search work from file:// from this site, not from another."""
+    local = f"{'../' * page.file.src_uri.count('/')}assets/file_search.js"
+    return output.replace("https://unpkg.com/iframe-worker/shim", local)
+
+
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turn links between files of the repository into links between pages of the site."""
     source = next((name for name, made in OUTSIDE.items() if made == page.file.src_uri), None)
