@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import os
 import select
 import signal
@@ -72,6 +73,12 @@ def _round_size(clients: ClientBuilder) -> float:
     return largest * samples / len(trainers)
 
 
+@functools.cache
+def load_optimisers() -> None:
+    """Load here, once, what PyTorch imports at the first optimiser: 800 modules, or every worker would do so."""
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0).step()
+
+
 class WorkersEngine(StoringEngine):
     """Clients on the CPU cores of this machine, each at work in one of a few worker processes."""
 
@@ -84,6 +91,7 @@ class WorkersEngine(StoringEngine):
         self.store = store if store is not None else ClientStore()
         self.count, self.threads = workers, threads
         self.workers: list[Worker] = []
+        load_optimisers()
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
         """Have the workers serve every request."""
