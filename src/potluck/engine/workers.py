@@ -41,7 +41,9 @@ from potluck.federation.builder import ClientBuilder
 from potluck.front_door import OwnExit, own_place
 from potluck.signals import SIGNALS, held_back
 
-SMALL = 20_000_000  # parameters × samples of a client's round; below it a round takes a fraction of a second
+# Parameters × samples of a client's round; below it a round takes a fraction of a second. Small convolutions have
+# much work for few parameters, so the bound is low: at worst workers cost a small run a few tenths of a second.
+SMALL = 20_000_000
 FEW = 5  # clients whose models are built to estimate the size of the work
 
 
