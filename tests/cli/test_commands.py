@@ -425,9 +425,9 @@ def test_what_would_be_passed_over_in_silence_is_told(place: Path) -> None:
     assert "'fedmrl.d1=8': write method.d1=8" in refused("run", "small.yaml", "fedmrl.d1=8")
     idle = refused(*compare, "fedproto", "method.d1=8")
     assert "method.d1=8: fedmrl would not be compared, as only fedproto are" in idle
-    told = potluck(*compare, "local,local", "--seeds", "0,0", "training.rounds=1")
+    told = potluck(*compare, "local,local", "--seeds", "0", "training.rounds=1")
     assert "--methods: local is named twice and played once" in told.stderr
-    assert "--seeds: 0 is named twice and played once" in told.stderr
+    assert "--seeds: 0 is named twice; name each seed once" in refused(*compare, "local", "--seeds", "0,1,0")
     assert "write --methods" in potluck("compare", "small.yaml", "--method", "fedavg").stderr
     assert "plugins=[FILE.py]" in potluck("run", "small.yaml", "--plugin", "mine.py").stderr
     assert ", data digits" in potluck("run", "small.yaml", "training.rounds=1").stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self, cast, get_args
@@ -271,6 +272,11 @@ def _keys(entries: list[Entry]) -> list[str]:
             key += f"@{place}"
         keys.append(key)
     return keys
+
+
+def is_module_key(key: str) -> bool:
+    """Whether the key of an architecture is that of a module, and not of a name, class or function."""
+    return re.match(r"module-\d+:", key) is not None
 
 
 def _source_key(source: Source, place: int) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from potluck.errors import RunError
 from potluck.files import check_writable, opened, read_json, refuse_links, write_whole
+from potluck.report.again import to_go_on
 from potluck.report.reading import log_lines, reading
 from potluck.runs.log_marks import LogMarks, Marks, check_marks, mark_of
 
@@ -75,8 +76,8 @@ class RunFolder:
             refuse_links(path)
             return folder
         if (folder / "config.yaml").exists():
-            advice = f"go on with it: potluck resume {path}"
-            raise RunError(f"{path} exists; choose another folder, or {advice}") from error
+            onward = to_go_on(path, folder._is_portable())
+            raise RunError(f"{path} exists; choose another folder, or go on with it: {onward}") from error
         raise RunError(f"{path} holds something else than a run; choose another folder") from error
 
     @classmethod
@@ -127,6 +128,12 @@ class RunFolder:
             if key not in about:
                 raise RunError(f"{path} says nothing of {key!r}: it is not whole; {remedy}")
         return about
+
+    def _is_portable(self) -> bool:
+        """Whether a file can say the experiment of the run; so it is taken to be where that cannot be read."""
+        with contextlib.suppress(RunError):
+            return bool(self.about().get("portable", True))
+        return True
 
     @property
     def remedy(self) -> str:
