@@ -14,6 +14,7 @@ from potluck.deploy.flower.connections import Security
 from potluck.deploy.flower.resume import experiment_of, read_told
 from potluck.errors import RunError
 from potluck.files import read_json, write_json
+from potluck.runs.folder import RunFolder
 
 
 class Killed(BaseException):
@@ -156,6 +157,14 @@ def test_code_that_comes_with_the_folder_is_not_run(tmp_path, link):
     code, said = command("resume", folder)
     assert (code, "was changed since" in said) == (2, True)
     assert not (tmp_path / "owned").exists()
+
+
+def test_a_second_server_in_a_folder_touches_nothing_of_the_first(tmp_path, link):
+    started(tmp_path, link)
+    link.calls.clear()
+    with RunFolder(tmp_path / "runs" / "three").locked():
+        code, said = command("resume", "runs/three")
+    assert (code, "another process is at work in" in said, link.calls) == (2, True, [])
 
 
 def test_what_cannot_be_read_or_changed_is_said_in_one_sentence(tmp_path, link):

@@ -54,7 +54,8 @@ class ServedRun:
         self.experiment, self.folder, self.engine = experiment, folder, engine
         self.register, self.watcher = register, watcher
         self.fresh = not (folder / "config.yaml").exists()
-        self.kept = kept_enrolments(folder, engine.fields)
+        # a file without config.yaml is of a start that was ended before it counted
+        self.kept = {} if self.fresh else kept_enrolments(folder, engine.fields)
         self.roster: tuple[ClientId, ...] = ()
         self._ready: Federation | None = None  # that of the roster, if it was just built
         self.conduct = Conduct(engine, register)

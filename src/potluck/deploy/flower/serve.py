@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from potluck.core.card import ClientId
+from potluck.deploy.enrolled import sites_of
 from potluck.deploy.flower.connections import Security, is_open, split_address
 from potluck.deploy.flower.processes import require_files, require_flower
 from potluck.deploy.flower.relay import relaying
@@ -46,8 +47,9 @@ def serve(
     home, board = open_folder(folder), Board(name=experiment.name, method=experiment.method.name)
     place, patience = (home / "flower").resolve(), experiment.engine.patience
     with (
+        home.locked(),  # before anything that another server in this folder uses is touched
         exposed(prometheus, lambda: board.facts() | about_here(folder)),
-        relaying(address, security, place, patience, watcher.notice) as courier,
+        relaying(address, security, place, patience, watcher.notice, sites_of(experiment).sites) as courier,
     ):
         watcher.notice(f"waiting at {address} for the clients of {experiment.name}")
         for client in (client for client, key in (keys or {}).items() if not key):
