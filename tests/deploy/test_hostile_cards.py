@@ -12,6 +12,7 @@ from potluck.deploy import enrolled, served_run, wire
 from potluck.deploy.engine import GRACE
 from potluck.deploy.misfits import without_misfits
 from potluck.deploy.site import Site
+from potluck.deploy.suspects import NOT_FINITE
 from potluck.engine.protocol import Examination, Failure, Request
 from potluck.errors import ConfigError, RoundFailed
 from potluck.experiment.schema import Experiment
@@ -247,21 +248,21 @@ def test_a_card_for_which_the_server_cannot_be_built_is_turned_away(tmp_path, me
     assert any("client 0 cannot take part" in one for one in told.notices)
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-def test_where_the_one_that_began_fails_the_others_are_waited_for(tmp_path, restarted):
+@pytest.mark.parametrize(("restarted", "reason"), [(False, NOT_FINITE), (True, "it will not")])
+def test_where_the_one_that_began_fails_the_others_are_waited_for(tmp_path, restarted, reason):
     def tamper(order, data):
         mine = isinstance(order, Request) and order.client == "0"
-        return wire.pack_reply(Failure("0", "it will not")) if mine else data
+        return wire.pack_reply(Failure("0", reason)) if mine else data
 
     told, (link, time) = Told(), first_of_all(tmp_path, tamper)
     if restarted:
         time.due.clear()
-        with pytest.raises(RoundFailed, match="it will not"):
+        with pytest.raises(RoundFailed, match=reason):
             serve(link, tmp_path / "run", begun_by_one("fedproto"), told, time)
         link.away.clear()
     serve(link, tmp_path / "run", begun_by_one("fedproto"), told, time)
     assert link.asked(1) == ["0", "1", "2"]
-    assert any("it will not" in one and "waiting for the other clients: 1, 2" in one for one in told.notices)
+    assert any(reason in one and "waiting for the other clients: 1, 2" in one for one in told.notices)
     assert "taken in after round 0: 1, 2" in told.notices
 
 

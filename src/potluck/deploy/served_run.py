@@ -72,14 +72,19 @@ class ServedRun:
             except Regrouped:
                 pass
             except RoundFailed as error:
-                failed = run.state.round + 1
-                if not (
-                    self._leave_revoked(run)
-                    or self._start_again(run, failed, error.failures, error.lost)
-                    or self._wait_for_others(run, failed, error)
-                ):
-                    self._go_back(run, failed, error.failures, error.lost, error)
+                self._recover(run, error)
             self.register.start()
+
+    def _recover(self, run: Run, error: RoundFailed) -> None:
+        """Change what a failed round can be played with; raises the error again where nothing helps."""
+        failed = run.state.round + 1
+        if self._leave_revoked(run) or self._start_again(run, failed, error.failures, error.lost):
+            return
+        try:
+            self._go_back(run, failed, error.failures, error.lost, error)
+        except RoundFailed as final:
+            if not self._wait_for_others(run, final):
+                raise
 
     # --- who takes part ---
 
@@ -214,10 +219,8 @@ class ServedRun:
             self.watcher.notice(f"taken in after round {run.state.round}: {', '.join(joined)}")
         return bool(joined)
 
-    def _wait_for_others(self, run: Run, failed: int, error: RoundFailed) -> bool:
+    def _wait_for_others(self, run: Run, error: RoundFailed) -> bool:
         """Where those who began cannot play a round, have others join that were not there; False if none does."""
-        if have_diverged(error.failures, run.cohort(failed), error.lost):
-            return False  # whoever came would fail as well
         while absent := [client for client in self.engine.ids if self._may_come(client)]:
             if all(client not in self.engine.homes for client in absent):
                 self.watcher.notice(f"{error}; waiting for the other clients: {', '.join(absent)}")
