@@ -230,7 +230,7 @@ def _check_widths(enrolled: Mapping[ClientId, Enrolment], models: PrivateModels,
         if told is not None and named not in (None, told):
             wrong[client] = (
                 f"{method.name}: client {client} has a representation of width {told:,}, and the experiment's "
-                f"models give it {named:,}; build it with that width, or set models.rep_dim to the one that all have"
+                f"models give it {named:,}; build it with that width, or set models.rep_dim to one that all have"
             )
     if wrong:
         raise Misfits(wrong)
