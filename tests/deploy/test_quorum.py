@@ -11,7 +11,7 @@ from kills import Kill
 from potluck.core.server import Server
 from potluck.core.task import Task
 from potluck.deploy import served_run, wire
-from potluck.deploy.engine import GRACE
+from potluck.deploy.engine import GRACE, HELLO
 from potluck.deploy.enrolments import kept_enrolments
 from potluck.deploy.federated_run import fits
 from potluck.deploy.register import Register
@@ -83,6 +83,24 @@ def test_a_node_that_comes_and_goes_does_not_keep_the_others_from_starting(tmp_p
     )
     serve(link, tmp_path / "run", experiment, time=time)
     assert time.seconds < 60
+
+
+def test_a_node_that_starts_anew_and_is_silent_is_waited_for_less_and_less(tmp_path):
+    link, time, numbers = Link(tmp_path, model="mlp-small"), Time(), iter(range(99, 10**6))
+    steady, exchange = link.nodes, link.exchange
+    link.nodes = lambda: [*steady(), next(numbers)]
+
+    def silent(letters, timeout, most):
+        if any(node >= 99 for node, _ in letters):
+            time.sleep(timeout)
+        answers = {letter[0]: answer for letter in letters if letter[0] < 99
+                   for answer in exchange([letter], timeout, most)}  # fmt: skip
+        return [answers.get(node, "no answer came") for node, _ in letters]
+
+    link.exchange = silent
+    settings = {"device": "cpu", "deadline": 600, "patience": 5000}
+    serve(link, tmp_path / "run", sites.federated("local", engine=settings, **training(3)), time=time)
+    assert HELLO < time.seconds < 2.2 * HELLO  # of ten greetings
 
 
 def test_too_few_for_the_start_quorum_do_not_start(tmp_path):
