@@ -266,6 +266,7 @@ class Supervised(Federation):
         """The folder of an undisturbed run in this process: same secrets, same run, same contracts."""
         place = self.folder / "undisturbed"
         (place / "run").mkdir(parents=True)
+        (place / "run" / ".lock").touch()  # the folder of a run that has begun
         write_json(place / "run" / "federation.json", {"run": self.name_of_run(), "starts": 0})
         link = links.Link(place)
         for number, client in enumerate(sites.IDS):
