@@ -15,6 +15,11 @@ from potluck.cli.app import app
 HERE = Path(__file__).parents[2] / "examples" / "deployment"
 UNITS = sorted((HERE / "systemd").glob("*.service"))
 COMPOSE = yaml.safe_load((HERE / "container" / "compose.yaml").read_text())
+COMMANDS = {  # of `prepare`; keys are never overwritten
+    "python": ":",
+    "potluck": "test ! -e keys/ca.crt || exit 2\nmkdir -p keys\ntouch keys/ca.crt",
+    "chown": ":",
+}
 
 
 def parse(words):
@@ -69,6 +74,33 @@ def test_containers_refer_to_what_is_declared():
         "east",
         "west",
     }
+
+
+@pytest.mark.parametrize("ended", ["python", "potluck", "chown"])
+def test_what_a_trial_prepares_is_done_anew_after_it_was_ended(tmp_path, ended):
+    """The commands are stubs: each notes that it ran, and `ended` fails once, with half of its work done."""
+    (tmp_path / "bin").mkdir()
+    for name, words in COMMANDS.items():
+        fails = "test -e ended || { touch ended; exit 1; }" if name == ended else ":"
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{words}\n{fails}\necho {name} >> done\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    for folder in ("trial", "hospitals"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "hospitals" / "experiment.yaml").touch()
+    (script,) = COMPOSE["services"]["prepare"]["command"]
+    script = script.replace("/trial", f"{tmp_path}/trial").replace("/hospitals", f"{tmp_path}/hospitals")
+    path = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+    codes = [
+        subprocess.run(
+            [*COMPOSE["services"]["prepare"]["entrypoint"], script], env=path, check=False
+        ).returncode
+        for _ in range(3)
+    ]
+    assert codes == [1, 0, 0]
+    done = (tmp_path / "trial" / "done").read_text().split()
+    assert done[-3:] == ["python", "potluck", "chown"]
+    assert done.count("chown") == 1  # the third time there is nothing to do
+    assert (tmp_path / "trial" / "experiment.yaml").exists()
 
 
 def test_the_image_runs_as_a_user_of_its_own():
