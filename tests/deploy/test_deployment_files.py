@@ -54,6 +54,34 @@ def test_systemd_takes_a_unit(unit):
     assert told == []
 
 
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_a_unit_is_bounded_and_shut_in(unit):
+    settings = [line.partition("=") for line in unit.read_text().splitlines() if "=" in line]
+    said = {key: value for key, _, value in settings}
+    assert {"MemoryMax", "LimitCORE", "CapabilityBoundingSet", "SystemCallFilter", "UMask"} <= said.keys()
+    worker = "worker" in unit.name
+    assert said["RestrictAddressFamilies"] == ("AF_UNIX" if worker else "AF_INET AF_INET6 AF_UNIX")
+    assert said.get("PrivateNetwork") == ("yes" if worker else None)
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+def test_systemd_finds_little_that_a_unit_could_do(unit):
+    words = ["systemd-analyze", "security", "--offline=true", "--threshold=25", str(unit)]  # of 100
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 or "unrecognized option" in done.stderr, done.stdout[-200:]
+
+
+def test_the_relay_finds_the_servers_socket():
+    """The SuperLink and the server have a /tmp each, and the relay of the one connects to a socket of the other."""
+    server = (HERE / "systemd" / "potluck-serve.service").read_text()
+    (folder,) = re.findall(r"^RuntimeDirectory=(.+)$", server, re.MULTILINE)
+    assert f"Environment=TMPDIR=/run/{folder}\n" in server
+    users = {re.search(r"^User=(.+)$", unit.read_text(), re.MULTILINE)[1] for unit in UNITS[2:4]}
+    assert [unit.stem for unit in UNITS[2:4]] == ["potluck-serve", "potluck-superlink"]
+    assert users == {"potluck"}
+
+
 def test_containers_start_commands_that_are_there():
     for name, service in COMPOSE["services"].items():
         if name != "prepare":
