@@ -121,7 +121,7 @@ def open_folder(path: Path) -> RunFolder:
     refuse_links(path)
     folder = RunFolder(path)
     if not folder.is_ours():
-        raise folder.other()
+        raise RunError(f"{path} holds something else than a run; choose another folder")
     return folder
 
 

@@ -77,7 +77,7 @@ class RunFolder:
         if (folder / "config.yaml").exists():
             advice = f"go on with it: potluck resume {path}"
             raise RunError(f"{path} exists; choose another folder, or {advice}") from error
-        raise folder.other() from error
+        raise RunError(f"{path} holds something else than a run; choose another folder") from error
 
     @classmethod
     def begun(cls, path: Path) -> RunFolder:
@@ -117,10 +117,6 @@ class RunFolder:
         """
         names = {path.name for path in self.path.iterdir() if not _is_unfinished(path.name)}
         return not names or bool({".lock", "config.yaml"} & names)
-
-    def other(self) -> RunError:
-        """The error of a folder that is not a run's."""
-        return RunError(f"{self.path} holds something else than a run; choose another folder")
 
     def _check_kinds(self) -> None:
         """Refuse a file where a run writes a folder, and the reverse, before it trains for hours."""
