@@ -266,9 +266,9 @@ class Supervised(Federation):
         """The folder of an undisturbed run in this process: same secrets, same run, same contracts."""
         place = self.folder / "undisturbed"
         (place / "run").mkdir(parents=True)
-        (place / "run" / ".lock").touch()  # the folder of a run that has begun
         write_json(place / "run" / "federation.json", {"run": self.name_of_run(), "starts": 0})
         link = links.Link(place)
+        (place / "run" / ".lock").touch()  # the folder of a run that has begun
         for number, client in enumerate(sites.IDS):
             (place / client).mkdir()
             shutil.copy(self.folder / client / "home" / "secret", place / client / "secret")
