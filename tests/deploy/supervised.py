@@ -268,6 +268,7 @@ class Supervised(Federation):
         (place / "run").mkdir(parents=True)
         write_checked(place / "run" / "federation.json", {"run": self.name_of_run(), "starts": 0})
         link = links.Link(place)
+        (place / "run" / ".lock").touch()  # the folder of a run that has begun
         for number, client in enumerate(sites.IDS):
             (place / client).mkdir()
             shutil.copy(self.folder / client / "home" / "secret", place / client / "secret")

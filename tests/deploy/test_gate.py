@@ -43,7 +43,7 @@ class FakeSuperlink:
     """Answers every call with the same bytes, or behaves as `broken` says; remembers what reached it."""
 
     def __init__(self):
-        self.port, self.reached, self.broken, self.door = free_port(), [], "", None
+        self.port, self.reached, self.broken, self.door, self.tls = free_port(), [], "", None, None
         self.start()
 
     def start(self):
@@ -62,6 +62,8 @@ class FakeSuperlink:
 
     def _one(self, channel):
         with channel, contextlib.suppress(OSError):
+            if self.tls is not None:
+                channel = self.tls.wrap_socket(channel, server_side=True)
             data = b""
             while b"\r\n\r\n" not in data:
                 data += channel.recv(65536) or b"\r\n\r\n"
@@ -264,6 +266,38 @@ def test_tls_ends_at_the_gate(superlink, tmp_path):
                 assert client.post("/v1/fleet/pull").status_code == 201
             assert silent.recv(1) == b""
         assert raw(port, b"POST /v1/fleet/pull HTTP/1.1\r\nhost: x\r\n\r\n")[:4] != b"HTTP"
+
+
+def test_new_certificates_of_both_sides_are_taken_while_the_gate_is_open(superlink, tmp_path):
+    for name in ("old", "new"):
+        make_keys(tmp_path / name, ["127.0.0.1"], [])
+    keys, notices = tmp_path / "keys", []
+    shutil.copytree(tmp_path / "old", keys)
+    security = Security(ca=keys / "ca.crt", certificate=keys / "server.crt", key=keys / "server.key")
+    superlink.tls = gates.tls_of(security)
+
+    async def ask(port, authority):
+        trust = ssl.create_default_context(cafile=tmp_path / authority / "ca.crt")
+        async with httpx.AsyncClient(verify=trust, trust_env=False) as client:
+            return (await client.post(f"https://127.0.0.1:{port}/v1/fleet/pull")).status_code
+
+    async def play(door):
+        behind = gates.Superlink(f"127.0.0.1:{superlink.port}", security.ca, QUICK, notices.append)
+        gate, port = gates.Gate(behind, gates.tls_of(security), QUICK), door.getsockname()[1]
+        going = asyncio.create_task(gate.serve(door))
+        assert await ask(port, "old") == 201
+        shutil.copy(tmp_path / "new" / "server.crt", keys)  # without its key
+        gate.read_again(security)
+        assert await ask(port, "old") == 201
+        shutil.copytree(tmp_path / "new", keys, dirs_exist_ok=True)
+        gate.read_again(security)
+        superlink.tls = gates.tls_of(security)
+        assert await ask(port, "new") == 201
+        going.cancel()
+
+    with gates.open_door(f"127.0.0.1:{free_port()}") as door:
+        asyncio.run(play(door))
+    assert ["stay as they were" in notice for notice in notices] == [True, False]
 
 
 def test_bad_files_and_ports_are_one_sentence(tmp_path, monkeypatch):

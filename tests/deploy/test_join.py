@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+import potluck.core.method
+import potluck.methods  # registers them, before a test keeps its own to itself
 from potluck.cli.app import app
 
 HOSPITALS = Path(__file__).parents[2] / "examples" / "hospitals"
@@ -51,3 +53,45 @@ def test_a_check_joins_nobody_and_writes_what_it_would_take(
     assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)
     assert json.loads((here / "contract.json").read_text())["method"] == "fedmrl"
+
+
+OFFER = """
+partition: {sites: [north, east], classes: 10}
+models: {pool: {north: conv-small, east: conv-small}, rep_dim: 16}
+"""
+THEIRS = "from potluck.methods import Local\n\n\nclass Theirs(Local):\n    name = 'theirs'\n"
+OWN = "def build():\n    pass\n\n\ndef load():\n    raise ValueError('the offer is taken')\n"
+
+
+@pytest.mark.parametrize(
+    ("offer", "own", "sentence"),
+    [
+        (
+            "plugins: [evil.py]\nmethod: theirs",
+            OWN,
+            "then import a copy of it in the file of --model",
+        ),
+        ("plugins: [evil.py]\nmethod: theirs", f"import theirs\n\n\n{OWN}", "the offer is taken"),
+        ("plugins: [evil.py]\nmethod: fedmrl", OWN, "the offer is taken"),
+        (
+            "method: {name: fedmrl, weight_small: 'evil:weigh'}",
+            OWN,
+            "a site runs no code but its own",
+        ),
+    ],
+    ids=["unknown", "brought", "idle", "option"],
+)
+def test_a_check_runs_no_code_that_the_operator_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offer: str, own: str, sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(potluck.core.method, "_registry", dict(potluck.core.method._registry))
+    files = {"experiment.yaml": OFFER + offer, "evil.py": "open('ran', 'w').close()", "theirs.py": THEIRS}
+    for name, text in {**files, "own.py": own}.items():
+        Path(name).write_text(text)
+    site = ["--client", "north", "--model", "own.py:build", "--data", "own.py:load"]
+    done = CliRunner().invoke(app, ["join", *site, "--check", "experiment.yaml"])
+    assert not Path("ran").exists()
+    assert done.exit_code == 2
+    assert sentence in done.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import json
 import os
@@ -177,12 +178,31 @@ def test_nothing_is_overwritten(folder: Path) -> None:
         ("localhost", "a,../b", "'../b' cannot name a key file"),
         ("localhost", "a,a.pub", "'a.pub' cannot name a key file"),
         ("localhost", "a,b,a", "'a' is named twice"),
+        ("localhost", "a," + 300 * "b", "bbb… has 300 letters"),
+        (64 * "h" + ".org", "a", "is neither a host name nor an IP address"),
+        ("localhost", "a --days 99999999", "a certificate holds 1 to 3,650 days (given: 99999999)"),
     ],
 )
 def test_bad_names_are_one_sentence(tmp_path: Path, server: str, clients: str, sentence: str) -> None:
     pytest.importorskip("cryptography")
-    assert sentence in refused(str(tmp_path / "keys"), "--server", server, "--clients", clients)
+    assert sentence in refused(str(tmp_path / "keys"), "--server", server, "--clients", *clients.split())
     assert not (tmp_path / "keys").exists()
+
+
+def test_a_full_disk_leaves_no_half_of_the_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cryptography")
+    words = (str(tmp_path / "keys"), "--server", "localhost", "--clients", "a")
+    opened, full = os.open, OSError(errno.ENOSPC, "No space left on device")
+
+    def open_(path: Path, *options: int) -> int:
+        if Path(path).name == "a":
+            raise full
+        return opened(path, *options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("potluck.deploy.trial_keys.os.open", open_)
+        assert "No space left" in refused(*words)
+    assert potluck(*words).exit_code == 0
 
 
 def test_json_names_the_files(tmp_path: Path) -> None:

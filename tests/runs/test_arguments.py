@@ -16,6 +16,7 @@ from torch import nn
 import potluck
 from helpers import TINY
 from potluck import EarlyStopping, Experiment, Observer, RunResult
+from potluck.deploy.run import open_folder
 from potluck.errors import PotluckError, RunError
 from potluck.methods import Local
 from potluck.models import adapt
@@ -215,6 +216,17 @@ def test_a_run_killed_before_its_first_round_says_what_to_do(tmp_path: Path) -> 
     assert RunFolder.taken_over(tmp_path).is_shell()
     (tmp_path / "thesis.partial").touch()
     assert not RunFolder(tmp_path).is_shell()
+
+
+@pytest.mark.parametrize("name", ["contract.json", "tuning.json", "federation.json"])
+def test_a_file_of_ones_own_is_no_start_of_a_run(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("pinned")
+    for taken in (RunFolder.taken_over, open_folder):
+        with pytest.raises(RunError, match="holds something else than a run; choose another folder"):
+            taken(tmp_path)
+    with pytest.raises(RunError, match="no run folder"):
+        RunFolder.begun(tmp_path)
+    assert (tmp_path / name).read_text() == "pinned"
 
 
 def test_a_full_disk_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,11 +200,16 @@ def _without_time(comparison: dict[str, object]) -> str:
 
 def test_a_run_that_never_began_is_begun(file: Path, tmp_path: Path) -> None:
     made = experiments_by_method(file, ["local"], ["training.rounds=1"])
-    (tmp_path / "all" / "local-seed0").mkdir(parents=True)
+    left = tmp_path / "all" / "local-seed0"
+    left.mkdir(parents=True)
     (tmp_path / "all" / "experiment.yaml").write_text("")
-    (tmp_path / "all" / "local-seed0" / "split.json").write_text("{")
+    (left / "contract.json").write_text("pinned by somebody")
+    with pytest.raises(RunError, match="local-seed0 is no run folder; move it out of the way"):
+        compare_experiments(made, [0], tmp_path / "all")
+    for name in (".lock", "split.json", ".environment.json.ab12cd34"):  # of a process that was killed
+        (left / name).write_text("{")
     compare_experiments(made, [0], tmp_path / "all")
-    assert (tmp_path / "all" / "local-seed0" / "summary.json").exists()
+    assert (left / "summary.json").exists()
 
 
 def test_runs_of_other_settings_are_not_mixed_in(file: Path, tmp_path: Path) -> None:

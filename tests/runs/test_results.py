@@ -203,6 +203,9 @@ def test_programs_give_the_same_scores(tmp_path: Path, method: dict[str, Any]) -
     expected, ready = client.predict(x), client.prepare(x)
     torch.testing.assert_close(client.export().module()(ready), expected, rtol=1e-3, atol=1e-3)
     session = runtime.InferenceSession(client.to_onnx(tmp_path / "net.onnx"))
+    assert (
+        b"stack_trace" not in (tmp_path / "net.onnx").read_bytes()
+    )  # lines of code, and paths of their files
     assert session.get_inputs()[0].shape[0] == session.get_outputs()[0].shape[0] == "batch"
     (found,) = session.run(["scores"], {"x": ready.numpy()})
     torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-3, atol=1e-3)

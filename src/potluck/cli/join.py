@@ -123,13 +123,14 @@ def _check_site(
 ) -> None:
     """Rehearse a round on this machine and show what would leave; only the agreement is kept."""
     from potluck.cli.views.rehearsal import rehearsal_entry, rehearsal_sheet
-    from potluck.deploy.rehearsal import propose
+    from potluck.deploy.rehearsal import offered_experiment, propose, read_offered
     from potluck.deploy.resident import enrolment
-    from potluck.deploy.site import rehearsal_federation
+    from potluck.deploy.site import model_entry, rehearsal_federation
     from potluck.deploy.wire import told_at_enrolment
-    from potluck.experiment import Experiment
 
-    chosen = Experiment.load(experiment)
+    offered = read_offered(experiment)
+    model_entry(model)  # before the experiment is judged: a method of one's own comes with it
+    chosen = offered_experiment(offered)
     federation = rehearsal_federation(chosen, client, model, data, metrics)
     agreement, exchanges = propose(federation, client, chosen.training.rounds)
     entry = rehearsal_entry(agreement, exchanges, told_at_enrolment(enrolment(federation, client)))

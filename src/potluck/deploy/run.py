@@ -114,11 +114,14 @@ def refuse_predictions(experiment: Experiment) -> None:
 
 
 def open_folder(path: Path) -> RunFolder:
-    """The run folder, made if it does not exist."""
+    """The run folder, made if it does not exist; one that holds something else is refused."""
     if not path.is_dir():
         return RunFolder.create(path, exact=True)
     refuse_links(path)
-    return RunFolder(path)
+    folder = RunFolder(path)
+    if not folder.is_ours():
+        raise RunError(f"{path} holds something else than a run; choose another folder")
+    return folder
 
 
 def _check_same(folder: RunFolder, experiment: Experiment) -> None:

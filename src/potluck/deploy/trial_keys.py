@@ -27,9 +27,12 @@ from potluck.errors import ConfigError
 
 CA, SERVER, CLIENTS = "ca", "server", "clients"  # ca.crt, server.crt, clients/NAME
 DAYS = 30  # validity of the certificates
+MOST_DAYS = 3650
+LONGEST_CLIENT = 200  # letters; with .pub it must be the name of a file
+LONGEST_HOST = 253
 EARLIER = datetime.timedelta(minutes=5)  # certificates are valid from a little before now, as clocks differ
 CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]*[A-Za-z0-9_])?"
+_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 HOST_NAME = re.compile(rf"(?:\*\.)?{_LABEL}(?:\.{_LABEL})*")
 
 ADVICE = """\
@@ -55,18 +58,25 @@ def make_keys(folder: Path, servers: Sequence[str], clients: Sequence[str], days
         raise ConfigError(f"{folder / taken} exists; keys are never overwritten, choose another folder")
     folder.mkdir(parents=True, exist_ok=True, mode=0o755)  # whatever the umask: others may not replace a file
     (folder / CLIENTS).mkdir(exist_ok=True, mode=0o700)
-    for name, content in files.items():
-        _write(folder / name, content, mode=0o600 if b"PRIVATE KEY" in content else 0o644)
-    return [folder / name for name in files]
+    written: list[Path] = []
+    try:
+        for name, content in files.items():
+            _write(folder / name, content, mode=0o600 if b"PRIVATE KEY" in content else 0o644)
+            written.append(folder / name)
+    except BaseException:  # half of the keys would only be in the way of the next call
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise
+    return written
 
 
 def _check(servers: Sequence[str], clients: Sequence[str], days: int) -> None:
     if not servers:
         raise ConfigError("--server: name the host, or hosts, under which clients reach the server")
-    if days < 1:
-        raise ConfigError(f"--days: a certificate holds a day at least (given: {days})")
+    if not 1 <= days <= MOST_DAYS:
+        raise ConfigError(f"--days: a certificate holds 1 to {MOST_DAYS:,} days (given: {days})")
     for server in servers:
-        if not (_address(server) or HOST_NAME.fullmatch(server)):
+        if not (_address(server) or (HOST_NAME.fullmatch(server) and len(server) <= LONGEST_HOST)):
             raise ConfigError(
                 f"--server: {server!r} is neither a host name nor an IP address (without a port)"
             )
@@ -74,6 +84,11 @@ def _check(servers: Sequence[str], clients: Sequence[str], days: int) -> None:
         if not CLIENT_NAME.fullmatch(client) or client.endswith(".pub"):
             raise ConfigError(
                 f"--clients: {client!r} cannot name a key file; use letters, digits and . _ -, no .pub at its end"
+            )
+        if len(client) > LONGEST_CLIENT:
+            raise ConfigError(
+                f"--clients: {client[:20]}… has {len(client):,} letters; the name of a key file has at most "
+                f"{LONGEST_CLIENT}"
             )
         if clients.count(client) > 1:
             raise ConfigError(f"--clients: {client!r} is named twice")
@@ -178,6 +193,10 @@ def _ssh(key: EllipticCurvePrivateKey, comment: str) -> tuple[bytes, bytes]:
 def _write(path: Path, content: bytes, mode: int) -> None:
     """Create a new file with its final permissions, so that a private key is never readable by others."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(handle, "wb") as file:
-        os.fchmod(handle, mode)
-        file.write(content)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            os.fchmod(handle, mode)
+            file.write(content)
+    except BaseException:
+        path.unlink()
+        raise

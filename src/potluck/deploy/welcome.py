@@ -34,8 +34,8 @@ def welcome(experiment: Experiment, run: str) -> dict[str, Any]:
         raise ConfigError("a federation needs an experiment file with partition: {sites: […], classes: …}")
     assert isinstance(experiment.data, DataConfig)
     values = experiment.model_dump(mode="json", include=set(SENT))
-    values["models"] = _without_weights(values["models"])
-    values["method"] = {key: _without_weights(value) for key, value in values["method"].items()}
+    values["models"] = without_weights(values["models"])
+    values["method"] = {key: without_weights(value) for key, value in values["method"].items()}
     augment = experiment.data.augment.model_dump(mode="json")
     engine = {"threads": experiment.engine.threads, "precision": experiment.engine.precision}
     partition = experiment.partition.model_dump(mode="json")
@@ -49,11 +49,11 @@ def welcome(experiment: Experiment, run: str) -> dict[str, Any]:
     return {"potluck": __version__, "run": run, "experiment": values}
 
 
-def _without_weights(value: Any) -> Any:
+def without_weights(value: Any) -> Any:
     """Models as they are described, without the files or repositories that hold their first weights."""
     if isinstance(value, Mapping):
-        return {key: _without_weights(inner) for key, inner in value.items() if key != WEIGHTS}
-    return [_without_weights(inner) for inner in value] if isinstance(value, list) else value
+        return {key: without_weights(inner) for key, inner in value.items() if key != WEIGHTS}
+    return [without_weights(inner) for inner in value] if isinstance(value, list) else value
 
 
 def told_metric(metric: MetricSettings) -> str:

@@ -12,6 +12,7 @@ import asyncio
 import collections
 import contextlib
 import errno
+import ipaddress
 import os
 import re
 import signal
@@ -45,10 +46,15 @@ class Superlink:
 
     def __init__(self, address: str, ca: Path | None, bounds: Bounds, notice: Callable[[str], None]) -> None:
         self.address, self.notice, self.bounds, self.away = address, notice, bounds, False
+        self.ca = ca
+        self.trust()
+
+    def trust(self) -> None:
+        """Trust the authority that the file has now; a call that is under way ends as it began."""
         self.client = httpx.AsyncClient(
-            base_url=f"{'http' if ca is None else 'https'}://{address}",
-            verify=False if ca is None else ssl.create_default_context(cafile=ca),
-            timeout=httpx.Timeout(bounds.answer, connect=bounds.head),
+            base_url=f"{'http' if self.ca is None else 'https'}://{self.address}",
+            verify=False if self.ca is None else ssl.create_default_context(cafile=self.ca),
+            timeout=httpx.Timeout(self.bounds.answer, connect=self.bounds.head),
             limits=httpx.Limits(max_connections=None),
             trust_env=False,
         )
@@ -95,6 +101,15 @@ class Gate:
         self.held: collections.Counter[str] = collections.Counter()  # connections of each address
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def read_again(self, security: Security) -> None:
+        """Take what the files have now, for new connections; bad ones leave all as it was."""
+        try:
+            self.tls = tls_of(security)
+            self.superlink.trust()
+            self.superlink.notice("the certificates were read again")
+        except ConfigError as error:
+            self.superlink.notice(f"the certificates stay as they were: {error}")
+
     async def serve(self, door: socket.socket) -> None:
         """Take connections for ever; further ones wait while there are as many as there may be."""
         clock, room = asyncio.get_running_loop(), asyncio.Semaphore(self.bounds.connections)
@@ -106,7 +121,7 @@ class Gate:
                 room.release()
                 await asyncio.sleep(PAUSE)
                 continue
-            task = clock.create_task(self._one(channel, str(address[0])))
+            task = clock.create_task(self._one(channel, counted_as(str(address[0]))))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             task.add_done_callback(lambda done: room.release())
@@ -169,6 +184,16 @@ class Gate:
             return refusal(error.status, "the SuperLink is away; try again")
 
 
+def counted_as(host: str) -> str:
+    """What connections are counted by: an address, or the first half of one of IPv6, as each caller has the rest.
+
+    >>> counted_as("192.0.2.7"), counted_as("2001:db8:1:2:3:4:5:6"), counted_as("fe80::1%eth0")
+    ('192.0.2.7', '2001:db8:1:2::/64', 'fe80::/64')
+    """
+    plain = host.partition("%")[0]
+    return str(ipaddress.ip_network(f"{plain}/64", strict=False)) if ":" in plain else plain
+
+
 def tls_of(security: Security) -> ssl.SSLContext | None:
     """The server's side of TLS, from its files; a sentence names a file that is none."""
     if security.plain:
@@ -226,15 +251,7 @@ async def _serve(
 ) -> None:
     bounds = Bounds()
     opened = Gate(Superlink(superlink, security.ca, bounds, notice), tls, bounds)
-
-    def read_again() -> None:
-        try:
-            opened.tls = tls_of(security)
-            notice("the certificate was read again")
-        except ConfigError as error:
-            notice(f"the certificate stays as it was: {error}")
-
     if hasattr(signal, "SIGHUP") and os.name == "posix":
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, read_again)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, opened.read_again, security)
     notice(f"the gate is open at {listen}, before the SuperLink at {superlink}; Ctrl-C closes it")
     await opened.serve(door)

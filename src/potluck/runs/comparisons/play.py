@@ -35,13 +35,10 @@ from potluck.runs.environment import check_version, data_facts
 from potluck.runs.folder import RunFolder
 from potluck.runs.observers import Observer
 from potluck.runs.own_code import check_own_code
-from potluck.runs.pilots import PILOTS, settled
+from potluck.runs.pilots import settled
 from potluck.runs.results.run_result import RunResult, remaking
 from potluck.runs.resuming import ROUNDS, is_free
 from potluck.runs.stored import read_summary
-
-# What a run may leave behind that was stopped before its first round.
-START = ("split.json", "contract.json", "environment.json", "tuning.json", ".lock")
 
 Watch = Callable[[str], Observer]
 Skip = Callable[[str], None]
@@ -247,13 +244,9 @@ class _Part:
         """Remove what is left of a run that was stopped before its first round."""
         if not self.folder.exists():
             return
-        shutil.rmtree(self.folder / PILOTS, ignore_errors=True)
-        for name in START:
-            (self.folder / name).unlink(missing_ok=True)
-        try:
-            self.folder.rmdir()
-        except OSError as error:
-            raise RunError(f"{self.folder} is no run folder; move it out of the way") from error
+        if not self.folder.is_dir() or not RunFolder(self.folder).is_shell():
+            raise RunError(f"{self.folder} is no run folder; move it out of the way")
+        shutil.rmtree(self.folder)
 
     def check_same(self, data: Data, split: Split) -> None:
         """Refuse a run that was made with other settings, on other data or from other models.

@@ -56,11 +56,21 @@ def write_onnx(module: nn.Module, x: Tensor, path: Path, who: str) -> None:
             names: dict[str, Any] = {"input_names": ["x"], "output_names": ["scores"]}
             made = torch.onnx.export(program, dynamo=True, dynamic_shapes=({0: "batch"},), **names)
             assert made is not None
+            _forget_source(made.model)
             made.save(Path(folder) / "model.onnx", external_data=False)
             content = (Path(folder) / "model.onnx").read_bytes()
     except Exception as error:
         raise ModelError(f"{who} cannot be written as ONNX: {first_line(error)}") from error
     write_whole(path, content)
+
+
+def _forget_source(model: Any) -> None:
+    """Take out what torch notes at every node: lines of the user's code, with the paths of their files."""
+    from onnx_ir.traversal import RecursiveGraphIterator
+
+    for graph in (model.graph, *model.functions.values()):
+        for node in RecursiveGraphIterator(graph):
+            node.metadata_props.clear()
 
 
 class _PlainDistances(TorchFunctionMode):
