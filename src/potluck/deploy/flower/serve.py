@@ -9,7 +9,7 @@ from potluck.core.card import ClientId
 from potluck.deploy.flower.connections import Security, is_open, split_address
 from potluck.deploy.flower.processes import require_files, require_flower
 from potluck.deploy.flower.relay import relaying
-from potluck.deploy.flower.resume import to_keep
+from potluck.deploy.flower.resume import FLOWER, forget_foreign, to_keep
 from potluck.deploy.key_folder import KeyFolder
 from potluck.deploy.prometheus import exposed
 from potluck.deploy.register import FILE as REGISTER
@@ -44,7 +44,8 @@ def serve(
     files = key_folder(experiment, security, watcher)
     keys = chosen_keys(files, security, address, begun=(folder / REGISTER).exists())
     home, board = open_folder(folder), Board(name=experiment.name, method=experiment.method.name)
-    place, patience = (home / "flower").resolve(), experiment.engine.patience
+    place, patience = (home / FLOWER).resolve(), experiment.engine.patience
+    forget_foreign(folder)
     with (
         exposed(prometheus, lambda: board.facts() | about_here(folder)),
         relaying(address, security, place, patience, watcher.notice) as courier,
