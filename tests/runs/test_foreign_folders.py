@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -273,12 +274,46 @@ def test_without_a_home_a_run_begins_and_trust_is_asked_for(
         resume(folder)
 
 
-def test_a_tracker_writes_nowhere_unasked(folder: Path, elsewhere: Path) -> None:
+@pytest.mark.parametrize(
+    ("track", "named"),
+    [
+        ({"tensorboard": {"clients": True, "folder": "ELSEWHERE"}}, "track.tensorboard.folder"),
+        ([{"tensorboard": {"folder": "ELSEWHERE"}}], "track.tensorboard.folder"),
+        ({"wandb": {"project": "theirs"}}, "track.wandb"),
+        ("mlflow", "track.mlflow"),
+        ([{"wandb": None}], "track.wandb"),
+    ],
+)
+def test_a_tracker_writes_nowhere_unasked(folder: Path, elsewhere: Path, track: Any, named: str) -> None:
     before = content(elsewhere)
-    agreeing(folder, track={"tensorboard": {"clients": True, "folder": str(elsewhere)}})
-    with pytest.raises(RunError, match=r"track\.tensorboard\.folder"):
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    text = json.dumps(config | {"track": track}).replace("ELSEWHERE", str(elsewhere))
+    (folder / "config.yaml").write_text(text)
+    with pytest.raises(RunError, match=rf"you did not start this run.*{named}"):
         resume(folder)
     assert content(elsewhere) == before
+
+
+def test_a_tracker_that_you_add_to_a_run_of_yours_needs_no_trust_next_time(folder: Path) -> None:
+    resume(folder, overrides=[{"track": {"tensorboard": {"folder": str(folder.parent / "curves")}}}])
+    resume(folder, rounds=4)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
+def test_settings_of_wandb_that_come_with_a_folder_are_not_followed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in (folder, folder.parent):
+        (place / "wandb").mkdir()
+        (place / "wandb/settings").write_text("[default]\nbase_url = http://127.0.0.1:9\n")
+    agreeing(folder, track={"wandb": {"mode": "offline"}})
+    told: list[str] = []
+    monkeypatch.setattr(potluck.Observer, "advise", lambda self, sentence: told.append(sentence))
+    for place in (folder, folder.parent):
+        monkeypatch.chdir(place)
+        resume(folder, trust=True, rounds=4, watcher=potluck.Observer())
+    told = [one for one in told if "wandb" in one]
+    assert ["wandb/settings in the current folder may be somebody" in one for one in told] == [True] * 2
 
 
 # --- comparisons ----------------------------------------------------------------------------------------

@@ -28,7 +28,8 @@ from potluck.runs import pilots
 from potluck.runs.environment import check_version, data_facts, machine, views_hash
 from potluck.runs.folder import RunFolder
 from potluck.runs.observers.checkpoints import saved_round
-from potluck.runs.own_code import check_named_code, check_own_code, check_trusted
+from potluck.runs.own_code import check_named_code, check_own_code, check_trusted, is_started_here, reach
+from potluck.runs.started_here import seal
 
 ROUNDS = "training.rounds"
 # What decides where work is done, or what is written down about it, but no number.
@@ -206,10 +207,16 @@ class Past:
                 {"round": round_, "key": one.key, "before": one.there, "after": one.here} for one in found
             ]
             about = self.about | now | {"settings": settings, "changes": [*self.about["changes"], *changes]}
-            write_json(self.folder / "environment.json", about)
+            write_json(self.folder / "environment.json", about | {"seal": self._seal(settings)})
         written = experiment.to_yaml().encode()
         if (self.folder / "config.yaml").read_bytes() != written:
             write_whole(self.folder / "config.yaml", written)
+
+    def _seal(self, settings: dict[str, Any]) -> str | None:
+        """The seal of changed settings: yours if the run reached nothing before, or if you started it."""
+        before = self.about["settings"]
+        mine = not reach(before, self.about["code"]) or is_started_here(before, self.about)
+        return seal(reach(settings, self.about["code"])) if mine else self.about.get("seal")
 
     def _saved_round(self) -> int:
         """The round after which the run goes on."""
