@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
+import resource
 import shutil
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ import yaml
 
 import potluck
 import potluck.core.method
+import potluck.runs.loop
 from helpers import TINY, changed_experiment, stopped_run
 from potluck.deploy.run import open_folder
 from potluck.engine.store.checkpoints import Checkpoints
@@ -147,6 +150,59 @@ def test_a_folder_that_is_itself_reached_by_a_link(folder: Path, tmp_path: Path)
     assert len(potluck.open(tmp_path / "latest").clients) == 2
 
 
+# --- changed while somebody works in it -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "moment"), [("checkpoints", "build"), ("predictions", "prepared"), ("models", "prepared")]
+)
+def test_a_link_that_appears_later_is_not_followed_either(
+    folder: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, name: str, moment: str
+) -> None:
+    for file in ("server-000002.safetensors", "checkpoint-000009.json", "round-000002.parquet"):
+        (elsewhere / "papers" / file).write_text("mine")
+    (elsewhere / "papers/.round-000003").mkdir()
+    (elsewhere / "papers/.round-000003/mine").write_text("mine")
+    before = content(elsewhere)
+    agreeing(folder, keep={"models": "last"})
+
+    def swap(value: Any, *_: Any) -> Any:
+        if (folder / name).exists():
+            (folder / name).rename(folder.parent / "moved")
+        (folder / name).symlink_to(elsewhere / "papers")
+        return value
+
+    where = {"build": "potluck.runs.api.check_keep", "prepared": "potluck.runs.loop.Run.play"}[moment]
+    real = potluck.runs.loop.Run.play
+    monkeypatch.setattr(where, swap if moment == "build" else lambda run: real(swap(run)))
+    with pytest.raises(PotluckError, match=r"is a link, which is not followed|clients-\d+\S+ cannot be read"):
+        resume(folder)
+    assert content(elsewhere) == before
+
+
+def test_settings_are_read_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "evil.py").write_text(EVIL.format(mark=str(tmp_path / "executed")))
+
+    def swap(*_: Any) -> None:
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        (folder / "config.yaml").write_text(yaml.safe_dump(config | {"plugins": [str(tmp_path / "evil.py")]}))
+
+    monkeypatch.setattr("potluck.runs.resuming.check_trusted", swap)
+    assert resume(folder).summary["rounds"] == 3
+    assert not (tmp_path / "executed").exists()
+
+
+def test_what_killed_processes_were_writing_is_removed_and_nothing_else(folder: Path) -> None:
+    left = [".report.html.ab", "predictions/.round-000001.parquet.ab", "checkpoints/.checkpoint.json.ab"]
+    for name in left:
+        (folder / f"{name}.unfinished").write_text("half")
+    (folder / "checkpoints/stray").mkdir()
+    (folder / "checkpoints/thesis.tex").write_text("mine")
+    resume(folder)
+    assert not [*folder.rglob("*.unfinished")]
+    assert {"stray", "thesis.tex"} <= {path.name for path in (folder / "checkpoints").iterdir()}
+
+
 # --- manifests ------------------------------------------------------------------------------------------
 
 
@@ -195,12 +251,6 @@ def test_a_checkpoint_of_another_run_is_refused(folder: Path, tmp_path: Path) ->
     for log in ("metrics.jsonl", "ledger.jsonl", "timing.jsonl"):
         shutil.copy(other / log, folder / log)
     with pytest.raises(RunError, match="is not one of this run"):
-        resume(folder)
-
-
-def test_what_does_not_belong_into_the_checkpoints_is_named(folder: Path) -> None:
-    (folder / "checkpoints/stray").mkdir()
-    with pytest.raises(RunError, match=r"checkpoints/stray does not belong there"):
         resume(folder)
 
 
@@ -372,6 +422,28 @@ def test_a_file_of_any_size_or_depth_takes_no_memory(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="nested too deeply"):
         read_config(tmp_path)
     assert sorted(["9" * 5000, "10", "9"], key=natural)[:2] == ["9", "10"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "checkpoints/checkpoint.json",
+        "checkpoints/checkpoint-000002.json",
+        "timing.jsonl",
+        ".metrics.jsonl.next",
+    ],
+)
+def test_no_file_of_a_folder_is_read_whole_whatever_its_size(folder: Path, name: str) -> None:
+    (folder / name).touch()
+    os.truncate(folder / name, 1 << 36)  # without a byte on the disk
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 30), hard))
+    try:
+        with contextlib.suppress(RunError):
+            resume(folder, rounds=4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(

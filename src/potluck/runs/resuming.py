@@ -6,6 +6,7 @@ go on is compared with that, key by key; `config.yaml` beside it is for people a
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from potluck.experiment.origins import first_unknown
 from potluck.experiment.overrides import Override, read_yaml
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
-from potluck.files import write_json, write_whole
+from potluck.files import sha256, write_json, write_whole
 from potluck.report.format import counted
 from potluck.report.log import read_mapping
 from potluck.report.reading import reading
@@ -105,7 +106,7 @@ class Past:
         if not trust:
             check_trusted(path, written, self.about)
         check_named_code(path, written, self.about["code"])
-        return Experiment.load(self.folder / "config.yaml", overrides)
+        return Experiment.of_file(self.folder / "config.yaml", written, overrides)
 
     def _written(self) -> dict[str, Any]:
         """What `config.yaml` says."""
@@ -140,8 +141,7 @@ class Past:
 
     def _check_rounds(self, rounds: int) -> None:
         """Any number beyond what is played will do: until its last round no run knows how long it is."""
-        timing = self.folder / "timing.jsonl"
-        played = len(timing.read_bytes().splitlines()) if timing.exists() else 0
+        played = self.folder.rounds_logged()
         played = played if self.from_round is None else min(played, self.from_round)
         if rounds <= played and rounds != self.about["settings"]["training"]["rounds"]:
             raise RunError(
@@ -209,7 +209,7 @@ class Past:
             about = self.about | now | {"settings": settings, "changes": [*self.about["changes"], *changes]}
             write_json(self.folder / "environment.json", about | {"seal": self._seal(settings)})
         written = experiment.to_yaml().encode()
-        if (self.folder / "config.yaml").read_bytes() != written:
+        if sha256(self.folder / "config.yaml") != hashlib.sha256(written).hexdigest():
             write_whole(self.folder / "config.yaml", written)
 
     def _seal(self, settings: dict[str, Any]) -> str | None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from potluck.core.packed import Layout, Packed, State, views
 from potluck.errors import RunError
+from potluck.files import held
 
 Packing = tuple[int, Layout]  # length and layout of a packed state's single piece of memory
 
@@ -39,14 +40,23 @@ class StateFiles:
     def write(self, state: State) -> Path:
         """Write a state to a new file, completely or not at all; after `sync` it also survives a power cut."""
         path = self.folder / f"clients-{self._next_number():08d}.safetensors"
-        unfinished = path.with_name(f".{path.name}")
         try:
-            safetensors.torch.save_file(on_host(state), unfinished)
-            return unfinished.replace(path)
+            with held(self.folder) as place:
+                _write(state, place / path.name)
+            return path
         except (OSError, SafetensorError) as error:
-            with contextlib.suppress(OSError):
-                unfinished.unlink(missing_ok=True)
-            raise RunError(f"cannot write {path}: {error}") from error
+            raise RunError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _write(state: State, path: Path) -> None:
+    unfinished = path.with_name(f".{path.name}")
+    try:
+        safetensors.torch.save_file(on_host(state), unfinished)
+        unfinished.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise
 
 
 def sync(path: Path) -> None:

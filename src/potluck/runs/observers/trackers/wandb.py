@@ -44,7 +44,9 @@ class WandbTracker(Tracker):
         for file in (Path("wandb/settings"), Path(".wandb/settings")):
             foreign = file.resolve().is_relative_to(home) or not is_started_here(about["settings"], about)
             if file.exists() and foreign:
-                raise RunError(f"{file} in the current folder may be somebody else's; start from another folder")
+                raise RunError(
+                    f"{file} in the current folder may be somebody else's; start from another folder"
+                )
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Log the numbers of a round."""
