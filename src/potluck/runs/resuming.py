@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from potluck.data import Split
-from potluck.errors import ConfigError, DataError, RunError
+from potluck.errors import ConfigError, RunError
 from potluck.experiment.blocks import IndexFile
 from potluck.experiment.differences import Difference, differences
 from potluck.experiment.export import to_values
@@ -26,7 +26,7 @@ from potluck.report.format import counted
 from potluck.report.log import read_mapping
 from potluck.report.reading import reading
 from potluck.runs import pilots
-from potluck.runs.environment import check_version, data_facts, machine, views_hash
+from potluck.runs.environment import check_version, data_facts, kept_split, machine
 from potluck.runs.folder import RunFolder
 from potluck.runs.observers.checkpoints import saved_round
 from potluck.runs.own_code import check_named_code, check_own_code, check_trusted, is_started_here, reach
@@ -162,14 +162,7 @@ class Past:
 
     def split(self) -> Split:
         """Who has which rows, as written when the run began."""
-        path = self.folder / "split.json"
-        try:
-            split = Split.load(path)
-        except DataError as error:
-            raise RunError(f"{path} is damaged; {self.folder.remedy}") from error
-        if (split.hash, views_hash(split)) != (self.about["split"], self.about.get("views")):
-            raise RunError(f"{path} is not the split this run began with; {self.folder.remedy}")
-        return split
+        return kept_split(self.folder, self.about)
 
     def check(self, experiment: Experiment, federation: Federation) -> None:
         """Refuse other data, another split or models that start from other weights."""
