@@ -73,6 +73,16 @@ def check_writable(path: Path, remedy: str = "choose another place") -> None:
         raise RunError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
 
 
+def check_name(folder: Path) -> None:
+    """Refuse a folder whose path is no text: reports name it, and not every library can open files in it."""
+    try:
+        str(folder.absolute()).encode()
+    except UnicodeEncodeError as error:
+        raise RunError(
+            f"the path {str(folder.absolute())!r} is no text in UTF-8; rename the folder, or choose another one"
+        ) from error
+
+
 # --- reading --------------------------------------------------------------------------------------------
 
 SETTINGS = 16 << 20  # bytes; far more than settings, a status or a list of checksums has

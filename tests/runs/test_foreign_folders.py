@@ -400,6 +400,20 @@ def test_a_half_made_folder_is_told_what_it_is(folder: Path, tmp_path: Path, nam
     assert len(potluck.open(half).clients) == 2
 
 
+def test_a_folder_whose_name_is_no_text_is_refused_before_anything_is_played(
+    folder: Path, tmp_path: Path
+) -> None:
+    wanted = tmp_path / os.fsdecode(b"n\xff")
+    with pytest.raises(RunError, match="is no text in UTF-8; rename the folder"):
+        run(experiment(), out=wanted)
+    with pytest.raises(RunError, match="is no text in UTF-8"):
+        potluck.compare(experiment(), methods=["fedavg"], out=wanted)
+    assert not wanted.exists()
+    for look in (resume, open_folder, potluck.open):
+        with pytest.raises(RunError, match="is no text in UTF-8"):
+            look(folder.rename(wanted) if folder.exists() else wanted)
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").write_text("x")

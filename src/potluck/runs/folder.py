@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from potluck.errors import RunError
-from potluck.files import check_writable, clear_unfinished, opened, read_json, refuse_links, write_whole
+from potluck.files import (
+    check_name,
+    check_writable,
+    clear_unfinished,
+    opened,
+    read_json,
+    refuse_links,
+    write_whole,
+)
 from potluck.report.reading import log_lines, reading
 from potluck.runs.log_marks import LogMarks, Marks, check_marks, is_marked, mark_of
 
@@ -45,12 +53,14 @@ class RunFolder:
     """The folder of a run."""
 
     def __init__(self, path: Path) -> None:
+        check_name(path)
         self.path = path
         self._marks = LogMarks(path, LOGS)
 
     @classmethod
     def create(cls, wanted: Path, exact: bool) -> RunFolder:
         """Make a new folder: the wanted one, or (unless `exact`) the next free `-2`, `-3`, …"""
+        check_name(wanted)
         number = 1
         while True:
             path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
