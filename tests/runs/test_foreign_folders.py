@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import yaml
 
 import potluck
@@ -24,7 +25,7 @@ from potluck.engine.store.checkpoints import Checkpoints
 from potluck.engine.store.manifest import _seal
 from potluck.errors import PotluckError, RunError
 from potluck.experiment.schema import Experiment
-from potluck.files import read_json, refuse_links
+from potluck.files import read_json, refuse_links, sha256
 from potluck.report.log import natural, read_config
 from potluck.runs.api import resume, run
 from potluck.runs.kept_models.files import check_models
@@ -241,6 +242,37 @@ def test_a_forged_manifest_reaches_no_file_outside(folder: Path, elsewhere: Path
     with pytest.raises(RunError, match="checkpoint"):
         resume(folder)
     assert content(elsewhere) == before
+
+
+@pytest.mark.parametrize(
+    ("who", "damage"),
+    [
+        ("server", "renamed"),
+        ("clients", "renamed"),
+        ("clients", "reshaped"),
+        ("clients", "added"),
+        ("clients", "no tensors"),
+    ],
+)
+def test_other_tensors_under_a_right_checksum_are_one_sentence(folder: Path, who: str, damage: str) -> None:
+    home = folder / "checkpoints"
+    for path in sorted(home.glob(f"{who}-*.safetensors")):
+        state = safetensors.torch.load_file(path)
+        name = max(state, key=lambda name: state[name].dim())
+        value = state[name].clone() if damage == "added" else state.pop(name)
+        other = {"renamed": {"other/x": value}, "reshaped": {name: value[:1].clone()}, "added": {"x": value}}
+        safetensors.torch.save_file(state | other.get(damage, {}), path)
+        if damage == "no tensors":
+            path.write_bytes(b"none")
+    for path in home.glob("checkpoint*.json"):
+        values = json.loads(path.read_text())
+        values.pop("seal")
+        values["sha256"] = {one: sha256(home / one) for one in values["sha256"]}
+        path.write_text(json.dumps(values | {"seal": _seal(values)}))
+    with pytest.raises(
+        RunError, match=rf"is not one of this run: .*({who.rstrip('s')}.*tensor|cannot be read)"
+    ):
+        resume(folder)
 
 
 def test_a_checkpoint_of_another_run_is_refused(folder: Path, tmp_path: Path) -> None:

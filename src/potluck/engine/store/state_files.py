@@ -9,7 +9,7 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from potluck.core.packed import Layout, Packed, State, views
@@ -70,6 +70,15 @@ def data_size(path: Path) -> int:
     with path.open("rb") as file:
         head = int.from_bytes(file.read(8), "little")
     return path.stat().st_size - 8 - head
+
+
+def shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors in a file, which are not read; a `ValueError` if it is no such file."""
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path.name} cannot be read: {error}") from error
 
 
 def read(path: Path, packing: Packing | None = None, pinned: bool = False) -> State:
