@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test test-faults pages wheel clean
+.PHONY: help install demo check test test-faults docs pages wheel clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  || { echo "potluck needs Python 3.11 or newer; found $$($(PYTHON) --version). Set PYTHON=/path/to/python3.11"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing potluck and what it needs into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,export,metrics]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,flower,export,metrics]'
 	@touch $@
 
 install: $(STAMP)  ## build .venv
@@ -22,20 +22,25 @@ install: $(STAMP)  ## build .venv
 demo: $(STAMP)  ## train eight unlike clients on the embedded data, print a table, write a report
 	@$(BIN)/potluck demo
 
-check: $(STAMP)  ## lint, formatting, imports between floors, types
+check: $(STAMP)  ## lint, formatting, imports between floors, types, documentation
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-cache --no-logo
 	@$(BIN)/mypy
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 test: check  ## all checks and tests, a process per core
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-faults: $(STAMP)  ## federations of real processes on Flower, with kills and refusals (more than an hour)
 	@$(BIN)/python -m pytest tests/deploy -m faults
 
-pages: $(STAMP)  ## write docs/methods/ anew from docstrings, contracts and options
+docs: $(STAMP)  ## serve the documentation site on this machine
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+pages: $(STAMP)  ## write docs/methods/ anew from docstrings, contracts and options, and the tutorial's notebook
 	@$(BIN)/python tools/method_pages.py
+	@$(BIN)/python tools/notebook.py
 
 wheel: $(STAMP)  ## build the wheel into dist/
 	@$(BIN)/python -m build --wheel --outdir dist

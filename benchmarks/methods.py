@@ -4,11 +4,11 @@
     python benchmarks/methods.py --only fedtgp,fedkd   some of them
     python benchmarks/methods.py --tiny                every path on a CPU in a minute; the figures mean nothing
 
-20 clients of 500 made-up 32×32×3 images, CNN-1 … CNN-5, batches of 32, one epoch, 1,000 public samples. The optimiser
-and the options are those of the file. Seconds are the median over rounds after a warm-up, from a device that has
-finished to one that has finished, without evaluation and files. `first` is the first round, with the capture of
-graphs. `requests` is how many steps clients are asked for in a round: each costs the host about a millisecond.
-What could not be captured is named below the table.
+20 clients of 500 made-up 32×32×3 images, CNN-1 … CNN-5, batches of 32, one epoch, 1,000 public samples.
+Optimiser and options are those of the file. Seconds are the median over rounds after a warm-up, from a device
+that has finished to one that has finished, without evaluation and files. `first` is the first round, with the
+capture of graphs. `requests` is how many steps clients are asked for in a round: each costs the host about a
+millisecond. What could not be captured is named below the table.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +157,41 @@ def _is_shallow(value: Any) -> bool:
 
 
 # --- checksums ------------------------------------------------------------------------------------------
+
+CHECKSUM = "sha256"  # the key of a JSON file's own checksum
+
+
+def write_checked(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file with its own checksum, whole or not at all."""
+    write_json(path, with_checksum(value))
+
+
+def read_checked(
+    path: Path, remedy: str = "put a whole copy of it back, or start a new run", follow: bool = True
+) -> dict[str, Any]:
+    """Read a JSON file that has its own checksum; one that was changed or cut since is refused."""
+    try:
+        return without_checksum(read_json(path, remedy, follow=follow))
+    except ValueError as error:
+        raise RunError(f"{path} {error}; {remedy}") from error
+
+
+def with_checksum(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A mapping of JSON values, with its checksum."""
+    return {**value, CHECKSUM: _checksum(value)}
+
+
+def without_checksum(value: Any) -> dict[str, Any]:
+    """The mapping that `with_checksum` was given; a `ValueError` says so if it is another one."""
+    found = dict(value) if isinstance(value, dict) else {}
+    if found.pop(CHECKSUM, None) != _checksum(found):
+        raise ValueError("is not as potluck wrote it: its checksum is another")
+    return found
+
+
+def _checksum(value: Mapping[str, Any]) -> str:
+    plain = json.loads(json.dumps(value))  # as it is read again: all keys are texts
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def sha256(path: Path, sync: bool = False) -> str:

@@ -33,8 +33,12 @@ def test_it_finds_what_is_here_and_says_how_to_get_the_rest(monkeypatch: pytest.
     found = examined()
     assert found["data digits"]["state"] == "ok"
     assert found["data cifar10"]["state"] == "missing"
-    assert found["data cifar10"]["remedy"] == "from POTLUCK_DATA/cifar10, or the hub at first use"
-    assert found["data newsgroups20"]["remedy"] == "only from POTLUCK_DATA/newsgroups20"
+    assert found["data cifar10"]["remedy"] == (
+        "from POTLUCK_DATA/cifar10 or an experiment's data.dir, or the hub at first use"
+    )
+    assert found["data newsgroups20"]["remedy"] == (
+        "only from POTLUCK_DATA/newsgroups20 or an experiment's data.dir"
+    )
     assert found["data digits-captions"]["found"] == "embedded"
     assert found["extra far"]["found"] == "without nowhere"
     assert found["extra far"]["remedy"] == "pip install 'potluck[far]'"

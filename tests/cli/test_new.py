@@ -20,14 +20,6 @@ models: [mlp-small]
 method: my-method
 training: {rounds: 1}
 """
-# In a process of its own: a plugin's method stays registered.
-RUN_AND_EXPLAIN = """
-from typer.testing import CliRunner
-from potluck.cli.app import app
-
-assert CliRunner().invoke(app, ["run", "mine.yaml"]).exit_code == 0
-print(CliRunner().invoke(app, ["explain", "my-method", "mine.yaml", "--options", "--json"]).stdout)
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +32,9 @@ def potluck(*words: str) -> Result:
     return CliRunner().invoke(app, list(words))
 
 
-def test_what_is_written_passes_its_test_and_runs_as_a_plugin(place: Path) -> None:
+def test_what_is_written_passes_its_test_and_runs_as_a_plugin(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = potluck("new", "method", "my-method")
     assert made.exit_code == 0, made.output
     assert "python -m pytest test_my_method.py" in made.stdout
@@ -48,8 +42,9 @@ def test_what_is_written_passes_its_test_and_runs_as_a_plugin(place: Path) -> No
     tested = subprocess.run(command, capture_output=True, text=True, check=False)
     assert tested.returncode == 0, tested.stdout + tested.stderr
     (place / "mine.yaml").write_text(EXPERIMENT)
-    done = subprocess.run([sys.executable, "-c", RUN_AND_EXPLAIN], capture_output=True, text=True, check=True)
-    options = json.loads(done.stdout)
+    monkeypatch.setattr("potluck.core.method._registry", dict(registered()))
+    assert potluck("run", "mine.yaml").exit_code == 0
+    options = json.loads(potluck("explain", "my-method", "mine.yaml", "--options", "--json").stdout)
     assert {one["name"]: one["source"] for one in options["options"]}["weight"] == "ours"
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from potluck import Experiment
 from potluck.core.rng import Rng
-from potluck.data import NaturalConfig, from_arrays, from_datasets, make_split
+from potluck.data import NaturalConfig, from_arrays, from_datasets, from_frame, make_split
 from potluck.data.scaling import Scaling
 from potluck.data.split import ClientSplit
 from potluck.errors import ConfigError, DataError
@@ -100,6 +101,11 @@ def test_a_client_without_training_rows_is_named() -> None:
 def test_data_without_clients_cannot_be_split_that_way() -> None:
     with pytest.raises(DataError, match="does not say which client a row comes from"):
         make_split(from_arrays(np.zeros((4, 2)), np.arange(4) % 2), NaturalConfig(), Rng(0))
+    table = from_frame(
+        pd.DataFrame({"age": [1.0, 2.0] * 2, "site": [*"pqpq"], "stay": [*"uvuv"]}), target="stay"
+    )
+    with pytest.raises(DataError, match=r"where the table is read, from_frame\(…, by='site'\) or from_files"):
+        make_split(table, NaturalConfig(by="site"), Rng(0))
 
 
 def test_the_partition_can_be_left_out_where_the_data_know_their_clients() -> None:

@@ -458,6 +458,11 @@ def test_an_experiment_file_names_the_column_in_data_or_in_the_partition(tmp_pat
     [
         ({"categorical": ["sexx"]}, "categorical names 'sexx', which is no column; did you mean 'sex'"),
         ({"categorical": {"sexx": ["f", "m"]}, "features": ["age"]}, "categorical names 'sexx'"),
+        (
+            {"categorical": {"sex": ["f", "m"]}, "features": ["age"]},
+            "categorical names 'sex', which is not learned from: add it to features, or take it out of categorical",
+        ),
+        ({"categorical": ["stay"]}, "'stay', which is not learned from: take it out of categorical"),
         ({"categorical": {"sex": "fm"}}, "categorical.sex: give a list of categories"),
         ({"target": None}, "target: give the name of a column, or a list of names, not None"),
         ({"target": 3}, "target: give the name of a column"),

@@ -21,11 +21,11 @@ MODELS = ("conv-small", "conv-large", "mlp-small")
 IDS = ("0", "1", "2")
 
 
-def settings(method, rounds=2, **others):
-    """An experiment on three clients with few digits, every client's weights its own."""
+def settings(method, rounds=2, ids=IDS, **others):
+    """An experiment on three clients, or on the first of them, with few digits, every client's weights its own."""
     return {
         "name": "three",
-        "models": {"pool": dict(zip(IDS, MODELS, strict=True)),
+        "models": {"pool": dict(zip(ids, MODELS, strict=False)),
                    "rep_dim": 16, "init": "per_client"},
         "method": method,
         "training": {"rounds": rounds, "batch_size": 16, "optimizer": {"lr": 0.05}},
@@ -35,28 +35,28 @@ def settings(method, rounds=2, **others):
     } | others  # fmt: skip
 
 
-def simulated(method, rounds=2, **others):
+def simulated(method, rounds=2, ids=IDS, **others):
     """The experiment with its data and split: what `potluck run` takes."""
-    cut = {"kind": "dirichlet", "clients": 3, "alpha": 1.0, "validation": 0.1, "test": 0.5}
-    return Experiment.make(data="digits", partition=cut, **settings(method, rounds, **others))
+    cut = {"kind": "dirichlet", "clients": len(ids), "alpha": 1.0, "validation": 0.1, "test": 0.5}
+    return Experiment.make(data="digits", partition=cut, **settings(method, rounds, ids, **others))
 
 
-def federated(method, rounds=2, **others):
+def federated(method, rounds=2, ids=IDS, **others):
     """The same for `potluck serve`."""
-    return Experiment.make(partition={"sites": IDS, "classes": 10}, **settings(method, rounds, **others))
+    return Experiment.make(partition={"sites": ids, "classes": 10}, **settings(method, rounds, ids, **others))
 
 
 @cache
-def dealt():
+def dealt(ids=IDS):
     """The samples of all sites, and who has which."""
-    experiment = simulated("local")
+    experiment = simulated("local", ids=ids)
     data = experiment.load_data()
     return data, experiment.make_split(data)
 
 
-def part(client):
+def part(client, ids=IDS):
     """What a site's `load` gives: the rows the simulation's split deals to this client."""
-    data, split = dealt()
+    data, split = dealt(ids)
     rows = split[client]
     parts = {name: (data.x[getattr(rows, name)], data.y[getattr(rows, name)])
              for name in ("train", "validation", "test")}  # fmt: skip

@@ -26,7 +26,7 @@ from potluck.deploy.flower.processes import start_superlink
 from potluck.deploy.resident import load_agreement
 from potluck.deploy.site import Site
 from potluck.errors import RunError
-from potluck.files import read_json, write_json
+from potluck.files import read_json, write_checked
 
 STOPPED = 60.0  # seconds that a stopped process stands still
 RESTART = 2.0  # seconds after which a supervisor starts again what has ended
@@ -266,7 +266,7 @@ class Supervised(Federation):
         """The folder of an undisturbed run in this process: same secrets, same run, same contracts."""
         place = self.folder / "undisturbed"
         (place / "run").mkdir(parents=True)
-        write_json(place / "run" / "federation.json", {"run": self.name_of_run(), "starts": 0})
+        write_checked(place / "run" / "federation.json", {"run": self.name_of_run(), "starts": 0})
         link = links.Link(place)
         for number, client in enumerate(sites.IDS):
             (place / client).mkdir()

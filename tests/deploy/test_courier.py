@@ -219,7 +219,7 @@ def test_a_superlink_of_our_own_keeps_its_keys_and_stops_relays_of_earlier_start
     def opened():
         """What Flower was told by a server that starts."""
         (home / "told").unlink(missing_ok=True)
-        one = superlinks.Superlink("127.0.0.1:8000", security, home, print)
+        one = superlinks.Superlink("127.0.0.1:8000", security, home, print, ["east", "north", "west"])
         one.open()
         one.submit(tmp_path / "socket")
         told = (home / "told").read_text().replace(str(tmp_path), "").splitlines()

@@ -170,6 +170,8 @@ def test_nothing_else_is_passed_on(superlink):
         for target in RAW:
             call = f"POST {target} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
             assert raw(port, call.encode()).startswith(b"HTTP/1.1 404")
+        head = raw(port, b"HEAD / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (head[:12], head.endswith(b"\r\n\r\n")) == (b"HTTP/1.1 404", True)  # no body follows it
         smuggled = b"POST /v1/fleet/pull HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n"
         assert raw(port, smuggled + b"transfer-encoding: chunked, x\r\n\r\n0\r\n\r\n")[9:10] in (b"4", b"5")
         both = b"POST /v1/fleet/pull HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -5,16 +5,18 @@ import sites
 from hostile import note_of, noted
 from links import Link, Time, Told, serve
 
+from potluck.core.card_fields import parse_fields
 from potluck.core.task import Task
 from potluck.data import public as public_data
 from potluck.deploy import enrolled, served_run, wire
 from potluck.deploy.engine import GRACE
 from potluck.deploy.misfits import without_misfits
 from potluck.deploy.site import Site
-from potluck.engine.protocol import Examination
-from potluck.errors import ConfigError
+from potluck.deploy.suspects import NOT_FINITE
+from potluck.engine.protocol import Examination, Failure, Request
+from potluck.errors import ConfigError, RoundFailed
 from potluck.experiment.schema import Experiment
-from potluck.models import registry
+from potluck.models import ModelPool, registry
 
 FEDMUSCLE = {"name": "fedmuscle", "peers": 1, "batch": 20, "bundle": 2}
 
@@ -163,7 +165,7 @@ def with_widths(home, widths, **options):
     link = Link(home, **options)
     five = {str(number): sites.IDS[number % 3] for number in range(5)}
     link.sites = {
-        number: Site(client, sites.builder("2"), sites.loader(like), home / client, simulated=True)
+        number: Site(client, "mlp-small", sites.loader(like), home / client, simulated=True)
         for number, (client, like) in enumerate(five.items())
     }
     link.tamper = tamper
@@ -171,7 +173,7 @@ def with_widths(home, widths, **options):
 
 
 def five(**training):
-    settings = sites.settings("fedproto", 1, models={"pool": "mlp-small", "rep_dim": 16})
+    settings = sites.settings("fedproto", 1, models={"pool": "mlp-small"})
     settings["training"] |= {"start_quorum": 0.6, **training}
     return Experiment.make(partition={"sites": [*map(str, range(5))], "classes": 10}, **settings)
 
@@ -212,6 +214,63 @@ def test_two_that_come_late_and_do_not_fit_each_other(tmp_path, monkeypatch):
     assert any("client 4 cannot join after round 1: 3 and 4 do not fit" in one for one in told.notices)
 
 
+# --- one that is there before the others ----------------------------------------------------------------
+
+
+def first_of_all(home, tamper):
+    """A link to client 0, which is there alone until it has begun, and the time in which the others come."""
+    link, time = Link(home, away={"1", "2"}, model="mlp-small"), Time()
+    time.at(GRACE + 5, link.away.clear)
+    link.tamper = tamper
+    return link, time
+
+
+def begun_by_one(method):
+    return sites.federated(
+        method,
+        models={"pool": "mlp-small"},
+        training={"rounds": 1, "batch_size": 64, "start_quorum": 0.3, "quorum": 0.3},
+        engine={"device": "cpu", "workers": 1, "deadline": 60, "patience": 60},
+    )
+
+
+@pytest.mark.parametrize(("method", "width"), [("fedtgp", 1 << 20), ("fedgen", 17)])
+def test_a_card_for_which_the_server_cannot_be_built_is_turned_away(tmp_path, method, width):
+    def tamper(order, data):
+        if isinstance(order, wire.Hello) and note_of(data).get("client") == "0":
+            return noted(data, note_of(data) | {"extra": note_of(data)["extra"] | {"width": width}})
+        return data
+
+    told, (link, time) = Told(), first_of_all(tmp_path, tamper)
+    serve(link, tmp_path / "run", begun_by_one(method), told, time)
+    assert link.asked(1) == ["1", "2"]
+    assert any("waiting for the other clients" in one for one in told.notices)
+    assert any("client 0 cannot take part" in one for one in told.notices)
+
+
+@pytest.mark.parametrize(("restarted", "reason"), [(False, NOT_FINITE), (True, "it will not")])
+def test_where_the_one_that_began_fails_the_others_are_waited_for(tmp_path, restarted, reason):
+    def tamper(order, data):
+        mine = isinstance(order, Request) and order.client == "0"
+        return wire.pack_reply(Failure("0", reason)) if mine else data
+
+    told, (link, time) = Told(), first_of_all(tmp_path, tamper)
+    if restarted:
+        time.due.clear()
+        with pytest.raises(RoundFailed, match=reason):
+            serve(link, tmp_path / "run", begun_by_one("fedproto"), told, time)
+        link.away.clear()
+    serve(link, tmp_path / "run", begun_by_one("fedproto"), told, time)
+    assert link.asked(1) == ["0", "1", "2"]
+    assert any(reason in one and "waiting for the other clients: 1, 2" in one for one in told.notices)
+    assert "taken in after round 0: 1, 2" in told.notices
+
+
+def test_a_model_without_tensors_is_none():
+    with pytest.raises(ValueError, match="a model without tensors"):
+        parse_fields({"names": {}}, Task("classification", 3, (1,)))
+
+
 # --- memory ---------------------------------------------------------------------------------------------
 
 
@@ -246,6 +305,22 @@ def test_public_samples_are_not_brought_to_the_size_of_every_card(tmp_path, monk
     serve(link, tmp_path / "run", federated(FEDMUSCLE, partition={"sites": sites.IDS}), told)
     assert len(told.ends) == 2
     assert (1, 300, 300) not in made
+
+
+@pytest.mark.parametrize("liar", ["0", "2"])
+def test_nothing_is_built_for_a_task_that_the_others_do_not_have(tmp_path, monkeypatch, liar):
+    seen, build = set(), ModelPool._build
+
+    def recorded(pool, key, task, *others, **options):
+        seen.add(task.input)
+        return build(pool, key, task, *others, **options)
+
+    monkeypatch.setattr(ModelPool, "_build", recorded)
+    link, told = late(tmp_path, liar, input=[1, 900, 900]), Told()
+    link.away.clear()
+    serve(link, tmp_path / "run", federated({"name": "fed-et", "steps": 2, "batch": 20}), told)
+    assert seen == {(1, 8, 8)}
+    assert any(f"client {liar} cannot take part" in one and "another task" in one for one in told.notices)
 
 
 def test_the_servers_own_view_of_public_samples_is_bounded(tmp_path, monkeypatch):

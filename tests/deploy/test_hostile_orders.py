@@ -1,5 +1,6 @@
 """Orders of a hostile server: each is refused in one sentence, quickly, and the site goes on."""
 
+import copy
 import json
 import time
 
@@ -8,6 +9,7 @@ import sites
 import torch
 from lone_site import RUN, ask, greet, joined, make_site, offer, request, small
 
+from potluck.core import modest
 from potluck.core.message import Message
 from potluck.core.modest import Modest
 from potluck.deploy import bounds, wire
@@ -170,11 +172,54 @@ def test_an_honest_server_tells_of_models_without_their_weights():
     assert weights == sites.federated({"name": "fedavg"}).method.weights
 
 
-def test_many_tensors_that_fill_the_machine_together_are_refused(monkeypatch):
+COPIED = torch.nn.BatchNorm1d(100)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.empty(100),
+        lambda: copy.deepcopy(COPIED),
+        lambda: copy.deepcopy(COPIED.running_mean),
+        lambda: torch.zeros_like(COPIED.bias),
+    ],
+)
+def test_many_tensors_that_fill_the_machine_together_are_refused(monkeypatch, make):
     monkeypatch.setattr("potluck.core.modest.STRIDE", 4_000)
     monkeypatch.setattr("potluck.core.modest.free_bytes", lambda: 7_000)
     with pytest.raises(ConfigError, match="more than there is room for here"), Modest():
-        [torch.empty(100) for _ in range(10)]
+        [make() for _ in range(10)]
+
+
+def test_a_quarter_of_the_memory_stays_free(monkeypatch):
+    free = [100_000]
+    monkeypatch.setattr("potluck.core.modest.STRIDE", 4_000)
+    monkeypatch.setattr("potluck.core.modest.free_bytes", lambda: free[0])
+    with Modest():
+        free[0] = 30_000
+        torch.empty(1_000)
+        with pytest.raises(ConfigError, match="more than there is room for here"):
+            torch.empty(2_000)
+
+
+def test_what_a_method_keeps_is_bounded_while_a_site_joins(tmp_path, monkeypatch):
+    monkeypatch.setattr("potluck.deploy.site.MOST_TENSORS", 300)
+    told, site = offer("moon"), make_site(tmp_path)
+    told["experiment"]["method"]["previous"] = 10**6
+    assert "more than 300 tensors" in greet(site, told).reason
+    told["experiment"]["method"]["previous"] = 2
+    assert not isinstance(greet(site, told), Failure)
+
+
+@pytest.mark.parametrize(("most", "free"), [("5000", [2500]), ("max", [])])
+def test_the_bound_of_a_unit_or_container_counts(tmp_path, most, free):
+    group = tmp_path / "system.slice" / "worker.service"
+    group.mkdir(parents=True)
+    (tmp_path / "own").write_text("1:memory:/\n0::/system.slice/worker.service\n")
+    for name, text in (("max", most), ("current", "3000\n"), ("stat", "anon 2500\ninactive_file 500\n")):
+        (group / f"memory.{name}").write_text(text)
+    assert modest._free_in_groups(tmp_path, tmp_path / "own") == free
+    assert modest._free_in_groups(tmp_path, tmp_path / "nothing") == []
 
 
 def test_a_model_of_more_tensors_than_any_has_is_refused_while_it_is_made():

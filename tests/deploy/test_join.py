@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
+import runpy
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
+
+from potluck.cli.app import app
 
 HOSPITALS = Path(__file__).parents[2] / "examples" / "hospitals"
 
 
-def join(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "potluck", "join", "--client", "north", *words],
-        cwd=cwd, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+def join(*words: str) -> Result:
+    return CliRunner().invoke(app, ["join", "--client", "north", *words])
 
 
 @pytest.mark.parametrize(
@@ -31,19 +30,24 @@ def join(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         ("--server 127.0.0.1:1 --write contract.json", "--write goes with --check"),
     ],
 )
-def test_wrong_options_are_named(tmp_path: Path, words: str, sentence: str) -> None:
-    done = join(*words.split(), cwd=tmp_path)
-    assert done.returncode == 2
+def test_wrong_options_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = join(*words.split())
+    assert done.exit_code == 2
     assert sentence in done.stderr
     assert not list(tmp_path.iterdir())
 
 
-def test_a_check_joins_nobody_and_writes_what_it_would_take(tmp_path: Path) -> None:
-    shutil.copytree(HOSPITALS, tmp_path / "h")
-    here = tmp_path / "h"
-    subprocess.run([sys.executable, "make_data.py"], cwd=here, check=True, capture_output=True, timeout=600)
+def test_a_check_joins_nobody_and_writes_what_it_would_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = shutil.copytree(HOSPITALS, tmp_path / "h")
+    monkeypatch.chdir(here)
+    runpy.run_path("make_data.py", run_name="__main__")
     site = ["--model", "north/site.py:build", "--data", "north/site.py:load"]
-    done = join("--check", "experiment.yaml", *site, "--write", "contract.json", "--json", cwd=here)
-    assert done.returncode == 0, done.stderr
+    done = join("--check", "experiment.yaml", *site, "--write", "contract.json", "--json")
+    assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)
     assert json.loads((here / "contract.json").read_text())["method"] == "fedmrl"

@@ -2,12 +2,15 @@
 
 import contextlib
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 import sites
 from links import FEDMRL, Link, Time, Told, is_evaluation, is_training, serve
 
+from potluck.deploy.fingerprints import client_keys
 from potluck.deploy.flower import superlinks
 from potluck.deploy.flower.connections import Security
 from potluck.deploy.flower.serve import chosen_keys
@@ -234,6 +237,75 @@ def test_flower_hears_of_a_key_before_it_counts_and_is_told_again_where_it_refus
     assert files.changed()
 
 
+def foreign(make):
+    """Something else that lies in the folder of keys."""
+
+    def change(here, there):
+        make(here / "other.pub")
+
+    return change
+
+
+def commented(here, there):
+    line = (there / "1.pub").read_bytes().split()
+    (here / "1.pub").write_bytes(b" ".join([*line[:2], b"M\xfcller"]) + b"\n")
+
+
+def piped(here, there):
+    (here / "1.pub").unlink()
+    os.mkfifo(here / "1.pub")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (commented, ["supernode unregister 2", "supernode register /1.pub"]),
+        (piped, None),
+        (foreign(Path.mkdir), []),
+        (foreign(os.mkfifo), []),
+        (foreign(lambda path: path.write_bytes(bytes(range(256)))), []),
+        (foreign(lambda path: path.write_text("ssh-rsa AAAA a foreign key\n")), []),
+        (foreign(lambda path: path.symlink_to("/nowhere")), []),
+        (lambda here, there: (here / "1.pub").write_text((here / "1.pub").read_text().strip() + " old"), []),
+    ],
+    ids=[
+        "no UTF-8",
+        "pipe",
+        "foreign folder",
+        "foreign pipe",
+        "binary",
+        "foreign key",
+        "dangling",
+        "comment",
+    ],
+)
+def test_nothing_in_the_folder_of_keys_ends_the_server(tmp_path, monkeypatch, change, told):
+    """`told` is what Flower hears; None where the earlier keys go on to count, and the file is named."""
+    here, there = keys_in(tmp_path)
+    heard, notices = [], []
+
+    def flwr(home, log, what, *words):
+        heard.append(" ".join(words).replace(str(here), ""))
+        return {"node-id": str(len(heard))}
+
+    monkeypatch.setattr(superlinks, "flwr", flwr)
+    security = Security(client_keys=here, node_keys=True)
+    link = superlinks.Superlink("127.0.0.1:8000", security, tmp_path, notices.append, sites.IDS)
+    link.own = object()
+    link.renew_keys()
+    files = KeyFolder(here, sites.IDS, notices.append, link.renew_keys)
+    before = files.read(begun=False)
+    heard.clear()
+    change(here, there)
+    after_ = files.changed()
+    if told is None:
+        assert (after_, heard, files.changed()) == ({}, [], {})
+        assert [("1.pub" in one, "no plain file" in one) for one in notices] == [(True, True)]
+    else:
+        assert (heard, notices) == (told, [])
+        assert {**before, **after_} == client_keys(here, sites.IDS)
+
+
 def test_a_missing_key_is_an_error_at_the_first_start_alone(tmp_path):
     here, _ = keys_in(tmp_path)
     (here / "1.pub").unlink()
@@ -269,7 +341,7 @@ def test_flower_is_told_of_changed_keys_unless_the_superlink_is_the_operators(tm
 
     monkeypatch.setattr(superlinks, "flwr", flwr)
     security = Security(client_keys=here, node_keys=True)
-    link = superlinks.Superlink("127.0.0.1:8000", security, tmp_path, notices.append)
+    link = superlinks.Superlink("127.0.0.1:8000", security, tmp_path, notices.append, sites.IDS)
     link.renew_keys()
     assert told == []
     assert "is not ours, so tell it too" in notices[0]

@@ -10,15 +10,15 @@ from links import FEDMRL, Link, Time, Told, is_evaluation, is_training, serve
 from kills import Kill
 from potluck.core.server import Server
 from potluck.core.task import Task
-from potluck.deploy import wire
-from potluck.deploy.engine import GRACE
+from potluck.deploy import served_run, wire
+from potluck.deploy.engine import GRACE, HELLO
 from potluck.deploy.enrolments import kept_enrolments
 from potluck.deploy.federated_run import fits
 from potluck.deploy.register import Register
 from potluck.deploy.run import open_folder
 from potluck.engine.protocol import Request
 from potluck.errors import ConfigError, RunError
-from potluck.files import read_json, write_json
+from potluck.files import read_json, write_checked
 
 
 class Killed(BaseException):
@@ -85,6 +85,24 @@ def test_a_node_that_comes_and_goes_does_not_keep_the_others_from_starting(tmp_p
     assert time.seconds < 60
 
 
+def test_a_node_that_starts_anew_and_is_silent_is_waited_for_less_and_less(tmp_path):
+    link, time, numbers = Link(tmp_path, model="mlp-small"), Time(), iter(range(99, 10**6))
+    steady, exchange = link.nodes, link.exchange
+    link.nodes = lambda: [*steady(), next(numbers)]
+
+    def silent(letters, timeout, most):
+        if any(node >= 99 for node, _ in letters):
+            time.sleep(timeout)
+        answers = {letter[0]: answer for letter in letters if letter[0] < 99
+                   for answer in exchange([letter], timeout, most)}  # fmt: skip
+        return [answers.get(node, "no answer came") for node, _ in letters]
+
+    link.exchange = silent
+    settings = {"device": "cpu", "deadline": 600, "patience": 5000}
+    serve(link, tmp_path / "run", sites.federated("local", engine=settings, **training(3)), time=time)
+    assert HELLO < time.seconds < 2.2 * HELLO  # of ten greetings
+
+
 def test_too_few_for_the_start_quorum_do_not_start(tmp_path):
     experiment = sites.federated(FEDMRL, **training(start_quorum=0.6))
     with pytest.raises(RunError, match=r"have not joined: 1, 2 \(1 are here, 2 are needed\)"):
@@ -146,6 +164,26 @@ def test_a_restart_goes_on_with_the_quorum_and_knows_who_is_away(tmp_path):
     assert measured == [one for one in expected if (one["client"], one["round"]) not in away]
 
 
+def test_enrolments_of_a_start_that_never_was_do_not_count(tmp_path, monkeypatch):
+    """A server is killed before `config.yaml`; the next start begins without one of its clients, for good."""
+    experiment, link = sites.federated(FEDMRL, **training(start_quorum=0.6, quorum=1.0)), Link(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(served_run, "write_start", lambda *given: stop())
+        with pytest.raises(Killed):
+            serve(link, tmp_path / "run", experiment)
+    assert (tmp_path / "run" / "enrolments.json").exists()
+    link.away = {"2"}
+    with pytest.raises(Killed):
+        serve(stop_in(link, 2), tmp_path / "run", experiment)
+    link.lose = lambda order: None
+    serve(link, tmp_path / "run", experiment)
+    assert link.asked(2) == ["0", "1"]
+
+
+def stop():
+    raise Killed
+
+
 def test_a_restart_without_the_quorum_waits_and_says_so(tmp_path):
     experiment = sites.federated(FEDMRL, **training(quorum=0.6))
     link = begun(tmp_path, experiment)
@@ -177,11 +215,25 @@ def test_a_site_that_comes_back_with_another_card_is_refused_after_a_restart_too
 )
 def test_kept_enrolments_are_checked_like_strangers(tmp_path, change):
     folder, kept = open_folder(tmp_path / "run"), sample_enrolments()
-    write_json(folder / "enrolments.json", change(kept))
+    write_checked(folder / "enrolments.json", {"clients": change(kept)})
     with pytest.raises(RunError, match=r"enrolments\.json"):
         kept_enrolments(folder, [])
-    write_json(folder / "enrolments.json", kept)
+    write_checked(folder / "enrolments.json", {"clients": kept})
     assert sorted(kept_enrolments(folder, [])) == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "digit"), [("enrolments.json", '"train": 9'), ("federation.json", '"starts": 9')]
+)
+def test_a_changed_digit_is_found_and_the_file_named(tmp_path, name, digit):
+    folder = open_folder(tmp_path / "run")
+    write_checked(folder / "enrolments.json", {"clients": sample_enrolments()})
+    Register(folder).note(starts=9, norms={10: {"0": 0.1}, 9: {"0": 1e300}})
+    assert (Register(folder).values.starts, sorted(kept_enrolments(folder, []))) == (9, ["0", "1"])
+    path = folder / name
+    path.write_text(path.read_text().replace(digit, digit.replace("9", "8")))
+    with pytest.raises(RunError, match=rf"{name} is not as potluck wrote it: .* put a whole copy of it back"):
+        Register(folder), kept_enrolments(folder, [])
 
 
 def sample_enrolments():
@@ -193,7 +245,7 @@ def sample_enrolments():
 @pytest.mark.parametrize(
     "values",
     [
-        [],
+        {},
         {"run": "../x", "starts": 1},
         {"run": "a1", "starts": "many"},
         {"run": "a1", "starts": 1, "keys": [1]},
@@ -201,7 +253,7 @@ def sample_enrolments():
 )
 def test_a_register_that_makes_no_sense_is_named(tmp_path, values):
     folder = open_folder(tmp_path / "run")
-    write_json(folder / "federation.json", values)
+    write_checked(folder / "federation.json", values)
     with pytest.raises(RunError, match=r"federation\.json was not written by potluck"):
         Register(folder)
 

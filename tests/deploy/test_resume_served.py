@@ -14,6 +14,7 @@ from potluck.deploy.flower.connections import Security
 from potluck.deploy.flower.resume import experiment_of, read_told
 from potluck.errors import RunError
 from potluck.files import read_json, write_json
+from potluck.runs.folder import RunFolder
 
 
 class Killed(BaseException):
@@ -168,6 +169,14 @@ def test_what_flower_kept_in_a_folder_of_somebody_else_is_not_taken_up(tmp_path,
     (kept / "superlink.db").write_text("ours")
     assert command("resume", "runs/three")[0] == 0
     assert (kept / "superlink.db").exists()
+
+
+def test_a_second_server_in_a_folder_touches_nothing_of_the_first(tmp_path, link):
+    started(tmp_path, link)
+    link.calls.clear()
+    with RunFolder(tmp_path / "runs" / "three").locked():
+        code, said = command("resume", "runs/three")
+    assert (code, "another process is at work in" in said, link.calls) == (2, True, [])
 
 
 def test_what_cannot_be_read_or_changed_is_said_in_one_sentence(tmp_path, link):

@@ -1,9 +1,11 @@
 """How often a server may ask a site: runs under other names, and evaluations, are counted at the site."""
 
 import json
+from pathlib import Path
 
+import pytest
 import torch
-from lone_site import ask, greet, head, joined, make_site, offer, request
+from lone_site import RUN, ask, greet, head, joined, make_site, offer, request
 from test_attempts import contract
 
 from potluck.deploy.agreement import EVALUATIONS, RUNS, Agreement
@@ -46,6 +48,61 @@ def test_pruning_gives_no_further_runs_back(tmp_path):
     hello(site, "r0"), hello(site, "r1")
     assert len(prune(tmp_path / "0", unfinished=True)) == 2
     assert isinstance(hello(make_site(tmp_path, agreement=agreed), "r2"), Failure)
+
+
+def test_a_run_whose_record_was_removed_is_not_joined_again(tmp_path):
+    """It would draw the same private noise for other messages, and count attempts and runs from the start."""
+    site = make_site(tmp_path, simulated=False)
+    hello(site, "r0"), hello(site, "r1")
+    (tmp_path / "0" / "joined.json").unlink()  # as in a home from before runs were counted
+    prune(tmp_path / "0", unfinished=True)
+    again = make_site(tmp_path, simulated=False)
+    told = hello(again, "r0").reason
+    assert "run r0 was joined before and its record is removed" in told
+    assert told.endswith("start a new run")
+    assert not isinstance(hello(again, "r2"), Failure)
+
+
+@pytest.mark.parametrize("removed", [1, 2, 3])
+def test_a_run_that_was_removed_half_is_not_joined_again_and_is_removed_whole(tmp_path, monkeypatch, removed):
+    site = joined(tmp_path, "fedre", simulated=False)
+    ask(site, request(head(site)))
+    unlink, left = Path.unlink, [removed]
+
+    def dying(path, missing_ok=False):
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        unlink(path, missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", dying)
+        with pytest.raises(KeyboardInterrupt):
+            prune(tmp_path / "0", unfinished=True)
+    assert "its record is removed" in greet(make_site(tmp_path, simulated=False), offer("fedre")).reason
+    assert [one.run for one in prune(tmp_path / "0")] == [RUN]
+    assert not (tmp_path / "0" / "runs" / RUN).exists()
+
+
+@pytest.mark.parametrize("written", ["runs", "joined.json"])
+def test_a_site_that_was_killed_while_it_joined_can_join(tmp_path, monkeypatch, written):
+    def dying(path, value):
+        raise KeyboardInterrupt
+
+    place = "site.write_json" if written == "runs" else "joined_runs.write_checked"
+    with monkeypatch.context() as patch:
+        patch.setattr(f"potluck.deploy.{place}", dying)
+        with pytest.raises(KeyboardInterrupt):
+            hello(make_site(tmp_path), "r0")
+    assert not isinstance(hello(make_site(tmp_path), "r0"), Failure)
+
+
+def test_a_changed_list_of_runs_is_refused(tmp_path, capsys):
+    hello(make_site(tmp_path), "r0")
+    path = tmp_path / "0" / "joined.json"
+    path.write_text(path.read_text().replace("r0", "r8"))
+    assert isinstance(hello(make_site(tmp_path), "r1"), Failure)
+    assert f"{path} is not as potluck wrote it" in capsys.readouterr().err
 
 
 def test_runs_of_a_home_from_before_they_were_counted_are_counted(tmp_path):

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import stat
+from pathlib import Path
 
 import pytest
 from lone_site import RUN, ask, greet, joined, make_site, offer, request, small
@@ -11,7 +13,7 @@ from typer.testing import CliRunner
 from potluck.cli.app import app
 from potluck.deploy.pruning import kept_runs, prune
 from potluck.deploy.site import kept_secret
-from potluck.engine.protocol import Answer
+from potluck.engine.protocol import Answer, Failure
 from potluck.errors import RunError
 
 
@@ -106,6 +108,27 @@ def test_a_secret_is_never_readable_by_others_and_no_link(tmp_path, monkeypatch)
         kept_secret(tmp_path / "home", RUN)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text[:14],
+        lambda text: text[:-1],
+        lambda text: "53",
+        lambda text: re.sub(r"\d(?=,)", lambda digit: str(9 - int(digit[0])), text, count=1),
+        lambda text: text.replace(": ", ": 1", 1),
+    ],
+)
+def test_a_secret_that_was_cut_or_changed_is_refused(tmp_path, change):
+    whole = kept_secret(tmp_path, RUN)
+    file, text = tmp_path / "secret", (tmp_path / "secret").read_text()
+    file.write_text(change(text))
+    assert file.read_text() != text
+    with pytest.raises(RunError, match="holds no secret that is as it was written"):
+        kept_secret(tmp_path, RUN)
+    file.write_text(text)
+    assert kept_secret(tmp_path, RUN) == whole
+
+
 # --- old runs -------------------------------------------------------------------------------------------
 
 
@@ -127,7 +150,7 @@ def test_finished_runs_are_removed_and_others_only_when_asked(home, tmp_path):
     assert [one.run for one in kept_runs(home)] == ["b2"]
     assert [one.run for one in prune(home, unfinished=True)] == ["b2"]
     assert (home / "secret").exists() is False  # a simulated site has none
-    assert isinstance(ask(joined(tmp_path), request(small(joined(tmp_path)))), Answer)
+    assert not isinstance(greet(make_site(tmp_path), offer(run="c3")), Failure)
 
 
 def test_the_last_runs_stay(home):
@@ -169,7 +192,38 @@ def test_a_record_that_nobody_wrote_is_told(home, text):
     if text is None:
         os.truncate(home / "runs" / "c3.json", 1 << 36)  # without a byte on the disk
     done = CliRunner().invoke(app, ["prune", str(home)])
-    assert (done.exit_code, "c3.json cannot be read" in done.stderr) == (2, True)
+    assert (done.exit_code, f"removed run {RUN} (round 2" in done.stdout) == (0, True)
+    assert "run c3 stays: " in done.stdout
+    assert "c3.json cannot be read" in done.stdout
+    done = CliRunner().invoke(app, ["prune", str(home), "--unfinished"])
+    assert (done.exit_code, "removed run c3" in done.stdout, kept_runs(home)) == (0, True, [])
+
+
+def unreadable(path):
+    path.write_text("{")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [unreadable, Path.mkdir, lambda path: path.symlink_to("/etc/passwd")],
+    ids=["{", "folder", "link"],
+)
+def test_a_damaged_file_of_an_old_run_ends_no_other(home, tmp_path, damage):
+    damage(home / "runs" / "c3.json")
+    again = make_site(tmp_path)
+    assert isinstance(ask(again, request(small(joined(tmp_path)), round_=2, accepted=1)), Answer)
+    assert not isinstance(greet(again, offer(run="d4")), Failure)
+    assert isinstance(greet(again, offer(run="c3")), Failure)
+    kept = {"c3"} if damage is not Path.mkdir else set()  # a folder of that name is no file of a run
+    assert {one.run for one in kept_runs(home) if one.damaged} == kept
+    assert {one.run for one in prune(home, unfinished=True)} == {RUN, "b2", "d4"} | kept
+
+
+def test_a_damaged_record_of_an_old_run_ends_no_other_and_can_be_removed(home):
+    flip(home / "runs" / RUN / "record.json")
+    assert {one.run: bool(one.damaged) for one in kept_runs(home)} == {RUN: True, "b2": False}
+    assert prune(home) == []
+    assert len(prune(home, unfinished=True)) == 2
 
 
 def test_the_name_of_a_run_cannot_steer_a_terminal(home):

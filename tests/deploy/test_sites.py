@@ -33,7 +33,7 @@ from potluck.engine.protocol import Answer, Examination, Failure, Request, Stamp
 from potluck.engine.rounds import Rounds
 from potluck.engine.serial import SerialEngine
 from potluck.errors import ConfigError, DataError, MessageError, PotluckError, RunError
-from potluck.files import write_json
+from potluck.files import write_checked
 from potluck.models import build
 from potluck.runs.api import resume, run
 from potluck.runs.observers import Watcher
@@ -281,7 +281,7 @@ def test_a_client_with_another_key_does_not_join(tmp_path, shown, keys, sentence
 
 def test_a_key_is_kept_when_the_server_starts_again(tmp_path):
     folder = open_folder(tmp_path / "run")
-    write_json(folder / "federation.json", {"run": RUN, "starts": 1})
+    write_checked(folder / "federation.json", {"run": RUN, "starts": 1})
     assert key_register(Register(folder), {}).refuse("0", "SHA256:0") == ""
     assert "is not its own" in key_register(Register(folder), {}).refuse("0", "SHA256:1")
     assert (

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import shlex
 import shutil
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +28,20 @@ DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
+    ROOT / "README.zh.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+TUTORIAL = ROOT / "docs" / "tutorial.md"  # its blocks build on each other
+IN_CHINESE = {ROOT / "README.md": ROOT / "README.zh.md", TUTORIAL: ROOT / "docs" / "tutorial.zh.md"}
+APART = [path for path in DOCUMENTS if path not in (TUTORIAL, *IN_CHINESE.values())]
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
-def blocks(language: str) -> list[Any]:
-    """The fenced blocks of one language in all documents, each under the file and line where it stands."""
+def blocks(language: str, documents: Sequence[Path] = DOCUMENTS) -> list[Any]:
+    """The fenced blocks of one language in documents, each under the file and line where it stands."""
     fence = re.compile(rf"^( *)```{language}\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
     found = []
-    for document in DOCUMENTS:
+    for document in documents:
         text = document.read_text(encoding="utf-8")
         for match in fence.finditer(text):
             line = text.count("\n", 0, match.start()) + 1
@@ -73,11 +79,32 @@ def test_there_is_something_to_check() -> None:
     assert len(shown_commands()) >= 6
 
 
-@pytest.mark.parametrize("code", blocks("python"))
+@pytest.mark.parametrize("code", blocks("python", APART))
 def test_python_runs(code: str, apart: Path) -> None:
     script = apart / "block.py"
     script.write_text(code, encoding="utf-8")
     runpy.run_path(str(script), run_name="__main__")
+
+
+def test_the_tutorial_runs_from_top_to_bottom(apart: Path) -> None:
+    cells = json.loads(TUTORIAL.with_suffix(".ipynb").read_text(encoding="utf-8"))["cells"]
+    found = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert found == [block.values[0].strip() for block in blocks("python", [TUTORIAL])], "run `make pages`"
+    script = apart / "tutorial.py"
+    script.write_text(re.sub(r'"rounds": \d+', '"rounds": 1', "\n\n".join(found)), encoding="utf-8")
+    runpy.run_path(str(script), run_name="__main__")
+
+
+@pytest.mark.parametrize(("english", "chinese"), IN_CHINESE.items(), ids=lambda path: path.name)
+def test_the_chinese_pages_have_the_same_code_and_headings(english: Path, chinese: Path) -> None:
+    texts = [path.read_text(encoding="utf-8") for path in (english, chinese)]
+    code = [re.findall(r"^```.*?^```$", text, re.MULTILINE | re.DOTALL) for text in texts]
+    assert code[0] == code[1]
+    outside = [re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL) for text in texts]
+    headings = [re.findall(r"^(#+) ", text, re.MULTILINE) for text in outside]
+    assert headings[0] == headings[1]
+    rows = [len(re.findall(r"^\|", text, re.MULTILINE)) for text in outside]
+    assert rows[0] == rows[1]
 
 
 def test_the_first_block_is_ten_lines_and_leaves_a_report(
@@ -117,9 +144,10 @@ def test_example_scripts_run(path: Path, apart: Path, capsys: pytest.CaptureFixt
 def test_commands_exist(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The arguments parse; a `key=value` names a key there is, unless the line is shown because it fails."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "digits.yaml").write_text(blocks("yaml")[0].values[0], encoding="utf-8")
+    shown = blocks("yaml", [ROOT / "docs" / "experiment.md"])[0].values[0]
+    (tmp_path / "digits.yaml").write_text(shown, encoding="utf-8")
     shutil.copy(ROOT / "examples" / "hospitals" / "experiment.yaml", tmp_path)
-    _, name, *arguments = shlex.split(line)
+    _, name, *arguments = shlex.split(line, comments=True)
     context = COMMANDS[name].make_context(name, arguments)
     values = context.params
     if "experiment" not in values or values["experiment"] is None or "fedmlr" in line:
@@ -142,7 +170,7 @@ def test_commands_in_the_text_exist(document: Path) -> None:
 
 
 def test_every_command_is_shown() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
     assert [name for name in COMMANDS if f"`potluck {name}" not in text] == []
 
 

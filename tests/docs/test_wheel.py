@@ -70,7 +70,7 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel):
 
 def test_a_report_is_written_from_the_installed_wheel_alone(wheel, tmp_path):
     installed, run = tmp_path / "installed", tmp_path / "run"
-    pip("install", "--no-deps", "--no-index", "--no-compile", "--target", installed, wheel)
+    zipfile.ZipFile(wheel).extractall(installed)  # what installing a wheel of Python alone does
     run.mkdir()
     (run / "config.yaml").write_text("method: {name: fedmrl}\ndata: {name: digits}\n")
     measured = {"round": 1, "client": "0", "when": "before", "test": {"accuracy": 0.5, "samples": 4}}

@@ -14,6 +14,7 @@ import torch
 from potluck.core.dataset import Dataset
 from potluck.core.model import Model
 from potluck.core.task import Task
+from potluck.core.trial import trains_body
 from potluck.data import DataConfig, from_arrays, registry
 from potluck.errors import ConfigError
 from potluck.experiment.overrides import read_yaml
@@ -37,6 +38,8 @@ SHAPES = {  # classes, shape of a sample, training and test rows; all of them ha
 LIGHT = 10_000_000  # parameters of the pool; models of heavier ones have shapes here, and no numbers
 BUILD = ModelPool._build
 SHAPES_ALONE: dict[tuple[object, ...], Model] = {}  # the models that were built without memory
+BUILT: dict[tuple[object, ...], Model] = {}  # those that have numbers
+TRIED: dict[tuple[object, ...], bool] = {}  # what trials of a body have told
 
 
 @cache
@@ -65,6 +68,22 @@ def without_memory(
         with torch.device("meta"):
             SHAPES_ALONE[place] = BUILD(pool, key, task, rep_dim, who, check=False)
     return SHAPES_ALONE[place]
+
+
+def built_once(pool: ModelPool, key: str, task: Task, rep_dim: int | None, who: str, check: bool) -> Model:
+    """In place of `ModelPool._build`: experiments that are only asked whether they can begin share their models."""
+    place = (str(pool._entries[key]), pool.rep_dim, pool.adapter, task, rep_dim, check, torch.empty(0).device)
+    if place not in BUILT:
+        BUILT[place] = BUILD(pool, key, task, rep_dim, who, check)
+    return BUILT[place]
+
+
+def tried_once(model: Model, task: Task) -> bool:
+    """In place of `trains_body`: one trial for all experiments with the same layers, frozen or not."""
+    layers = (str(model), task, *(parameter.requires_grad for parameter in model.parameters()))
+    if layers not in TRIED:
+        TRIED[layers] = trains_body(model, task)
+    return TRIED[layers]
 
 
 def is_light(experiment: Experiment, task: Task) -> bool:
@@ -177,6 +196,8 @@ def stand_in_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a stand-in be what is read under the name of a data set, public data included."""
     loaders = {name: pictures(name) for name in SHAPES} | {"sst2": reviews, "newsgroups20": reviews}
     monkeypatch.setattr(registry, "_LOADERS", registry._LOADERS | loaders)
+    monkeypatch.setattr(ModelPool, "_build", built_once)
+    monkeypatch.setattr("potluck.core.population.trains_body", tried_once)
 
 
 @pytest.mark.parametrize("file", FEDERATIONS, ids=lambda file: file.stem)

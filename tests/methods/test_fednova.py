@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from potluck.core.card import Card
 from potluck.core.message import Message
 from potluck.core.replies import Replies
-from potluck.core.settings import OptimizerSettings
+from potluck.core.settings import ClientTraining, OptimizerSettings
+from potluck.core.task import Task
 from potluck.engine.protocol import Engine
 from potluck.errors import ConfigError
-from potluck.methods.fednova import accumulated
+from potluck.methods.fednova import FedNova, accumulated, adding_up
 
 ROWS = {"a": range(0, 7), "b": range(7, 12), "c": range(12, 14)}
 LR = 0.2
@@ -30,6 +32,9 @@ def test_the_closed_forms(steps):
     for rho in (0.5, 0.9):
         expected = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
         assert accumulated(OptimizerSettings(momentum=rho), steps) == pytest.approx(expected)
+        for nesterov in (False, True):
+            settings = OptimizerSettings(momentum=rho, nesterov=nesterov)
+            assert adding_up(settings, steps) == pytest.approx(accumulated(settings, steps))
     for pull in (0.02, 0.5):
         expected = (1 - (1 - pull) ** steps) / pull
         assert accumulated(OptimizerSettings(), steps, pull) == pytest.approx(expected)
@@ -38,7 +43,17 @@ def test_the_closed_forms(steps):
 
 
 def test_no_step_is_nothing():
-    assert accumulated(OptimizerSettings(momentum=0.9), 0) == 0
+    assert (
+        accumulated(OptimizerSettings(momentum=0.9), 0) == adding_up(OptimizerSettings(momentum=0.9), 0) == 0
+    )
+
+
+def test_a_card_with_very_many_samples_costs_no_time():
+    method = FedNova()
+    method.training = lambda client: ClientTraining(batch_size=1, optimizer={"momentum": 0.9})
+    known = method.symbols(Card("0", 10**12, Task("classification", 3, (1,)), {}))
+    assert known["T"] == 10**12
+    assert known["A"] == pytest.approx(10**13)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])

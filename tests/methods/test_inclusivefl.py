@@ -8,6 +8,7 @@ from potluck import Experiment
 from potluck.core.rng import Rng
 from potluck.core.state import Part
 from potluck.errors import ConfigError
+from potluck.kit.depths import in_their_place
 from potluck.runs.advice import advice
 from staged_nets import FourBlocks, OneBlock, TwoBlocks
 
@@ -245,3 +246,11 @@ def test_one_depth_is_spoken_of():
 def test_a_share_of_layers_that_nobody_keeps_is_refused():
     with pytest.raises(ConfigError, match="beta does nothing with local_last: none; it is for end or stacks"):
         asked("mlp-small", local_last="none", beta=0.5)
+
+
+def test_what_stands_in_a_layers_place_is_found_among_the_names_that_are_there():
+    """The number of a layer is whatever a card says."""
+    far = f"layers.{10**400}.w"
+    larger = {"layers.10.w": (2,), "layers.2.w": (2,), "layers.3.w": (5,), far: (2,), "layers.0.w": (2,)}
+    found = in_their_place(["layers.1.w"], {"layers.1.w": (2,)}, larger)
+    assert found == {"layers.1.w": ["layers.2.w", "layers.10.w", far]}

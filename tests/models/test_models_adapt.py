@@ -15,6 +15,7 @@ from potluck.core.rng import Rng
 from potluck.core.task import Task
 from potluck.errors import ModelError
 from potluck.models import FeaturePool, adapt, build, check_model
+from potluck.models.unwrap import own_module
 
 TASK = Task("classification", 10, (3, 8, 8))
 WHO = "client 7"
@@ -405,3 +406,47 @@ def test_modules_and_what_callables_keep_are_copied():
 def test_callables_that_cannot_be_used(entry, sentence):
     with pytest.raises(ModelError, match=sentence):
         build(entry, TASK, who=WHO)
+
+
+# --- a class for every pixel ----------------------------------------------------------------------------
+
+PIXELS = Task("segmentation", 3, (1, 8, 8))
+
+
+def segmenter(classes=3):
+    return nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, classes, 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "width"),
+    [
+        ({"task": PIXELS}, 6),
+        ({"task": PIXELS, "head": "2"}, 6),
+        ({}, 6),
+        ({"head": "2"}, 6),
+        ({"task": PIXELS, "rep_dim": 4}, 4),
+    ],
+)
+def test_a_module_that_segments_ends_in_a_convolution(options, width):
+    net = segmenter()
+    model = adapt(net, **options)
+    check_model(model, PIXELS)
+    x = torch.rand(2, 1, 8, 8)
+    assert torch.equal(model(x), net(x))
+    assert (model.head_path, model.rep_dim, tuple(model.features(x).shape)) == ("2", width, (2, width))
+    if width == 6:
+        assert torch.equal(model.features(x), net[:2](x).mean((2, 3)))
+    assert torch.equal(own_module(model)(x), net(x))
+
+
+def test_a_module_that_segments_other_classes_gets_a_new_convolution():
+    assert adapt(segmenter(5), task=PIXELS, classes=3).head.weight.shape == (3, 6, 1, 1)
+    with pytest.raises(ModelError, match="the head gives 5 scores, the task has 3 classes"):
+        adapt(segmenter(5), task=PIXELS)
+    larger = nn.Sequential(nn.MaxPool2d(2), *segmenter(), nn.Upsample(scale_factor=2))
+    with pytest.raises(
+        ModelError, match=r"no convolution of Sequential .* derive the class from potluck\.Model"
+    ):
+        adapt(larger, task=PIXELS)
+    with pytest.raises(ModelError, match="changes the scores after layer '3'"):
+        adapt(larger, "3", task=PIXELS)

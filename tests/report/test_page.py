@@ -8,6 +8,8 @@ import yaml
 
 from potluck.errors import RunError
 from potluck.report import comparison_page, page
+from potluck.report.scores import summarise
+from potluck.report.sheets import headline
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 EVIL = "<script>alert(1)</script>\"'&"
@@ -109,6 +111,19 @@ def test_the_page_says_what_a_reader_asks(folder):
         "seed: 7", "Split abc",
     ):  # fmt: skip
         assert part in text, part
+
+
+def test_a_moment_at_which_fewer_clients_were_measured_says_so(folder):
+    summary = summarise(folder / "metrics.jsonl")
+    assert [one["clients"] for one in summary["measured"]] == [3, 3]
+    assert " over " not in headline({"accuracy": summary})[1]
+    with (folder / "metrics.jsonl").open("a") as log:
+        log.write(lines(*(measured(4, client, 0.5) for client in CLIENTS)))
+        log.write(lines(*(measured(4, client, 0.5, "after_training") for client in CLIENTS[:2])))
+    told = headline({"accuracy": summarise(folder / "metrics.jsonl")})
+    assert told[1].startswith("after training, by mix-large: 50.00 % ± 0.00 % over 2 clients, worst tenth")
+    text = " ".join(" ".join(check(page.write_report(folder)).text).split())
+    assert "evaluated mode clients last" in text
 
 
 def test_names_are_escaped_everywhere(folder):

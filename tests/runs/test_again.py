@@ -94,6 +94,10 @@ def test_a_run_of_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     exec("\n".join(lines), {"experiment": experiment})
     assert len((folder / "timing.jsonl").read_text().splitlines()) == 2
     assert Path("runs/tiny-again/report.html").exists()
+    with pytest.raises(
+        RunError, match=r"exists; .* go on with it: potluck\.resume\('runs/tiny', experiment="
+    ):
+        potluck.run(experiment, out=folder)
     with pytest.raises(RunError, match="was run from Python with models or data of its own"):
         potluck.resume(folder)
 

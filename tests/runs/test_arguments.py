@@ -79,7 +79,21 @@ X = np.zeros((2, 3), np.float32)
         (lambda: potluck.run(**SETTINGS, given=(1, 2)), "data: give a Dataset or several in a tuple, not 1"),
         (lambda: potluck.run(**SETTINGS, metrics=["mine.py:"]), "names no function; write mine.py:function"),
         (lambda: potluck.compare(**SETTINGS, against=3), "against: give a text, not 3"),
-        (lambda: potluck.compare(**SETTINGS, seeds=None), "seeds: give a list of numbers, not None"),
+        (lambda: potluck.compare(**SETTINGS, seeds={}.get), "seeds: give a list of numbers, not <"),
+        (lambda: potluck.compare(**SETTINGS, seeds=[]), "^seeds is empty; leave it out, or name some$"),
+        (
+            lambda: potluck.compare(**SETTINGS, seeds=[0, 1, 0]),
+            "^seeds: 0 is named twice; name each seed once$",
+        ),
+        (lambda: potluck.metric(low=2, high=1), "^metric: low=2 is not below high=1$"),
+        (
+            lambda: potluck.run(**SETTINGS, metrics=[{"name": "macro_f1", "low": 3}]),
+            "^metrics: macro_f1 goes from low=3.0 to high=1.0: low must be below high$",
+        ),
+        (
+            lambda: potluck.run(**SETTINGS | {"data": X}),
+            r"from_frame\(frame, target=…\), from_files\(path, target=…\)",
+        ),
         (lambda: potluck.compare(**SETTINGS, targets=[None]), "targets: None is no number"),
         (lambda: potluck.compare(**SETTINGS, progress=1), "progress: give True or False, not 1"),
         (lambda: potluck.resume("run", observers=3), r"such as \[EarlyStopping\(…\)\], not 3"),  # type: ignore[arg-type]

@@ -175,8 +175,24 @@ def test_a_client_needs_only_its_own_class(tmp_path: Path, given: Any) -> None:
 
 def test_a_function_without_a_name_is_asked_for_by_its_place(tmp_path: Path) -> None:
     run(tmp_path / "run", method="local", models=[lambda: Net(), Other])
-    with pytest.raises(ConfigError, match=r"models=\[…\], the list that the experiment had"):
+    with pytest.raises(ConfigError, match=r"models=\[…\]\), the list of models that the experiment had"):
         potluck.open(tmp_path / "run").clients["0"].model()
+
+
+def two_nets() -> list[nn.Module]:
+    return [
+        nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+        for width in (8, 12)
+    ]
+
+
+def test_modules_are_asked_for_as_a_list(tmp_path: Path) -> None:
+    result, x = run(tmp_path / "run", models=two_nets()), torch.rand(2, 1, 8, 8)
+    asked = r"^Sequential is needed here, a model of .*: potluck\.open\(folder, models=\[…\]\), the list of models"
+    with pytest.raises(ConfigError, match=asked):
+        potluck.open(tmp_path / "run").clients["0"].predict(x)
+    opened = potluck.open(tmp_path / "run", models=two_nets())
+    assert torch.equal(opened.clients["1"].predict(x), result.clients["1"].predict(x))
 
 
 def test_a_wrong_class_is_refused_with_client_and_tensor(tmp_path: Path) -> None:

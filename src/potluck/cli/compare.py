@@ -92,22 +92,22 @@ def compare(
     """
     check_experiment(experiment)
     from potluck.report.comparison import check_view
-    from potluck.runs.comparisons.api import check_views, default_folder
+    from potluck.runs.comparisons.api import check_views, default_folder, distinct
     from potluck.runs.comparisons.plan import read_sweep
 
     files = {"csv": csv, "latex": latex, "pdf": pdf}
     _check_files(files)
-    lists = {"--methods": methods, "--seeds": seeds}
-    _refuse_empty(lists)
+    _refuse_empty({"--methods": methods, "--seeds": seeds})
     _refuse_idle_seed(overrides or (), seeds)
-    targets, at = _scores(target), _numbers("--rounds", rounds, "10,50,100")
+    targets, at = _scores(target), list(dict.fromkeys(_numbers("--rounds", rounds, "10,50,100")))
     plan = read_sweep(experiment, words(methods or ""), overrides or ())
     check_view(view)
     check_views(plan, at, against)
-    played = _numbers("--seeds", seeds or "", "0,1,2") or [plan.first.seed]
+    listed = _numbers("--seeds", seeds or "", "0,1,2")
+    played = distinct("--seeds", listed) if listed else [plan.first.seed]
     screen = Screen(json)
     _tell_left_out(screen, experiment, methods)
-    _tell_twice(screen, lists)
+    _tell_twice(screen, words(methods or ""))
     views = {"targets": targets, "rounds": at, "against": against, "view": view}
     result = compared(screen, plan, played, out or default_folder(plan), sys.argv[1:], **views)
     if json:
@@ -157,12 +157,12 @@ def _check_apart(files: Mapping[str, Path | None]) -> None:
 
 
 def _numbers(option: str, text: str, such: str) -> list[int]:
-    """Whole numbers between commas, each once."""
+    """Whole numbers between commas."""
     listed = words(text)
     wrong = next((word for word in listed if not word.isdecimal()), None)
     if wrong is not None:
         raise ConfigError(f"{option}: {wrong!r} is no whole number from 0; give some such as {such}")
-    return list(dict.fromkeys(map(int, listed)))
+    return list(map(int, listed))
 
 
 def _scores(text: str) -> list[float]:
@@ -186,12 +186,10 @@ def _tell_left_out(screen: Screen, experiment: Path, methods: str | None) -> Non
         screen.err.print(f"{experiment}: variants left out, as --methods takes their place", soft_wrap=True)
 
 
-def _tell_twice(screen: Screen, lists: Mapping[str, str | None]) -> None:
-    for option, given in lists.items():
-        named = words(given or "")
-        twice = next((one for one in named if named.count(one) > 1), None)
-        if twice is not None:
-            screen.err.print(f"{option}: {twice} is named twice and played once", soft_wrap=True)
+def _tell_twice(screen: Screen, methods: Sequence[str]) -> None:
+    twice = next((one for one in methods if methods.count(one) > 1), None)
+    if twice is not None:
+        screen.err.print(f"--methods: {twice} is named twice and played once", soft_wrap=True)
 
 
 # --- playing and showing --------------------------------------------------------------------------------

@@ -139,7 +139,8 @@ def _data() -> Iterator[Finding]:
 
 
 _ABOUT_DATA = (
-    "set it to a folder with NAME/*.parquet for each data set; else the hub fetches most at first use"
+    "set it to a folder with NAME/*.parquet for each data set, or name such a folder in an experiment (data.dir); "
+    "else the hub fetches most at first use"
 )
 
 
@@ -157,7 +158,8 @@ def _folder(name: str, shelf: str | None) -> Path | None:
 def _how_to_get(name: str, why: str) -> str:
     """What to do for a data set that is not here; some are read from a folder only."""
     place = f"POTLUCK_DATA/{_source(name)}"
-    return f"only from {place}" if "the hub has no copy" in why else f"from {place}, or the hub at first use"
+    places = f"from {place} or an experiment's data.dir"
+    return f"only {places}" if "the hub has no copy" in why else f"{places}, or the hub at first use"
 
 
 @contextmanager

@@ -156,12 +156,19 @@ def prune(
     home: Annotated[Path, typer.Argument(metavar="HOME", help="The home folder of a site (join --home).")],
     keep: Annotated[int, typer.Option(min=0, help="How many of the runs used last stay.")] = 0,
     unfinished: Annotated[
-        bool, typer.Option("--unfinished", help="Remove runs too that never came to their last round.")
+        bool,
+        typer.Option(
+            "--unfinished",
+            help="Remove runs too that never came to their last round, or whose files are damaged.",
+        ),
     ] = False,
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Remove what a site has kept of finished runs; its secret, data and model stay."""
+    """Remove what a site has kept of finished runs; its secret, data and model stay.
+
+    A run that was removed is not joined again.
+    """
     from dataclasses import asdict
 
     from potluck.core.plain_values import printable
@@ -177,4 +184,9 @@ def prune(
     left = [one for one in stay if not one.finished]
     kept = f"; {len(left)} unfinished {'run stays' if len(left) == 1 else 'runs stay'}" if left else ""
     told = [f"removed run {printable(one.run)} (round {one.round}, {size(one.nbytes)})" for one in gone]
-    Screen(json).show(*(told or [f"nothing to remove{kept}"]))
+    damaged = [
+        f"run {printable(one.run)} stays: {printable(one.damaged)}; --unfinished removes it"
+        for one in left
+        if one.damaged
+    ]
+    Screen(json).show(*(told or [f"nothing to remove{kept}"]), *damaged)

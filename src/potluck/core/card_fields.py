@@ -27,6 +27,7 @@ MOST_TENSORS = 20_000  # of a model
 MOST_SCALARS = 1 << 34  # of a model
 MOST_AXES = 8  # of a tensor
 MOST_TEXTS = 16
+MODEL_FIELDS = ("width", "stem", "names", "parameter_names")  # those that tell of the model
 
 
 class Own:
@@ -87,6 +88,8 @@ def _classes(value: Any, task: Task) -> tuple[int, ...]:
 
 def _shapes(value: Any, task: Task) -> dict[str, tuple[int, ...]]:
     named = mapping(value, MOST_TENSORS, "the names of a model's tensors")
+    if not named:
+        raise ValueError("a model without tensors has nothing to share")
     shapes = {
         key: wholes(shape, 1, MOST_SCALARS, MOST_AXES, "the shape of a tensor")
         for key, shape in named.items()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from potluck.errors import ConfigError
 from potluck.front_door import front_door
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -131,6 +132,8 @@ def metric(
     ... def error(scores, labels):
     ...     return float((scores.argmax(1) != labels).mean())
     """
+    if not low < high:
+        raise ConfigError(f"metric: low={low} is not below high={high}")
 
     def decorate(function: F) -> F:
         setattr(function, DECLARED, Declared(higher_is_better, low, high, takes))

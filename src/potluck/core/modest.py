@@ -19,16 +19,29 @@ STRIDE = 1 << 26  # bytes that are made between two looks at what is free
 class Modest(TorchFunctionMode):
     """Refuses to make tensors of more than `most` bytes; by default, half of the machine's memory.
 
-    Nor does it go on where little is free any more. Without this the system would end the process, as memory is
-    given before it is there. `tensors` is how many may be made in all, those without memory (on the device `meta`)
-    included: models of very many layers take long.
+    A quarter of what is free at the start stays free, on the machine and within the bound of its unit or container.
+    Without this the system would end the process, as memory is given before it is there. `tensors` is how many may
+    be made in all, copies and those without memory (on the device `meta`) included: models of very many layers take
+    long.
     """
 
     MAKERS = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.full, torch.eye)
+    COPIERS = (
+        torch.clone,
+        torch.Tensor.clone,  # of parameters that are copied too
+        torch.Tensor.__deepcopy__,
+        torch.empty_like,
+        torch.zeros_like,
+        torch.ones_like,
+        torch.rand_like,
+        torch.randn_like,
+        torch.full_like,
+    )
 
     def __init__(self, most: int | None = None, tensors: int | None = None) -> None:
         super().__init__()
         self.tensors, self.made, self.unseen = tensors, 0, 0
+        self.reserve = (free_bytes() or 0) // 4
         self.most = (
             most if most is not None else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
         )
@@ -38,39 +51,72 @@ class Modest(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in self.MAKERS:
             self._count()
-        if func in self.MAKERS and str(kwargs.get("device")) != "meta":
-            size = _size(func, args, kwargs)
-            if 4 * size > self.most or not self._fits(4 * size):
-                raise ConfigError(
-                    f"a model as it is described would have a tensor of {size:,} numbers, more than there is room "
-                    "for here; ask who described it for smaller sizes"
-                )
+            if str(kwargs.get("device")) != "meta":
+                self._refuse_size(_size(func, args, kwargs), 4)
+        elif func in self.COPIERS:
+            self._count()
+            if args[0].device.type != "meta":
+                self._refuse_size(args[0].numel(), args[0].element_size())
         return func(*args, **kwargs)
 
+    def _refuse_size(self, size: int, width: int) -> None:
+        """Refuse a tensor of so many numbers, each of so many bytes, for which there is no room."""
+        if width * size > self.most or not self._fits(width * size):
+            raise ConfigError(
+                f"a model as it is described would have a tensor of {size:,} numbers, more than there is room "
+                "for here; ask who described it for smaller sizes"
+            )
+
     def _fits(self, size: int) -> bool:
-        """Whether there is room for all that was made since the last look, and as much again."""
+        """Whether there is room for all that was made since the last look, and as much again, or the reserve."""
         self.unseen += size
         if self.unseen < STRIDE:
             return True
         made, self.unseen = self.unseen, 0
         free = free_bytes()
-        return free is None or 2 * made <= free
+        return free is None or made + max(made, self.reserve) <= free
 
     def _count(self) -> None:
         self.made += 1
         if self.tensors is not None and self.made > self.tensors:
             raise ConfigError(
-                f"the models as they are described would have more than {self.tensors:,} tensors; ask who "
-                "described them for fewer or smaller ones"
+                f"the models as they are described, with all that the method keeps, would have more than "
+                f"{self.tensors:,} tensors; ask who described them for fewer or smaller ones"
             )
 
 
 def free_bytes() -> int | None:
-    """The memory that programs can still have, as Linux tells; elsewhere it is not known."""
+    """The memory that this process can still have, as Linux tells; elsewhere it is not known."""
+    found = [room for room in (_free_here(), *_free_in_groups()) if room is not None]
+    return min(found, default=None)
+
+
+def _free_here() -> int | None:
+    """What the machine has."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration, ValueError):
+        return None
+
+
+def _free_in_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:
+    """What is left of the bounds of the unit or container that this process runs in, and of those around it."""
+    try:
+        place = next(line[3:] for line in own.read_text().splitlines() if line.startswith("0::"))
+    except (OSError, StopIteration):
+        return []
+    group = root / place.lstrip("/")
+    return [room for one in (group, *group.parents) if (room := _free_in_group(one)) is not None]
+
+
+def _free_in_group(group: Path) -> int | None:
+    """What is left of one group's bound; files that are only cached make room."""
+    try:
+        most, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        counted = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return most - used + int(counted.get("inactive_file", 0))
+    except (OSError, ValueError):  # "max" where there is no bound
         return None
 
 

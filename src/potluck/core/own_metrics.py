@@ -415,6 +415,10 @@ def _made(settings: MetricSettings, folder: Path) -> OwnMetric:
     facts = replace(
         found.facts, name=settings.key, **{key: one for key, one in said.items() if one is not None}
     )
+    if not facts.low < facts.high:
+        raise ConfigError(
+            f"metrics: {facts.name} goes from low={facts.low} to high={facts.high}: low must be below high"
+        )
     return replace(found, facts=facts, takes=settings.takes or found.takes)
 
 

@@ -6,13 +6,14 @@ server of a real federation from cards, a site from itself; see `ClientFacts`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
 from potluck.core.card import Card, ClientId
-from potluck.core.card_fields import Own, find_field
+from potluck.core.card_fields import MODEL_FIELDS, Own, find_field
 from potluck.core.contract import Shapes
 from potluck.core.model import Model
 from potluck.core.public import Public
@@ -128,6 +129,17 @@ class Population(Mapping[ClientId, ClientFacts]):
     def architecture(self, client: ClientId) -> str:
         """The key of a client's architecture."""
         return self[client].architecture
+
+    def form(self, client: ClientId) -> str:
+        """What tells a client's model from others: its architecture, and what its card says of it, if there is one.
+
+        The clients of a real federation bring models of their own, whatever the experiment names for them.
+        """
+        facts = self[client]
+        told = {name: value for name in MODEL_FIELDS if (value := facts.known(name)) is not None}
+        if not told:
+            return facts.architecture
+        return f"{facts.architecture}:{hashlib.sha256(repr(told).encode()).hexdigest()}"
 
     def build_model(self, client: ClientId) -> Model:
         """A fresh model like the client's, as far as it is known here."""

@@ -98,8 +98,8 @@ def _about_block(model: type[BaseModel], path: Sequence[str], key: str) -> str:
     if path and path[-1] == "DataConfig":
         return (
             f"{key.removesuffix('.DataConfig')}: give the name of a data set, a block such as {{name: digits}}, or "
-            "a data set made of your own by potluck.from_arrays(x, y), from_frame(frame, target=…) or "
-            "from_datasets(…)"
+            "a data set made of your own by potluck.from_arrays(x, y), from_frame(frame, target=…), "
+            "from_files(path, target=…) or from_datasets(…)"
         )
     keys = _keys_at(model, path)
     such = f", such as {{{keys[0]}: …}}" if keys else ""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from potluck.core.dataset import Dataset
@@ -21,16 +22,23 @@ from potluck.data.registry import register
 @register("digits")
 def _digits(dir: Path | None) -> Dataset:
     """scikit-learn's 1,797 hand-written digits, 8x8, embedded; no official test part."""
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
+    images, labels = _embedded_digits()
     return from_arrays(
-        (bunch.images[:, None] / 16).astype(np.float32),
-        bunch.target,
+        (images[:, None] / 16).astype(np.float32),
+        labels.copy(),
         name="digits",
         mean=(0.3053,),
         std=(0.3761,),
     )
+
+
+@cache
+def _embedded_digits() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """What is in scikit-learn's text file, read once."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    return bunch.images, bunch.target
 
 
 @dataclass(frozen=True)

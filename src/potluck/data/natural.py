@@ -63,6 +63,11 @@ def natural_rows(data: Dataset, config: NaturalConfig, rng: Rng) -> dict[str, Ro
 
 
 def _owners(data: Dataset, config: NaturalConfig) -> Owners:
+    if data.owners is None and config.by is not None and data.encoding is not None:
+        raise DataError(
+            f"data set {data.name!r} was read without its column of clients: name it where the table is read, "
+            f"from_frame(…, by={config.by!r}) or from_files(…, by={config.by!r})"
+        )
     if data.owners is None and config.by is not None:
         raise DataError(
             f"data set {data.name!r} has no column {config.by!r} that says which client a row comes from: leave "

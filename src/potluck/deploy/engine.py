@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -29,7 +30,10 @@ from potluck.engine.settings import EngineSettings
 from potluck.errors import MessageError, RunError
 
 TRIES = 3  # at a node that does not introduce itself; it may belong to somebody else
-HELLO = 120.0  # seconds a node has to introduce itself
+HELLO = (
+    120.0  # seconds a node has to introduce itself; half as many after each time that its owner was silent
+)
+HALVED = 6  # times at most, so that somebody who is quick can still join
 LOOK = 3.0  # seconds between two looks at who is there
 LOOKS = 4  # looks after which nodes are greeted, though others still come and go
 REMEMBERED = 100  # nodes that were not taken in, whose reasons are told
@@ -88,6 +92,7 @@ class FlowerEngine(Engine):
         self._heard: dict[ClientId, float] = {}  # the same of the round that is open
         self._met: set[Node] = set()
         self._tries: dict[Node, int] = {}
+        self._silences: Counter[ClientId | None] = Counter()  # greetings in a row without answer, by owner
         self._refusals: dict[Node, str] = {}
         self._open = False
 
@@ -232,13 +237,20 @@ class FlowerEngine(Engine):
         new = [node for node in there if node not in self._met and self._tries.get(node, 0) < TRIES]
         letters = [(node, self.hello) for node in new]
         most = [LARGEST_INTRODUCTION] * len(new)
-        answers = self._carry(letters, most, min(HELLO, self.settings.deadline))
+        owners = {node: self._owner(node) for node in new}
+        waits = [HELLO / 2 ** min(self._silences[owner], HALVED) for owner in owners.values()]
+        answers = self._carry(letters, most, min(max(waits, default=HELLO), self.settings.deadline))
         for node, answer in zip(new, answers, strict=True):
             self._tries[node] = self._tries.get(node, 0) + 1
+            self._silences[owners[node]] = self._silences[owners[node]] + 1 if isinstance(answer, str) else 0
             refusal = self._enrol(node, answer)
             if refusal and self._refusals.get(node) != refusal:
                 self._refuse(node, refusal)
         self.board.seen([client for client, node in self.homes.items() if node in there])
+
+    def _owner(self, node: Node) -> ClientId | None:
+        """Whose key a node has shown; None for all that show no client's. A node started anew has another id."""
+        return None if self.keys is None else self.keys.owner(self.courier.keys().get(node, ""))
 
     def _forget(self, there: Sequence[Node]) -> None:
         """Let go of nodes that are gone and no client's: whoever starts again comes as a new one."""

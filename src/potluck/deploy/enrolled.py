@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -20,7 +21,7 @@ from potluck.core.task import Task
 from potluck.data import DataConfig, Split
 from potluck.data.prepare import AugmentConfig, Preparation
 from potluck.deploy.wire import Enrolment
-from potluck.errors import ConfigError
+from potluck.errors import ConfigError, Misfits
 from potluck.experiment.blocks import Sites
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation, PublicSamples, assemble, public_views
@@ -53,6 +54,7 @@ def enrolled_federation(experiment: Experiment, enrolments: Mapping[ClientId, En
     groups = [GroupData(_no_samples(one.card.task), 1) for one in enrolled.values()]
     groups = groups if any_task else [replace(groups[0], clients=len(enrolled))]
     models = PrivateModels(pool, sites.sites, seeds, experiment.models.init == "per_client")
+    _check_widths(enrolled, models, method)
     federation = assemble(
         method,
         tuple(enrolled),
@@ -199,11 +201,44 @@ def _numbered(classes: int) -> tuple[str, ...]:
 
 
 def _check_common_task(enrolled: Mapping[ClientId, Enrolment], classes: int | None) -> None:
+    """Refuse clients with another task than most have; nothing is built for a card before that."""
     tasks = {client: enrolment.card.task for client, enrolment in enrolled.items()}
     first, task = next(iter(tasks.items()))
-    for client, other in tasks.items():
-        if other != task or other.classes != (classes or task.classes):
-            raise ConfigError(
-                f"client {client} has another task than client {first} and the experiment's "
-                f"{classes or task.classes} classes: {other.to_json()}, {task.to_json()}"
+    wanted = classes or task.classes
+    fitting = Counter(one for one in tasks.values() if one.classes == wanted).most_common(2)
+    decided = len(fitting) == 1 or (len(fitting) == 2 and fitting[0][1] > fitting[1][1])
+    if decided:
+        task = fitting[0][0]
+        first = next(client for client, other in tasks.items() if other == task)
+    wrong = {
+        client: f"client {client} has another task than client {first} and the experiment's {wanted} classes: "
+        f"{other.to_json()}, {task.to_json()}"
+        for client, other in tasks.items()
+        if other != task or other.classes != wanted
+    }
+    if wrong and decided:
+        raise Misfits(wrong)
+    if wrong:
+        raise ConfigError(next(iter(wrong.values())))
+
+
+def _check_widths(enrolled: Mapping[ClientId, Enrolment], models: PrivateModels, method: Method) -> None:
+    """Refuse cards with another width than the experiment gives their models."""
+    wrong: dict[ClientId, str] = {}
+    for client, one in enrolled.items():
+        told, named = one.card.extra.get("width"), _named_width(models, client, one.card.task, method)
+        if told is not None and named not in (None, told):
+            wrong[client] = (
+                f"{method.name}: client {client} has a representation of width {told:,}, and the experiment's "
+                f"models give it {named:,}; build it with that width, or set models.rep_dim to one that all have"
             )
+    if wrong:
+        raise Misfits(wrong)
+
+
+def _named_width(models: PrivateModels, client: ClientId, task: Task, method: Method) -> int | None:
+    """The width of the server's own model where it has one; else the one that sites build their models with."""
+    pool, key = models.pool, models.architecture(client)
+    if method.server_needs == "head":
+        return pool.width(key, task)
+    return None if pool.sets_width(key) else pool.rep_dim

@@ -10,7 +10,7 @@ from potluck.core.card import ClientId
 from potluck.core.message import Message
 from potluck.deploy.wire import KEY, Enrolment, told_at_enrolment, unpack_reply
 from potluck.errors import MessageError, RunError
-from potluck.files import read_json, write_json
+from potluck.files import read_checked, write_checked
 from potluck.runs.folder import RunFolder
 
 FILE = "enrolments.json"
@@ -18,7 +18,8 @@ FILE = "enrolments.json"
 
 def keep_enrolments(folder: RunFolder, enrolments: Mapping[ClientId, Enrolment]) -> None:
     """Write down what the clients told when they joined, whole."""
-    write_json(folder / FILE, {client: told_at_enrolment(one) for client, one in enrolments.items()})
+    told = {client: told_at_enrolment(one) for client, one in enrolments.items()}
+    write_checked(folder / FILE, {"clients": told})
 
 
 def kept_enrolments(folder: RunFolder, fields: Iterable[str]) -> dict[ClientId, Enrolment]:
@@ -26,7 +27,7 @@ def kept_enrolments(folder: RunFolder, fields: Iterable[str]) -> dict[ClientId, 
     path = folder / FILE
     if not path.exists():
         return {}
-    told, wanted = read_json(path), set(fields)
+    told, wanted = read_checked(path).get("clients"), set(fields)
     if not isinstance(told, dict):
         raise RunError(f"{path} was not written by potluck: it is no mapping")
     found = {client: _read(client, about) for client, about in told.items()}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from potluck.core.card import ClientId
+from potluck.core.modest import Modest
 from potluck.core.packed import State
 from potluck.core.server import Server
 from potluck.core.state import Part
@@ -95,7 +96,8 @@ def federated_run(
 def _new_model(federation: Federation, client: ClientId) -> dict[str, Tensor]:
     """The tensors of a new model of the architecture that the experiment names for a client."""
     try:
-        model = federation.population.build_model(client)
+        with Modest():
+            model = federation.population.build_model(client)
     except PotluckError:  # the site has one of its own, which is not known here
         return {}
     return Part(model, federation.method.config.buffers).wire()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b64decode, b64encode
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from potluck.errors import ConfigError
+from potluck.files import read_bounded
+
+LARGEST_KEY = 1 << 16  # bytes of a file with one public key
 
 
 def fingerprint(line: bytes) -> str:
@@ -33,10 +36,24 @@ def client_keys(folder: Path, clients: Iterable[str], may_lack: bool = False) ->
     return found
 
 
-def _read(path: Path, client: str) -> str:
+def bare_keys(folder: Path, clients: Iterable[str]) -> dict[str, Path]:
+    """The keys of clients without their comments, which may be in any encoding, and the files they are in."""
+    files = {client: folder / f"{client}.pub" for client in clients}
+    there = {client: path for client, path in files.items() if path.exists()}
+    return {_read(path, client, _bare): path for client, path in there.items()}
+
+
+def _bare(line: bytes) -> str:
+    kind, key = line.split()[:2]
+    return f"{kind.decode('ascii')} {key.decode('ascii')}"
+
+
+def _read(path: Path, client: str, take: Callable[[bytes], str] = fingerprint) -> str:
+    """What a function takes from the line in a key's file, which is a plain one: a pipe would keep us waiting."""
     try:
-        return fingerprint(path.read_bytes())
+        return take(read_bounded(path, LARGEST_KEY))
     except OSError as error:
-        raise ConfigError(f"the key of client {client}, {path}, cannot be read: {error.strerror}") from error
+        told = f"the key of client {client}, {path}, cannot be read: {error.strerror or error}"
+        raise ConfigError(told) from error
     except (ValueError, IndexError) as error:
         raise ConfigError(f"{path} is no public key such as ssh-keygen writes") from error

@@ -1,13 +1,15 @@
-"""The names of all runs that a site has joined: removing records of runs does not make room for further ones."""
+"""The names of all runs that a site has joined, those whose records were removed included.
+
+Removing records does not make room for further runs, and a run whose record is gone is never joined again: it would
+draw the same private noise for other messages, and count its attempts from the start.
+"""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from potluck.deploy.record_files import read_own
 from potluck.errors import RunError
-from potluck.files import write_json
+from potluck.files import read_checked, write_checked
 
 FILE = "joined.json"
 
@@ -25,20 +27,17 @@ class JoinedRuns:
     def __contains__(self, run: object) -> bool:
         return run in self._names
 
-    def add(self, run: str) -> None:
-        """Count a run; it is on disk when this returns."""
-        if run not in self._names or not self._file.exists():
-            self._names.add(run)
-            write_json(self._file, sorted(self._names))
+    def add(self, *runs: str) -> None:
+        """Count runs; they are on disk when this returns."""
+        self._names |= set(runs)
+        if not self._names <= _read(self._file):
+            write_checked(self._file, {"runs": sorted(self._names)})
 
 
 def _read(file: Path) -> set[str]:
     if not file.exists() and not file.is_symlink():
         return set()
-    try:
-        names = json.loads(read_own(file))
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValueError("it is no list of names")
-        return set(names)
-    except ValueError as error:
-        raise RunError(f"{file} cannot be read: {error}; restore it") from error
+    names = read_checked(file, "restore it", follow=False).get("runs")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise RunError(f"{file} cannot be read: it has no list of names; restore it")
+    return set(names)

@@ -46,7 +46,7 @@ class KeyFolder:
                 return {}
             keys = client_keys(self.folder, self.clients, may_lack=True)
             self.renewed()
-        except PotluckError as error:
+        except (PotluckError, OSError, ValueError) as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
                 self.notice(f"the changed keys do not count yet: {error}")
@@ -57,9 +57,10 @@ class KeyFolder:
     def _look(self) -> Marks:
         """What tells a changed file from one that is as it was."""
         try:
-            found = {path.name: path.stat() for path in self.folder.glob("*.pub")}
-            if not found:
-                raise ConfigError(f"{self.folder} holds no key of any client")
+            paths = [self.folder / f"{client}.pub" for client in self.clients]
+            found = {path.name: path.stat() for path in paths if path.exists()}
         except OSError as error:
             raise ConfigError(f"{self.folder} cannot be read: {error.strerror or error}") from error
+        if not found:
+            raise ConfigError(f"{self.folder} holds no key of any client")
         return {name: (one.st_ino, one.st_mtime_ns, one.st_size) for name, one in found.items()}

@@ -41,6 +41,10 @@ class KeyRegister:
         """Whether a client has no key any more."""
         return self.known.get(client) == REVOKED
 
+    def owner(self, key: str) -> ClientId | None:
+        """The client that a key belongs to."""
+        return next((client for client, own in self.known.items() if key and own == key), None)
+
     def refuse(self, client: ClientId, key: str) -> str:
         """A sentence if this client may not use this key; else an empty string, and the key is the client's."""
         if key and client not in self.known and key not in self.known.values():
@@ -52,8 +56,8 @@ class KeyRegister:
         """A sentence if this key is not the client's; an empty string if it is."""
         if not key:
             return f"client {client}: its node has shown no key"
-        owner = next((other for other, own in self.known.items() if own == key), client)
-        if owner != client:
+        owner = self.owner(key)
+        if owner not in (None, client):
             return f"client {client}: the key of its node, {key}, is that of client {owner}"
         if self.is_revoked(client):
             return f"client {client}: its key was revoked, and that of its node, {key}, is not its own"

@@ -88,7 +88,7 @@ def skew_of(date: str | None, now: float) -> float | None:
     """How many seconds a clock is ahead of an HTTP `Date`; None where there is no such date."""
     try:
         return None if date is None else now - parsedate_to_datetime(date).timestamp()
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, ArithmeticError, OSError):  # a server may write what it likes
         return None
 
 

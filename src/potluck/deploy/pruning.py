@@ -11,22 +11,28 @@ from potluck.deploy.bounds import MOST_ROUNDS
 from potluck.deploy.durable_record import MANIFEST
 from potluck.deploy.evaluations import SUFFIX
 from potluck.deploy.exchanges import History
+from potluck.deploy.joined_runs import JoinedRuns
 from potluck.deploy.record_files import NAME, RecordFiles, read_own
 from potluck.errors import RunError
 from potluck.runs.folder import RunFolder
 
 OWN = re.compile(rf"{NAME.pattern}|\.?{re.escape(MANIFEST)}(\..+)?|\.{NAME.pattern}\..+")  # files of a record
+WELCOME = ".json"  # of the file beside it
 
 
 @dataclass(frozen=True)
 class KeptRun:
-    """A run that a site has joined: how far it came, and whether that was its last round."""
+    """A run that a site has joined: how far it came, and whether that was its last round.
+
+    One whose files cannot be read is not finished, and `damaged` says why. One that was removed half is finished.
+    """
 
     run: str
     round: int
     finished: bool
     used: float  # when the record last changed, in seconds since 1970
     nbytes: int
+    damaged: str = ""
 
 
 def kept_runs(home: Path) -> list[KeptRun]:
@@ -34,49 +40,73 @@ def kept_runs(home: Path) -> list[KeptRun]:
     folder = home / "runs"
     if not folder.is_dir() or folder.is_symlink():
         raise RunError(f"{home} is no home folder of a site: it has no folder runs")
-    files = [file for file in folder.glob("*.json") if not file.is_symlink()]
-    return sorted(map(_kept_run, files), key=lambda kept: kept.used, reverse=True)
+    names = {path.stem for path in folder.iterdir() if path.suffix in ("", WELCOME, SUFFIX)}
+    found = [_kept_run(folder / name) for name in names if _files(folder / name)]
+    return sorted(found, key=lambda kept: (-kept.used, kept.run))
 
 
 def prune(home: Path, keep: int = 0, unfinished: bool = False) -> list[KeptRun]:
     """Remove the records of finished runs but the last `keep`, with `unfinished` of others too; returns them.
 
-    The secret stays, and so does everything that is no file of a record. Links are removed, not followed.
+    The secret stays, and so do the names of all runs that were joined, and everything that is no file of a record.
+    Links are removed, not followed.
     """
     kept_runs(home)  # refuses a folder that is none of a site, before a lock is put into it
     with RunFolder(home).locked():
         found = kept_runs(home)
         gone = [one for place, one in enumerate(found) if place >= keep and (one.finished or unfinished)]
+        JoinedRuns(home).add(*(one.run for one in gone))
         for one in gone:
             _remove(home / "runs" / one.run)
         return gone
 
 
-def _kept_run(file: Path) -> KeptRun:
-    record, round_ = file.with_suffix(""), 0
-    there = record.iterdir() if record.is_dir() and not record.is_symlink() else ()
-    files = [one for one in there if not one.is_symlink()]
-    if (record / MANIFEST) in files:
-        history = History.from_json(RecordFiles(record, MANIFEST).read_manifest() or {})
-        round_ = max([*history.rounds, *(one.round for one in history.done.values())])
+def _files(record: Path) -> list[Path]:
+    """All files and links that are kept of a run, the welcome first."""
+    beside = [record.with_name(f"{record.name}{suffix}") for suffix in (WELCOME, SUFFIX)]
+    found = [path for path in beside if path.is_symlink() or path.is_file()]
+    if record.is_dir() and not record.is_symlink():
+        found += [path for path in record.iterdir() if path.is_symlink() or OWN.fullmatch(path.name)]
+    return found
+
+
+def _kept_run(record: Path) -> KeptRun:
+    welcome, files = record.with_name(f"{record.name}{WELCOME}"), _files(record)
+    about = [path.lstat() for path in files]
+    used, nbytes = max(one.st_mtime for one in about), sum(one.st_size for one in about)
     try:
-        told = read_json(read_own(file))["welcome"]["experiment"]["training"]["rounds"]
-        rounds = whole(told, 0, MOST_ROUNDS, "a number of rounds")
+        round_ = _round(record)
+        finished = welcome not in files or round_ >= _rounds(welcome)
+    except RunError as error:
+        return KeptRun(record.name, 0, False, used, nbytes, str(error))
+    return KeptRun(record.name, round_, finished, used, nbytes)
+
+
+def _round(record: Path) -> int:
+    """The newest round that a site has answered in a run."""
+    if record.is_symlink() or not (record / MANIFEST).exists():
+        return 0
+    try:
+        history = History.from_json(RecordFiles(record, MANIFEST).read_manifest() or {})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(f"the record in {record} cannot be read: {error}") from error
+    return max([*history.rounds, *(one.round for one in history.done.values())])
+
+
+def _rounds(welcome: Path) -> int:
+    """The rounds of a run, as the server told them."""
+    try:
+        told = read_json(read_own(welcome))["welcome"]["experiment"]["training"]["rounds"]
+        return whole(told, 0, MOST_ROUNDS, "a number of rounds")
     except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{file} cannot be read: {error}") from error
-    used = max(one.stat().st_mtime for one in (file, *files))
-    return KeptRun(file.stem, round_, round_ >= rounds, used, sum(one.stat().st_size for one in files))
+        raise RunError(f"{welcome} cannot be read: {error}") from error
 
 
 def _remove(record: Path) -> None:
-    """The record first, its welcome last: a run that was removed half is still known, and can be removed again."""
+    """The welcome first: with it, a site would go on in the run as if it had answered nothing."""
+    for path in _files(record):
+        path.unlink(missing_ok=True)
     if record.is_symlink():
         record.unlink()
-    elif record.is_dir():
-        for path in record.iterdir():
-            if path.is_symlink() or OWN.fullmatch(path.name):
-                path.unlink()
-        if not any(record.iterdir()):
-            record.rmdir()
-    record.with_suffix(SUFFIX).unlink(missing_ok=True)
-    record.with_suffix(".json").unlink(missing_ok=True)
+    elif record.is_dir() and not any(record.iterdir()):
+        record.rmdir()

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from potluck.core.card import ClientId
 from potluck.errors import ConfigError, RunError, nearest
-from potluck.files import read_json, write_json
+from potluck.files import read_checked, write_checked
 from potluck.runs.folder import RunFolder
 
 FILE = "federation.json"
@@ -66,7 +66,8 @@ class Register:
     def __init__(self, folder: RunFolder) -> None:
         """What the folder has; a new run gets a name that no other has."""
         self.path = folder / FILE
-        values = read_json(self.path) if self.path.exists() else {"run": secrets.token_hex(8), "starts": 0}
+        new = {"run": secrets.token_hex(8), "starts": 0}
+        values = read_checked(self.path) if self.path.exists() else new
         try:
             self.values = _Values.model_validate(values)
         except ValidationError as error:
@@ -77,7 +78,7 @@ class Register:
     def note(self, **changes: Any) -> None:
         """Change some values; they are on disk when this returns."""
         self.values = self.values.model_copy(update=changes)
-        write_json(self.path, self.values.model_dump(mode="json", exclude_defaults=True))
+        write_checked(self.path, self.values.model_dump(mode="json", exclude_defaults=True))
 
     def start(self) -> int:
         """Count one more start; clients undo what an earlier one had not accepted."""

@@ -46,7 +46,7 @@ def play(
     changed_keys: Callable[[], Mapping[ClientId, str]] = dict,
     board: Board | None = None,
 ) -> RunResult:
-    """Run a federation in a folder: from the start, or from where an earlier server ended.
+    """Run a federation in a folder that is locked: from the start, or from where an earlier server ended.
 
     `experiment` is one that `prepared` gave. With `keys` every client id belongs to one node key: the one named
     there, else the first it comes with. The clients in `exclude` are left out for good, also when the server starts
@@ -55,29 +55,28 @@ def play(
     """
     board = board if board is not None else Board()
     watcher = Observers(watcher or Observer(), BoardNotes(board))
-    with folder.locked():
-        if (folder / "config.yaml").exists():
-            _check_same(folder, experiment)
-        if (folder / "summary.json").exists():
-            return _reported(folder)
-        register, sites = Register(folder), sites_of(experiment).sites
-        clients = register.choose(sites, exclude, include)
-        if told is not None:
-            write_json(folder / TOLD, told)
-        register.start()
-        engine = FlowerEngine(
-            courier,
-            clients,
-            experiment.engine,
-            find_method(experiment.method.name).told(),
-            welcome(experiment, register.values.run),
-            watcher.notice,
-            None if keys is None else key_register(register, keys, changed_keys),
-            clock,
-        )
-        engine.excluded = frozenset(sites) - frozenset(clients)
-        with kept(folder.path, describe(board, experiment, engine, register).facts), lasting(board):
-            return ServedRun(experiment, folder, engine, register, watcher).play()
+    if (folder / "config.yaml").exists():
+        _check_same(folder, experiment)
+    if (folder / "summary.json").exists():
+        return _reported(folder)
+    register, sites = Register(folder), sites_of(experiment).sites
+    clients = register.choose(sites, exclude, include)
+    if told is not None:
+        write_json(folder / TOLD, told)
+    register.start()
+    engine = FlowerEngine(
+        courier,
+        clients,
+        experiment.engine,
+        find_method(experiment.method.name).told(),
+        welcome(experiment, register.values.run),
+        watcher.notice,
+        None if keys is None else key_register(register, keys, changed_keys),
+        clock,
+    )
+    engine.excluded = frozenset(sites) - frozenset(clients)
+    with kept(folder.path, describe(board, experiment, engine, register).facts), lasting(board):
+        return ServedRun(experiment, folder, engine, register, watcher).play()
 
 
 def _reported(folder: RunFolder) -> RunResult:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from potluck.core.card import ClientId
+from potluck.core.modest import Modest
+from potluck.core.server import Server
 from potluck.deploy.donors import is_to_blame
 from potluck.deploy.engine import FlowerEngine
 from potluck.deploy.enrolled import enrolled_federation
@@ -54,7 +56,8 @@ class ServedRun:
         self.experiment, self.folder, self.engine = experiment, folder, engine
         self.register, self.watcher = register, watcher
         self.fresh = not (folder / "config.yaml").exists()
-        self.kept = kept_enrolments(folder, engine.fields)
+        # a file without config.yaml is of a start that was ended before it counted
+        self.kept = {} if self.fresh else kept_enrolments(folder, engine.fields)
         self.roster: tuple[ClientId, ...] = ()
         self._ready: Federation | None = None  # that of the roster, if it was just built
         self.conduct = Conduct(engine, register)
@@ -70,12 +73,19 @@ class ServedRun:
             except Regrouped:
                 pass
             except RoundFailed as error:
-                failed = run.state.round + 1
-                if not self._leave_revoked(run) and not self._start_again(
-                    run, failed, error.failures, error.lost
-                ):
-                    self._go_back(run, failed, error.failures, error.lost, error)
+                self._recover(run, error)
             self.register.start()
+
+    def _recover(self, run: Run, error: RoundFailed) -> None:
+        """Change what a failed round can be played with; raises the error again where nothing helps."""
+        failed = run.state.round + 1
+        if self._leave_revoked(run) or self._start_again(run, failed, error.failures, error.lost):
+            return
+        try:
+            self._go_back(run, failed, error.failures, error.lost, error)
+        except RoundFailed as final:
+            if not self._wait_for_others(run, final):
+                raise
 
     # --- who takes part ---
 
@@ -122,15 +132,21 @@ class ServedRun:
         return tuple(client for client in here if client not in misfits)
 
     def _federation(self, roster: tuple[ClientId, ...]) -> Federation:
-        federation = enrolled_federation(
-            self.experiment, {client: self.engine.enrolled[client] for client in roster}
-        )
+        return self._built(roster)[0]
+
+    def _built(self, roster: tuple[ClientId, ...]) -> tuple[Federation, Server]:
+        """The federation of some clients and its server, if they can be built in the memory that there is."""
+        with Modest():
+            federation = enrolled_federation(
+                self.experiment, {client: self.engine.enrolled[client] for client in roster}
+            )
+            server = federation.server()
         check_evaluation(self.experiment.evaluate, federation)
         if federation.method.open_option(federation.population) is not None:
             raise ConfigError(
                 "an option left open (auto) is chosen by trial runs; choose it before a federation"
             )
-        return federation
+        return federation, server
 
     def _run(self) -> Run:
         """The run with the clients as they are now, where it was left."""
@@ -193,13 +209,34 @@ class ServedRun:
                 raise Regrouped
             self._go_back(run, round_, failures, (), None)
         self.engine.look()
-        if self._leave_revoked(run):
+        if self._leave_revoked(run) or self._take_in(run):
             raise Regrouped
+
+    def _take_in(self, run: Run) -> bool:
+        """Let those join that have come and fit; False if there are none."""
         new = [client for client in self.engine.homes if client not in self.roster]
         joined = [client for client in new if self._admit(client, run)]
         if joined:
-            self.watcher.notice(f"taken in after round {round_}: {', '.join(joined)}")
-            raise Regrouped
+            self.watcher.notice(f"taken in after round {run.state.round}: {', '.join(joined)}")
+        return bool(joined)
+
+    def _wait_for_others(self, run: Run, error: RoundFailed) -> bool:
+        """Where those who began cannot play a round, have others join that were not there; False if none does."""
+        while absent := [client for client in self.engine.ids if self._may_come(client)]:
+            if all(client not in self.engine.homes for client in absent):
+                self.watcher.notice(f"{error}; waiting for the other clients: {', '.join(absent)}")
+            try:
+                self.engine.gather(absent, 1)
+            except RunError:
+                return False
+            if self._take_in(run):
+                return True
+        return False
+
+    def _may_come(self, client: ClientId) -> bool:
+        """Whether a client could join those that are here."""
+        away = client not in self.roster and client not in self.engine.turned_away
+        return away and not self.engine.is_revoked(client)
 
     def _admit(self, client: ClientId, run: Run) -> bool:
         """Let a client join those that are here; if it cannot, it and everyone else hear why."""
@@ -225,12 +262,12 @@ class ServedRun:
     def _unfit(self, roster: tuple[ClientId, ...], run: Run) -> str:
         """Why a run cannot go on with these clients; empty where it can."""
         try:
-            federation = self._federation(roster)
+            _, server = self._built(roster)
         except Exception as error:  # over a stranger's card, perhaps: that does not end the run
             return in_words(error)
-        if fits(federation.server(), run.rounds.server.snapshot()):
+        if fits(server, run.rounds.server.snapshot()):
             return ""
-        return f"then the {federation.method.name} server would need another state"
+        return f"then the {self.experiment.method.name} server would need another state"
 
     # --- going back ---
 

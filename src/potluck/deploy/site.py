@@ -55,7 +55,7 @@ from potluck.experiment.schema import Experiment
 from potluck.federation.federation import FactsFromData, Federation, assemble, check_public, public_views
 from potluck.federation.groups import GroupData
 from potluck.federation.private_models import PrivateModels
-from potluck.files import write_json
+from potluck.files import with_checksum, without_checksum, write_json
 from potluck.methods.registry import find_method
 from potluck.models import ModelPool
 from potluck.models.build import Entry
@@ -98,11 +98,14 @@ def kept_secret(folder: Path, run: str) -> Rng:
     file = folder / SECRET
     if not file.exists() and not file.is_symlink():
         own_folder(folder)
-        write_own(file, str(new_secret()).encode())
+        write_own(file, json.dumps(with_checksum({"secret": new_secret()})).encode())
     try:
-        return Rng(int(read_own(file)), ("secret", run))
-    except ValueError as error:
-        raise RunError(f"{file} holds no secret; bring it back from a copy, or join new runs only") from error
+        return Rng(int(without_checksum(json.loads(read_own(file)))["secret"]), ("secret", run))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RunError(
+            f"{file} holds no secret that is as it was written; bring it back from a copy, or remove it and join "
+            "new runs only"
+        ) from error
 
 
 @dataclasses.dataclass
@@ -129,7 +132,7 @@ class Site(Orders):
     @functools.cached_property
     def _joined(self) -> dict[str, int]:
         """The runs it has joined, and the most bytes an order of each can have."""
-        return {file.stem: int(_kept_welcome(file)["most"]) for file in (self.home / "runs").glob("*.json")}
+        return {file.stem: _most_of(file) for file in (self.home / "runs").glob("*.json")}
 
     @property
     def most_bytes(self) -> int:
@@ -166,6 +169,11 @@ class Site(Orders):
                     f"{self.home} has records of {MOST_RUNS:,} runs; remove old ones with potluck prune"
                 )
             joined = JoinedRuns(self.home)
+            if run in joined and not kept.exists():
+                raise ConfigError(
+                    f"run {run} was joined before and its record is removed: joined again, it would repeat private "
+                    "noise; start a new run"
+                )
             if self.agreement is not None and run not in joined:
                 self.agreement.let_join(len(joined))
             federation = self.federation(dict(offer["experiment"]), run)
@@ -180,9 +188,9 @@ class Site(Orders):
                     rounds=_rounds(offer),
                 )
             self.run = run
-            joined.add(run)
             self._joined[run] = self.resident.most_bytes
             write_json(kept, {"welcome": offer, "most": self._joined[run]})
+            joined.add(run)  # last: a run that is counted and has no welcome was removed
         return self.resident.enrolment()
 
     def federation(self, values: dict[str, Any], run: str) -> Federation:
@@ -293,8 +301,18 @@ def _kept_welcome(file: Path) -> dict[str, Any]:
     try:
         kept = json.loads(read_own(file))
         return {"welcome": kept["welcome"], "most": int(kept["most"])}
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{file} cannot be read: {error}") from error
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise RunError(
+            f"{file} cannot be read: {error}; bring it back from a copy, or ask the server for a new run"
+        ) from error
+
+
+def _most_of(file: Path) -> int:
+    """The most bytes an order of a run can have; none if its welcome is damaged, which ends no other run."""
+    try:
+        return int(_kept_welcome(file)["most"])
+    except RunError:
+        return 0
 
 
 def _site_group(data: Dataset, augment: AugmentConfig) -> GroupData:

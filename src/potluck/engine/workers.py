@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import os
 import select
 import signal
@@ -40,7 +41,9 @@ from potluck.federation.builder import ClientBuilder
 from potluck.front_door import OwnExit, own_place
 from potluck.signals import SIGNALS, held_back
 
-SMALL = 20_000_000  # parameters × samples of a client's round; below it a round takes a fraction of a second
+# Parameters × samples of a client's round; below it a round takes a fraction of a second. Small convolutions have
+# much work for few parameters, so the bound is low: at worst workers cost a small run a few tenths of a second.
+SMALL = 20_000_000
 FEW = 5  # clients whose models are built to estimate the size of the work
 
 
@@ -72,6 +75,12 @@ def _round_size(clients: ClientBuilder) -> float:
     return largest * samples / len(trainers)
 
 
+@functools.cache
+def load_optimisers() -> None:
+    """Load here, once, what PyTorch imports at the first optimiser: 800 modules, or every worker would do so."""
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0).step()
+
+
 class WorkersEngine(StoringEngine):
     """Clients on the CPU cores of this machine, each at work in one of a few worker processes."""
 
@@ -84,6 +93,7 @@ class WorkersEngine(StoringEngine):
         self.store = store if store is not None else ClientStore()
         self.count, self.threads = workers, threads
         self.workers: list[Worker] = []
+        load_optimisers()
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
         """Have the workers serve every request."""

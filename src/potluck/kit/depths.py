@@ -6,7 +6,7 @@ A stack is what numbers its layers: `layers.3.norm1.weight` is in layer 3 of the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from potluck.core.population import Population
 from potluck.errors import ConfigError
 from potluck.kit.requirements import named
 
-_NUMBERED = re.compile(r"(.+?)\.(\d+)\.(.+)")
+_NUMBERED = re.compile(r"(.+?)\.(0|[1-9][0-9]*)\.(.+)")
 
 
 class Place(NamedTuple):
@@ -54,19 +54,27 @@ def last_layers(names: Shapes, deepest: Shapes, every_stack: bool) -> set[str]:
     return {name for name in names if (place := place_of(name)) and last.get(place.stack) == place.layer}
 
 
-def in_its_place(name: str, names: Shapes, larger: Shapes) -> list[str]:
-    """The tensors like one of a last layer in the layers that a larger model has from there on."""
-    place = place_of(name)
-    if place is None:
-        return []
-    layers = range(place.layer, stack_depths(larger).get(place.stack, 0))
-    found = (f"{place.stack}.{layer}.{place.rest}" for layer in layers)
-    return [one for one in found if larger.get(one) == names[name]]
+def in_their_place(last: Collection[str], names: Shapes, larger: Shapes) -> dict[str, list[str]]:
+    """For each tensor of a last layer those like it in the layers that a larger model has from there on.
+
+    Only names that are there are looked at: the number of a layer is whatever a card says.
+    """
+    alike: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for name in larger:
+        if place := place_of(name):
+            alike.setdefault((place.stack, place.rest), []).append((place.layer, name))
+    found: dict[str, list[str]] = {}
+    for name in last:
+        place = place_of(name)
+        others = sorted(alike.get((place.stack, place.rest), ())) if place else []
+        deeper = [other for layer, other in others if place and layer >= place.layer]
+        found[name] = [other for other in deeper if larger[other] == names[name]]
+    return found
 
 
 def depths_of(population: Population) -> list[ClientId]:
     """A client of each depth among those that train, from shallow to deep."""
-    first = {population.architecture(client): client for client in reversed(population.trainers)}
+    first = {population.form(client): client for client in reversed(population.trainers)}
     alike = {repr(sorted(population.names(client).items())): client for client in first.values()}
     return sorted(alike.values(), key=lambda client: (len(population.names(client)), client))
 

@@ -158,5 +158,5 @@ def require_linear_heads(population: Population, reason: str, *others: Model) ->
 
 
 def one_per_architecture(population: Population) -> list[ClientId]:
-    """The first client of each architecture."""
-    return list({population.architecture(client): client for client in reversed(population.ids)}.values())
+    """The first client of each architecture; where cards tell of models, of each that they tell of."""
+    return list({population.form(client): client for client in reversed(population.ids)}.values())

@@ -50,8 +50,8 @@ class SharedWeights(Method):
     def advice(self, population: Population) -> Iterator[str]:
         """Say where models share nothing before their heads, or nobody shares anything."""
         yield from super().advice(population)
-        clients = Counter(map(population.architecture, population.trainers))
-        first = {population.architecture(client): client for client in one_per_architecture(population)}
+        clients = Counter(map(population.form, population.trainers))
+        first = {population.form(client): client for client in one_per_architecture(population)}
         keys = {form: set(self.keys(population.card(client)).values()) for form, client in first.items()}
         holders: Counter[str] = Counter()
         for form, own in keys.items():
@@ -136,7 +136,7 @@ class SharedWeights(Method):
         """The keys of a part's tensors: those of the model, or of another part that is averaged."""
         if part == "model" or part not in self.averaged_parts:
             return self.keys(card)
-        start = f"{_group(card)}:" if self.config.share == "groups" else ""
+        start = f"{group_of(card)}:" if self.config.share == "groups" else ""
         shapes = self.expected(card, part) or {}
         return {name: f"{start}{part}/{name}:{_size(shape)}" for name, shape in shapes.items()}
 
@@ -147,11 +147,11 @@ class SharedWeights(Method):
             return {name: name for name in names}
         if self.config.share == "layers":
             return {name: f"{name}:{_size(shape)}" for name, shape in names.items()}
-        group = _group(card)
+        group = group_of(card)
         return {name: f"{group}:{name}" for name in names}
 
 
-def _group(card: Card) -> str:
+def group_of(card: Card) -> str:
     """A name for all models that have tensors of these names and shapes."""
     return hashlib.sha256(repr(sorted(card.names.items())).encode()).hexdigest()[:12]
 

@@ -28,6 +28,7 @@ from potluck.kit.shared_weights import move
 from potluck.methods.fedavg import FedAvg
 from potluck.training.fit import Fit, fit, learning_rate
 
+ROUNDING = 1 + 1e-6  # what a_k may be larger by where it was added up step by step, in single precision
 A_STEP = 0.5  # an honest a_k is 0 or at least 1; what is below this is no step
 
 
@@ -119,7 +120,10 @@ class FedNova(FedAvg):
         """T and A, the most steps that a client can do in a round and what these add up to."""
         training = self.training(card.client)
         most = training.epochs * math.ceil(card.samples / training.batch_size)
-        return super().symbols(card) | {"T": most, "A": math.ceil(accumulated(training.optimizer, most))}
+        return super().symbols(card) | {
+            "T": most,
+            "A": math.ceil(ROUNDING * adding_up(training.optimizer, most)),
+        }
 
     def server_state(self, task: Task) -> dict[str, Any]:
         """The weights x and the momentum v."""
@@ -198,6 +202,17 @@ def accumulated(optimizer: OptimizerSettings, steps: int, pull: float = 0.0) -> 
         momentum = rho * momentum + gradient
         travelled += gradient + rho * momentum if optimizer.nesterov else momentum
     return travelled
+
+
+def adding_up(optimizer: OptimizerSettings, steps: int) -> float:
+    """The same in closed form, without a pull: how many steps there can be is what a card says.
+
+    >>> adding_up(OptimizerSettings(momentum=0.5), 3)
+    4.25
+    """
+    rho = optimizer.momentum if optimizer.name == "sgd" else 0.0
+    plain = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+    return steps + rho * plain if optimizer.nesterov else plain
 
 
 def _read(replies: Replies, name: str) -> dict[ClientId, float]:

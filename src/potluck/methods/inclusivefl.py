@@ -20,7 +20,8 @@ from potluck.core.replies import Replies
 from potluck.core.server import Server
 from potluck.core.task import Task
 from potluck.kit.averaging import average
-from potluck.kit.depths import depths_of, in_its_place, last_layers, require_nested
+from potluck.kit.depths import depths_of, in_their_place, last_layers, require_nested
+from potluck.kit.shared_weights import group_of
 from potluck.methods.fedavg import FedAvg
 
 
@@ -109,11 +110,11 @@ class InclusiveFL(FedAvg):
         holders = Counter(name for name, _ in common)
         self.shared = {key: name for name, key in common if holders[name] > 1}
         self.lessons = {
-            keys[number][name]: [
-                keys[number + 1][one] for one in in_its_place(name, card.names, larger.names)
-            ]
+            keys[number][name]: [keys[number + 1][one] for one in teachers]
             for number, (card, larger) in enumerate(pairwise(self.sizes))
-            for name in sorted(last[number].intersection(card.parameter_names))
+            for name, teachers in in_their_place(
+                sorted(last[number].intersection(card.parameter_names)), card.names, larger.names
+            ).items()
             if self.config.beta
         }
 
@@ -186,7 +187,7 @@ class InclusiveFL(FedAvg):
     def over_sizes(self, replies: Replies) -> dict[str, Tensor]:
         """The mean of what sizes share, by name: a size weighs as many samples as its clients have."""
         cards = replies.cards
-        size = {client: self.keys(cards[client])[next(iter(cards[client].names))] for client in replies}
+        size = {client: group_of(cards[client]) for client in replies}
         clients, samples = Counter(size.values()), Counter[str]()
         for client in replies:
             samples[size[client]] += cards[client].samples

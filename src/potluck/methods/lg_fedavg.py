@@ -75,17 +75,17 @@ class LGFedAvg(Method):
         if layers != ("head",):
             self.stays = ("data", "labels", *(() if layers else ("model",)))
         self.forms = {
-            population.architecture(client): {
+            population.form(client): {
                 layer: shapes_below(population.names(client), layer) for layer in layers
             }
             for client in one_per_architecture(population)
         }
-        self.shapes = self.forms[population.architecture(population.ids[0])]
+        self.shapes = self.forms[population.form(population.ids[0])]
 
     def check(self, population: Population) -> None:
         """Every shared layer has parameters, and the same form in all models."""
         for layer in self.config.layers:
-            forms = {client: self.forms[population.architecture(client)][layer] for client in population.ids}
+            forms = {client: self.forms[population.form(client)][layer] for client in population.ids}
             lacking = next((client for client in population.ids if not layer or not forms[client]), None)
             if lacking is not None:
                 raise ConfigError(

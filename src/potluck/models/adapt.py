@@ -13,7 +13,7 @@ from potluck.core.task import Task
 from potluck.core.trial import agree, attempt, blame, duplicate, kind, sample_batch, trial_copy
 from potluck.errors import ModelError
 from potluck.front_door import front_door
-from potluck.models.adapted import Adapted, find_layer
+from potluck.models.adapted import Adapted, AdaptedMaps, find_layer
 from potluck.models.check import check_complete, check_contract, check_width, head_input_width
 from potluck.models.outputs import chosen_positions, scores_of
 
@@ -34,7 +34,8 @@ def adapt(
 ) -> Model:
     """A `Model` made from a copy of `module`, which itself is not changed.
 
-    `head` is the dotted path of the last layer; None finds the linear layer whose output is the module's. If
+    `head` is the dotted path of the last layer; None finds the linear layer whose output is the module's. A module
+    that segments ends in a convolution instead, and the features are the mean over pixels of its input. If
     `rep_dim` differs from that layer's input width, an adapter ("linear", "pool" or "max-pool") and a new head
     are added. `classes` asks for a new head if the present one has another number of outputs. `stem` and `body`
     name the layers of the first and the middle part, in order; the default body is every top-level layer after
@@ -68,12 +69,22 @@ def _adapted(
         check_complete(net)
     path = _head_path(net, head, task)
     old = find_layer(net, path)
-    width = _width(net, path, task, check)
+    maps = _segments(net, old, task)
+    width = _width(net, path, task, check, maps)
     rep_dim = rep_dim or width
-    new = _head(old, width, rep_dim, classes, task)
+    new = _head(old, width, rep_dim, classes, task, maps)
     if isinstance(net, Model) and new is old and path == "head" and rep_dim == width:
         return net
-    return Adapted(net, path, new, width, rep_dim, adapter)
+    return (AdaptedMaps if maps else Adapted)(net, path, new, width, rep_dim, adapter)
+
+
+def _segments(net: nn.Module, head: nn.Module, task: Task | None) -> bool:
+    """Whether a head gives every pixel a class: the task says so, or without one the kind of its layers."""
+    if isinstance(net, Model):
+        return isinstance(net, AdaptedMaps)
+    if task is not None:
+        return task.kind == "segmentation"
+    return bool(_convolutions(head)) and not _linears(head)
 
 
 def _head_path(net: nn.Module, head: str | None, task: Task | None) -> str:
@@ -81,14 +92,17 @@ def _head_path(net: nn.Module, head: str | None, task: Task | None) -> str:
         return head
     if isinstance(net, Model):
         return "head"
-    linears = [name for name, part in net.named_modules() if isinstance(part, nn.Linear)]
-    if not linears:
-        raise ModelError(f"{kind(net)} has no linear layer; name its last layer with head=")
-    return linears[-1] if task is None else _producer(net, linears, task)
+    maps = _segments(net, net, task)
+    found = _convolutions(net) if maps else _linears(net)
+    if not found:
+        what = "convolution" if maps else "linear layer"
+        raise ModelError(f"{kind(net)} has no {what}; name its last layer with head=")
+    names = [name for name, part in net.named_modules() if part in found]
+    return names[-1] if task is None else _producer(net, names, task, maps)
 
 
-def _producer(net: nn.Module, linears: list[str], task: Task) -> str:
-    """The last of the linear layers whose output is the net's output."""
+def _producer(net: nn.Module, layers: list[str], task: Task, maps: bool) -> str:
+    """The last of these layers whose output is the net's output."""
     trial = trial_copy(net)
     outputs: dict[str, Tensor] = {}
 
@@ -98,10 +112,15 @@ def _producer(net: nn.Module, linears: list[str], task: Task) -> str:
 
         trial.get_submodule(name).register_forward_hook(keep)
 
-    for name in linears:
+    for name in layers:
         watch(name)
     scores = attempt(trial, partial(scores_of, trial), sample_batch(task, trial))
-    found = [name for name in linears if name in outputs and _gives(outputs[name], scores)]
+    found = [name for name in layers if name in outputs and _gives(outputs[name], scores)]
+    if not found and maps:
+        raise ModelError(
+            f"no convolution of {kind(net)} gives its output; let nothing (an enlargement, for example) follow the "
+            "last one, or derive the class from potluck.Model and define features(x) and forward(x)"
+        )
     if not found:
         raise ModelError(
             f"no linear layer of {kind(net)} gives its output; name the last layer with head=, "
@@ -115,11 +134,11 @@ def _gives(output: Tensor, scores: Tensor) -> bool:
     return agree(output, scores) or chosen_positions(output, scores) is not None
 
 
-def _width(net: nn.Module, path: str, task: Task | None, check: bool) -> int:
+def _width(net: nn.Module, path: str, task: Task | None, check: bool, maps: bool) -> int:
     """The input width of the head: measured in a trial, or else read from its layer."""
-    declared = _declared_width(net, path)
+    declared = _declared_width(net, path, maps)
     if task is not None and (check or declared is None):
-        width = head_input_width(net, path, kind(net), task)
+        width = head_input_width(net, path, kind(net), task, maps)
         if isinstance(net, Model) and width != declared:
             raise ModelError(f"features() of {kind(net)} gave {width} columns, expected {declared}")
         return width
@@ -128,28 +147,44 @@ def _width(net: nn.Module, path: str, task: Task | None, check: bool) -> int:
     return declared
 
 
-def _declared_width(net: nn.Module, path: str) -> int | None:
+def _declared_width(net: nn.Module, path: str, maps: bool) -> int | None:
     if isinstance(net, Model) and path == "head":
         return net.rep_dim
-    linears = _linears(find_layer(net, path))
-    return linears[0].in_features if linears else None
+    layer = find_layer(net, path)
+    widths = (
+        [part.in_channels for part in _convolutions(layer)]
+        if maps
+        else [part.in_features for part in _linears(layer)]
+    )
+    return widths[0] if widths else None
 
 
-def _head(old: nn.Module, width: int, rep_dim: int, classes: int | None, task: Task | None) -> nn.Module:
+def _head(
+    old: nn.Module, width: int, rep_dim: int, classes: int | None, task: Task | None, maps: bool
+) -> nn.Module:
     """The net's own head, or a new one if the width or the number of classes asked for differs."""
-    linears = _linears(old)
-    present = linears[-1].out_features if linears else None
-    if rep_dim == width and classes in (None, present):
+    linears, convolutions = _linears(old), _convolutions(old)
+    outputs = (
+        [part.out_channels for part in convolutions] if maps else [part.out_features for part in linears]
+    )
+    present = outputs[-1] if outputs else None
+    if (maps or rep_dim == width) and classes in (None, present):
         return old
     wanted = classes or (task.classes if task else present)
     if wanted is None:
         raise ModelError("a new head is needed; pass classes= or task=")
     like = next(old.parameters(), torch.empty(0))
+    if maps:
+        return nn.Conv2d(width, wanted, 1, device=like.device, dtype=like.dtype)
     return nn.Linear(rep_dim, wanted, device=like.device, dtype=like.dtype)
 
 
 def _linears(layer: nn.Module) -> list[nn.Linear]:
     return [part for part in layer.modules() if isinstance(part, nn.Linear)]
+
+
+def _convolutions(layer: nn.Module) -> list[nn.Conv2d | nn.ConvTranspose2d]:
+    return [part for part in layer.modules() if isinstance(part, nn.Conv2d | nn.ConvTranspose2d)]
 
 
 def _paths(paths: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -70,6 +70,22 @@ class Adapted(Model):
         return x
 
 
+class AdaptedMaps(Adapted):
+    """A user's module that gives every pixel a class: its last convolution is the head.
+
+    The features are the mean over pixels of what goes into it. An adapter changes them alone, not the scores.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The scores of every pixel, (batch, classes, height, width)."""
+        scores: Tensor = self.head(scores_of(self.trunk, x))
+        return scores
+
+    def _resized(self, inner: Tensor) -> Tensor:
+        features: Tensor = self.resize(inner.mean((2, 3)))
+        return features
+
+
 def find_layer(module: nn.Module, path: str) -> nn.Module:
     """The layer at a dotted path ("" is the module itself)."""
     layers: dict[str, nn.Module] = dict(module.named_modules(remove_duplicate=False))

@@ -51,17 +51,18 @@ class _StandIn:
         layer.register_forward_hook(self._speak)
 
     def _speak(self, _layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        """Scores that any activation, scaling or average would change; of every token if the layer gives those."""
+        """Scores that any activation, scaling or average would change; of every token or pixel if it has some."""
         features = inputs[0]
         self.seen.append(features)
-        shape = (len(features), *(output.shape[1:-1] if output.ndim == 3 else ()), self.classes)
+        tokens, pixels = output.shape[1:-1] if output.ndim == 3 else (), output.shape[2:]
+        shape = (len(features), *tokens, self.classes, *(pixels if output.ndim == 4 else ()))
         line = torch.linspace(-5, 7, math.prod(shape), dtype=features.dtype, device=features.device)
         self.answer = line.view(shape)
         return self.answer.clone()
 
 
-def head_input_width(net: nn.Module, path: str, name: str, task: Task) -> int:
-    """The width of the head's input. The net must run the head once and return its output unchanged.
+def head_input_width(net: nn.Module, path: str, name: str, task: Task, maps: bool = False) -> int:
+    """The width of the head's input (`maps`: its channels). The net must run the head once and return its output.
 
     Whatever a net does after its head, it would also do to the features once the head is taken out. The stand-in's
     scores reveal that whatever the head's weights are; a second pass reveals what depends on the width.
@@ -82,7 +83,7 @@ def head_input_width(net: nn.Module, path: str, name: str, task: Task) -> int:
             f"{name} changes the scores after layer {path!r} (a softmax, for example); "
             "its output must be that layer's output"
         )
-    return int(seen.flatten(1).shape[1])
+    return int(seen.shape[1] if maps else seen.flatten(1).shape[1])
 
 
 def _seen_at(stand_in: _StandIn, scores: Tensor) -> Tensor | None:

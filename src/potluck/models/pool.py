@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self, cast, get_args
@@ -30,6 +31,7 @@ class Outline:
     parameters: int
     trained: int  # of them those that require a gradient
     batch_norm: bool
+    width: int  # of the representation
 
 
 class ModelPool:
@@ -163,6 +165,15 @@ class ModelPool:
         """The number of parameters."""
         return self._outline(key, task, rep_dim).parameters
 
+    def width(self, key: str, task: Task) -> int:
+        """The width of the representation."""
+        return self._outline(key, task, None).width
+
+    def sets_width(self, key: str) -> bool:
+        """Whether an entry has a width of its own, whatever that of the pool is."""
+        entry = self._entries[key]
+        return isinstance(entry, Mapping) and entry.get("rep_dim") is not None
+
     def is_frozen(self, key: str, task: Task, *, who: str) -> bool:
         """Whether the model has no parameter that requires a gradient."""
         return not self._outline(key, task, None, who).trained
@@ -223,13 +234,14 @@ class ModelPool:
         return _outline(self._build(key, task, rep_dim, who, check=True))
 
 
-def _outline(model: nn.Module) -> Outline:
+def _outline(model: Model) -> Outline:
     state = {
         name: tuple(value.shape) for name, value in model.state_dict().items() if isinstance(value, Tensor)
     }
     size = sum(parameter.numel() for parameter in model.parameters())
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    return Outline(state, size, trained, any(isinstance(part, _BatchNorm) for part in model.modules()))
+    batch_norm = any(isinstance(part, _BatchNorm) for part in model.modules())
+    return Outline(state, size, trained, batch_norm, int(model.rep_dim))
 
 
 def _listed(entries: Entries) -> tuple[dict[str, int] | None, list[Entry]]:
@@ -271,6 +283,11 @@ def _keys(entries: list[Entry]) -> list[str]:
             key += f"@{place}"
         keys.append(key)
     return keys
+
+
+def is_module_key(key: str) -> bool:
+    """Whether the key of an architecture is that of a module, and not of a name, class or function."""
+    return re.match(r"module-\d+:", key) is not None
 
 
 def _source_key(source: Source, place: int) -> str:

@@ -8,7 +8,7 @@ from copy import copy as shallow_copy
 from torch import nn
 
 from potluck.core.trial import duplicate
-from potluck.models.adapted import Adapted, replace_layer
+from potluck.models.adapted import Adapted, AdaptedMaps, replace_layer
 
 
 def own_name(model: object, name: str) -> str:
@@ -34,7 +34,7 @@ def own_view(model: nn.Module) -> nn.Module:
 
 
 def _own_head(model: Adapted) -> nn.Module:
-    if model.adapter is None:
+    if model.adapter is None or isinstance(model, AdaptedMaps):
         return model.head
     return nn.Sequential(OrderedDict(flatten=nn.Flatten(1), adapter=model.resize, head=model.head))
 

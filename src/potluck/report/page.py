@@ -173,7 +173,7 @@ def _cards(run: _Run) -> list[tuple[str, str, str]]:
             cards.append((f"{way}, per round", size(part["bytes"]), f"{count(part['scalars'])} scalars"))
     if (seconds := run.summary.get("seconds_per_round")) is not None:
         device = run.environment.get("device")
-        cards.append(("a round takes", duration(seconds), f"on {device}" if device else ""))
+        cards.append(("a round takes", duration(seconds), f"median, on {device}" if device else "median"))
     return cards
 
 
@@ -233,9 +233,12 @@ def _protocols(run: _Run) -> _Part:
     def score(name: str, field: str) -> Column:
         return Column(name, lambda block: block[field], run.measure.full)
 
+    blocks = [summarise(run.metrics, *key) for key in run.metrics.series]
+    uneven = len({block["coverage"] for block in blocks}) > 1
     columns = (
         words("evaluated", lambda block: block["when"], moment),
         words("mode", lambda block: block["mode"]),
+        *([Column("clients", lambda block: block["coverage"], count)] if uneven else []),
         score("last", "last"),
         score("best by validation", "best_by_validation"),
         score("best by test", "best_by_test"),
@@ -243,7 +246,6 @@ def _protocols(run: _Run) -> _Part:
         score("spread", "std_over_clients"),
         score("worst tenth", "worst_tenth"),
     )
-    blocks = [summarise(run.metrics, *key) for key in run.metrics.series]
     headline = list(run.metrics.series).index(run.key)
     return {"sheet": Sheet("", columns, blocks, sortable=False), "headline": headline}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,8 @@ def _brief(key: Key, series: Series) -> dict[str, Any]:
     """One moment and mode in a few numbers."""
     last = series.scores("last")
     numbers = {"last": last.mean(), "std_over_clients": last.spread(), "worst_tenth": last.worst_tenth()}
-    return {"when": key[0], "mode": key[1], **{name: rounded(value) for name, value in numbers.items()}}
+    means = {name: rounded(value) for name, value in numbers.items()}
+    return {"when": key[0], "mode": key[1], **means, "clients": len(last.clients)}
 
 
 def _missing(series: Series) -> dict[str, Any]:
@@ -163,7 +165,7 @@ def _as_published(sums: Sequence[Mapping[str, Any]], pairs: int) -> dict[str, An
 
 
 def seconds_per_round(path: Path) -> float | None:
-    """The mean of `seconds` over all rounds of `timing.jsonl`, the first too; None when none was timed."""
+    """The median of `seconds` over rounds in `timing.jsonl`, as the first has the start-up; None without any."""
     timing = read_table(path, TIMING).drop_null()
     seconds = dict(zip(timing["round"].to_pylist(), timing["seconds"].to_pylist(), strict=True))
-    return rounded(math.fsum(seconds.values()) / len(seconds)) if seconds else None
+    return rounded(statistics.median(seconds.values())) if seconds else None

@@ -111,9 +111,8 @@ def headline(summary: Mapping[str, Any]) -> tuple[str, ...]:
     if absent := not_measured(accuracy):
         lines.append(absent)
     for other in other_views(accuracy):
-        lines.append(
-            f"{how(other)}: {_spread(other, measure)}, worst tenth {measure.full(other['worst_tenth'])}"
-        )
+        tenth = f"worst tenth {measure.full(other['worst_tenth'])}"
+        lines.append(f"{how(other)}: {_spread(other, measure)}{_of_some(other, coverage)}, {tenth}")
     if held_out := accuracy.get("held_out"):
         lines.append(f"held-out clients: {measure.full(held_out['last'])} over {count(held_out['clients'])}")
     if further := accuracy.get("further"):
@@ -129,7 +128,7 @@ def headline(summary: Mapping[str, Any]) -> tuple[str, ...]:
     if published := messages.get("as_published"):
         sent = f"{count(published.get('up'))} scalars up, {count(published.get('down'))} down"
         lines.append(f"as the paper counts: {sent}")
-    lines.append(f"time per round: {duration(summary.get('seconds_per_round'))}")
+    lines.append(f"time per round: {duration(summary.get('seconds_per_round'))} (median)")
     return tuple(lines)
 
 
@@ -453,7 +452,7 @@ def _notes(comparison: Comparison) -> tuple[str, ...]:
             f"clients for which {reference}'s is 0 are left out; "
             "this definition is inferred, not published."
         )
-    notes.append("Up and down: scalars per client and round, for training. Time: mean per round.")
+    notes.append("Up and down: scalars per client and round, for training. Time: median over rounds.")
     if len(moments) > 1:
         each = ", ".join(f"{entry['method']} {moment(entry.get('when'))}" for entry in comparison["methods"])
         notes.append(f"The methods were not evaluated at the same moment: {each}.")

@@ -22,6 +22,7 @@ from potluck.files import (
     refuse_links,
     write_whole,
 )
+from potluck.report.again import to_go_on
 from potluck.report.reading import log_lines, reading
 from potluck.runs.log_marks import LogMarks, Marks, check_marks, is_marked, mark_of
 
@@ -87,8 +88,8 @@ class RunFolder:
             refuse_links(path)
             return folder
         if (folder / "config.yaml").exists():
-            advice = f"go on with it: potluck resume {path}"
-            raise RunError(f"{path} exists; choose another folder, or {advice}") from error
+            onward = to_go_on(path, folder._is_portable())
+            raise RunError(f"{path} exists; choose another folder, or go on with it: {onward}") from error
         raise RunError(f"{path} holds something else than a run; choose another folder") from error
 
     @classmethod
@@ -139,6 +140,12 @@ class RunFolder:
             if key not in about:
                 raise RunError(f"{path} says nothing of {key!r}: it is not whole; {remedy}")
         return about
+
+    def _is_portable(self) -> bool:
+        """Whether a file can say the experiment of the run; so it is taken to be where that cannot be read."""
+        with contextlib.suppress(RunError):
+            return bool(self.about().get("portable", True))
+        return True
 
     @property
     def remedy(self) -> str:

@@ -33,7 +33,7 @@ from potluck.experiment.schema import Experiment
 from potluck.federation.builder import ClientBuilder
 from potluck.federation.federation import Federation
 from potluck.runs.environment import threads
-from potluck.testing.faulty_engines import Spy
+from potluck.testing.faulty_engines import Heard, Spy
 
 CLASSES = 3
 ALL = ("0", "1", "2", "3")
@@ -85,7 +85,10 @@ class Bench:
     @functools.cached_property
     def spied(self) -> tuple[Played, Spy]:
         """Two rounds of everyone; several checks compare with them."""
-        return self.spy()
+        with listening() as heard:
+            played, spy = self.spy()
+        spy.heard = heard
+        return played, spy
 
     def spy(self, kind: type[Spy] = Spy) -> tuple[Played, Spy]:
         """Two rounds of everyone with a spy around the engine."""
@@ -212,9 +215,9 @@ def _tiny_split(data: Dataset) -> Split:
 
 
 @contextlib.contextmanager
-def listening() -> Iterator[dict[tuple[str, int], list[list[int]]]]:
+def listening() -> Iterator[Heard]:
     """Record the rows of the first private training batches of every client in each round."""
-    heard: dict[tuple[str, int], list[list[int]]] = {}
+    heard: Heard = {}
     original = Client.batches
 
     def listen(client: Client, *args: Any, **keywords: Any) -> Stream:

@@ -38,7 +38,7 @@ Check = Callable[["Bench"], None]
 
 def clients_of_every_kind_work(bench: Bench) -> None:
     """With one class, one sample or batch norm: no client fails, all values are finite, all can be evaluated."""
-    played = bench.play([ALL, ALL])
+    played, _ = bench.spied
     for cohort in played.cohorts:
         _require(not cohort.failures, f"clients failed: {cohort.failures}")
     for name, state in played.states().items():
@@ -82,10 +82,11 @@ def _to_predict_numbers(bench: Bench) -> Bench:
 def state_survives(bench: Bench) -> None:
     """Everything trained is declared: after sitting out, saving or a new process every bit is the same."""
     schedule: list[Sequence[ClientId]] = [("0", "1", "3"), ("1", "2"), ("0", "2", "3")]
-    straight = bench.play(schedule)
-    broken = bench.play(schedule[:1])
-    resting = broken.client("0")
-    broken = broken.reborn(bench.build())
+    straight = bench.play(schedule[:1])
+    resting = straight.client("0")
+    broken = straight.reborn(bench.build())
+    for cohort in schedule[1:]:
+        straight.round(cohort)
     broken.round(schedule[1])
     _same({"0": resting}, {"0": broken.client("0")}, "a client that sat out was changed")
     broken = broken.reborn(bench.build())
@@ -153,24 +154,19 @@ def only_training_rows_matter(bench: Bench) -> None:
 
 def no_global_randomness(bench: Bench) -> None:
     """No generator has a fixed seed, those of NumPy and Python are not used, and their seeds do not matter."""
-    states, spies = [], []
-    method = bench.build().method
-    for seed in (1, 2):
-        with Rng(seed).as_default():
-            before = torch.get_rng_state()
-            with watching_generators(method) as found:
-                played, spy = bench.spy()
-                _evaluate(played)
-            _require(
-                not found, f"{next(iter(found), '')}: draw from client.draw(…) or server.draw(…) instead"
-            )
-            _require(torch.equal(before, torch.get_rng_state()), "torch's global generator was used")
-            states.append(played.states())
-            spies.append(spy)
+    with Rng(2).as_default():
+        straight, spy = bench.spied
+    with Rng(1).as_default():
+        before = torch.get_rng_state()
+        with watching_generators(bench.build().method) as found:
+            played, other = bench.spy()
+            _evaluate(played)
+        _require(not found, f"{next(iter(found), '')}: draw from client.draw(…) or server.draw(…) instead")
+        _require(torch.equal(before, torch.get_rng_state()), "torch's global generator was used")
     _same(
-        states[0],
-        states[1],
-        f"{_first_difference(*spies) or 'round'} depends on randomness that no seed of the experiment decides, "
+        straight.states(),
+        played.states(),
+        f"{_first_difference(spy, other) or 'round'} depends on randomness that no seed of the experiment decides, "
         "or on something remembered outside the declared state",
     )
 
@@ -214,18 +210,17 @@ def comparisons_are_paired(bench: Bench) -> None:
             federation.population.cohort(round_, 2) == local.population.cohort(round_, 2),
             "the cohort depends on the method",
         )
-    with listening() as ours_:
-        bench.play([ALL, ALL])
-    with listening() as theirs_:
+    _, spy = bench.spied
+    with listening() as heard:
         bench.play([ALL, ALL], method={"name": "local"})
-    for key, order in theirs_.items():
-        _require(ours_.get(key, order) == order, "the order of batches depends on the method")
+    for key, order in heard.items():
+        _require(spy.heard.get(key, order) == order, "the order of batches depends on the method")
 
 
 def faults_leave_no_trace(bench: Bench) -> None:
     """A repeated exchange, a lost reply and a client that drops out in mid-round change nothing."""
-    straight = bench.play([ALL, ALL, ALL])
-    repeated = bench.play([ALL, ALL, ALL], wrap=Repeating)
+    straight, _ = bench.spied
+    repeated = bench.play([ALL, ALL], wrap=Repeating)
     _same(straight.states(), repeated.states(), "a repeated exchange left a trace")
     exchanges = straight.cohorts[1].exchange
     for lost in sorted({1, exchanges}):

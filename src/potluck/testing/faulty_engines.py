@@ -18,6 +18,8 @@ from potluck.testing.cpu_capture import Tape
 from potluck.training.collect import collecting_with
 from potluck.training.fit import running_with
 
+Heard = dict[tuple[ClientId, int], list[list[int]]]  # the rows of a client's batches in a round
+
 
 class Wrapped(Engine):
     """An engine around another one, which it passes everything on to."""
@@ -96,6 +98,7 @@ class Spy(Wrapped):
         super().__init__(inner)
         self.seen: list[tuple[Answer, State]] = []
         self.requests: list[Request] = []
+        self.heard: Heard = {}
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
         """Keep what leaves the clients."""

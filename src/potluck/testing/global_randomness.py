@@ -17,13 +17,15 @@ import torch
 from potluck.core.method import Method
 from potluck.core.rng import Rng
 
+_UNUSUAL = 1_618_033
+
 
 @contextlib.contextmanager
 def watching_generators(method: Method) -> Iterator[list[str]]:
     """One sentence for every `round`, step and `predict` inside that touches a global generator or fixes a seed.
 
     The engine seeds torch's default generator for each of them, so drawing from it is allowed, seeding it is not.
-    NumPy's and Python's generators are put back afterwards.
+    NumPy's and Python's generators begin where no method has left them, and are put back afterwards.
     """
     found: list[str] = []
     seeds = _Seeds(method)
@@ -38,6 +40,8 @@ def watching_generators(method: Method) -> Iterator[list[str]]:
                 found.extend(f"{_where(rng)} {sentence}" for sentence in _faults(rng, before))
 
     states = (np.random.get_state(), random.getstate())  # noqa: NPY002
+    np.random.seed(_UNUSUAL)  # noqa: NPY002, TID251
+    random.seed(_UNUSUAL)
     try:
         with mock.patch.object(Rng, "as_default", watched), seeds.watched():
             yield found

@@ -167,6 +167,12 @@ class Table:
             raise DataError(
                 f"{self.name}: categorical names {stray!r}, which is no column; {nearest(stray, everywhere)}"
             )
+        if idle := next((column for column in self.declared if column not in chosen), None):
+            missing = "" if idle in apart else "add it to features, or "
+            raise DataError(
+                f"{self.name}: categorical names {idle!r}, which is not learned from: {missing}take it out of "
+                "categorical"
+            )
         wanted = dict.fromkeys([*apart, *chosen])
         for where, frame in tables:
             have = dict.fromkeys(frame.columns)

@@ -41,6 +41,7 @@ class Caller:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bounds: Bounds) -> None:
         self.reader, self.writer, self.bounds = reader, writer, bounds
         self.http = h11.Connection(h11.SERVER, bounds.head_bytes)
+        self.asked = b""  # the method of the call at hand
 
     async def event(self, seconds: float) -> object:
         """The next event, whole, within some seconds."""
@@ -50,6 +51,8 @@ class Caller:
                     self.http.receive_data(await self.reader.read(PIECE))
         except (TimeoutError, OSError) as error:
             raise Gone from error
+        if isinstance(event, h11.Request):
+            self.asked = event.method
         return event
 
     async def body(self) -> AsyncIterator[bytes]:
@@ -73,7 +76,7 @@ class Caller:
         return event
 
     async def answer(self, status: int, headers: list[Header], data: bytes) -> bool:
-        """Send an answer; whether another call may follow on this connection."""
+        """Send an answer, without its body if only the head was asked for; whether another call may follow."""
         read = self.http.their_state is h11.DONE
         stays = read and not 400 <= status < 500  # who was refused has no reason to stay
         length = [
@@ -81,7 +84,8 @@ class Caller:
             *([] if stays else [(b"connection", b"close")]),
         ]
         message = self.http.send(h11.Response(status_code=status, headers=[*headers, *length]))
-        pieces = [message, self.http.send(h11.Data(data=data)), self.http.send(h11.EndOfMessage())]
+        body = h11.Data(data=b"" if self.asked == b"HEAD" else data)
+        pieces = [message, self.http.send(body), self.http.send(h11.EndOfMessage())]
         self.writer.write(b"".join(piece for piece in pieces if piece))
         try:
             async with asyncio.timeout(self.bounds.body):

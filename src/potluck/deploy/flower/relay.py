@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from potluck.core.card import ClientId
 from potluck.deploy.flower.connections import Security
 from potluck.deploy.flower.processes import START, require_flower
 from potluck.deploy.flower.superlinks import Superlink
@@ -176,12 +177,17 @@ class Courier:
 
 @contextlib.contextmanager
 def relaying(
-    address: str, security: Security, home: Path, patience: float, notice: Callable[[str], None]
+    address: str,
+    security: Security,
+    home: Path,
+    patience: float,
+    notice: Callable[[str], None],
+    clients: Sequence[ClientId] = (),
 ) -> Iterator[Courier]:
-    """A courier over the SuperLink at an address; one is started if nobody listens there."""
+    """A courier over the SuperLink at an address; one that knows the clients' keys is started if there is none."""
     require_flower()
     with contextlib.ExitStack() as stack:
-        superlink = Superlink(address, security, home, notice)
+        superlink = Superlink(address, security, home, notice, clients)
         stack.callback(superlink.close)
         superlink.open()
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="potluck-")))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +95,9 @@ def read_told(folder: Path, trust: bool = False) -> Told:
     return told
 
 
-def forget_foreign(folder: Path) -> None:
-    """Remove what Flower has kept in a folder that you did not begin here; its logs stay.
+@contextlib.contextmanager
+def own_flower(folder: Path) -> Iterator[None]:
+    """Begin without what Flower has kept in a folder that you did not begin here; its logs stay.
 
     From its database a SuperLink would take up an app of whoever wrote it, and send that to every site.
     """
@@ -107,6 +109,7 @@ def forget_foreign(folder: Path) -> None:
                 shutil.rmtree(path)
             elif path.suffix not in (".log", ".pid"):
                 path.unlink()
+    yield
 
 
 def method_of(folder: Path) -> str:

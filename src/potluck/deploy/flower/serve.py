@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from potluck.core.card import ClientId
+from potluck.deploy.enrolled import sites_of
 from potluck.deploy.flower.connections import Security, is_open, split_address
 from potluck.deploy.flower.processes import require_files, require_flower
 from potluck.deploy.flower.relay import relaying
-from potluck.deploy.flower.resume import FLOWER, forget_foreign, to_keep
+from potluck.deploy.flower.resume import FLOWER, own_flower, to_keep
 from potluck.deploy.key_folder import KeyFolder
 from potluck.deploy.prometheus import exposed
 from potluck.deploy.register import FILE as REGISTER
@@ -45,10 +46,11 @@ def serve(
     keys = chosen_keys(files, security, address, begun=(folder / REGISTER).exists())
     home, board = open_folder(folder), Board(name=experiment.name, method=experiment.method.name)
     place, patience = (home / FLOWER).resolve(), experiment.engine.patience
-    forget_foreign(folder)
     with (
+        home.locked(),  # before anything that another server in this folder uses is touched
+        own_flower(folder),
         exposed(prometheus, lambda: board.facts() | about_here(folder)),
-        relaying(address, security, place, patience, watcher.notice) as courier,
+        relaying(address, security, place, patience, watcher.notice, sites_of(experiment).sites) as courier,
     ):
         watcher.notice(f"waiting at {address} for the clients of {experiment.name}")
         for client in (client for client, key in (keys or {}).items() if not key):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from potluck.core.card import ClientId
+from potluck.deploy.fingerprints import bare_keys
 from potluck.deploy.flower.commands import NAME, flwr
 from potluck.deploy.flower.connections import Security, from_here, is_open
 from potluck.deploy.flower.processes import Process, start_superlink
@@ -41,8 +43,17 @@ socket = ""
 class Superlink:
     """A SuperLink at an address, and the relays that were submitted to it from this run's folder."""
 
-    def __init__(self, address: str, security: Security, home: Path, notice: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        address: str,
+        security: Security,
+        home: Path,
+        notice: Callable[[str], None],
+        clients: Sequence[ClientId] = (),
+    ) -> None:
+        """`clients` are those whose keys a SuperLink of our own is told, if there is a folder of keys."""
         self.address, self.security, self.home, self.notice = address, security, home, notice
+        self.clients = clients
         self.own: Process | None = None
 
     def open(self) -> None:
@@ -131,8 +142,9 @@ class Superlink:
         """Register the clients' keys; those that are no longer among them are struck off."""
         if self.security.client_keys is None or not self.security.node_keys:
             return
-        known: dict[str, str] = self._kept().get("keys", {})
-        keys = {path.read_text().strip(): path for path in sorted(self.security.client_keys.glob("*.pub"))}
+        kept: dict[str, str] = self._kept().get("keys", {})
+        known = {" ".join(key.split()[:2]): node for key, node in kept.items()}  # without comments
+        keys = bare_keys(self.security.client_keys, self.clients)
         for key in [key for key in known if key not in keys]:
             self._unregister_one(known[key])
             del known[key]

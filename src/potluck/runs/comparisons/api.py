@@ -38,7 +38,7 @@ def compare(
     /,
     *,
     methods: Sequence[str | Mapping[str, Any]] = (),
-    seeds: Sequence[int] = (),
+    seeds: Sequence[int] | None = None,
     out: Path | str | None = None,
     variants: Mapping[str, Any] | None = None,
     sweep: Mapping[str, Any] | None = None,
@@ -70,11 +70,11 @@ def compare(
     for name, hint in NOT_TAKEN.items():
         if name in values:
             raise ConfigError(f"compare() takes no {name!r}; {hint}")
-    _check_views(seeds, targets, rounds, view)
+    _check_views(() if seeds is None else seeds, targets, rounds, view)
     plan = _planned(experiment, methods, variants, sweep, overrides, values)
     folder = Path(out) if out is not None else default_folder(plan)
     options = {"targets": targets, "rounds": rounds, "against": against, "view": view}
-    played = _seeds(seeds, plan)
+    played = [plan.first.seed] if seeds is None else distinct("seeds", seeds)
     with progress_display(progress, len(played) * plan.size) as display, _stopped_whole(folder):
         return play(plan, played, folder, display.watch, display.skip, **options)
 
@@ -149,8 +149,15 @@ def _listed(given: float | str) -> str:
     return ", ".join(given.replace(",", " ").split()) if isinstance(given, str) else repr(given)
 
 
-def _seeds(seeds: Sequence[int], plan: Plan) -> list[int]:
-    return list(dict.fromkeys(seeds)) or [plan.first.seed]
+def distinct(key: str, seeds: Iterable[int]) -> list[int]:
+    """Some seeds, each named once: a comparison of `0, 0` would look like one of two seeds, and be one of one."""
+    listed = list(seeds)
+    if not listed:
+        raise ConfigError(f"{key} is empty; leave it out, or name some")
+    twice = next((seed for seed in listed if listed.count(seed) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{key}: {twice} is named twice; name each seed once")
+    return listed
 
 
 def default_folder(plan: Plan) -> Path:

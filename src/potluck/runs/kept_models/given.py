@@ -16,6 +16,7 @@ from potluck.errors import ConfigError, ModelError, RunError, nearest
 from potluck.methods.registry import find_method
 from potluck.models import Entries, Entry, ModelPool
 from potluck.models.build import source_name, unpack
+from potluck.models.pool import is_module_key
 from potluck.runs.kept_models.outline import Outline
 from potluck.runs.own_code import texts_in
 
@@ -32,7 +33,7 @@ def method_of(outline: Outline, models: Entries | None, plugins: Plugins = False
     pool = _pool(outline, given, named)
     own = set(_named_in(outline["method"])) - named.keys()
     if own:
-        raise ConfigError(_bring(min(own), own | pool.lacking_names))
+        raise ConfigError(_bring(min(own), own | pool.lacking_names, pool.need_a_list))
     options = _filled(outline["method"], named)
     try:
         found = find_method(options["name"])
@@ -45,6 +46,7 @@ class PartialPool(ModelPool):
     """The models of a run, some of which cannot be built, as nobody has brought their classes."""
 
     lacking: Mapping[str, Sequence[str]] = {}  # the names of these classes, by architecture
+    need_a_list: bool = False  # whether the names do not tell which model is which
 
     @property
     def lacking_names(self) -> set[str]:
@@ -53,7 +55,7 @@ class PartialPool(ModelPool):
 
     def _build(self, key: str, *place: Any, **options: Any) -> Model:
         if self.lacking.get(key):
-            raise ConfigError(_bring(self.lacking[key][0], self.lacking_names))
+            raise ConfigError(_bring(self.lacking[key][0], self.lacking_names, self.need_a_list))
         return super()._build(key, *place, **options)
 
 
@@ -67,21 +69,29 @@ def _pool(outline: Outline, given: Mapping[str, Entry], named: Mapping[str, Any]
     owners = {client: facts["architecture"] for client, facts in clients.items()}
     pool = PartialPool.of_keys(entries, owners, about["rep_dim"], about["adapter"])
     pool.lacking = lacking
+    pool.need_a_list = _need_a_list({key: about["architectures"][key] for key in lacking if lacking[key]})
     return pool
 
 
-def _bring(needed: str, lacking: Collection[str]) -> str:
-    """The sentence that asks for all classes and functions of the user that are lacking."""
+def _need_a_list(architectures: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether some were modules, which no class alone makes again, or share a name and are not the same."""
+    entries = [(known["source"], str(known["options"])) for known in architectures.values()]
+    return any(is_module_key(key) for key in architectures) or len({*entries}) < len(entries)
+
+
+def _bring(needed: str, lacking: Collection[str], as_list: bool) -> str:
+    """The sentence that asks for everything of the user's own that is lacking: by name, or as a list."""
     names = [needed, *sorted(set(lacking) - {needed})]
-    if all(name.isidentifier() for name in names):
-        given = "{" + ", ".join(f"{name!r}: {name}" for name in names) + "}"
-    else:
-        given = "[…], the list that the experiment had"
     others = f"; so are {', '.join(names[1:])}" if names[1:] else ""
-    return (
-        f"{needed} is needed here, a class or function of your own that a folder cannot hold{others}: "
-        f"potluck.open(folder, models={given})"
-    )
+    named = "{" + ", ".join(f"{name!r}: {name}" for name in names) + "}"
+    way = f"potluck.open(folder, models={named})"
+    if as_list or not all(name.isidentifier() for name in names):
+        way = (
+            "potluck.open(folder, models=[…]), the list of models that the experiment had, or by client, "
+            "models={'0': …}"
+        )
+    what = "a model" if as_list else "a class or function"
+    return f"{needed} is needed here, {what} of your own that a folder cannot hold{others}: {way}"
 
 
 def _refuse_functions(outline: Outline, plugins: Plugins) -> None:
