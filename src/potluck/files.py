@@ -18,22 +18,50 @@ from potluck.errors import ConfigError, RunError
 WANDB_LOG = "wandb/*/logs/debug-core.log"
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file through a temporary one, so that it is complete even if the machine stops."""
+UNFINISHED = ".unfinished"  # how the names of files end that are being written
+
+
+def write_whole(path: Path, data: bytes, inner: bool = False) -> None:
+    """Write a file through a temporary one, so that it is complete even if the machine stops.
+
+    `inner`: its folder is one inside a run's, and no link (see `held`).
+    """
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        with held(path.parent) if inner else contextlib.nullcontext(path.parent) as place:
+            handle, temporary = tempfile.mkstemp(UNFINISHED, f".{path.name}.", place)
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                Path(temporary).chmod(0o644)
+                Path(temporary).replace(place / path.name)
+            except BaseException:
+                Path(temporary).unlink(missing_ok=True)
+                raise
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def remove(path: Path) -> None:
+    """Remove a file in a folder inside a run's, if it is there."""
+    try:
+        with held(path.parent) as place:
+            (place / path.name).unlink(missing_ok=True)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RunError(f"cannot remove {path}: {error.strerror or error}") from error
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Remove what a killed process was writing into a folder, which nobody else works in."""
+    with (
+        contextlib.suppress(OSError, RunError),
+        held(folder) as place,
+    ):  # who writes there next says what is wrong
+        for path in place.glob(f".*{UNFINISHED}"):
+            path.unlink(missing_ok=True)
 
 
 def check_writable(path: Path, remedy: str = "choose another place") -> None:
@@ -43,6 +71,16 @@ def check_writable(path: Path, remedy: str = "choose another place") -> None:
             pass
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
+
+
+def check_name(folder: Path) -> None:
+    """Refuse a folder whose path is no text: reports name it, and not every library can open files in it."""
+    try:
+        str(folder.absolute()).encode()
+    except UnicodeEncodeError as error:
+        raise RunError(
+            f"the path {str(folder.absolute())!r} is no text in UTF-8; rename the folder, or choose another one"
+        ) from error
 
 
 # --- reading --------------------------------------------------------------------------------------------
@@ -199,6 +237,25 @@ def opened(path: Path, flags: int, follow: bool = False) -> Iterator[int]:
         if flags & (os.O_WRONLY | os.O_RDWR) and found.st_nlink > 1:
             raise OSError(0, "it has a second name elsewhere (a hard link); put a copy here", str(path))
         yield handle
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[Path]:
+    """A folder inside a run's, held open: the path to it that this gives leads nowhere else, whoever renames it.
+
+    A link in its place is refused. Where the system has no such path (it is in Linux's /proc), it is the usual one.
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if folder.is_symlink():
+            raise RunError(f"{folder} is a link, which is not followed; put a folder there") from error
+        raise
+    try:
+        by_handle = Path(f"/proc/self/fd/{handle}")
+        yield by_handle if by_handle.is_dir() else folder
     finally:
         os.close(handle)
 

@@ -143,7 +143,8 @@ def test_nodes_have_time_to_come_back(courier, monkeypatch):
 
 FLWR = """#!/bin/sh
 echo "$@" >> "$FLWR_HOME/told"
-pwd >> "$FLWR_HOME/where"
+ls -A . > "$FLWR_HOME/where"
+for last; do test -e "$last/pyproject.toml" && (cd "$last" && find . -type f) > "$FLWR_HOME/packed"; done
 case "$3" in *.pub) echo '{"success": true, "node-id": "7"}' ;; *) echo '{"success": true, "run-id": "5"}' ;; esac
 """
 REFUSING = """#!/bin/sh
@@ -181,7 +182,21 @@ def test_commands_run_where_no_folder_can_be_taken_for_an_app(flwr, tmp_path, mo
     (tmp_path / "potluck" / "pyproject.toml").write_text("[project]\nname='potluck'\n")
     monkeypatch.chdir(tmp_path)
     commands.flwr(home, "run.log", "the run", "stop", "5")
-    assert (home / "where").read_text().strip() == str(home / "commands")
+    (home / "commands" / "potluck").mkdir(parents=True)
+    (home / "commands" / "potluck" / "pyproject.toml").write_text("[project]\nname='potluck'\n")
+    commands.flwr(home, "run.log", "the run", "stop", "5")
+    assert (home / "where").read_text() == ""
+
+
+def test_the_app_that_flower_sends_to_sites_holds_nothing_that_lay_in_the_run_folder(flwr, tmp_path):
+    home = flwr(FLWR)
+    for name in ("potluck-relay/potluck", "apps/potluck.potluck-relay.1.0.0.12345678/potluck"):
+        (home / name).mkdir(parents=True)
+        (home / name / "__init__.py").write_text("theirs")
+    one = superlinks.Superlink("127.0.0.1:8000", Security(insecure=True), home, print)
+    one.submit(tmp_path / "socket")
+    assert (home / "packed").read_text().split() == ["./pyproject.toml"]
+    assert not (home / "apps").exists()
 
 
 def test_a_superlink_of_our_own_keeps_its_keys_and_stops_relays_of_earlier_starts(

@@ -344,7 +344,7 @@ def uninterrupted(tmp_path_factory):
     ("at", "away"),
     [
         ("checkpoint-000001.json", ()),
-        ("checkpoints/checkpoint.json", ()),
+        ("/checkpoint.json", ()),
         ("summary.json", sites.IDS),  # nothing is left to play
         ("report.html", sites.IDS),
     ],

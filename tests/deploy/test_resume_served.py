@@ -159,6 +159,18 @@ def test_code_that_comes_with_the_folder_is_not_run(tmp_path, link):
     assert not (tmp_path / "owned").exists()
 
 
+def test_what_flower_kept_in_a_folder_of_somebody_else_is_not_taken_up(tmp_path, link):
+    kept = tmp_path / "runs" / "three" / "flower"
+    (kept / "apps").mkdir(parents=True)
+    for name in ("superlink.db", "superlink.json", "superlink.log"):
+        (kept / name).write_text("{}")
+    started(tmp_path, link)
+    assert [path.name for path in kept.iterdir()] == ["superlink.log"]
+    (kept / "superlink.db").write_text("ours")
+    assert command("resume", "runs/three")[0] == 0
+    assert (kept / "superlink.db").exists()
+
+
 def test_a_second_server_in_a_folder_touches_nothing_of_the_first(tmp_path, link):
     started(tmp_path, link)
     link.calls.clear()

@@ -181,7 +181,7 @@ def test_a_stopped_run_without_checkpoints_says_that_it_starts_over(tmp_path: Pa
         potluck.run(never, out=tmp_path / "never", observers=[CtrlC()])
 
 
-@pytest.mark.parametrize("moment", ["write_text", "replace"])
+@pytest.mark.parametrize("moment", ["chmod", "replace"])
 def test_a_run_stopped_before_its_first_round_can_be_begun_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -209,7 +209,7 @@ def test_a_run_stopped_between_its_start_and_its_first_round_says_how_to_go_on(
 
 
 def test_a_run_killed_before_its_first_round_says_what_to_do(tmp_path: Path) -> None:
-    for name in (".lock", "split.json.123.partial", ".environment.json.ab12cd34"):
+    for name in (".lock", ".split.json.ab12cd34.unfinished", ".environment.json.ab12cd34"):
         (tmp_path / name).touch()
     with pytest.raises(RunError, match="stopped before the first round; remove it"):
         RunFolder.begun(tmp_path)

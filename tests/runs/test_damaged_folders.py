@@ -186,7 +186,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(experiment(**SHORT), out=tmp_path_factory.mktemp("kills") / "run").folder
 
 
-@pytest.mark.parametrize("at", ["checkpoint-000001.json", "checkpoints/checkpoint.json", "report.html"])
+@pytest.mark.parametrize("at", ["checkpoint-000001.json", "/checkpoint.json", "report.html"])
 def test_a_run_that_was_killed_goes_on_to_the_same_end(tmp_path: Path, short: Path, at: str) -> None:
     with Kill(at) as kill:
         run(experiment(**SHORT), out=tmp_path / "run")

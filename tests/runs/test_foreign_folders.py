@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import json
 import os
+import resource
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import yaml
 
 import potluck
 import potluck.core.method
+import potluck.runs.loop
 from helpers import TINY, changed_experiment, stopped_run
 from potluck.deploy.run import open_folder
 from potluck.engine.store.checkpoints import Checkpoints
 from potluck.engine.store.manifest import _seal
 from potluck.errors import PotluckError, RunError
 from potluck.experiment.schema import Experiment
-from potluck.files import read_json, refuse_links
+from potluck.files import read_json, refuse_links, sha256
 from potluck.report.log import natural, read_config
 from potluck.runs.api import resume, run
 from potluck.runs.kept_models.files import check_models
@@ -146,6 +151,59 @@ def test_a_folder_that_is_itself_reached_by_a_link(folder: Path, tmp_path: Path)
     assert len(potluck.open(tmp_path / "latest").clients) == 2
 
 
+# --- changed while somebody works in it -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "moment"), [("checkpoints", "build"), ("predictions", "prepared"), ("models", "prepared")]
+)
+def test_a_link_that_appears_later_is_not_followed_either(
+    folder: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, name: str, moment: str
+) -> None:
+    for file in ("server-000002.safetensors", "checkpoint-000009.json", "round-000002.parquet"):
+        (elsewhere / "papers" / file).write_text("mine")
+    (elsewhere / "papers/.round-000003").mkdir()
+    (elsewhere / "papers/.round-000003/mine").write_text("mine")
+    before = content(elsewhere)
+    agreeing(folder, keep={"models": "last"})
+
+    def swap(value: Any, *_: Any) -> Any:
+        if (folder / name).exists():
+            (folder / name).rename(folder.parent / "moved")
+        (folder / name).symlink_to(elsewhere / "papers")
+        return value
+
+    where = {"build": "potluck.runs.api.check_keep", "prepared": "potluck.runs.loop.Run.play"}[moment]
+    real = potluck.runs.loop.Run.play
+    monkeypatch.setattr(where, swap if moment == "build" else lambda run: real(swap(run)))
+    with pytest.raises(PotluckError, match=r"is a link, which is not followed|clients-\d+\S+ cannot be read"):
+        resume(folder)
+    assert content(elsewhere) == before
+
+
+def test_settings_are_read_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "evil.py").write_text(EVIL.format(mark=str(tmp_path / "executed")))
+
+    def swap(*_: Any) -> None:
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        (folder / "config.yaml").write_text(yaml.safe_dump(config | {"plugins": [str(tmp_path / "evil.py")]}))
+
+    monkeypatch.setattr("potluck.runs.resuming.check_trusted", swap)
+    assert resume(folder).summary["rounds"] == 3
+    assert not (tmp_path / "executed").exists()
+
+
+def test_what_killed_processes_were_writing_is_removed_and_nothing_else(folder: Path) -> None:
+    left = [".report.html.ab", "predictions/.round-000001.parquet.ab", "checkpoints/.checkpoint.json.ab"]
+    for name in left:
+        (folder / f"{name}.unfinished").write_text("half")
+    (folder / "checkpoints/stray").mkdir()
+    (folder / "checkpoints/thesis.tex").write_text("mine")
+    resume(folder)
+    assert not [*folder.rglob("*.unfinished")]
+    assert {"stray", "thesis.tex"} <= {path.name for path in (folder / "checkpoints").iterdir()}
+
+
 # --- manifests ------------------------------------------------------------------------------------------
 
 
@@ -186,6 +244,37 @@ def test_a_forged_manifest_reaches_no_file_outside(folder: Path, elsewhere: Path
     assert content(elsewhere) == before
 
 
+@pytest.mark.parametrize(
+    ("who", "damage"),
+    [
+        ("server", "renamed"),
+        ("clients", "renamed"),
+        ("clients", "reshaped"),
+        ("clients", "added"),
+        ("clients", "no tensors"),
+    ],
+)
+def test_other_tensors_under_a_right_checksum_are_one_sentence(folder: Path, who: str, damage: str) -> None:
+    home = folder / "checkpoints"
+    for path in sorted(home.glob(f"{who}-*.safetensors")):
+        state = safetensors.torch.load_file(path)
+        name = max(state, key=lambda name: state[name].dim())
+        value = state[name].clone() if damage == "added" else state.pop(name)
+        other = {"renamed": {"other/x": value}, "reshaped": {name: value[:1].clone()}, "added": {"x": value}}
+        safetensors.torch.save_file(state | other.get(damage, {}), path)
+        if damage == "no tensors":
+            path.write_bytes(b"none")
+    for path in home.glob("checkpoint*.json"):
+        values = json.loads(path.read_text())
+        values.pop("seal")
+        values["sha256"] = {one: sha256(home / one) for one in values["sha256"]}
+        path.write_text(json.dumps(values | {"seal": _seal(values)}))
+    with pytest.raises(
+        RunError, match=rf"is not one of this run: .*({who.rstrip('s')}.*tensor|cannot be read)"
+    ):
+        resume(folder)
+
+
 def test_a_checkpoint_of_another_run_is_refused(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     stopped_run(experiment(seed=7, models=["mlp-large"]), other, 2)
@@ -194,12 +283,6 @@ def test_a_checkpoint_of_another_run_is_refused(folder: Path, tmp_path: Path) ->
     for log in ("metrics.jsonl", "ledger.jsonl", "timing.jsonl"):
         shutil.copy(other / log, folder / log)
     with pytest.raises(RunError, match="is not one of this run"):
-        resume(folder)
-
-
-def test_what_does_not_belong_into_the_checkpoints_is_named(folder: Path) -> None:
-    (folder / "checkpoints/stray").mkdir()
-    with pytest.raises(RunError, match=r"checkpoints/stray does not belong there"):
         resume(folder)
 
 
@@ -273,12 +356,46 @@ def test_without_a_home_a_run_begins_and_trust_is_asked_for(
         resume(folder)
 
 
-def test_a_tracker_writes_nowhere_unasked(folder: Path, elsewhere: Path) -> None:
+@pytest.mark.parametrize(
+    ("track", "named"),
+    [
+        ({"tensorboard": {"clients": True, "folder": "ELSEWHERE"}}, "track.tensorboard.folder"),
+        ([{"tensorboard": {"folder": "ELSEWHERE"}}], "track.tensorboard.folder"),
+        ({"wandb": {"project": "theirs"}}, "track.wandb"),
+        ("mlflow", "track.mlflow"),
+        ([{"wandb": None}], "track.wandb"),
+    ],
+)
+def test_a_tracker_writes_nowhere_unasked(folder: Path, elsewhere: Path, track: Any, named: str) -> None:
     before = content(elsewhere)
-    agreeing(folder, track={"tensorboard": {"clients": True, "folder": str(elsewhere)}})
-    with pytest.raises(RunError, match=r"track\.tensorboard\.folder"):
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    text = json.dumps(config | {"track": track}).replace("ELSEWHERE", str(elsewhere))
+    (folder / "config.yaml").write_text(text)
+    with pytest.raises(RunError, match=rf"you did not start this run.*{named}"):
         resume(folder)
     assert content(elsewhere) == before
+
+
+def test_a_tracker_that_you_add_to_a_run_of_yours_needs_no_trust_next_time(folder: Path) -> None:
+    resume(folder, overrides=[{"track": {"tensorboard": {"folder": str(folder.parent / "curves")}}}])
+    resume(folder, rounds=4)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
+def test_settings_of_wandb_that_come_with_a_folder_are_not_followed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in (folder, folder.parent):
+        (place / "wandb").mkdir()
+        (place / "wandb/settings").write_text("[default]\nbase_url = http://127.0.0.1:9\n")
+    agreeing(folder, track={"wandb": {"mode": "offline"}})
+    told: list[str] = []
+    monkeypatch.setattr(potluck.Observer, "advise", lambda self, sentence: told.append(sentence))
+    for place in (folder, folder.parent):
+        monkeypatch.chdir(place)
+        resume(folder, trust=True, rounds=4, watcher=potluck.Observer())
+    told = [one for one in told if "wandb" in one]
+    assert ["wandb/settings in the current folder may be somebody" in one for one in told] == [True] * 2
 
 
 # --- comparisons ----------------------------------------------------------------------------------------
@@ -315,6 +432,20 @@ def test_a_half_made_folder_is_told_what_it_is(folder: Path, tmp_path: Path, nam
     assert len(potluck.open(half).clients) == 2
 
 
+def test_a_folder_whose_name_is_no_text_is_refused_before_anything_is_played(
+    folder: Path, tmp_path: Path
+) -> None:
+    wanted = tmp_path / os.fsdecode(b"n\xff")
+    with pytest.raises(RunError, match="is no text in UTF-8; rename the folder"):
+        run(experiment(), out=wanted)
+    with pytest.raises(RunError, match="is no text in UTF-8"):
+        potluck.compare(experiment(), methods=["fedavg"], out=wanted)
+    assert not wanted.exists()
+    for look in (resume, open_folder, potluck.open):
+        with pytest.raises(RunError, match="is no text in UTF-8"):
+            look(folder.rename(wanted) if folder.exists() else wanted)
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").write_text("x")
@@ -337,6 +468,28 @@ def test_a_file_of_any_size_or_depth_takes_no_memory(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="nested too deeply"):
         read_config(tmp_path)
     assert sorted(["9" * 5000, "10", "9"], key=natural)[:2] == ["9", "10"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "checkpoints/checkpoint.json",
+        "checkpoints/checkpoint-000002.json",
+        "timing.jsonl",
+        ".metrics.jsonl.next",
+    ],
+)
+def test_no_file_of_a_folder_is_read_whole_whatever_its_size(folder: Path, name: str) -> None:
+    (folder / name).touch()
+    os.truncate(folder / name, 1 << 36)  # without a byte on the disk
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 30), hard))
+    try:
+        with contextlib.suppress(RunError):
+            resume(folder, rounds=4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(

@@ -269,6 +269,15 @@ TEST = {"accuracy": 0.5, "loss": 1.0, "samples": 9}
         (PREDICTIONS, of_parquet(scores=5)),
         (PREDICTIONS, of_parquet(client=None)),
         (PREDICTIONS, lambda path: (path.unlink(), path.mkdir())),
+        (f"{RUN}/split.json", lambda path: changed(path, lambda value: value["clients"][0]["train"].pop())),
+        (
+            "comparison.json",
+            lambda path: changed(path, lambda value: value["methods"][-1].update(method="=1+1")),
+        ),
+        (
+            "comparison.json",
+            lambda path: changed(path, lambda value: value["methods"][-1].update(settings={"@": 1})),
+        ),
         ("comparison.json", with_values(level="x")),
         ("comparison.json", with_values(methods=["a"])),
         ("comparison.json", with_values(view=EVIL)),

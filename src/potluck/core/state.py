@@ -215,6 +215,27 @@ class Report:
     errors: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Outline:
+    """What is known of a state before it is read: the shapes of its tensors, but for those of mappings."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    mappings: frozenset[str]  # parts in which names and shapes come and go
+
+    def misfit(self, found: Mapping[str, tuple[int, ...]]) -> str | None:
+        """Why tensors of these shapes are no such state, None if they may be."""
+        known = {name: shape for name, shape in found.items() if name.partition("/")[0] not in self.mappings}
+        for name in dict.fromkeys([*self.shapes, *known]):
+            there, here = (_told(shapes.get(name)) for shapes in (known, self.shapes))
+            if there != here:
+                return f"tensor {name!r} is {there}, and {here} in the model"
+        return None
+
+
+def _told(shape: tuple[int, ...] | None) -> str:
+    return "missing" if shape is None else f"of shape {shape}"
+
+
 class Holder:
     """Named state on a device, with randomness and counters of a round: the base of client and server."""
 
@@ -325,6 +346,12 @@ class Holder:
             for name, part in self.parts.items()
             for key, value in part.tensors().items()
         }
+
+    def outline(self) -> Outline:
+        """The shapes that a state of this holder has."""
+        free = frozenset(name for name, part in self.parts.items() if isinstance(part.content, dict))
+        fixed = {name: value for name, value in self.tensors().items() if name.partition("/")[0] not in free}
+        return Outline({name: tuple(value.shape) for name, value in fixed.items()}, free)
 
     def _loose(self) -> dict[str, Tensor]:
         """The tensors that are not packed: integers, and what was added to a mapping later.

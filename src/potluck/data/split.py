@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
@@ -33,7 +32,7 @@ from potluck.data.partition import (
 from potluck.data.scaling import Scaling
 from potluck.data.shift import FeatureShiftConfig, Shift, check_shift
 from potluck.errors import DataError
-from potluck.files import LARGEST_JSON, read_bounded
+from potluck.files import LARGEST_JSON, read_bounded, write_whole
 from potluck.front_door import front_door
 
 PARTS: tuple[Literal["train"], Literal["validation"], Literal["test"]] = ("train", "validation", "test")
@@ -144,12 +143,7 @@ class Split:
             entry["counts"] = row.tolist()
         clients = ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries)
         content = f'{json.dumps(about)[:-1]},\n"clients": [\n{clients}\n]}}\n'
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        try:
-            partial.write_text(content, encoding="utf-8")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_whole(path, content.encode())
 
     def by_group(self, groups: Iterable[tuple[Dataset, int]]) -> list[tuple[Dataset, Split]]:
         """The clients of each group, in order, with the data set their rows belong to."""

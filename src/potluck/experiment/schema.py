@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -44,8 +45,12 @@ class Experiment(ExperimentSettings):
     @front_door()
     def load(cls, path: Path | str, overrides: Sequence[Override] = ()) -> Self:
         """Read a YAML file and apply overrides, which reach any leaf; its variants and sweep are left out."""
-        path = Path(path)
-        values = {key: value for key, value in read_yaml(path).items() if key not in SEVERAL}
+        return cls.of_file(Path(path), read_yaml(Path(path)), overrides)
+
+    @classmethod
+    def of_file(cls, path: Path, content: Mapping[str, Any], overrides: Sequence[Override] = ()) -> Self:
+        """The experiment of a file that was read, and perhaps looked at, before; it is not read again."""
+        values = copy.deepcopy({key: value for key, value in content.items() if key not in SEVERAL})
         for override in as_overrides(overrides):
             _refuse_several(override)
             apply_override(values, override)

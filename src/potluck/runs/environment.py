@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from potluck.data import Split
-from potluck.errors import RunError
+from potluck.errors import DataError, RunError
 from potluck.experiment.export import to_values
 from potluck.experiment.origins import registered_here
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
-from potluck.runs.folder import FORMAT
+from potluck.runs.folder import FORMAT, RunFolder
 from potluck.runs.own_code import own_code, reach
 from potluck.runs.own_objects import own_sources
 from potluck.runs.started_here import seal
@@ -101,6 +101,18 @@ def views_hash(split: Split) -> str | None:
     """A hash of what clients do to their samples, also of what the hash of the split leaves out; None: nothing."""
     found = {one.id: one.view for one in split.clients if one.view}
     return hashlib.sha256(json.dumps(found).encode()).hexdigest() if found else None
+
+
+def kept_split(folder: RunFolder, about: Mapping[str, Any]) -> Split:
+    """Who has which rows, as written when the run began; `about` knows it by its hash."""
+    path = folder / "split.json"
+    try:
+        split = Split.load(path)
+    except DataError as error:
+        raise RunError(f"{path} is damaged; {folder.remedy}") from error
+    if (split.hash, views_hash(split)) != (about.get("split"), about.get("views")):
+        raise RunError(f"{path} is not the split this run began with; {folder.remedy}")
+    return split
 
 
 def check_version(folder: Path, about: Mapping[str, Any]) -> None:

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from potluck.errors import RunError
-from potluck.files import check_writable, opened, read_json, refuse_links, write_whole
+from potluck.files import (
+    check_name,
+    check_writable,
+    clear_unfinished,
+    opened,
+    read_json,
+    refuse_links,
+    write_whole,
+)
 from potluck.report.again import to_go_on
 from potluck.report.reading import log_lines, reading
-from potluck.runs.log_marks import LogMarks, Marks, check_marks, mark_of
+from potluck.runs.log_marks import LogMarks, Marks, check_marks, is_marked, mark_of
 
 FORMAT = 2  # version of the layout; a folder with another one is not resumed
 START = ("environment.json", "split.json", "config.yaml")  # written before the first round, in this order
@@ -44,12 +54,14 @@ class RunFolder:
     """The folder of a run."""
 
     def __init__(self, path: Path) -> None:
+        check_name(path)
         self.path = path
         self._marks = LogMarks(path, LOGS)
 
     @classmethod
     def create(cls, wanted: Path, exact: bool) -> RunFolder:
         """Make a new folder: the wanted one, or (unless `exact`) the next free `-2`, `-3`, …"""
+        check_name(wanted)
         number = 1
         while True:
             path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
@@ -153,10 +165,12 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder, so that no other process works in it at the same time."""
+        """Lock the folder, so that no other process works in it at the same time; clear what a killed one left."""
         try:
             with opened(self / ".lock", os.O_RDONLY | os.O_CREAT) as handle:
                 self._lock(handle)
+                for place in (self.path.resolve(), self / "predictions"):
+                    clear_unfinished(place)
                 yield
         except OSError as error:
             if error.filename != str(self / ".lock"):
@@ -207,10 +221,12 @@ class RunFolder:
         found = [name for name in names if not self._is_prepared(name, marks)]
         check_marks(self.path, marks, found, whole)
 
-    def rounds_logged(self, marks: Marks) -> int:
-        """How many rounds were played up to a checkpoint: `timing.jsonl` has a line of each."""
+    def rounds_logged(self, marks: Marks | None = None) -> int:
+        """How many rounds were played, or were up to a checkpoint: `timing.jsonl` has a line of each."""
         path = self / "timing.jsonl"
-        return path.read_bytes()[: marks[path.name]["bytes"]].count(b"\n") if path.exists() else 0
+        ends = itertools.accumulate(map(len, log_lines(path))) if path.exists() else ()
+        last = math.inf if marks is None else marks[path.name]["bytes"]
+        return sum(1 for _ in itertools.takewhile(lambda end: end <= last, ends))
 
     def cut(self, marks: Marks) -> None:
         """Take every log back to what it was at a checkpoint; a log without a mark becomes empty."""
@@ -230,7 +246,7 @@ class RunFolder:
         """
         found: dict[str, dict[str, Any]] = {}
         for name in ("metrics.jsonl", "ledger.jsonl"):
-            lines = (self / name).read_bytes().splitlines(keepends=True) if (self / name).exists() else []
+            lines = [*log_lines(self / name)] if (self / name).exists() else []
             with reading(self / name):
                 kept = [line for line in lines if not _is_evaluation(json.loads(line), round_)]
             if len(kept) < len(lines):
@@ -242,8 +258,7 @@ class RunFolder:
         return self / f".{name}.next"
 
     def _is_prepared(self, name: str, marks: Marks) -> bool:
-        path = self._prepared(name)
-        return path.is_file() and mark_of(path.read_bytes()) == marks.get(name)
+        return self._prepared(name).is_file() and is_marked(self._prepared(name), marks, name)
 
     def _shorten(self, name: str, length: int) -> None:
         try:
@@ -256,10 +271,7 @@ class RunFolder:
 
 def _is_unfinished(name: str) -> bool:
     """Whether a file was left by a process that ended while it wrote one of the first files of a run."""
-    firsts = (*START, *BEFORE)
-    return (name.endswith(".partial") and name.startswith(tuple(f"{first}." for first in firsts))) or (
-        name.startswith(tuple(f".{first}." for first in firsts))
-    )
+    return name.startswith(tuple(f".{first}." for first in (*START, *BEFORE)))
 
 
 def _write(handle: int, content: bytes) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.errors import RunError
-from potluck.files import opened
+from potluck.files import opened, sha256
 
 Marks = Mapping[str, Mapping[str, Any]]  # log → {"bytes": its length, "sha256": its checksum}
 _PIECE = 1 << 20
@@ -50,6 +50,16 @@ class LogMarks:
 def mark_of(content: bytes) -> dict[str, Any]:
     """The mark of a log with this content."""
     return _mark(len(content), hashlib.sha256(content))
+
+
+def is_marked(path: Path, marks: Any, name: str) -> bool:
+    """Whether a file is what marks say of a log; one of another length is not read."""
+    mark = marks.get(name) if isinstance(marks, Mapping) else None
+    return (
+        isinstance(mark, Mapping)
+        and path.lstat().st_size == mark.get("bytes")
+        and sha256(path) == mark.get("sha256")
+    )
 
 
 def check_marks(folder: Path, marks: Any, names: Iterable[str], whole: bool = False) -> None:

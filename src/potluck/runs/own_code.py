@@ -96,6 +96,11 @@ def reach(settings: Mapping[str, Any], code: Mapping[str, str]) -> dict[str, str
     return {name: code.get(name) for name in _names(settings)} | tracker_places(settings)
 
 
+def is_started_here(settings: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
+    """Whether a run is one that you started here with what settings reach; `about` has its seal."""
+    return is_sealed(reach(settings, about.get("code", {})), about.get("seal"))
+
+
 def check_trusted(folder: Path, settings: Mapping[str, Any], about: Mapping[str, Any]) -> None:
     """Refuse to run code that a run folder names but that may be somebody else's; `about` has the folder's seal."""
     files = {name: file for name in _names(settings) if (file := _file_of(name)) is not None}
@@ -113,7 +118,7 @@ def check_trusted(folder: Path, settings: Mapping[str, Any], about: Mapping[str,
                 "(trust=True in Python)"
             )
     reached = reach(settings, about.get("code", {}))
-    if reached and not is_sealed(reached, about.get("seal")):
+    if reached and not is_started_here(settings, about):
         what = ", ".join(reached)
         raise RunError(
             f"{folder}: you did not start this run on this machine as it is now, and going on would use {what}; "

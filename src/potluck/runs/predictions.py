@@ -17,7 +17,7 @@ from potluck.data.parquet import TooLargeError, check_size
 from potluck.engine.evaluation.examined import Examined
 from potluck.engine.evaluation.predictions import Predictions
 from potluck.errors import DataError, RunError, nearest
-from potluck.files import write_whole
+from potluck.files import remove, write_whole
 from potluck.report.log import MOMENTS, natural
 from potluck.report.reading import reading
 
@@ -44,17 +44,17 @@ def write_predictions(folder: Path, round_: int, examined: Sequence[Examined], o
     parquet.write_table(
         pa.concat_tables(_alike(parts), promote_options="default"), buffer, compression="zstd"
     )
-    write_whole(file, buffer.getvalue())
+    write_whole(file, buffer.getvalue(), inner=True)
     for other in _kept(folder).values() if only else ():
         if other != file:
-            other.unlink()
+            remove(other)
 
 
 def drop_predictions(folder: Path, start: int) -> None:
     """Remove the predictions of a round and of all that follow it."""
     for round_, file in _kept(folder).items():
         if round_ >= start:
-            file.unlink()
+            remove(file)
 
 
 def _kept(folder: Path) -> dict[int, Path]:

@@ -6,13 +6,14 @@ go on is compared with that, key by key; `config.yaml` beside it is for people a
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from potluck.data import Split
-from potluck.errors import ConfigError, DataError, RunError
+from potluck.errors import ConfigError, RunError
 from potluck.experiment.blocks import IndexFile
 from potluck.experiment.differences import Difference, differences
 from potluck.experiment.export import to_values
@@ -20,15 +21,16 @@ from potluck.experiment.origins import first_unknown
 from potluck.experiment.overrides import Override, read_yaml
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
-from potluck.files import write_json, write_whole
+from potluck.files import sha256, write_json, write_whole
 from potluck.report.format import counted
 from potluck.report.log import read_mapping
 from potluck.report.reading import reading
 from potluck.runs import pilots
-from potluck.runs.environment import check_version, data_facts, machine, views_hash
+from potluck.runs.environment import check_version, data_facts, kept_split, machine
 from potluck.runs.folder import RunFolder
 from potluck.runs.observers.checkpoints import saved_round
-from potluck.runs.own_code import check_named_code, check_own_code, check_trusted
+from potluck.runs.own_code import check_named_code, check_own_code, check_trusted, is_started_here, reach
+from potluck.runs.started_here import seal
 
 ROUNDS = "training.rounds"
 # What decides where work is done, or what is written down about it, but no number.
@@ -104,7 +106,7 @@ class Past:
         if not trust:
             check_trusted(path, written, self.about)
         check_named_code(path, written, self.about["code"])
-        return Experiment.load(self.folder / "config.yaml", overrides)
+        return Experiment.of_file(self.folder / "config.yaml", written, overrides)
 
     def _written(self) -> dict[str, Any]:
         """What `config.yaml` says."""
@@ -139,8 +141,7 @@ class Past:
 
     def _check_rounds(self, rounds: int) -> None:
         """Any number beyond what is played will do: until its last round no run knows how long it is."""
-        timing = self.folder / "timing.jsonl"
-        played = len(timing.read_bytes().splitlines()) if timing.exists() else 0
+        played = self.folder.rounds_logged()
         played = played if self.from_round is None else min(played, self.from_round)
         if rounds <= played and rounds != self.about["settings"]["training"]["rounds"]:
             raise RunError(
@@ -161,14 +162,7 @@ class Past:
 
     def split(self) -> Split:
         """Who has which rows, as written when the run began."""
-        path = self.folder / "split.json"
-        try:
-            split = Split.load(path)
-        except DataError as error:
-            raise RunError(f"{path} is damaged; {self.folder.remedy}") from error
-        if (split.hash, views_hash(split)) != (self.about["split"], self.about.get("views")):
-            raise RunError(f"{path} is not the split this run began with; {self.folder.remedy}")
-        return split
+        return kept_split(self.folder, self.about)
 
     def check(self, experiment: Experiment, federation: Federation) -> None:
         """Refuse other data, another split or models that start from other weights."""
@@ -206,10 +200,16 @@ class Past:
                 {"round": round_, "key": one.key, "before": one.there, "after": one.here} for one in found
             ]
             about = self.about | now | {"settings": settings, "changes": [*self.about["changes"], *changes]}
-            write_json(self.folder / "environment.json", about)
+            write_json(self.folder / "environment.json", about | {"seal": self._seal(settings)})
         written = experiment.to_yaml().encode()
-        if (self.folder / "config.yaml").read_bytes() != written:
+        if sha256(self.folder / "config.yaml") != hashlib.sha256(written).hexdigest():
             write_whole(self.folder / "config.yaml", written)
+
+    def _seal(self, settings: dict[str, Any]) -> str | None:
+        """The seal of changed settings: yours if the run reached nothing before, or if you started it."""
+        before = self.about["settings"]
+        mine = not reach(before, self.about["code"]) or is_started_here(before, self.about)
+        return seal(reach(settings, self.about["code"])) if mine else self.about.get("seal")
 
     def _saved_round(self) -> int:
         """The round after which the run goes on."""

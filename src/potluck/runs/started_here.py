@@ -15,19 +15,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from potluck.experiment.track import TrackSettings
+
 Reach = Mapping[str, str | None]  # what is reached → its content where that is known
 
 
 def tracker_places(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Where trackers write or send to, as far as settings say so."""
-    track = settings.get("track")
-    places = (("tensorboard", "folder"), ("mlflow", "uri"), ("wandb", "entity"))
-    found: dict[str, str] = {}
-    for name, key in places:
-        one = track.get(name) if isinstance(track, Mapping) else None
-        if isinstance(one, Mapping) and one.get(key) is not None:
-            found[f"track.{name}.{key}"] = str(one[key])
-    return found
+    """Where trackers write or send to: what settings say, else the place that the tracker chooses itself.
+
+    TensorBoard alone then stays in the run folder.
+    """
+    try:
+        track = TrackSettings.model_validate(settings.get("track") or {})
+    except ValidationError as error:
+        return {"track": str(error)}  # whoever makes an experiment of it refuses it
+    given = {
+        "track.tensorboard.folder": track.tensorboard and track.tensorboard.folder,
+        "track.mlflow.uri": track.mlflow and track.mlflow.uri,
+        "track.wandb.entity": track.wandb and track.wandb.entity,
+    }
+    found = {key: str(place) for key, place in given.items() if place is not None}
+    chosen = {"track.mlflow": track.mlflow, "track.wandb": track.wandb}
+    return found | {key: "its own choice" for key, one in chosen.items() if one is not None}
 
 
 def seal(reach: Reach) -> str | None:

@@ -10,10 +10,12 @@ from typing import Any
 
 from potluck.core.card import ClientId
 from potluck.core.packed import State
+from potluck.core.state import Outline
 from potluck.engine.multi_gpu import MultiGpuStore
 from potluck.engine.rounds import Rounds
 from potluck.engine.store.checkpoints import Checkpoint
 from potluck.engine.store.client_store import ClientStore
+from potluck.engine.store.state_files import shapes
 from potluck.signals import held_back
 
 
@@ -59,10 +61,24 @@ class RunState:
         return self.server.snapshot(), self.store.save(), notes
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Stand where a checkpoint was saved."""
+        """Stand where a checkpoint was saved; a `ValueError` if its tensors are not those of this run."""
+        self._check(checkpoint)
         device = self.rounds.federation.device
         self.server.restore({name: value.to(device) for name, value in checkpoint.server.items()})
         for client, path in checkpoint.clients.items():
             self.store.put(client, path)
         self.round, self.failures = checkpoint.round, dict(checkpoint.notes["failures"])
         self.rounds.accepted = dict(checkpoint.notes["accepted"])
+
+    def _check(self, checkpoint: Checkpoint) -> None:
+        """Refuse tensors with other names or shapes than server and clients have; of each kind one is built."""
+        found = {name: tuple(value.shape) for name, value in checkpoint.server.items()}
+        if (misfit := self.server.outline().misfit(found)) is not None:
+            raise ValueError(f"the server's {misfit}")
+        clients, outlines = self.rounds.federation.clients, dict[str, Outline]()
+        for client, path in checkpoint.clients.items():
+            kind = clients.kind(client)
+            if kind not in outlines:
+                outlines[kind] = clients.build_client(client).outline()
+            if (misfit := outlines[kind].misfit(shapes(path))) is not None:
+                raise ValueError(f"client {client}'s {misfit}")

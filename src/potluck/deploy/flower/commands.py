@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +20,21 @@ BOX = re.compile(r"[\u2500-\u257f]+")  # the signs Flower draws boxes with
 def flwr(home: Path, log: str, what: str, *words: str) -> dict[str, Any]:
     """Run one of Flower's commands on the SuperLink; what it gives as JSON, or a sentence on what it refused.
 
-    It runs in a folder of its own: where a folder called like the SuperLink lies in the current one, and holds a
+    It runs in an empty folder: where a folder called like the SuperLink lies in the current one, and holds a
     `pyproject.toml`, Flower would take it for an app.
     """
-    place, file = home / "commands", home / log
-    place.mkdir(parents=True, exist_ok=True)
-    told = [program("flwr"), *words, NAME, "--format", "json"]
+    file, told = home / log, [program("flwr"), *words, NAME, "--format", "json"]
     try:
-        done = subprocess.run(
-            told,
-            cwd=place,
-            env=environment(home),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=START,
-            check=False,
-        )
+        with tempfile.TemporaryDirectory(prefix="potluck-") as empty:
+            done = subprocess.run(
+                told,
+                cwd=empty,
+                env=environment(home),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=START,
+                check=False,
+            )
         said, failed = f"{decoded(done.stderr)}\n{decoded(done.stdout)}", done.returncode != 0
     except subprocess.TimeoutExpired:
         said, failed = f"it took more than {START:g} s", True

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from potluck.experiment.export import to_values
 from potluck.experiment.schema import Experiment
 from potluck.files import read_json
 from potluck.runs.started_here import is_sealed, seal
+
+FLOWER = "flower"  # in a run's folder: what Flower keeps, and its logs
 
 
 class Told(BaseModel):
@@ -89,6 +93,23 @@ def read_told(folder: Path, trust: bool = False) -> Told:
             f"files and the code that {TOLD} names; read it first, then say --trust"
         )
     return told
+
+
+@contextlib.contextmanager
+def own_flower(folder: Path) -> Iterator[None]:
+    """Begin without what Flower has kept in a folder that you did not begin here; its logs stay.
+
+    From its database a SuperLink would take up an app of whoever wrote it, and send that to every site.
+    """
+    try:
+        read_told(folder)
+    except RunError:
+        for path in (folder / FLOWER).iterdir() if (folder / FLOWER).is_dir() else ():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.suffix not in (".log", ".pid"):
+                path.unlink()
+    yield
 
 
 def method_of(folder: Path) -> str:

@@ -10,7 +10,7 @@ from potluck.deploy.enrolled import sites_of
 from potluck.deploy.flower.connections import Security, is_open, split_address
 from potluck.deploy.flower.processes import require_files, require_flower
 from potluck.deploy.flower.relay import relaying
-from potluck.deploy.flower.resume import to_keep
+from potluck.deploy.flower.resume import FLOWER, own_flower, to_keep
 from potluck.deploy.key_folder import KeyFolder
 from potluck.deploy.prometheus import exposed
 from potluck.deploy.register import FILE as REGISTER
@@ -45,9 +45,10 @@ def serve(
     files = key_folder(experiment, security, watcher)
     keys = chosen_keys(files, security, address, begun=(folder / REGISTER).exists())
     home, board = open_folder(folder), Board(name=experiment.name, method=experiment.method.name)
-    place, patience = (home / "flower").resolve(), experiment.engine.patience
+    place, patience = (home / FLOWER).resolve(), experiment.engine.patience
     with (
         home.locked(),  # before anything that another server in this folder uses is touched
+        own_flower(folder),
         exposed(prometheus, lambda: board.facts() | about_here(folder)),
         relaying(address, security, place, patience, watcher.notice, sites_of(experiment).sites) as courier,
     ):

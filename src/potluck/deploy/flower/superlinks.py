@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from potluck.version import __version__
 
 DATABASE = "superlink.db"  # of a SuperLink of our own: it knows its nodes again when it is started again
 KEPT = "superlink.json"  # beside it: the keys that are registered, and the relays that may still run
+INSTALLED = "apps"  # Flower runs an app of the same version that lies here, whatever is in it
 IN_USE = "already in use"  # what Flower says of a key that it knows
 APP = f"""\
 [project]
@@ -102,11 +105,13 @@ class Superlink:
     def submit(self, path: Path) -> None:
         """Have Flower start a relay that connects to a socket; relays of earlier starts are stopped."""
         self._stop_relays()
-        app = self.home / "potluck-relay"
-        app.mkdir(exist_ok=True)
-        (app / "pyproject.toml").write_text(APP)
-        # `flwr run` wants the SuperLink's name before its options
-        given = flwr(self.home, "run.log", "the run", "run", "--run-config", f'socket="{path}"', str(app))
+        if (self.home / INSTALLED).exists():
+            shutil.rmtree(self.home / INSTALLED)
+        # Flower packs, runs and sends to every site whatever lies in the app's folder: nobody else can write here.
+        with tempfile.TemporaryDirectory(prefix="potluck-") as app:
+            Path(app, "pyproject.toml").write_text(APP)
+            # `flwr run` wants the SuperLink's name before its options
+            given = flwr(self.home, "run.log", "the run", "run", "--run-config", f'socket="{path}"', app)
         self._keep(relays=[*self._kept().get("relays", []), str(given.get("run-id", ""))])
 
     def close(self) -> None:

@@ -24,10 +24,13 @@ from potluck.core.packed import State
 from potluck.engine.store.manifest import Manifest
 from potluck.engine.store.state_files import on_host
 from potluck.errors import RunError, first_line
-from potluck.files import sha256, sync_folder, write_whole
+from potluck.files import held, remove, sha256, sync_folder, write_whole
 
 KEPT = 3  # checkpoints that stay
 _READERS = 4  # threads that compute checksums
+_OURS = re.compile(
+    r"\.?(checkpoint(-\d+)?\.json|(server|clients)-\d+\.safetensors)(\..*)?"
+)  # with a point in front while it is written
 _MANIFEST = re.compile(r"checkpoint-(\d{6,})\.json")
 
 
@@ -102,7 +105,7 @@ class Checkpoints:
     ) -> None:
         self.folder.mkdir(exist_ok=True)
         server_file, content = f"server-{round_:06d}.safetensors", safetensors.torch.save(on_host(server))
-        write_whole(self.folder / server_file, content)
+        write_whole(self.folder / server_file, content, inner=True)
         known = {name: found for one in self._kept.values() for name, found in one.sha256.items()}
         with ThreadPoolExecutor(_READERS, thread_name_prefix="checksums") as pool:
             summed = list(pool.map(lambda saved: _summed(saved.result(), known), clients.values()))
@@ -117,13 +120,13 @@ class Checkpoints:
         """Make a manifest the newest; later ones and those before the last three go, with their files."""
         content, before = manifest.to_bytes(), self._files()
         sync_folder(self.folder)  # the names of all its files, before a manifest says that they are there
-        write_whole(self._path(manifest.round), content)
-        write_whole(self.folder / self.MANIFEST, content)
+        write_whole(self._path(manifest.round), content, inner=True)
+        write_whole(self.folder / self.MANIFEST, content, inner=True)
         sync_folder(self.folder)
         others = [one for round_, one in self._kept.items() if round_ < manifest.round]
         self._kept = {one.round: one for one in [*others, manifest][-KEPT:]}
         for name in sorted(before - self._files()):  # manifests first, then what they name
-            (self.folder / name).unlink(missing_ok=True)
+            remove(self.folder / name)
 
     # --- reading ---
 
@@ -171,7 +174,7 @@ class Checkpoints:
         Their manifests go first: until `checkpoint.json` is replaced, the run stands where it stood.
         """
         for later in (one for one in self._kept if one > round_):
-            self._path(later).unlink(missing_ok=True)
+            remove(self._path(later))
         self._put_first(self._kept[round_])
 
     def newest_round(self) -> int:
@@ -239,16 +242,17 @@ class Checkpoints:
         return manifests.union(*(one.names for one in self._kept.values()))
 
     def _clean(self) -> None:
-        """Remove what no checkpoint names: what a killed run left behind."""
+        """Remove what no checkpoint names: what a killed run left behind. Files of other names are not ours."""
         needed = {self.MANIFEST} | self._files()
-        for path in self.folder.iterdir() if self.folder.is_dir() else ():
-            if path.name not in needed:
-                try:
-                    path.unlink()
-                except OSError as error:
-                    raise RunError(
-                        f"{path} does not belong there and cannot be removed: {error.strerror}"
-                    ) from error
+        try:
+            with held(self.folder) as place:
+                for path in place.iterdir():
+                    if _OURS.fullmatch(path.name) and path.name not in needed:
+                        path.unlink()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise RunError(f"{self.folder} cannot be cleaned: {error.strerror or error}") from error
 
 
 def _summed(path: Path, known: Mapping[str, str]) -> tuple[Path, str]:

@@ -23,6 +23,7 @@ from potluck.engine.store.budget import Budget
 from potluck.engine.store.state_files import Packing, StateFiles, data_size, read
 from potluck.engine.store.transfers import Copy, Transfers, size
 from potluck.engine.transactions import Record, Work
+from potluck.files import remove
 
 AHEAD = 0.8  # of the host's budget: above it states are written in the background, before anyone has to wait
 
@@ -323,5 +324,5 @@ class ClientStore:
         """Remove the files of states that were replaced before any manifest named them."""
         for saved in self._stale:
             if not saved.cancel() and saved.exception() is None:
-                saved.result().unlink(missing_ok=True)
+                remove(saved.result())
         self._stale.clear()

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from potluck.core.packed import Layout, Packed, State, views
 from potluck.errors import RunError
+from potluck.files import held
 
 Packing = tuple[int, Layout]  # length and layout of a packed state's single piece of memory
 
@@ -39,14 +40,23 @@ class StateFiles:
     def write(self, state: State) -> Path:
         """Write a state to a new file, completely or not at all; after `sync` it also survives a power cut."""
         path = self.folder / f"clients-{self._next_number():08d}.safetensors"
-        unfinished = path.with_name(f".{path.name}")
         try:
-            safetensors.torch.save_file(on_host(state), unfinished)
-            return unfinished.replace(path)
+            with held(self.folder) as place:
+                _write(state, place / path.name)
+            return path
         except (OSError, SafetensorError) as error:
-            with contextlib.suppress(OSError):
-                unfinished.unlink(missing_ok=True)
-            raise RunError(f"cannot write {path}: {error}") from error
+            raise RunError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _write(state: State, path: Path) -> None:
+    unfinished = path.with_name(f".{path.name}")
+    try:
+        safetensors.torch.save_file(on_host(state), unfinished)
+        unfinished.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise
 
 
 def sync(path: Path) -> None:
@@ -60,6 +70,15 @@ def data_size(path: Path) -> int:
     with path.open("rb") as file:
         head = int.from_bytes(file.read(8), "little")
     return path.stat().st_size - 8 - head
+
+
+def shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors in a file, which are not read; a `ValueError` if it is no such file."""
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path.name} cannot be read: {error}") from error
 
 
 def read(path: Path, packing: Packing | None = None, pinned: bool = False) -> State:

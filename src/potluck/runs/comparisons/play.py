@@ -22,7 +22,7 @@ from potluck.errors import RunError
 from potluck.experiment.differences import differences
 from potluck.experiment.plain import plain
 from potluck.experiment.schema import Experiment
-from potluck.files import refuse_links, write_json, write_whole
+from potluck.files import check_name, refuse_links, write_json, write_whole
 from potluck.report.chosen_rounds import check_rounds, with_rounds
 from potluck.report.comparison import compare_runs
 from potluck.report.comparison_page import write_comparison
@@ -184,6 +184,7 @@ def check(experiment: Experiment, data: Data, split: Split, targets: Sequence[fl
 
 def _make_folder(path: Path, experiment: Experiment) -> None:
     """Make the folder, or reuse one that a comparison made; any other is refused."""
+    check_name(path)
     if path.is_file():
         raise RunError(f"{path} is a file; choose another folder")
     try:

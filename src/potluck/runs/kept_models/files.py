@@ -8,6 +8,7 @@ A tensor's name begins with the moment it belongs to, or with `both` if it is th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -22,7 +23,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from potluck.errors import RunError, first_line
-from potluck.files import read_bounded, sha256, write_whole
+from potluck.files import held, read_bounded, sha256
 
 ABOUT = "about.json"
 SUMS = "SHA256SUMS"
@@ -52,25 +53,46 @@ def write_models(
 
     `outline` is JSON already: with many clients it is long, and the same in every round.
     """
+    try:
+        folder.parent.mkdir(exist_ok=True)
+        with held(folder.parent) as home:
+            _write_whole(home / folder.name, clients, {**about, "checksums": SUMS}, outline)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"cannot write {folder}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _write_whole(
+    folder: Path, clients: Iterable[tuple[str, States]], about: Mapping[str, Any], outline: str
+) -> None:
     unfinished = folder.with_name(f".{folder.name}")
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        sums = {}
-        for name, states in clients:
-            safetensors.torch.save_file(stored_tensors(states), unfinished / name)
-            sums[name] = sha256(unfinished / name, sync=True)
-        told = json.dumps({**about, "checksums": SUMS})
-        write_whole(unfinished / ABOUT, f'{told[:-1]},\n"outline": {outline}}}\n'.encode())
-        sums[ABOUT] = sha256(unfinished / ABOUT)
-        lines = "".join(f"{found}  {name}\n" for name, found in sums.items())
-        write_whole(unfinished / SUMS, lines.encode())
+        unfinished.mkdir()
+        with held(unfinished) as place:
+            _write_files(place, clients, about, outline)
         if folder.exists():  # without `about.json`, so it is not whole
             shutil.rmtree(folder)
         unfinished.replace(folder)
-    except (OSError, SafetensorError) as error:
+    except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
-        raise RunError(f"cannot write {folder}: {error}") from error
+        raise
+
+
+def _write_files(
+    place: Path, clients: Iterable[tuple[str, States]], about: Mapping[str, Any], outline: str
+) -> None:
+    sums = {}
+    for name, states in clients:
+        safetensors.torch.save_file(stored_tensors(states), place / name)
+        sums[name] = sha256(place / name, sync=True)
+    sums[ABOUT] = _written(place / ABOUT, f'{json.dumps(about)[:-1]},\n"outline": {outline}}}\n')
+    _written(place / SUMS, "".join(f"{found}  {name}\n" for name, found in sums.items()))
+
+
+def _written(path: Path, text: str) -> str:
+    """Write a file of a folder that is not whole yet; its checksum."""
+    path.write_text(text, encoding="utf-8")
+    return sha256(path, sync=True)
 
 
 def check_models(folder: Path) -> None:
@@ -133,15 +155,17 @@ def _damage(path: Path, wanted: str) -> str | None:
 
 def remove_models(folder: Path) -> None:
     """Remove the models of a round; it loses its name first, so that no half of it is taken for the whole."""
-    unfinished = folder.with_name(f".{folder.name}")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    shutil.rmtree(folder.replace(unfinished))
+    with held(folder.parent) as home:
+        unfinished = home / f".{folder.name}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.rmtree((home / folder.name).replace(unfinished))
 
 
-def remove_unfinished(home: Path) -> None:
+def remove_unfinished(folder: Path) -> None:
     """Remove what a killed process left half written, or half removed."""
-    for path in home.glob(f".{_PREFIX}*"):
-        shutil.rmtree(path)
+    with held(folder) if folder.exists() else contextlib.nullcontext(folder) as home:
+        for path in home.glob(f".{_PREFIX}*"):
+            shutil.rmtree(path)
 
 
 def stored_tensors(states: States) -> dict[str, Tensor]:

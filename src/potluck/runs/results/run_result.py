@@ -30,6 +30,7 @@ from potluck.report.reading import REMEDY, reading, shown_from
 from potluck.report.render import Sheet, notebook, plain
 from potluck.report.scores import disagreement, messages_block, seconds_per_round, summarise
 from potluck.report.sheets import about_kept, client_rows, run_sheet
+from potluck.runs.environment import kept_split
 from potluck.runs.folder import LOGS, RunFolder
 from potluck.runs.kept_models.given import Plugins
 from potluck.runs.kept_models.opened import OpenedModels, Remake
@@ -124,7 +125,9 @@ class RunResult:
 
     @shown_from(METRICS)
     def check_log(self) -> None:
-        """Refuse a log that lost or got lines, or is not that of the last checkpoint; and a summary of another."""
+        """Refuse a log that lost or got lines, or is not that of the last checkpoint; and a summary or a split of
+        another.
+        """
         log = self.folder / METRICS
         run_frames.check_whole(log, run_frames.read_lines(log, self._last_round), self.summary["accuracy"])
         saved, marks = _saved(self.folder / "checkpoints" / Checkpoints.MANIFEST)
@@ -136,6 +139,7 @@ class RunResult:
         except RunError as error:
             raise RunError(f"{error}; {REMEDY}") from error
         self._check_summary()
+        kept_split(RunFolder(self.folder), RunFolder(self.folder).about())
 
     @shown_from(SUMMARY)
     def _check_summary(self) -> None:

@@ -6,7 +6,9 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
+from potluck.errors import RunError
 from potluck.runs.observers.trackers.tracker import Notes, Tracker
+from potluck.runs.own_code import is_started_here
 
 
 class WandbTracker(Tracker):
@@ -18,6 +20,7 @@ class WandbTracker(Tracker):
         """Begin a run there, or go on in the one that is known."""
         import wandb
 
+        self._check_place()
         known, chosen = notes.get("id"), self.settings
         quiet = wandb.Settings(console="off", silent=True)  # the progress display owns the terminal
         self.run = wandb.init(
@@ -34,6 +37,16 @@ class WandbTracker(Tracker):
         if not self.run.offline:
             self.told.notice(f"wandb shows it at {self.run.url}")
         return {"id": self.run.id}
+
+    def _check_place(self) -> None:
+        """Refuse settings in the current folder that came with a run: they can send all, and your key, anywhere."""
+        about, home = self.folder.about(), self.folder.path.resolve()
+        for file in (Path("wandb/settings"), Path(".wandb/settings")):
+            foreign = file.resolve().is_relative_to(home) or not is_started_here(about["settings"], about)
+            if file.exists() and foreign:
+                raise RunError(
+                    f"{file} in the current folder may be somebody else's; start from another folder"
+                )
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Log the numbers of a round."""
