@@ -22,7 +22,8 @@ from potluck.core.settings import ClientOverrides, ClientTraining
 from potluck.core.state import BufferPolicy, Precision
 from potluck.core.streams import Source
 from potluck.core.task import Task
-from potluck.data import ClientSplit, Split
+from potluck.data import Split
+from potluck.data.client_splits import ClientSplits
 from potluck.data.views import client_samples
 from potluck.errors import ConfigError
 from potluck.federation.groups import GroupData, shared_test
@@ -144,7 +145,7 @@ class ClientBuilder:
             self._shared_tests[group] = shared_test(self.groups[group].data, self._clients_of(group))
         return self._shared_tests[group]
 
-    def _clients_of(self, group: int) -> Sequence[ClientSplit]:
+    def _clients_of(self, group: int) -> ClientSplits:
         start = sum(part.clients for part in self.groups[:group])
         return self.split.clients[start : start + self.groups[group].clients]
 
