@@ -4,10 +4,10 @@
     python benchmarks/many_clients.py --clients 100 20000    other numbers; the first is compared with
 
 Each number of clients has a process of its own. A round is the median over those after the first two, with
-evaluation of its cohort of 100 (`evaluate: {who: sampled}`) and a checkpoint. Start-up is what comes before the first
-round: the data set, the split, the files of a new run, advice. Memory is the most that was resident, the samples
-included. Beside seconds stand seconds of CPU time, which other work on the machine changes less, and the bytes that a
-round adds to the logs.
+evaluation of its cohort of 100 (`evaluate: {who: sampled}`) and a checkpoint. Start-up is what comes before the
+first round: the data set, the split, the files of a new run, advice. Memory is the most that was resident, the
+samples included. Beside seconds stand seconds of CPU time, which other work on the machine changes less, and the
+bytes that a round adds to the logs.
 """
 
 from __future__ import annotations

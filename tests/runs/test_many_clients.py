@@ -15,7 +15,9 @@ import pytest
 import torch
 
 import potluck
-from potluck.errors import RunError
+from potluck.core.rng import Rng
+from potluck.data import PartitionConfig, Split, make_split, split_lines
+from potluck.errors import DataError, RunError
 from potluck.report import split_file
 from potluck.runs.kept_models import outline
 
@@ -106,7 +108,7 @@ def test_of_many_clients_those_that_trained_open_as_they_were(
             progress=False,
         )
         opened.append(potluck.open(tmp_path / name))
-    monkeypatch.setattr(split_file, "LARGE", 0)  # from here on split.json is read line by line
+    monkeypatch.setattr(split_lines, "LARGE", 0)  # from here on split.json is read line by line
     few, many = opened
     about = json.loads((tmp_path / "many" / "models" / "round-000002" / "about.json").read_text())
     kept = list(about["files"])
@@ -128,7 +130,8 @@ def test_a_large_split_is_read_as_far_as_it_is_shown(tmp_path: Path, monkeypatch
     path = tmp_path / "split.json"
     path.write_text(f'{json.dumps(about)[:-1]},\n"clients": [\n{lines}\n]}}\n')
     whole = split_file.read_split(path)
-    for name, value in (("LARGE", 0), ("FIRST", 2), ("PICTURED", 1)):
+    monkeypatch.setattr(split_lines, "LARGE", 0)
+    for name, value in (("FIRST", 2), ("PICTURED", 1)):
         monkeypatch.setattr(split_file, name, value)
     some = split_file.read_split(path, ["7"])
     assert some == {**about, "clients": [clients[place] for place in (0, 1, 7, 30)]} | {
@@ -140,3 +143,25 @@ def test_a_large_split_is_read_as_far_as_it_is_shown(tmp_path: Path, monkeypatch
     path.write_text(json.dumps(whole))  # somebody wrote it in another way
     assert split_file.read_split(path) == whole
     assert split_file.read_ids(path) is None
+
+
+def test_a_large_split_is_loaded_line_by_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = potluck.from_arrays(np.zeros((60, 2), np.float32), np.arange(60) % 3)
+    split = make_split(data, PartitionConfig(kind="iid", clients=9, test=0.2, held_out=2), Rng(0))
+    path = tmp_path / "split.json"
+    split.save(path, data)
+    monkeypatch.setattr(split_lines, "LARGE", 0)
+    found = split_lines.read_lines(path)
+    assert found is not None
+    assert np.array_equal(found[1].rows, split.clients.rows)
+    again = Split.load(path)
+    assert (again, again.held_out) == (split, split.held_out)
+    whole = path.read_text()
+    for damaged in (
+        whole[:-3],
+        whole.replace('"test":[', '"test":[0,', 1),
+        whole.replace('"counts":[', '"counts":[1,', 1),
+    ):
+        path.write_text(damaged)
+        with pytest.raises(DataError):
+            Split.load(path)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from potluck.data import split_lines
+from potluck.data.split_lines import about_line, client_lines
 from potluck.report.log import read_mapping
 
-LARGE = 16 << 20  # bytes; a larger file is read line by line
 FIRST = 1000  # clients that are read whoever they are
 PICTURED = 100  # clients of every group of a federation that are read, too
-_BEGIN, _END = b'"clients": [\n', b"]}\n"
 
 
 def read_split(path: Path, wanted: Collection[str] = ()) -> dict[str, Any]:
@@ -21,18 +21,18 @@ def read_split(path: Path, wanted: Collection[str] = ()) -> dict[str, Any]:
     Of a large file `clients` has the first ones of all and of every group, and those that are `wanted`. `places`
     says then where each of them stands, and `total` how many there are.
     """
-    found = _some(path, wanted) if path.exists() and path.stat().st_size > LARGE else None
+    found = _some(path, wanted) if path.exists() and path.stat().st_size > split_lines.LARGE else None
     return found if found is not None else read_mapping(path) or {}
 
 
 def read_ids(path: Path) -> tuple[str, ...] | None:
     """The ids of all clients in a large file; None for another, which is read as a whole."""
-    if path.stat().st_size <= LARGE:
+    if path.stat().st_size <= split_lines.LARGE:
         return None
     with path.open("rb") as file:
         file.readline()
         try:
-            return tuple(str(json.loads(_id(line))) for line in _lines(file))
+            return tuple(str(json.loads(_id(line))) for line in client_lines(file))
         except ValueError:
             return None
 
@@ -59,10 +59,10 @@ def _some(path: Path, wanted: Collection[str]) -> dict[str, Any] | None:
     names = {json.dumps(one).encode() for one in wanted}
     with path.open("rb") as file:
         try:
-            about: dict[str, Any] = json.loads(file.readline().rstrip()[:-1] + b"}")
+            about = about_line(file.readline())
             starts = _starts(about)
             places, clients, total = list[int](), list[Any](), 0
-            for place, line in enumerate(_lines(file)):
+            for place, line in enumerate(client_lines(file)):
                 total += 1
                 pictured = any(start <= place < start + PICTURED for start in starts)
                 if place < FIRST or pictured or _id(line) in names:
@@ -77,18 +77,6 @@ def _starts(about: Mapping[str, Any]) -> list[int]:
     """The place of the first client of every group but the first."""
     sizes = [int(group["clients"]) for group in about.get("groups") or ()]
     return [sum(sizes[:number]) for number in range(1, len(sizes))]
-
-
-def _lines(file: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines of the clients; a `ValueError` if the file is not written that way, or has no end."""
-    lines = iter(file)
-    if next(lines, b"") != _BEGIN:
-        raise ValueError("it has no line for each client")
-    for line in lines:
-        if line == _END:
-            return
-        yield line
-    raise ValueError("it has no end")
 
 
 def _id(line: bytes) -> bytes:
