@@ -2,7 +2,7 @@
 
     python benchmarks/speed.py                             every case; about six minutes on one H200
     python benchmarks/speed.py --cases fedmrl --profile    some cases, with the kernels that take longest
-    python benchmarks/speed.py --scale                     10,000 clients against 100, the same cohort
+    python benchmarks/speed.py --scale                     10,000 and a million clients against 100, the same cohort
     python benchmarks/speed.py --cpu                       FedMRL on the cores of this machine
     python benchmarks/speed.py --tiny                      every path in a minute, the figures mean nothing
 
@@ -57,6 +57,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
+import many_clients
 from potluck import from_arrays
 from potluck.core.card import ClientId
 from potluck.core.dataset import Dataset
@@ -1065,7 +1066,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--profile", action="store_true", help="the 15 longest kernels of each case")
     parser.add_argument("--no-busy", action="store_true", help="without the profiler")
     parser.add_argument("--no-check", action="store_true", help="without the comparison of the numbers")
-    parser.add_argument("--scale", action="store_true", help="10,000 clients against 100 instead")
+    parser.add_argument(
+        "--scale", action="store_true", help="10,000 and a million clients against 100 instead"
+    )
     parser.add_argument("--cpu", action="store_true", help="the case for a CPU instead")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to try the script")
     return parser.parse_args()
@@ -1121,6 +1124,8 @@ def play(options: argparse.Namespace) -> None:
     if options.scale:
         for row in measure_scale(fitted(MANY, options), device, options, 6 if options.tiny else 100):
             results.add(row, options)
+        for sentence in many_clients.lines([100, 2000 if options.tiny else 1_000_000], device=device.type):
+            say(sentence)
         return
     for case in cases:
         for row in apart(rows_of, case, device, options, results.ceilings):

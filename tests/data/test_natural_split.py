@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from potluck import Experiment
 from potluck.core.rng import Rng
 from potluck.data import NaturalConfig, from_arrays, from_datasets, from_frame, make_split
+from potluck.data.client_splits import ClientSplit, ClientSplits
 from potluck.data.scaling import Scaling
-from potluck.data.split import ClientSplit
 from potluck.errors import ConfigError, DataError
 from potluck.federation.groups import shared_test
 
@@ -141,7 +141,7 @@ def test_the_shared_test_set_leaves_out_rows_of_nobody() -> None:
     assert shared_test(data, split.clients).tolist() == [17, 18, 19, 20]
     bare = replace(data, owners=None)
     assert shared_test(bare, split.clients).tolist() == [17, 18, 19, 20, 21, 22]
-    scaled = [replace(one, scaling=Scaling((0,), (1.0,), (2.0,))) for one in split.clients]
+    scaled = ClientSplits.of(replace(one, scaling=Scaling((0,), (1.0,), (2.0,))) for one in split.clients)
     assert shared_test(bare, scaled).tolist() == [17, 18, 19, 20]
 
 

@@ -61,21 +61,30 @@ class Population(Mapping[ClientId, ClientFacts]):
         card_fields: Sequence[str],
         draws: Rng,
         first_clients: Sequence[ClientId] | None = None,
+        representatives: Sequence[ClientId] | None = None,
+        architecture: Callable[[ClientId], str] | None = None,
         held_out: Sequence[ClientId] = (),
         participation: float = 1.0,
         publics: Sequence[Public] = (),
         buffers: BufferPolicy = "average",
         training: Callable[[ClientId], ClientTraining] = _defaults,
     ) -> None:
-        """`draws` is the seed of cohorts; `publics` has the public data as each group sees them."""
+        """`draws` is the seed of cohorts; `publics` has the public data as each group sees them.
+
+        `representatives` are the first clients of each architecture and group, where that is all that a client's
+        model, task and public data depend on; by default everyone. `architecture` gives that of a client, where
+        it can be had without its other facts.
+        """
         self.ids = tuple(ids)
         self.method_name = method_name  # sentences about the population begin with it
         self.first_clients = tuple(first_clients or self.ids[:1])  # one of each group
+        # Who stands for all in what follows from models and groups: a check need not ask a million alike.
+        self.representatives = tuple(representatives or self.ids)
         self.held_out = frozenset(held_out)
         self.participation = participation
         self.training = training  # how a client trains, with its own values applied
         self.cards: Mapping[ClientId, Card] = _Cards(self)
-        self._facts = lru_cache(maxsize=REMEMBERED)(facts)
+        self._facts, self._architecture = lru_cache(maxsize=REMEMBERED)(facts), architecture
         self._card_fields, self._draws = tuple(card_fields), draws
         self._publics, self._buffers = publics, buffers
         self._found: dict[tuple[str, int], dict[str, Any]] = {}  # by architecture and group
@@ -128,7 +137,7 @@ class Population(Mapping[ClientId, ClientFacts]):
 
     def architecture(self, client: ClientId) -> str:
         """The key of a client's architecture."""
-        return self[client].architecture
+        return self[client].architecture if self._architecture is None else self._architecture(client)
 
     def form(self, client: ClientId) -> str:
         """What tells a client's model from others: its architecture, and what its card says of it, if there is one.
@@ -215,12 +224,10 @@ class _Cards(Mapping[ClientId, Card]):
 
     def __init__(self, population: Population) -> None:
         self._population = population
-        self._written: dict[ClientId, Card] = {}
+        self._card = lru_cache(maxsize=REMEMBERED)(population.card)
 
     def __getitem__(self, client: ClientId) -> Card:
-        if client not in self._written:
-            self._written[client] = self._population.card(client)
-        return self._written[client]
+        return self._card(client)
 
     def __iter__(self) -> Iterator[ClientId]:
         return iter(self._population.trainers)

@@ -2,6 +2,7 @@
 
 from potluck.core.dataset import Data, Dataset
 from potluck.data import derived, images, texts  # noqa: F401  importing them registers their data sets
+from potluck.data.client_splits import ClientSplit
 from potluck.data.config import DataConfig, Normalisation
 from potluck.data.natural import NaturalConfig
 from potluck.data.own.arrays import from_arrays
@@ -19,7 +20,7 @@ from potluck.data.prepare import (
 )
 from potluck.data.registry import load, names, register
 from potluck.data.shift import FeatureShiftConfig, Shift
-from potluck.data.split import AnyConfig, ClientSplit, Split, from_index_file, join_splits, make_split
+from potluck.data.split import AnyConfig, Split, from_index_file, join_splits, make_split
 
 __all__ = [
     "AnyConfig",

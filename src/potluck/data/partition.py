@@ -208,12 +208,17 @@ def cut_client(rows: np.ndarray, validation: float, test: float) -> Rows:
 
     A client that is too small keeps all its rows for training.
     """
-    tested = int(np.ceil(len(rows) * test - 1e-9))
-    held = int(len(rows) * validation + 1e-9)
-    tested = tested if tested + held < len(rows) else 0
-    held = held if tested + held < len(rows) else 0
+    tested, held = (int(size) for size in cut_sizes(np.array(len(rows)), validation, test))
     cut = np.split(rows, [tested, tested + held])
     return np.sort(cut[2]), np.sort(cut[1]), np.sort(cut[0])
+
+
+def cut_sizes(rows: np.ndarray, validation: float, test: float) -> tuple[np.ndarray, np.ndarray]:
+    """How many of its rows a client keeps for test and for validation, for many numbers of rows at once."""
+    tested = np.ceil(rows * test - 1e-9).astype(np.int64)
+    held = np.floor(rows * validation + 1e-9).astype(np.int64)
+    tested = np.where(tested + held < rows, tested, 0)
+    return tested, np.where(tested + held < rows, held, 0)
 
 
 def _cut(shares: np.ndarray, sizes: np.ndarray | int) -> np.ndarray:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
-from functools import cached_property
-from itertools import pairwise
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from potluck.core.dataset import Dataset
 from potluck.core.plain_values import harmless
 from potluck.core.rng import Rng
+from potluck.data.client_splits import PARTS, ClientSplit, ClientSplits
 from potluck.data.filling import Filling
 from potluck.data.natural import NaturalConfig, natural_held_out, natural_rows
 from potluck.data.partition import (
@@ -24,6 +23,7 @@ from potluck.data.partition import (
     Rows,
     ShareTable,
     cut_client,
+    cut_sizes,
     deal,
     match,
     partition,
@@ -31,51 +31,17 @@ from potluck.data.partition import (
 )
 from potluck.data.scaling import Scaling
 from potluck.data.shift import FeatureShiftConfig, Shift, check_shift
+from potluck.data.split_lines import read_lines
 from potluck.errors import DataError
 from potluck.files import LARGEST_JSON, read_bounded, write_whole
 from potluck.front_door import front_door
-
-PARTS: tuple[Literal["train"], Literal["validation"], Literal["test"]] = ("train", "validation", "test")
-
-
-@dataclass(frozen=True, eq=False)
-class ClientSplit:
-    """One client's rows: ascending int64 row numbers of the data set."""
-
-    id: str
-    train: np.ndarray
-    validation: np.ndarray
-    test: np.ndarray
-    _: KW_ONLY
-    shift: Shift | None = None  # what its samples go through; none: they stay as they are
-    scaling: Scaling | None = None  # how it standardises them before that; follows from data and rows
-    filling: Filling | None = (
-        None  # what it puts where a number is missing, before all; follows from them too
-    )
-
-    @property
-    def view(self) -> dict[str, Any]:
-        """Shift, scaling and filling as plain values, where there are any; `view_of` reads them."""
-        own = {"shift": self.shift, "scaling": self.scaling, "filling": self.filling}
-        return {key: value.to_json() for key, value in own.items() if value}
-
-    def sees(self, x: Tensor) -> Tensor:
-        """Stored samples as this client sees them."""
-        for change in (self.filling, self.scaling, self.shift):
-            x = x if change is None else change(x)
-        return x
-
-    @property
-    def parts(self) -> Rows:
-        """Training, validation and test rows."""
-        return self.train, self.validation, self.test
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
     """Which client has which rows. Two splits are equal if their hashes are."""
 
-    clients: tuple[ClientSplit, ...]
+    clients: ClientSplits
     held_out: tuple[str, ...]  # ids of clients that never train
     hash: str  # sha256 over ids, rows, shifts and held-out ids, the same on every platform
     rows_known: bool = True  # else the rows are elsewhere, and those here are as many zeros
@@ -83,15 +49,16 @@ class Split:
     @classmethod
     def of(cls, clients: Iterable[ClientSplit], held_out: Iterable[str] = ()) -> Split:
         """Make a split and compute its hash."""
-        clients, held_out = tuple(clients), tuple(held_out)
+        clients, held_out = ClientSplits.of(clients), tuple(held_out)
         return cls(clients, held_out, _hash(clients, held_out))
 
     @classmethod
     def of_sizes(cls, sizes: Mapping[str, Mapping[str, int]]) -> Split:
         """A split of which only the sizes are known, as the rows are elsewhere; it costs no memory."""
-        clients = (ClientSplit(id, *(_unknown(own[part]) for part in PARTS)) for id, own in sizes.items())
-        told = json.dumps([[id, *(own[part] for part in PARTS)] for id, own in sizes.items()])
-        return cls(tuple(clients), (), hashlib.sha256(told.encode()).hexdigest(), rows_known=False)
+        told = [[id, *(own[part] for part in PARTS)] for id, own in sizes.items()]
+        known = np.array([one[1:] for one in told], dtype=np.int64).reshape(-1, len(PARTS))
+        clients = ClientSplits(tuple(sizes), np.broadcast_to(np.int64(0), known.sum()), known)
+        return cls(clients, (), hashlib.sha256(json.dumps(told).encode()).hexdigest(), rows_known=False)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Split) and other.hash == self.hash
@@ -103,26 +70,22 @@ class Split:
         return len(self.clients)
 
     def __getitem__(self, id: str) -> ClientSplit:
-        if id not in self._by_id:
+        place = self.clients.places.get(id)
+        if place is None:
             raise DataError(
                 f"the split has no client {id!r}: it has {len(self)} clients, the first {self.ids[0]!r}"
             )
-        return self._by_id[id]
-
-    @cached_property
-    def _by_id(self) -> dict[str, ClientSplit]:
-        return {client.id: client for client in self.clients}
+        return self.clients[place]
 
     @property
     def ids(self) -> tuple[str, ...]:
         """The client ids in order."""
-        return tuple(client.id for client in self.clients)
+        return self.clients.ids
 
     def counts(self, y: Any, classes: int) -> np.ndarray:
         """Training rows of each client and class, (clients, classes)."""
-        labels = np.asarray(y)
-        rows = [np.bincount(labels[client.train], minlength=classes) for client in self.clients]
-        return np.stack(rows)
+        rows, owner = self.clients.part("train")
+        return _count(owner, np.asarray(y)[rows], len(self), classes)
 
     def save(self, path: Path | str, dataset: Dataset | Sequence[tuple[Dataset, int]] | None = None) -> None:
         """Write the index file, whole or not at all; given the data set, also each client's rows per class.
@@ -130,38 +93,50 @@ class Split:
         If groups of clients have their own data sets, `dataset` lists the data set and the size of each group.
         """
         path = Path(path)
-        entries = [
-            _client_json(client) if self.rows_known else _sizes_json(client) for client in self.clients
-        ]
         about: dict[str, Any] = {"hash": self.hash, "held_out": self.held_out}
         groups = [(dataset, len(self))] if isinstance(dataset, Dataset) else list(dataset or ())
         about |= _about_groups(groups)
-        counts = (
-            row for part, own in self.by_group(groups) for row in own.counts(part.labels, part.label_count)
-        )
-        for entry, row in zip(entries, counts, strict=False):
-            entry["counts"] = row.tolist()
-        clients = ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries)
+        clients = ",\n".join(self._lines(groups))
         content = f'{json.dumps(about)[:-1]},\n"clients": [\n{clients}\n]}}\n'
         write_whole(path, content.encode())
+
+    def _lines(self, groups: Sequence[tuple[Dataset, int]]) -> Iterator[str]:
+        """A client per line, as JSON; a million of them must not take long."""
+        clients = self.clients
+        parts = clients.row_lists() if self.rows_known else clients.sizes.tolist()
+        counts = chain.from_iterable(
+            own.counts(part.labels, part.label_count).tolist() for part, own in self.by_group(groups)
+        )
+        for place, (id, (train, validation, test)) in enumerate(zip(clients.ids, parts, strict=True)):
+            rows = f'"train":{train},"validation":{validation},"test":{test}'.replace(" ", "")
+            view = clients[place].view if place in clients.changes and self.rows_known else None
+            seen = f",{json.dumps(view, separators=(',', ':'))[1:-1]}" if view else ""
+            held = f',"counts":{row}'.replace(" ", "") if (row := next(counts, None)) is not None else ""
+            yield f'{{"id":{json.dumps(id)},{rows}{seen}{held}}}'
 
     def by_group(self, groups: Iterable[tuple[Dataset, int]]) -> list[tuple[Dataset, Split]]:
         """The clients of each group, in order, with the data set their rows belong to."""
         groups = list(groups)
         if len(groups) == 1:
             return [(groups[0][0], self)]
-        rest, found = list(self.clients), []
+        rest, found = self.clients, []
         for dataset, size in groups:
             own, rest = rest[:size], rest[size:]
-            ids = {client.id for client in own}
-            found.append((dataset, Split.of(own, (client for client in self.held_out if client in ids))))
+            found.append((dataset, Split.of(own, (one for one in self.held_out if one in own.places))))
         return found
 
     @classmethod
     def load(cls, path: Path | str) -> Split:
         """Read an index file that `save` wrote, and check its hash."""
-        content = _read_json(Path(path))
-        split = _from_json(content, Path(path))
+        path = Path(path)
+        large = read_lines(path) if path.is_file() else None
+        if large is not None:
+            about, clients = large
+            split = cls.of(clients, _held_out(about, clients.places, path))
+            if split.hash == about.get("hash"):
+                return split  # else the usual way says what is wrong
+        content = _read_json(path)
+        split = _from_json(content, path)
         if content.get("hash") != split.hash:
             raise DataError(f"{path} was changed after it was written: its rows lack its hash; make it anew")
         _check_counts(content, split, path)
@@ -193,30 +168,18 @@ def _about_groups(groups: Sequence[tuple[Dataset, int]]) -> dict[str, Any]:
     return {"groups": known} if known else {}
 
 
-def _hash(clients: Sequence[ClientSplit], held_out: Sequence[str]) -> str:
-    digest = hashlib.sha256()
-    for client in clients:
-        digest.update(json.dumps([client.id, *(len(rows) for rows in client.parts)]).encode())
-        for rows in client.parts:
-            digest.update(rows.astype("<i8").tobytes())
-        if client.shift is not None:
-            digest.update(json.dumps(client.shift.to_json()).encode())
+def _hash(clients: ClientSplits, held_out: Sequence[str]) -> str:
+    digest, rows, start = hashlib.sha256(), clients.rows.astype("<i8").view(np.uint8).data, 0
+    for place, (id, sizes) in enumerate(zip(clients.ids, clients.sizes.tolist(), strict=True)):
+        end = start + 8 * sum(sizes)
+        digest.update(f"[{json.dumps(id)}, {sizes[0]}, {sizes[1]}, {sizes[2]}]".encode())
+        digest.update(rows[start:end])
+        shift = clients.changes[place].get("shift") if place in clients.changes else None
+        if shift is not None:
+            digest.update(json.dumps(shift.to_json()).encode())
+        start = end
     digest.update(json.dumps(list(held_out)).encode())
     return digest.hexdigest()
-
-
-def _client_json(client: ClientSplit) -> dict[str, Any]:
-    rows = {name: rows.tolist() for name, rows in zip(PARTS, client.parts, strict=True)}
-    return {"id": client.id} | rows | client.view
-
-
-def _sizes_json(client: ClientSplit) -> dict[str, Any]:
-    return {"id": client.id} | {name: len(rows) for name, rows in zip(PARTS, client.parts, strict=True)}
-
-
-def _unknown(rows: int) -> np.ndarray:
-    """So many zeros in the memory of one."""
-    return np.broadcast_to(np.int64(0), rows)
 
 
 AnyConfig = PartitionConfig | FeatureShiftConfig | NaturalConfig
@@ -228,17 +191,17 @@ def make_split(dataset: Dataset, config: AnyConfig, rng: Rng) -> Split:
         return _natural(dataset, config, rng)
     if isinstance(config, FeatureShiftConfig):
         whole, shifts = make_split(dataset, config.ordinary, rng), config.deal(dataset, rng.child("shift"))
-        clients = [replace(one, shift=shift) for one, shift in zip(whole.clients, shifts, strict=True)]
-        return Split.of(clients, whole.held_out)
+        shifted = (replace(one, shift=shift) for one, shift in zip(whole.clients, shifts, strict=True))
+        return Split.of(shifted, whole.held_out)
     labels, classes = dataset.labels.numpy(), dataset.label_count
     official = _official_parts(dataset, config)
     if config.variant == "fedmrl":
-        parts = _by_share_table(labels, official, classes, config, rng)
+        dealt = _by_share_table(labels, official, classes, config, rng)
     elif official.train_rows < len(labels):
-        parts = _separate(labels, official, classes, config, rng)
+        dealt = _separate(labels, official, classes, config, rng)
     else:
-        parts = _merged(labels, classes, config, rng)
-    clients = [ClientSplit(str(client), *rows) for client, rows in enumerate(parts)]
+        dealt = _merged(labels, classes, config, rng)
+    clients = ClientSplits.dealt(map(str, range(config.clients)), *dealt)
     chosen = rng.child("held_out").numpy().choice(config.clients, config.held_out_count, replace=False)
     return Split.of(clients, (str(client) for client in sorted(chosen.tolist())))
 
@@ -249,7 +212,9 @@ def _natural(dataset: Dataset, config: NaturalConfig, rng: Rng) -> Split:
     return Split.of((ClientSplit(name, *rows) for name, rows in parts.items()), held_out)
 
 
-Parts = list[Rows]
+Dealt = tuple[
+    np.ndarray, np.ndarray, np.ndarray
+]  # whose row it is, of which part, and its number; one per row
 
 
 @dataclass(frozen=True)
@@ -262,8 +227,12 @@ class _Official:
 
     def cut(self, rows: np.ndarray, config: PartitionConfig) -> Rows:
         """Cut from a client's rows the parts that have no official rows."""
+        return cut_client(rows, *self.shares(config))
+
+    def shares(self, config: PartitionConfig) -> tuple[float, float]:
+        """The shares of a client's rows that are cut off for validation and test: none where rows are official."""
         validation = 0.0 if len(self.validation) else config.validation
-        return cut_client(rows, validation, 0.0 if len(self.test) else config.test)
+        return validation, 0.0 if len(self.test) else config.test
 
 
 def _official_parts(dataset: Dataset, config: PartitionConfig) -> _Official:
@@ -276,35 +245,51 @@ def _official_parts(dataset: Dataset, config: PartitionConfig) -> _Official:
     return _Official(start, rows[start:end], rows[end:])
 
 
-def _merged(labels: np.ndarray, classes: int, config: PartitionConfig, rng: Rng) -> Parts:
+def _merged(labels: np.ndarray, classes: int, config: PartitionConfig, rng: Rng) -> Dealt:
     owner = partition(labels, classes, config, rng.child("partition").numpy())
-    rows = _rows_by_client(owner, config.clients, rng.child("parts").numpy())
-    return [cut_client(mine, config.validation, config.test) for mine in rows]
+    return _cut_all(owner, config.clients, config.validation, config.test, rng.child("parts").numpy())
 
 
 def _separate(
     labels: np.ndarray, official: _Official, classes: int, config: PartitionConfig, rng: Rng
-) -> Parts:
+) -> Dealt:
     seen = labels[: official.train_rows]
     owner = partition(seen, classes, config, rng.child("partition").numpy())
     counts = _count(owner, seen, config.clients, classes)
+    held, tested = (
+        match(labels[rows], counts, rng.child(name).numpy())
+        for name, rows in (("validation", official.validation), ("test", official.test))
+    )
+    own = _cut_all(owner, config.clients, *official.shares(config), rng.child("parts").numpy())
+    return _together(own, _as_part(1, held, official.validation), _as_part(2, tested, official.test))
 
-    def dealt(name: str, rows: np.ndarray) -> list[np.ndarray]:
-        owner = match(labels[rows], counts, rng.child(name).numpy())
-        return [rows[mine] for mine in _rows_by_client(owner, config.clients)]
 
-    validation, test = dealt("validation", official.validation), dealt("test", official.test)
-    rows = _rows_by_client(owner, config.clients, rng.child("parts").numpy())
-    parts = [official.cut(mine, config) for mine in rows]
-    return [
-        (own[0], held if len(official.validation) else own[1], tested if len(official.test) else own[2])
-        for own, held, tested in zip(parts, validation, test, strict=True)
-    ]
+def _cut_all(
+    owner: np.ndarray, clients: int, validation: float, test: float, generator: np.random.Generator
+) -> Dealt:
+    """What `cut_client` does to the rows of every client, which come in random order, all at once."""
+    order = generator.permutation(len(owner))
+    order = order[np.argsort(owner[order], kind="stable")]
+    bounds = np.searchsorted(owner[order], np.arange(clients + 1))
+    order, owner = order[bounds[0] :], owner[order[bounds[0] :]]
+    tested, held = cut_sizes(np.diff(bounds), validation, test)
+    place = np.arange(len(order)) - (bounds[:-1] - bounds[0])[owner]
+    part = np.where(place < tested[owner], 2, np.where(place < (tested + held)[owner], 1, 0))
+    return owner, part, order
+
+
+def _as_part(part: int, owner: np.ndarray, rows: np.ndarray) -> Dealt:
+    return owner, np.full(len(rows), part), rows
+
+
+def _together(*dealt: Dealt) -> Dealt:
+    owner, part, rows = (np.concatenate(each) for each in zip(*dealt, strict=True))
+    return owner, part, rows
 
 
 def _by_share_table(
     labels: np.ndarray, official: _Official, classes: int, config: PartitionConfig, rng: Rng
-) -> Parts:
+) -> Dealt:
     """FedMRL's split: rows are cut into train, validation and test first; one table of shares divides each."""
     pools = _pools(official, config, rng.child("parts").numpy())
     sizes = np.bincount(labels[pools[0]], minlength=classes)
@@ -317,12 +302,11 @@ def _by_share_table(
 
     redraw(draw, len(pools[0]), classes, config)
     divided = []
-    for name, pool in zip(PARTS, pools, strict=True):
+    for part, (name, pool) in enumerate(zip(PARTS, pools, strict=True)):
         mine = labels[pool]
         counts = tables[0].counts(np.bincount(mine, minlength=classes))
-        owner = deal(mine, counts, rng.child("deal", name).numpy())
-        divided.append([np.sort(pool[rows]) for rows in _rows_by_client(owner, config.clients)])
-    return list(zip(*divided, strict=True))
+        divided.append(_as_part(part, deal(mine, counts, rng.child("deal", name).numpy()), pool))
+    return _together(*divided)
 
 
 def _pools(official: _Official, config: PartitionConfig, generator: np.random.Generator) -> Rows:
@@ -332,16 +316,6 @@ def _pools(official: _Official, config: PartitionConfig, generator: np.random.Ge
         official.validation if len(official.validation) else validation,
         official.test if len(official.test) else test,
     )
-
-
-def _rows_by_client(
-    owner: np.ndarray, clients: int, generator: np.random.Generator | None = None
-) -> list[np.ndarray]:
-    """The rows of each client, in random order if a generator is given."""
-    order = np.arange(len(owner)) if generator is None else generator.permutation(len(owner))
-    order = order[np.argsort(owner[order], kind="stable")]
-    bounds = np.searchsorted(owner[order], np.arange(clients + 1))
-    return [order[low:high] for low, high in pairwise(bounds)]
 
 
 def join_splits(splits: Sequence[Split], renumber: Sequence[bool]) -> Split:
@@ -410,8 +384,8 @@ def _check_client(path: Path, client: ClientSplit, rows: int, may_be_empty: bool
 
 
 def _check_overlap(path: Path, split: Split) -> None:
-    rows = np.concatenate([part for client in split.clients for part in client.parts])
-    owners = np.repeat(np.arange(len(split)), [sum(map(len, client.parts)) for client in split.clients])
+    rows = split.clients.rows
+    owners = np.repeat(np.arange(len(split)), split.clients.sizes.sum(axis=1))
     order = np.argsort(rows, kind="stable")
     twice = np.flatnonzero(rows[order][1:] == rows[order][:-1])
     if len(twice):
@@ -504,7 +478,7 @@ def _rows_from_json(values: Any, path: Path, client: str, part: str) -> np.ndarr
     return np.sort(np.array(values, dtype=np.int64))
 
 
-def _held_out(content: Mapping[str, Any], ids: Sequence[str], path: Path) -> tuple[str, ...]:
+def _held_out(content: Mapping[str, Any], ids: Collection[str], path: Path) -> tuple[str, ...]:
     values = content.get("held_out", [])
     held_out = tuple(map(str, values)) if isinstance(values, list) else ("?",)
     stray = [id for id in held_out if id not in ids]

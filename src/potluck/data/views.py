@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,16 +9,17 @@ import torch
 from torch import Tensor
 
 from potluck.core.dataset import Dataset
+from potluck.data.client_splits import ClientSplit, ClientSplits
 from potluck.data.filling import Filling
 from potluck.data.scaling import Scaling
-from potluck.data.split import ClientSplit, Split
+from potluck.data.split import Split
 
 
 def with_views(split: Split, data: Dataset) -> Split:
     """The split whose clients know how to fill and standardise their samples, where the data set asks for it."""
     if not data.standardize and not data.filled:
         return split
-    return replace(split, clients=tuple(_with_view(data, one) for one in split.clients))
+    return replace(split, clients=ClientSplits.of(_with_view(data, one) for one in split.clients))
 
 
 def _with_view(data: Dataset, client: ClientSplit) -> ClientSplit:
@@ -36,9 +36,9 @@ def _with_view(data: Dataset, client: ClientSplit) -> ClientSplit:
     return replace(client, filling=filling, scaling=scaling)
 
 
-def client_samples(data: Dataset, clients: Sequence[ClientSplit]) -> Tensor | None:
+def client_samples(data: Dataset, clients: ClientSplits) -> Tensor | None:
     """All samples, each as its client sees it; none where everyone sees them as they are stored."""
-    if not len(data) or not any(client.view for client in clients):
+    if not len(data) or not clients.changes:
         return None
     x = data.x.clone()
     for client in clients:

@@ -10,7 +10,7 @@ import numpy as np
 from potluck.core.card import ClientId
 from potluck.core.dataset import Dataset
 from potluck.data import Split, from_arrays
-from potluck.data.split import PARTS, ClientSplit
+from potluck.data.client_splits import PARTS, ClientSplit
 from potluck.data.views import with_views
 from potluck.errors import ConfigError, DataError
 from potluck.experiment.settings import ExperimentSettings

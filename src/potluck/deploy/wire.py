@@ -18,7 +18,7 @@ from potluck.core.card_fields import parse_fields
 from potluck.core.message import Message
 from potluck.core.plain_values import mapping, printable, read_json, short_name, shown, whole
 from potluck.core.task import Task
-from potluck.data.split import PARTS
+from potluck.data.client_splits import PARTS
 from potluck.engine.protocol import Examination, Failure, Outcome, Request
 from potluck.engine.wire import REQUESTS, read_reply, read_request, reply_note, request_note
 from potluck.errors import MessageError

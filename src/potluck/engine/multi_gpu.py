@@ -6,7 +6,8 @@ and the client's; states never do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -41,6 +42,10 @@ class MultiGpuStore:
     def put(self, client: ClientId, state: State | Path) -> None:
         """Store a state, or the file in which a checkpoint has it."""
         self.stores[self.home(client)].put(client, state)
+
+    def held(self) -> Iterator[ClientId]:
+        """The clients that have a stored state: they ever trained."""
+        return itertools.chain.from_iterable(store.held() for store in self.stores)
 
     def holds(self, client: ClientId) -> bool:
         """Whether a client has a stored state: it ever trained."""

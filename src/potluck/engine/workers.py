@@ -68,9 +68,10 @@ def _round_size(clients: ClientBuilder) -> float:
     trainers = clients.population.trainers
     kinds = {clients.kind(client): client for client in reversed(trainers[:FEW])}
     largest = max(sum(p.numel() for p in clients.build_model(one).parameters()) for one in kinds.values())
-    samples = sum(
-        clients.population.samples(client)["train"] * clients.client_training(client).epochs
-        for client in trainers
+    samples: int = sum(
+        rows * clients.client_training(client).epochs
+        for client, rows in zip(clients.split.ids, clients.split.clients.sizes[:, 0].tolist(), strict=True)
+        if client not in clients.population.held_out
     )
     return largest * samples / len(trainers)
 

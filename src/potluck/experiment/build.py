@@ -145,7 +145,7 @@ def _assigned_pool(experiment: ExperimentSettings, split: Split, groups: Sequenc
     settings = experiment.models
     if not experiment.federation:
         pool = model_pool(experiment)
-        pool.cover(client.id for client in split.clients)
+        pool.cover(split.ids)
         return pool
     entries: dict[str, Any] = {}
     sizes = [(group.data, group.clients) for group in groups]

@@ -22,7 +22,8 @@ from potluck.core.settings import ClientOverrides, ClientTraining
 from potluck.core.state import BufferPolicy, Precision
 from potluck.core.streams import Source
 from potluck.core.task import Task
-from potluck.data import ClientSplit, Split
+from potluck.data import Split
+from potluck.data.client_splits import ClientSplits
 from potluck.data.views import client_samples
 from potluck.errors import ConfigError
 from potluck.federation.groups import GroupData, shared_test
@@ -60,7 +61,7 @@ class ClientBuilder:
         self._kinds: dict[ClientId, str] = {}
         self._flexible: dict[str, bool] = {}
         self._shared_tests: dict[int, np.ndarray] = {}
-        own = (self._clients_of(place) for place in range(len(self.groups)))
+        own = (self.clients_of(place) for place in range(len(self.groups)))
         self._samples = [client_samples(group.data, mine) for group, mine in zip(groups, own, strict=True)]
         self._place_data(torch.device(device))
         for client in {*self.overrides} - {*population.ids} if self.overrides else ():
@@ -141,16 +142,17 @@ class ClientBuilder:
         """The rows of the test set that the clients of a group share."""
         group = self.population[client].group
         if group not in self._shared_tests:
-            self._shared_tests[group] = shared_test(self.groups[group].data, self._clients_of(group))
+            self._shared_tests[group] = shared_test(self.groups[group].data, self.clients_of(group))
         return self._shared_tests[group]
 
-    def _clients_of(self, group: int) -> Sequence[ClientSplit]:
+    def clients_of(self, group: int) -> ClientSplits:
+        """The clients of a group with their rows."""
         start = sum(part.clients for part in self.groups[:group])
         return self.split.clients[start : start + self.groups[group].clients]
 
     def fingerprints(self) -> dict[str, str]:
         """A hash of the weights each architecture starts from; modules of one's own may bring any."""
-        first = {self._form(client): client for client in reversed(self.population.ids)}
+        first = {self._form(client): client for client in reversed(self.population.representatives)}
         return {form: fingerprint(self.build_model(client)) for form, client in first.items()}
 
     def _form(self, client: ClientId) -> str:

@@ -6,9 +6,10 @@ Everything follows from the experiment and its seeds; no method has a say in dat
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from potluck.core.card import ClientId
 from potluck.core.dataset import Data, Dataset
 from potluck.core.method import Method
 from potluck.core.own_metrics import OwnMetrics
-from potluck.core.population import ClientFacts, Population
+from potluck.core.population import REMEMBERED, ClientFacts, Population
 from potluck.core.public import Public, check_same_samples
 from potluck.core.rng import Rng, Seeds
 from potluck.core.server import Server
@@ -28,6 +29,7 @@ from potluck.core.settings import ClientOverrides, ClientTraining
 from potluck.core.state import BufferPolicy, Precision
 from potluck.core.task import Task
 from potluck.data import Split
+from potluck.data.client_splits import PARTS
 from potluck.data.public import public_for
 from potluck.errors import ConfigError
 from potluck.federation.builder import ClientBuilder, Publics, to_device
@@ -108,12 +110,17 @@ def assemble(
     overrides: Mapping[ClientId, ClientOverrides] | None = None,
     participation: float = 1.0,
     publics: Publics = lambda device: (),
+    representatives: Sequence[ClientId] | None = None,
+    architecture: Callable[[ClientId], str] | None = None,
     secret: Callable[[ClientId], Rng] | None = None,
     device: torch.device | str = "cpu",
     precision: Precision = "float32",
     metrics: OwnMetrics | None = None,
 ) -> Federation:
-    """Put a federation together: `ids` and `facts` say who takes part, `split` has the rows that are here."""
+    """Put a federation together: `ids` and `facts` say who takes part, `split` has the rows that are here.
+
+    `representatives` and `architecture` as in `Population`.
+    """
     starts = np.cumsum([0, *(group.clients for group in groups)])
     population = Population(
         ids,
@@ -122,6 +129,8 @@ def assemble(
         card_fields=method.told(),
         draws=seeds.tree("cohort"),
         first_clients=[split.ids[start] for start in starts[:-1]],
+        representatives=representatives,
+        architecture=architecture,
         held_out=split.held_out,
         participation=participation,
         publics=publics(torch.device(device)),
@@ -163,10 +172,20 @@ def simulated(
 
     `settings` are those of `assemble`: training, overrides, participation, device, precision, metrics.
     """
-    models = PrivateModels(pool, split.ids, seeds, independent_init)
+    models = PrivateModels(pool, split.ids, seeds, independent_init, split.clients.places)
     facts, publics = FactsFromData(groups, split, models), public_views(public, groups, seeds)
     federation = assemble(
-        method, split.ids, facts, models, groups, split, seeds=seeds, publics=publics, **settings
+        method,
+        split.ids,
+        facts,
+        models,
+        groups,
+        split,
+        seeds=seeds,
+        publics=publics,
+        representatives=facts.firsts(),
+        architecture=models.architecture,
+        **settings,
     )
     check_public(federation.population)
     check_trained(federation.prepared())
@@ -183,7 +202,7 @@ def _readable_data(task: Task) -> str:
 def check_trained(federation: Federation) -> None:
     """Refuse a client none of whose parameters can be trained: all are frozen, and the method adds none."""
     clients, population, method = federation.clients, federation.population, federation.method
-    for client in _one_of_each(federation):
+    for client in reversed(population.representatives):
         task = population.task_of(client)
         key = population.architecture(client)
         if not clients.models.pool.is_frozen(key, task, who=f"client {client}"):
@@ -199,44 +218,39 @@ def check_trained(federation: Federation) -> None:
             )
 
 
-def _one_of_each(federation: Federation) -> list[ClientId]:
-    """A client of each architecture in each group."""
-    found, ids = list[ClientId](), iter(federation.population.ids)
-    for group in federation.clients.groups:
-        members = reversed(list(itertools.islice(ids, group.clients)))
-        found += {federation.clients.models.architecture(client): client for client in members}.values()
-    return found
-
-
 class FactsFromData:
     """What is known of clients whose data are here."""
 
     def __init__(self, groups: Sequence[GroupData], split: Split, models: PrivateModels) -> None:
         self.groups, self.split, self.models = groups, split, models
-        places = (place for place, group in enumerate(groups) for _ in range(group.clients))
-        self._group = dict(zip(split.ids, places, strict=True))
-        self._held: dict[ClientId, tuple[int, ...]] = {}
+        self._starts = [0, *itertools.accumulate(group.clients for group in groups)]
+        self._classes = lru_cache(maxsize=REMEMBERED)(self._read_classes)
+
+    def firsts(self) -> list[ClientId]:
+        """The first client of each architecture in each group."""
+        groups = itertools.starmap(range, itertools.pairwise(self._starts))
+        return [client for places in groups for client in self.models.firsts(places)]
 
     def __call__(self, client: ClientId) -> ClientFacts:
         """The facts of one client."""
-        group, own, models = self._group[client], self.split[client], self.models
-        data = self.groups[group].data
+        place, models = self.split.clients.places[client], self.models
+        group = bisect_right(self._starts, place) - 1
+        data, sizes = self.groups[group].data, self.split.clients.sizes[place].tolist()
         return ClientFacts(
             task=data.task,
             class_names=data.class_names,
-            samples={"train": len(own.train), "validation": len(own.validation), "test": len(own.test)},
+            samples=dict(zip(PARTS, sizes, strict=True)),
             architecture=models.architecture(client),
             label=lambda: models.label(client),
             build_model=lambda: models.build(client, data.task),
             head=lambda: models.head(client, data.task),
             group=group,
-            known=lambda field: self._classes(client, data) if field == "classes_held" else None,
+            known=lambda field: self._classes(client, group) if field == "classes_held" else None,
         )
 
-    def _classes(self, client: ClientId, data: Dataset) -> tuple[int, ...]:
-        if client not in self._held:
-            self._held[client] = data.task.rules.held(data.y.cpu().numpy()[self.split[client].train])
-        return self._held[client]
+    def _read_classes(self, client: ClientId, group: int) -> tuple[int, ...]:
+        data = self.groups[group].data
+        return data.task.rules.held(data.y.cpu().numpy()[self.split[client].train])
 
 
 def public_views(public: PublicSamples | None, groups: Sequence[GroupData], seeds: Seeds) -> Publics:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from potluck.core.dataset import Dataset
 from potluck.core.streams import Prepare
-from potluck.data import ClientSplit
+from potluck.data.client_splits import ClientSplits
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class GroupData:
     augmented: bool = True
 
 
-def shared_test(data: Dataset, clients: Sequence[ClientSplit]) -> np.ndarray:
+def shared_test(data: Dataset, clients: ClientSplits) -> np.ndarray:
     """The rows of the test set that clients share: the official one, or else their own test parts together.
 
     Where clients have their own rows or their own view of them, a row of nobody in the split is not measured: it
@@ -32,11 +31,10 @@ def shared_test(data: Dataset, clients: Sequence[ClientSplit]) -> np.ndarray:
     if not len(data):
         return official
     trained, owned = np.zeros(len(data.y), dtype=bool), np.zeros(len(data.y), dtype=bool)
-    for client in clients:
-        trained[client.train] = True
-        owned[np.concatenate(client.parts)] = True
-    own = np.sort(np.concatenate([client.test for client in clients]))
-    if data.owners is not None or any(client.view for client in clients):
+    trained[clients.part("train")[0]] = True
+    owned[clients.rows] = True
+    own = np.sort(clients.part("test")[0])
+    if data.owners is not None or clients.changes:
         official = official[owned[official]]
     if not len(official) or trained[official].any():
         return own

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from potluck.core.card import ClientId
 from potluck.core.contract import Shapes, shapes_below
@@ -18,16 +18,28 @@ class PrivateModels:
     """Which architecture each client has, and its first weights, from the pool and the seed `init`."""
 
     def __init__(
-        self, pool: ModelPool, ids: Sequence[ClientId], seeds: Seeds, independent_init: bool = False
+        self,
+        pool: ModelPool,
+        ids: Sequence[ClientId],
+        seeds: Seeds,
+        independent_init: bool = False,
+        places: Mapping[ClientId, int] | None = None,
     ) -> None:
-        """`independent_init`: every client starts from weights of its own, not from its architecture's."""
+        """`independent_init`: every client starts from weights of its own, not from its architecture's.
+
+        `places` has the place of each client among `ids`, where that is known.
+        """
         self.pool, self.independent_init = pool, independent_init
-        self._seed = seeds.tree("init")
-        self._index = {client: number for number, client in enumerate(ids)}
+        self._seed, self._ids = seeds.tree("init"), ids
+        self._index = places if places is not None else {client: place for place, client in enumerate(ids)}
 
     def architecture(self, client: ClientId) -> str:
         """The key of a client's architecture."""
         return self.pool.key(self._index[client], client, len(self._index))
+
+    def firsts(self, places: range) -> list[ClientId]:
+        """The first client of each architecture among those at some places."""
+        return [self._ids[place] for place in self.pool.firsts(places, self._ids, len(self._ids))]
 
     def label(self, client: ClientId) -> str:
         """A short name of a client's model."""

@@ -16,7 +16,7 @@ def require_built_names(population: Population, buffers: BufferPolicy) -> None:
     """
     built: dict[tuple[str, int], Shapes] = {}
     wrong: dict[ClientId, str] = {}
-    for client in population.ids:
+    for client in population.representatives:
         facts = population[client]
         told = facts.known("names")
         if told is None:

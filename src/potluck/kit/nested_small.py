@@ -46,7 +46,7 @@ class NestedSmall(SharedSmall):
 
     def setup(self, population: Population) -> None:
         """Find d2, the smallest width of all clients, and cut θ into one slice per d1."""
-        self.d2 = min(map(population.width, population.ids))
+        self.d2 = min(map(population.width, population.representatives))
         d1 = self.config.tune.values(self.d2)[-1] if self.config.d1 == "auto" else self.config.d1
         widths = per_client(d1, population.ids, "method.d1")
         self.slices = Nested(widths, lambda d1: self.build_small(population.task, d1), self.config.buffers)

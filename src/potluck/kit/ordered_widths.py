@@ -93,7 +93,7 @@ class OrderedWidths(SubNetworks):
         strange = {
             client: f"{self.name}: {named(population, client)} has a width that is neither in models nor in "
             "method.widths; name it there"
-            for client in population.ids
+            for client in population.representatives
             if dict(population.names(client)) not in self.widths
         }
         refuse(population, strange)

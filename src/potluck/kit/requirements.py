@@ -60,12 +60,12 @@ def require_one_width(population: Population, reason: str, otherwise: str = "") 
     """All clients' representations must be equally wide; `otherwise` ends the sentence."""
     first = population.ids[0]
     width = population.width(first)
-    for client in population.ids:
+    for client in population.representatives:
         if population.width(client) != width:
             raise ConfigError(
                 f"{population.method_name}: {reason} needs one representation width, but "
                 f"{named(population, client)} has {population.width(client)}, {named(population, first)} has "
-                f"{width}; {one_width_for_all(min(map(population.width, population.ids)))}{otherwise}"
+                f"{width}; {one_width_for_all(min(map(population.width, population.representatives)))}{otherwise}"
             )
 
 
@@ -73,7 +73,7 @@ def require_one_form(
     population: Population, layer: str, shapes: Callable[[ClientId], Shapes], otherwise: str = ""
 ) -> None:
     """A layer must have tensors of the same names and shapes in all models; `otherwise` ends the sentence."""
-    first, *others = population.ids
+    first, *others = population.representatives
     for client in others:
         if shapes(client) != shapes(first):
             raise ConfigError(
@@ -85,7 +85,7 @@ def require_one_form(
 
 def _one_form(population: Population, layer: str, first: ClientId, client: ClientId) -> str:
     if population.width(first) != population.width(client):
-        return one_width_for_all(min(map(population.width, population.ids)))
+        return one_width_for_all(min(map(population.width, population.representatives)))
     return f"choose models whose {layer}s have the same layers"
 
 
@@ -159,4 +159,5 @@ def require_linear_heads(population: Population, reason: str, *others: Model) ->
 
 def one_per_architecture(population: Population) -> list[ClientId]:
     """The first client of each architecture; where cards tell of models, of each that they tell of."""
-    return list({population.form(client): client for client in reversed(population.ids)}.values())
+    everyone = reversed(population.representatives)
+    return list({population.form(client): client for client in everyone}.values())

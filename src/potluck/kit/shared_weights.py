@@ -39,7 +39,7 @@ class SharedWeights(Method):
         """With `share: all` every client must have the same model."""
         if self.config.share != "all":
             return
-        first, *others = population.ids
+        first, *others = population.representatives
         for client in others:
             if population.names(client) != population.names(first):
                 raise ConfigError(

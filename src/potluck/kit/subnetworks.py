@@ -86,7 +86,7 @@ class SubNetworks(Method):
         wrong = {
             client: f"{self.name}: {named(population, client)} {reason}; give all clients one architecture in "
             f"widths up to the parent's, or {OTHERS}"
-            for client in population.ids
+            for client in population.representatives
             if (reason := self.misfit(population.names(client)))
         }
         refuse(population, wrong)

@@ -119,6 +119,23 @@ class ModelPool:
             return self._places[client_index % len(self._places)]
         return self._places[client_index * len(self._places) // total]
 
+    def firsts(self, places: range, client_ids: Sequence[str], total: int) -> list[int]:
+        """The places of the first client of each architecture, among some of the clients."""
+        found: dict[str, int] = {}
+        for place in self._candidates(places, total):
+            found.setdefault(self.key(place, client_ids[place], total), place)
+        return sorted(found.values())
+
+    def _candidates(self, places: range, total: int) -> Iterable[int]:
+        """Places among which each architecture comes for the first time; by far not all where they are dealt."""
+        if self._clients is not None:
+            return places
+        kinds = len(self._places)
+        if self.order == "cycle":
+            return places[:kinds]
+        starts = {places.start, *(-(-kind * total // kinds) for kind in range(kinds))}
+        return sorted(place for place in starts if place in places)
+
     def entry(self, client_index: int, client_id: str, total: int) -> Entry:
         """A client's entry as it was given."""
         return self._entries[self.key(client_index, client_id, total)]

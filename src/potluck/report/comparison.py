@@ -37,6 +37,7 @@ from potluck.report.log import (
 from potluck.report.measures import ACCURACY as ACCURACY_MEASURE
 from potluck.report.measures import Measure, measure_of
 from potluck.report.scores import DIRECTIONS, UNITS, disagreement, messages_block, seconds_per_round
+from potluck.report.split_file import by_group, read_split
 
 BySeed = Mapping[str, Mapping[str, float]]  # seed → client → accuracy
 
@@ -384,7 +385,8 @@ def _read_result(folder: Path, label: str | None, view: View, when: str | None) 
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error}") from None
     series = metrics.series.get(key) if key else None
-    split = read_mapping(folder / "split.json") or {}
+    measured = {client for one in metrics.series.values() for client in one.names}
+    split = read_split(folder / "split.json", measured)
     method = method_name(config)
     curves = {found: one.curve(label or method) for found, one in metrics.series.items()}
     return _Result(
@@ -429,9 +431,9 @@ def _names(config: Mapping[str, Any], metrics: Metrics, clients: Sequence[str]) 
 
 def _data_sets(split: Mapping[str, Any]) -> dict[str, str]:
     """The data set of each client, where groups have their own: `split.json` lists clients group by group."""
-    groups, clients = split.get("groups") or (), split.get("clients") or ()
-    names = [str(group["data"]) for group in groups for _ in range(group["clients"])]
-    return {str(part["id"]): name for part, name in zip(clients, names, strict=False)}
+    if not split.get("groups"):
+        return {}
+    return {str(part["id"]): str(group["data"]) for group, own, _ in by_group(split) for part in own}
 
 
 def _about(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from potluck.report import plots
 from potluck.report.comparison_plots import bytes_picture, curves_picture, gains_picture, grids, heat_map
 from potluck.report.format import VIEW_NAMES, capital, counted, method_label
 from potluck.report.html import in_words, render
-from potluck.report.log import read_mapping
 from potluck.report.page import split_part
 from potluck.report.render import Column, Sheet, words
 from potluck.report.sheets import (
@@ -34,6 +33,7 @@ from potluck.report.sheets import (
     sweep_sheet,
     targets_sheet,
 )
+from potluck.report.split_file import read_split
 
 SETTINGS = "experiment.yaml"
 
@@ -104,7 +104,7 @@ def _split(folder: Path, comparison: Mapping[str, Any]) -> dict[str, Any] | None
     """The split of the first seed."""
     runs = comparison["methods"][0].get("runs") or {}
     seed, name = next(iter(runs.items()), (None, ""))
-    split = (read_mapping(folder / name / "split.json") if name else None) or {}
+    split = read_split(folder / name / "split.json") if name else {}
     part = split_part(split)
     return None if part is None else part | {"seed": seed}
 

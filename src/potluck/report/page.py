@@ -40,10 +40,14 @@ from potluck.report.sheets import (
     how,
     measure_in,
     not_measured,
+    number_of_rows,
     run_further_sheet,
     run_sheet,
+    some_rows,
 )
+from potluck.report.split_file import by_group, read_split, total_of
 
+MOST_ROWS = 1000  # clients in the table of a page
 _ELSEWHERE = ("models", "settings")  # what other parts of the page show of environment.json
 _Part = dict[str, Any] | None  # what the template of a section needs; None leaves the section out
 
@@ -119,7 +123,7 @@ def _load(folder: Path) -> _Run:
         folder=folder,
         config=config,
         environment=read_mapping(folder / "environment.json") or {},
-        split=read_mapping(folder / "split.json") or {},
+        split=read_split(folder / "split.json", logged.get("per_client") or ()),
         contract=read_mapping(folder / "contract.json") or {},
         summary=(stored or _unfinished(folder, config)) | {"accuracy": logged},
         tuning=read_mapping(folder / "tuning.json") or {},
@@ -143,7 +147,7 @@ def _unfinished(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 def _subtitle(run: _Run) -> str:
     partition = run.config.get("partition")
     kind = partition.get("kind") if isinstance(partition, Mapping) else partition
-    clients = run.summary.get("clients") or len(run.split.get("clients") or ())
+    clients = run.summary.get("clients") or total_of(run.split)
     seed = run.summary.get("seed")
     parts = [
         str(run.config.get("name") or run.folder.name),
@@ -274,18 +278,31 @@ def _tuning(tuning: Mapping[str, Any]) -> _Part:
 
 def _clients(run: _Run) -> _Part:
     accuracy = run.summary.get("accuracy") or {}
-    rows = client_rows(run.split, accuracy, _models(run), _further(run))
-    if not rows:
+    every = client_rows(run.split, accuracy, _models(run), _further(run))
+    if not every:
         return None
-    values = accuracy.get("per_client") or {}
-    some = f": {len(values):,} of {len(rows):,} clients." if len(values) < len(rows) else "."
+    values, total = accuracy.get("per_client") or {}, number_of_rows(run.split, every)
+    rows = some_rows(every, MOST_ROWS)
+    some = f": {len(values):,} of {total:,} clients." if len(values) < total else "."
     return {
         "lead": f"In the last evaluated round, {how(accuracy)}{some}" if values else "",
         "kept": about_kept(accuracy, kept_round(run.folder)),
+        "title": f"All {len(rows)} clients" if len(rows) == total else f"{len(rows):,} of {total:,} clients",
+        "left_out": _left_out(len(rows), total),
         "picture": plots.client_bars(values, run.measure) if values else None,
         "sheet": run_sheet(run.summary, rows),
         "bars": run.measure.name if values and run.measure.is_share else "",
     }
+
+
+def _left_out(shown: int, total: int) -> str:
+    """That the table has not everyone, where it has not."""
+    if shown == total:
+        return ""
+    return (
+        f"The table has {shown:,} of {total:,} clients: those that were measured, then the first of the others; "
+        "all are in split.json."
+    )
 
 
 def _further(run: _Run) -> dict[str, dict[str, float]]:
@@ -316,16 +333,16 @@ def _models(run: _Run) -> dict[str, str]:
 
 def split_part(split: Mapping[str, Any]) -> _Part:
     """A picture of who has which class, one per data set where groups have their own."""
-    clients = [part for part in split.get("clients") or () if part.get("counts")]
-    if not clients:
+    if not any(part.get("counts") for part in split.get("clients") or ()):
         return None
     pictures = []
-    for group in split.get("groups") or [dict(split) | {"clients": len(clients)}]:
-        own, clients = clients[: group["clients"]], clients[group["clients"] :]
+    for group, everyone, total in by_group(split):
+        own = [part for part in everyone if part.get("counts")]
         picture = plots.split_picture(
             [part["counts"] for part in own],
             [str(part["id"]) for part in own],
             [str(name) for name in group.get("class_names") or ()] or None,
+            total if "total" in split else None,
         )
         pictures.append((group["data"] if "groups" in split else None, picture))
     return {"hash": split.get("hash"), "pictures": pictures}

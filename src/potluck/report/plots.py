@@ -290,12 +290,16 @@ class _Layout:
 
 @own_style()
 def split_picture(
-    counts: Sequence[Sequence[int]], clients: Sequence[str], class_names: Sequence[str] | None = None
+    counts: Sequence[Sequence[int]],
+    clients: Sequence[str],
+    class_names: Sequence[str] | None = None,
+    total: int | None = None,
 ) -> Figure:
     """Who has which class: a column per client, a row per class, and bubbles whose area is the number of samples.
 
     With many clients, the bubbles become small squares that are darker for more samples. The bars above are the
-    clients' training samples. Of more than 100 clients or classes the first 100 are shown.
+    clients' training samples. Of more than 100 clients or classes the first 100 are shown; `total` is the number
+    of clients, where not all are given.
     """
     everything = np.asarray(counts, np.int64).reshape(len(clients), -1)
     table = everything[:MOST_CLIENTS, :MOST_CLASSES]
@@ -312,7 +316,8 @@ def split_picture(
     _split_ticks(bubbles, shown, names, layout.cell)
     _draw_sizes(bars, everything[: table.shape[0]].sum(1))
     _size_key(figure, layout, int(table.max(initial=0)))
-    note_below(figure, _left_out(everything.shape, table.shape))
+    everyone = everything.shape if total is None else (total, everything.shape[1])
+    note_below(figure, _left_out(everyone, table.shape))
     return figure
 
 

@@ -65,11 +65,11 @@ class Sheet:
         """The text of every cell."""
         return [tuple(column.cell(entry) for column in self.columns) for entry in self.entries]
 
-    def first(self, rows: int, where: str) -> Sheet:
-        """The sheet cut to so many rows, with a note that says where the whole one is."""
+    def first(self, rows: int, where: str, total: int | None = None) -> Sheet:
+        """The sheet cut to so many rows, with a note that says where the whole one is, and how many that has."""
         if len(self.entries) <= rows:
             return self
-        note = f"The first {rows} of {len(self.entries)} rows; {where} has them all."
+        note = f"The first {rows} of {total or len(self.entries)} rows; {where} has them all."
         return replace(self, entries=self.entries[:rows], notes=(note, *self.notes))
 
     def without_empty_columns(self) -> Sheet:

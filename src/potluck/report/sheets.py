@@ -6,6 +6,7 @@ comparison has nothing of what they show.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
@@ -30,6 +31,7 @@ from potluck.report.format import (
 from potluck.report.log import natural
 from potluck.report.measures import ACCURACY, Measure, measure_named, measure_of
 from potluck.report.render import Column, Sheet, itself, words
+from potluck.report.split_file import total_of
 
 Comparison = Mapping[str, Any]
 REPORTED = " *"  # beside the mode that a method is judged by, where it was measured in several
@@ -223,6 +225,25 @@ def client_rows(
         }
         for client in sorted((parts.keys() | values.keys()) - held_out, key=natural)
     ]
+
+
+def number_of_rows(split: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> int:
+    """How many rows all clients would have; `client_rows` has those that were read."""
+    return len(rows) + total_of(split) - len(split.get("clients") or ()) - _held_out_unread(split)
+
+
+def _held_out_unread(split: Mapping[str, Any]) -> int:
+    read = {str(part["id"]) for part in split.get("clients") or ()}
+    return sum(str(client) not in read for client in split.get("held_out") or ())
+
+
+def some_rows(rows: Sequence[Mapping[str, Any]], most: int) -> Sequence[Mapping[str, Any]]:
+    """At most so many rows, in order: first those of clients that were measured, then the first of the others."""
+    if len(rows) <= most:
+        return rows
+    measured = (place for place, row in enumerate(rows) if row.get("accuracy") is not None)
+    chosen = dict.fromkeys([*measured, *range(len(rows))])
+    return [rows[place] for place in sorted(itertools.islice(chosen, most))]
 
 
 def _size(rows: list[int] | int | None) -> int | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -24,15 +25,16 @@ LARGE = 10.0  # of numbers to predict: far from what a fresh model gives, and it
 
 def advice(federation: Federation) -> Iterator[str]:
     """One sentence for each thing the user should know before this run begins."""
-    population = federation.population
-    single = [client for client in population.trainers if population.samples(client)["train"] == 1]
+    population, sizes = federation.population, federation.split.clients.sizes
+    trained = np.array([client not in population.held_out for client in population.ids])
+    single = _at(population, trained & (sizes[:, 0] == 1))
     if single:
         yield (
             f"{_count(population, single)} a single training sample (client {single[0]}), and whatever leaves such "
             "a client tells of that sample alone; partition.min_size asks for more"
         )
-    others = (client for client in population.trainers if client not in single)
-    uniform = [client for client in others if _has_one_class(population, client)]
+    alike = _at(population, trained & (sizes[:, 0] > 1) & _have_one_label(federation))
+    uniform = [client for client in alike if _has_one_class(population, client)]
     if uniform:
         label = population.class_names(uniform[0])[population.classes_held(uniform[0])[0]]
         yield (
@@ -43,7 +45,7 @@ def advice(federation: Federation) -> Iterator[str]:
         yield "engine.precision: tf32 is for GPUs and changes nothing here: this run computes in float32"
     yield from filter(None, (_about_labels(group.data) for group in federation.clients.groups))
     yield from column_advice(federation)
-    yield from _about_tests(population)
+    yield from _about_tests(population, _at(population, sizes[:, 2] == 0))
     yield from federation.method.advice(population)
     short = _too_small_for_batch_norm(federation)
     if short:
@@ -55,9 +57,29 @@ def advice(federation: Federation) -> Iterator[str]:
         )
 
 
-def _about_tests(population: Population) -> Iterator[str]:
+def _at(population: Population, chosen: np.ndarray) -> list[ClientId]:
+    """The clients at the places that are true: facts of a million are not looked up one by one."""
+    return [population.ids[place] for place in np.flatnonzero(chosen).tolist()]
+
+
+def _have_one_label(federation: Federation) -> np.ndarray:
+    """Whether all training rows of a client have one label; true of those whose samples have several labels."""
+    found = []
+    for place, group in enumerate(federation.clients.groups):
+        split = federation.clients.clients_of(place)
+        sizes, labels = split.sizes[:, 0], group.data.y
+        alike = np.ones(len(split), dtype=bool)
+        if len(group.data) and labels.dim() == 1:
+            own = labels.cpu().numpy()[split.part("train")[0]]
+            starts = (np.cumsum(sizes) - sizes)[sizes > 0]
+            same = own == np.repeat(own[starts], sizes[sizes > 0])
+            alike[sizes > 0] = np.logical_and.reduceat(same, starts) if len(starts) else True
+        found.append(alike)
+    return np.concatenate(found)
+
+
+def _about_tests(population: Population, untested: Sequence[ClientId]) -> Iterator[str]:
     """Clients that are not tested though others are: every mean is without them."""
-    untested = [client for client in population if population.samples(client).get("test") == 0]
     if 0 < len(untested) < len(population):
         have, them = ("has", "it") if len(untested) == 1 else ("have", "them")
         yield (
@@ -123,10 +145,14 @@ def _about_numbers(data: Dataset) -> str | None:
 def _too_small_for_batch_norm(federation: Federation) -> dict[ClientId, int]:
     """Clients whose last batch is too small for batch norm though a full one is not, with its number of samples."""
     population, clients = federation.population, federation.clients
-    left = {client: _left_over(federation, client) for client in population.trainers}
-    left = {client: samples for client, samples in left.items() if 1 < samples < ENOUGH}
+    pool, some = clients.models.pool, population.representatives
+    if not any(
+        pool.has_batch_norm(population.architecture(client), population.task_of(client)) for client in some
+    ):
+        return {}
+    left = {client: samples for client, samples in _left_over(federation) if 1 < samples < ENOUGH}
     forms = {client: (population.architecture(client), population.task_of(client)) for client in left}
-    positions = {form: _positions(clients.models.pool, *form) for form in dict.fromkeys(forms.values())}
+    positions = {form: _positions(pool, *form) for form in dict.fromkeys(forms.values())}
     return {
         client: samples
         for client, samples in left.items()
@@ -135,12 +161,14 @@ def _too_small_for_batch_norm(federation: Federation) -> dict[ClientId, int]:
     }
 
 
-def _left_over(federation: Federation, client: ClientId) -> int:
-    """The size of a client's short last batch, 0 if there is none. Training leaves out a batch of one sample."""
-    training = federation.clients.client_training(client)
-    samples = federation.population.samples(client)["train"]
-    keeps = training.last_batch == "keep" and samples > training.batch_size
-    return samples % training.batch_size if keeps else 0
+def _left_over(federation: Federation) -> Iterator[tuple[ClientId, int]]:
+    """The size of each client's short last batch, 0 if there is none. Training leaves out a batch of one sample."""
+    sizes = federation.split.clients.sizes[:, 0].tolist()
+    for client, samples in zip(federation.population.ids, sizes, strict=True):
+        training = federation.clients.client_training(client)
+        keeps = training.last_batch == "keep" and samples > training.batch_size
+        if client not in federation.population.held_out:
+            yield client, samples % training.batch_size if keeps else 0
 
 
 def _positions(pool: ModelPool, architecture: str, task: Task) -> int | None:

@@ -99,7 +99,7 @@ def data_facts(federation: Federation) -> dict[str, Any]:
 
 def views_hash(split: Split) -> str | None:
     """A hash of what clients do to their samples, also of what the hash of the split leaves out; None: nothing."""
-    found = {one.id: one.view for one in split.clients if one.view}
+    found = {split.ids[place]: split.clients[place].view for place in sorted(split.clients.changes)}
     return hashlib.sha256(json.dumps(found).encode()).hexdigest() if found else None
 
 

@@ -34,11 +34,11 @@ class RunState:
         Gives a function that takes back one attempt at the round, so that another can follow.
         """
         before, undo_clients = self.server.snapshot(), self.store.mark(cohort)
-        accepted, failures = dict(self.rounds.accepted), dict(self.failures)
+        accepted, failures = _entries(self.rounds.accepted, cohort), _entries(self.failures, cohort)
 
         def undo_attempt() -> None:
             self.server.restore(before)
-            self.rounds.engine.settle(round_, self.rounds.federation.population.trainers, ())
+            self.rounds.engine.settle(round_, cohort, ())
 
         try:
             yield undo_attempt
@@ -47,7 +47,8 @@ class RunState:
                 with held_back():
                     undo_attempt()
                     undo_clients()  # the round may have been settled before it was stopped
-                    self.rounds.accepted, self.failures = accepted, failures
+                    _put_back(self.rounds.accepted, accepted)
+                    _put_back(self.failures, failures)
             raise
 
     def count_failures(self, clients: Iterable[ClientId]) -> None:
@@ -82,3 +83,17 @@ class RunState:
                 outlines[kind] = clients.build_client(client).outline()
             if (misfit := outlines[kind].misfit(shapes(path))) is not None:
                 raise ValueError(f"client {client}'s {misfit}")
+
+
+def _entries(values: Mapping[ClientId, int], clients: Iterable[ClientId]) -> dict[ClientId, int | None]:
+    """The entries of some clients, None where there is none: a round changes no others."""
+    return {client: values.get(client) for client in clients}
+
+
+def _put_back(values: dict[ClientId, int], entries: Mapping[ClientId, int | None]) -> None:
+    """Let some clients have the entries they had."""
+    for client, value in entries.items():
+        if value is None:
+            values.pop(client, None)
+        else:
+            values[client] = value

@@ -5,6 +5,7 @@ The forms have what is read here and nothing more; further keys are left alone.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -15,6 +16,7 @@ from potluck.core.task import KindName, Task, sample_shape
 from potluck.data.split import view_of
 from potluck.errors import RunError
 from potluck.files import read_json
+from potluck.report.split_file import read_ids
 from potluck.runs.folder import FORMAT, RunFolder
 
 LARGEST = 100_000_000  # of any size: what is larger takes memory for nothing
@@ -32,6 +34,9 @@ def read_client_ids(home: Path) -> tuple[str, ...]:
     """The ids of all clients, in client order."""
     path = home / "split.json"
     remedy = RunFolder(home).remedy
+    ids = read_ids(path) if path.is_file() else None
+    if ids is not None:
+        return ids
     found = _checked(_Clients, read_json(path, remedy), path, "the split of a run", remedy)
     return tuple(str(client["id"]) for client in found["clients"])
 
@@ -194,12 +199,16 @@ class _Outline(BaseModel):
     public: _Public | None
     held_out: list[str]
     clients: dict[str, _Client]
+    places: list[Size] | None = None  # of the clients among all, where not all are listed
+    total: Size = 0
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         for client, one in self.clients.items():
             if one.group >= len(self.groups) or one.architecture not in self.pool.architectures:
                 raise ValueError(f"client {client} has a group or an architecture that is not there")
+        if self.places is not None:
+            _check_places(self.places, len(self.clients), self.total, sum(one.clients for one in self.groups))
         if not set(self.held_out) <= self.clients.keys():
             raise ValueError("held_out names somebody who is no client")
         if self.public is not None:
@@ -207,6 +216,12 @@ class _Outline(BaseModel):
             if len(self.public.lacking) != len(self.groups) or max(rows, default=-1) >= self.public.samples:
                 raise ValueError("the public samples do not fit the groups")
         return self
+
+
+def _check_places(places: list[int], listed: int, total: int, grouped: int) -> None:
+    ascending = all(one < other for one, other in pairwise([*places, total]))
+    if len(places) != listed or not places or not ascending or total != grouped:
+        raise ValueError("the places of the clients do not fit their number")
 
 
 class _About(BaseModel):

@@ -196,6 +196,10 @@ class ClientStore:
     def __iter__(self) -> Iterator[ClientId]:
         return iter(self._records)
 
+    def held(self) -> Iterator[ClientId]:
+        """The clients that have a stored state: they ever trained."""
+        return iter(self._kept)
+
     def holds(self, client: ClientId) -> bool:
         """Whether a client has a stored state: it ever trained."""
         return client in self._kept

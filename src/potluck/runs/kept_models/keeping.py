@@ -38,7 +38,7 @@ from potluck.runs.kept_models.files import (
     stored_tensors,
     write_models,
 )
-from potluck.runs.kept_models.outline import outline_of
+from potluck.runs.kept_models.outline import lists_some, outline_of
 from potluck.runs.observers.base import Observer, RoundEnd
 from potluck.signals import held_back
 
@@ -157,13 +157,16 @@ class KeptModels(Observer):
         about: dict[str, Any] = {"format": FORMAT, "round": round_, "score": score}
         about |= {"moments": self.states.moments, "files": names}
         written = ((names[client], found) for client, found in self.states.of(round_, clients))
-        write_models(round_folder(self.home, round_), written, about, self._outline)
+        some = lists_some(self.states.federation)
+        outline = json.dumps(outline_of(self.states.federation, clients)) if some else self._outline
+        write_models(round_folder(self.home, round_), written, about, outline)
         saved = self.saved_round()
         needed = max((old for old in before if old <= saved), default=None)
         self._drop(old for old in before if old not in {needed, round_, *self._wanted()})
 
     @cached_property
     def _outline(self) -> str:
+        """The outline that lists everyone."""
         return json.dumps(outline_of(self.states.federation))
 
     def _drop(self, rounds: Iterable[int]) -> None:
@@ -199,8 +202,9 @@ class MeasuredStates:
 
     def clients(self) -> list[ClientId]:
         """Whose models are kept: everyone's, or where only cohorts are measured, of those who ever trained."""
-        ids = self.federation.population.ids
-        return [client for client in ids if self.evaluate.who == "all" or self.store.holds(client)]
+        if self.evaluate.who == "all":
+            return list(self.federation.population.ids)
+        return sorted(self.store.held(), key=self.federation.split.clients.places.__getitem__)
 
     def of(self, round_: int, clients: Sequence[ClientId]) -> Iterator[tuple[ClientId, States]]:
         """The states of clients after this round, which must be the newest; clients of one kind in a row."""

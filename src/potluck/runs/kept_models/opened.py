@@ -107,6 +107,8 @@ class OpenedModels:
     def class_names(self, client: ClientId) -> tuple[str, ...]:
         """What the classes of a client's task are called."""
         outline = self.about["outline"]
+        if client not in outline["clients"]:
+            return self.federation.population.class_names(client)
         return tuple(outline["groups"][outline["clients"][client]["group"]]["class_names"])
 
     @cached_property

@@ -5,7 +5,8 @@ Models, functions and methods of the user are named in it, never stored: who ope
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,12 @@ from potluck.core.rng import Rng, Seeds
 from potluck.core.settings import ClientTraining
 from potluck.core.streams import Source
 from potluck.core.task import Task
-from potluck.data import ClientSplit, Split
+from potluck.data import Split
+from potluck.data.client_splits import PARTS, ClientSplits
 from potluck.data.own.encoding import Encoding
 from potluck.data.prepare import Preparation
 from potluck.data.split import view_of
+from potluck.errors import RunError
 from potluck.experiment.plain import plain
 from potluck.federation.federation import Federation, assemble
 from potluck.federation.groups import GroupData
@@ -33,14 +36,28 @@ from potluck.models import Entry, ModelPool
 from potluck.models.build import source_name, unpack
 
 Outline = Mapping[str, Any]
+LISTED = 10_000  # clients that an outline has in full
+UNLISTED = "\0"  # begins the ids of stand-ins, which no client's id does
 
 # --- writing --------------------------------------------------------------------------------------------
 
 
-def outline_of(federation: Federation) -> dict[str, Any]:
-    """The outline of a federation whose clients are all here."""
+def lists_some(federation: Federation) -> bool:
+    """Whether an outline lists only some of the clients."""
+    return len(federation.population) > LISTED
+
+
+def outline_of(federation: Federation, kept: Iterable[ClientId] = ()) -> dict[str, Any]:
+    """The outline of a federation whose clients are all here.
+
+    Of more than `LISTED` clients it has those whose models are kept, and one of each kind. `places` says then where
+    they stand among all, `total` how many there are: some methods deal out options in client order.
+    """
     population, models = federation.population, federation.clients.models
-    seeds = federation.seeds
+    seeds, places = federation.seeds, federation.split.clients.places
+    few = not lists_some(federation)
+    listed = population.ids if few else sorted({*kept, *population.representatives}, key=places.__getitem__)
+    held_out = population.held_out if few else population.held_out.intersection(listed)
     return {
         "method": federation.method.config.model_dump(mode="json", fallback=plain),
         "precision": federation.precision,
@@ -53,8 +70,9 @@ def outline_of(federation: Federation) -> dict[str, Any]:
         },
         "groups": [_group(group) for group in federation.clients.groups],
         "public": _public(population),
-        "held_out": sorted(population.held_out),
-        "clients": {client: _client(federation, client) for client in population.ids},
+        "held_out": sorted(held_out),
+        "clients": {client: _client(federation, client) for client in listed},
+        **({} if few else {"places": [places[client] for client in listed], "total": len(population)}),
     }
 
 
@@ -106,17 +124,18 @@ def _client(federation: Federation, client: ClientId) -> dict[str, Any]:
 
 def without_data(outline: Outline, method: Method, pool: ModelPool) -> Federation:
     """The federation of an outline: its clients can be built and can predict, but have no samples."""
-    seeds, clients = Seeds(**outline["seeds"]), outline["clients"]
+    seeds, clients, ids = Seeds(**outline["seeds"]), outline["clients"], _everyone(outline)
     groups = [_no_samples(group) for group in outline["groups"]]
-    models = PrivateModels(pool, list(clients), seeds, outline["independent_init"])
+    models = PrivateModels(pool, ids, seeds, outline["independent_init"])
     federation = assemble(
         method,
-        list(clients),
+        ids,
         _facts(outline, groups, models),
         models,
         groups,
-        Split.of([_no_rows(client, facts["view"]) for client, facts in clients.items()], outline["held_out"]),
+        Split.of(_no_rows(ids, clients), outline["held_out"]),
         seeds=seeds,
+        representatives=list(clients),
         training=ClientTraining(),
         publics=_publics(outline, groups),
         precision=outline["precision"],
@@ -126,10 +145,35 @@ def without_data(outline: Outline, method: Method, pool: ModelPool) -> Federatio
     return federation
 
 
-def _no_rows(client: ClientId, view: Mapping[str, Any]) -> ClientSplit:
-    """A client without rows that still sees samples in its own way: standardised, or with a feature shift."""
-    nothing = np.empty(0, dtype=np.int64)
-    return ClientSplit(client, nothing, nothing, nothing, **view_of(view))
+def _everyone(outline: Outline) -> list[ClientId]:
+    """The ids of all clients in order; those that the outline does not list have a stand-in for theirs."""
+    if "places" not in outline:
+        return list(outline["clients"])
+    listed = dict(zip(outline["places"], outline["clients"], strict=True))
+    return [listed.get(place, f"{UNLISTED}{place}") for place in range(outline["total"])]
+
+
+def _like(outline: Outline, client: ClientId) -> Mapping[str, Any]:
+    """What is known of a client; of a stand-in, what is known of the first client of its group."""
+    listed = outline["clients"]
+    if client in listed:
+        found: Mapping[str, Any] = listed[client]
+        return found
+    if not client.startswith(UNLISTED):
+        raise RunError(
+            f"client {client} was never measured, so nothing is kept of it (evaluate.who: sampled)"
+        )
+    ends = itertools.accumulate(group["clients"] for group in outline["groups"])
+    group = next(number for number, end in enumerate(ends) if int(client.removeprefix(UNLISTED)) < end)
+    return next(one for one in listed.values() if one["group"] == group)
+
+
+def _no_rows(ids: Sequence[ClientId], listed: Mapping[ClientId, Any]) -> ClientSplits:
+    """Clients without rows that still see samples in their own way: standardised, or with a feature shift."""
+    views = {place: view_of(listed[client]["view"]) for place, client in enumerate(ids) if client in listed}
+    changes = {place: view for place, view in views.items() if view}
+    nothing = np.zeros((len(ids), len(PARTS)), dtype=np.int64)
+    return ClientSplits(tuple(ids), np.empty(0, dtype=np.int64), nothing, changes)
 
 
 def _no_samples(group: Mapping[str, Any]) -> GroupData:
@@ -149,7 +193,7 @@ def _facts(
     outline: Outline, groups: Sequence[GroupData], models: PrivateModels
 ) -> Callable[[ClientId], ClientFacts]:
     def facts(client: ClientId) -> ClientFacts:
-        own = outline["clients"][client]
+        own = _like(outline, client)
         data = groups[own["group"]].data
         return ClientFacts(
             task=data.task,

@@ -29,7 +29,8 @@ from potluck.report.page import write_report
 from potluck.report.reading import REMEDY, reading, shown_from
 from potluck.report.render import Sheet, notebook, plain
 from potluck.report.scores import disagreement, messages_block, seconds_per_round, summarise
-from potluck.report.sheets import about_kept, client_rows, run_sheet
+from potluck.report.sheets import about_kept, client_rows, number_of_rows, run_sheet
+from potluck.report.split_file import read_split
 from potluck.runs.environment import kept_split
 from potluck.runs.folder import LOGS, RunFolder
 from potluck.runs.kept_models.given import Plugins
@@ -222,13 +223,11 @@ class RunResult:
     @shown_from(SUMMARY)
     def _sheet(self) -> Sheet:
         """One screen: the clients, how the run went, and where it is."""
-        split = read_mapping(self.folder / "split.json") or {}
+        split = read_split(self.folder / "split.json", self.summary["accuracy"].get("per_client") or ())
         models = (read_mapping(self.folder / "environment.json") or {}).get("models")
-        sheet = run_sheet(
-            self.summary,
-            client_rows(split, self.summary["accuracy"], models if isinstance(models, dict) else {}),
-        )
-        sheet = sheet.first(SHOWN, "result.frame()")
+        rows = client_rows(split, self.summary["accuracy"], models if isinstance(models, dict) else {})
+        sheet = run_sheet(self.summary, rows)
+        sheet = sheet.first(SHOWN, "result.frame()", number_of_rows(split, rows))
         kept = self.clients.models.kept_round
         closing = (f"models: {self._kept(kept)}", f"folder: {self.folder}")
         return Sheet(sheet.title, sheet.columns, sheet.entries, (*sheet.notes, *closing), sortable=False)
