@@ -17,7 +17,7 @@ import potluck.methods
 from helpers import StopAfter
 from potluck.cli.app import app
 from potluck.errors import ConfigError, RunError
-from potluck.report.plots import to_pdf
+from potluck.report.pictures.files import to_pdf
 from potluck.runs.comparisons.comparison import open_comparison
 from potluck.runs.comparisons.play import compare_experiments
 from potluck.runs.loop import Interrupted

@@ -13,10 +13,13 @@ from potluck.errors import ConfigError, RunError, nearest
 from potluck.files import read_json, write_json
 from potluck.front_door import front_door
 from potluck.models import Entries
-from potluck.report import latex, plots
+from potluck.report import latex
 from potluck.report.comparison import disagreement_with
 from potluck.report.comparison_page import sweep_heat_map, variants_heat_map, write_sweep
-from potluck.report.comparison_plots import bytes_picture, curves_picture, gains_picture
+from potluck.report.pictures.clients import gains_picture
+from potluck.report.pictures.cost import bytes_picture
+from potluck.report.pictures.curves import curves_picture
+from potluck.report.pictures.differences import interval_picture
 from potluck.report.reading import reading, shown_from
 from potluck.report.render import Sheet, notebook, plain
 from potluck.report.sheets import comparison_sheet, measure_in, rounds_sheet, sweep_sheet, targets_sheet
@@ -33,7 +36,7 @@ MARK = "experiment.yaml"  # marks the folder of a comparison; a folder without i
 Kind = Literal["rounds", "differences", "bytes", "clients", "grid"]
 PICTURES = {
     "rounds": curves_picture,
-    "differences": lambda found: plots.interval_picture(found) if _has_differences(found) else None,
+    "differences": lambda found: interval_picture(found) if _has_differences(found) else None,
     "bytes": bytes_picture,
     "clients": gains_picture,
     "grid": variants_heat_map,

@@ -21,11 +21,12 @@ from potluck.federation.federation import Federation
 from potluck.files import write_json
 from potluck.front_door import front_door
 from potluck.models import Entries, ModelPool
-from potluck.report import plots, run_frames
+from potluck.report import run_frames
 from potluck.report.format import counted, moment
 from potluck.report.log import Curve, read_mapping, read_metrics
 from potluck.report.measures import measure_of
 from potluck.report.page import write_report
+from potluck.report.pictures.curves import accuracy_over_rounds
 from potluck.report.reading import REMEDY, reading, shown_from
 from potluck.report.render import Sheet, notebook, plain
 from potluck.report.scores import disagreement, messages_block, seconds_per_round, summarise
@@ -162,7 +163,7 @@ class RunResult:
     @shown_from(METRICS)
     def plot(self) -> Figure:
         """Scores over rounds, a line per moment and mode; the band is one standard deviation over clients."""
-        return plots.accuracy_over_rounds(self._curves())
+        return accuracy_over_rounds(self._curves())
 
     def _curves(self) -> list[Curve]:
         metrics, accuracy = read_metrics(self.folder / METRICS), self.summary["accuracy"]
