@@ -43,16 +43,18 @@ def accuracy_over_rounds(
     reference: str | None = None,
     measure: Measure = ACCURACY,
     styles: Styles | None = None,
+    about: str = "",
 ) -> Figure:
     """Lines of accuracy over rounds with their bands, labelled at their ends; equal lines share a label.
 
-    The curve called `reference` is dashed. If there are more lines than looks, the best have one and the others
-    are grey.
+    The curve called `reference` is dashed, and `about` stands below. If there are more lines than looks, the best
+    have one and the others are grey.
     """
     shown = [curve for curve in curves if len(curve.rounds)]
     styles = _styles(shown, reference) if styles is None else styles
     grey = [curve.label for curve in shown if curve.label not in styles]
-    note = f"Grey: {shorten(', '.join(grey), 130)}." if grey else ""
+    others = f"Grey: {shorten(', '.join(grey), 130)}." if grey else ""
+    note = " ".join(part for part in (about, others) if part)
     labelled = _merged([curve for curve in shown if curve.label in styles])
     longest = max((len(shorten(label, LABEL)) for label, _ in labelled), default=0)
     height = max(3.7, 0.9 + LABEL_GAP * len(labelled))
@@ -132,14 +134,15 @@ def _label_ends(axes: Axes, labelled: Sequence[tuple[str, Curve]], styles: Style
     write_ends(axes, [(end, f"{short_value(end, measure)}  {label}", style) for end, label, style in ends])
 
 
-def curves_picture(comparison: Comparison) -> Figure | None:
+def curves_picture(comparison: Comparison, about: str = "") -> Figure | None:
     """The scores of all methods over rounds, each labelled with its mode; None where nothing was logged."""
     rows = rows_of(comparison)
     curves = [_curve(row) for row in rows if row.get("curve")]
     baseline = str(comparison.get("baseline", "local"))
     reference = next((row_label(row) for row in rows if row["method"] == baseline), None)
     styles = row_styles(comparison)
-    return accuracy_over_rounds(curves, reference, measure_in(comparison), styles) if curves else None
+    measure = measure_in(comparison)
+    return accuracy_over_rounds(curves, reference, measure, styles, about) if curves else None
 
 
 def _curve(entry: Mapping[str, Any]) -> Curve:

@@ -39,11 +39,16 @@ def axes_of_differences(
     axes.set_ylim(len(entries) - 0.4, -0.6)
     axes.set_yticks(range(len(entries)), [shorten(row_label(entry), LABEL) for entry in entries])
     axes.tick_params(axis="y", labelcolor=INK, labelsize=9)
-    names = references_of(entries) or [str(comparison.get("baseline", "local"))]
-    reference = reference_label(names[0], comparison) if len(names) == 1 else "the Local of its settings"
+    reference = reference_of(comparison, entries)
     unit = "points" if measure.is_share else measure.name
     axes.set_xlabel(f"{unit} against {reference}{note}", color=FAINT)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8))
+
+
+def reference_of(comparison: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> str:
+    """What the differences of some entries are taken to, in words."""
+    names = references_of(entries) or [str(comparison.get("baseline", "local"))]
+    return reference_label(names[0], comparison) if len(names) == 1 else "the Local of its settings"
 
 
 @own_style()

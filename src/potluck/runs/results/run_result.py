@@ -163,7 +163,9 @@ class RunResult:
     @shown_from(METRICS)
     def plot(self) -> Figure:
         """Scores over rounds, a line per moment and mode; the band is one standard deviation over clients."""
-        return accuracy_over_rounds(self._curves())
+        found = self.summary["accuracy"]
+        measure = measure_of(found.get("metrics"), found.get("metric_facts"))
+        return accuracy_over_rounds(self._curves(), measure=measure)
 
     def _curves(self) -> list[Curve]:
         metrics, accuracy = read_metrics(self.folder / METRICS), self.summary["accuracy"]
