@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test test-faults pages wheel clean
+.PHONY: help install demo check test test-faults pages gallery wheel clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -36,6 +36,9 @@ test-faults: $(STAMP)  ## federations of real processes on Flower, with kills an
 
 pages: $(STAMP)  ## write docs/methods/ anew from docstrings, contracts and options
 	@$(BIN)/python tools/method_pages.py
+
+gallery: $(STAMP)  ## draw every kind of picture, and write docs/gallery.md
+	@$(BIN)/python tools/gallery.py
 
 wheel: $(STAMP)  ## build the wheel into dist/
 	@$(BIN)/python -m build --wheel --outdir dist

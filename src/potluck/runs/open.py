@@ -17,6 +17,8 @@ from potluck.runs.kept_models.given import Plugins
 from potluck.runs.results.open_run import open_run
 from potluck.runs.results.run_result import RunResult
 
+WRITTEN = "; give one that potluck run or potluck compare has written"
+
 
 @front_door()
 def open(
@@ -49,7 +51,7 @@ def refuse_other_folders(home: Path) -> None:
         refuse_links(home)
     if not is_comparison(home) and not (home / ENVIRONMENT).exists():
         raise RunError(
-            f"{home} is not the folder of a run or of a comparison{_lacking(home) or _inside(home)}"
+            f"{home} is not the folder of a run or of a comparison{_lacking(home) or _inside(home) or WRITTEN}"
         )
 
 

@@ -161,9 +161,9 @@ def _draw_map(axes: Axes, points: FeatureMap, by_client: bool) -> None:
     for place in np.unique(every).tolist():
         own = every == place
         color = PALETTE[place % len(PALETTE)] if by_client else class_color(place)
-        mark, area = (MARKS[place % len(MARKS)], 13) if by_client else (class_mark(place), 22)
+        mark, area = (MARKS[place % len(MARKS)], 13) if by_client else (class_mark(place), 26)
         drawn = axes.scatter(points.x[own], points.y[own], color=color, marker=mark, s=area, alpha=0.8)
-        drawn.set(linewidth=0, rasterized=len(points.x) > MOST_MARKS)
+        drawn.set(linewidth=0 if by_client else 0.2, rasterized=len(points.x) > MOST_MARKS)
     axes.margins(0.04)
 
 
@@ -171,7 +171,8 @@ def _map_keys(figure: Figure, classes: Sequence[str], clients: Sequence[str], wi
     """Two lists at the right: the colours of classes, and the marks of clients."""
     width, high = figure.get_size_inches()
     dots = [
-        Line2D([], [], linestyle="", marker="o", color=class_color(place)) for place in range(len(classes))
+        Line2D([], [], linestyle="", marker=class_mark(place), color=class_color(place))
+        for place in range(len(classes))
     ]
     few = dots[:20]
     key = figure.legend(

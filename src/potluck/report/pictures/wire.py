@@ -19,6 +19,7 @@ Sizes = Mapping[
 ]  # step and direction → least and most bytes of a message
 WHEN = {"train": "every round", "setup": "once, where the server lacks it", "evaluate": "to evaluate"}
 COLORS = {"down": PALETTE[0], "up": PALETTE[1]}
+MOST_STEPS, MOST_FIELDS = 12, 10
 SERVER, MIDDLE, CLIENT = 1.45, 5.6, 2.5  # inches across
 LINE = 0.17  # inches of a line of text
 LETTERS, MOST_LINES = 88, 2  # of a text above an arrow
@@ -69,7 +70,7 @@ def wire_picture(
 
 def _messages(contract: Mapping[str, Any], sizes: Sizes) -> list[_Arrow]:
     found = []
-    for step in contract.get("steps") or ():
+    for step in (contract.get("steps") or ())[:MOST_STEPS]:
         first = True
         for direction in ("down", "up"):
             fields = step.get(direction) or ()
@@ -82,7 +83,9 @@ def _messages(contract: Mapping[str, Any], sizes: Sizes) -> list[_Arrow]:
             )
             times = (step.get("times") or {}).get(direction)
             below = _size(sizes.get((str(step.get("name")), direction)), fields, times)
-            above = tuple(line for field in fields for line in _wrapped(_field(field)))
+            above = tuple(line for field in fields[:MOST_FIELDS] for line in _wrapped(_field(field)))
+            if len(fields) > MOST_FIELDS:
+                above += (f"and {count(len(fields) - MOST_FIELDS)} more",)
             found.append(_Arrow(direction, above, below, head))
             first = False
     return found

@@ -140,10 +140,11 @@ def asked_of(kind: str, runs: Given | Sequence[Given], options: Options) -> Aske
     several = list(runs) if isinstance(runs, list | tuple) else [runs]
     if not several:
         raise ConfigError(f"{kind}: give the folder of a run, or of a comparison")
-    return Asked(kind, tuple(map(_opened, several)), options)
+    return Asked(kind, tuple(_opened(one, kind == "timeline") for one in several), options)
 
 
-def _opened(given: Any) -> Path | RunResult | Comparison | Sweep:
+def _opened(given: Any, or_trace: bool) -> Path | RunResult | Comparison | Sweep:
+    """A run, a comparison or a sweep; `or_trace` also takes the file of a recorded round."""
     if isinstance(given, RunResult | Comparison | Sweep):
         return given
     if not isinstance(given, str | Path):
@@ -152,7 +153,7 @@ def _opened(given: Any) -> Path | RunResult | Comparison | Sweep:
         )
     home = Path(given)
     if home.is_file():
-        if home.suffix == ".json":
+        if or_trace:
             return home
         raise RunError(f"{home} is a file; give the folder of a run, or of a comparison")
     refuse_other_folders(home)

@@ -76,7 +76,7 @@ def _blocks(found: Mapping[str, Any]) -> tuple[list[list[int]], list[str], list[
         width = max((len(client["counts"]) for client in counted_), default=0)
         words = [str(name) for name in group.get("class_names") or range(width)][:width]
         words += [str(place) for place in range(len(words), width)]
-        names += [f"{group['data']}: {word}" if several else word for word in words]
+        names += [f"{word} · {group['data']}" if several else word for word in words]
         blocks.append([list(client["counts"]) for client in counted_])
         ids += [str(client["id"]) for client in counted_]
     total, start, rows = len(names), 0, []
@@ -123,7 +123,7 @@ def _totals(ledger: Path) -> list[str]:
     if not every:
         return []
     mean = [f"{size(found[direction]['bytes'])} {direction}" for direction in ("down", "up")]
-    return ["per client", "and round:", *mean, "", "in all:", size(every)]
+    return ["per client", "and round:", *mean, "", "whole run,", "evaluation too:", size(every)]
 
 
 def _methods(runs: Sequence[RunFiles]) -> set[str]:
@@ -146,7 +146,7 @@ def timeline(asked: Asked) -> Figure:
     if file.exists():
         trace = read_json(file, "record it again with potluck.RoundTrace")
         with reading(file, "record it again with potluck.RoundTrace"):
-            if not isinstance(trace, dict) or not trace["lanes"]:
+            if not isinstance(trace, dict) or not trace.get("lanes"):
                 raise RunError(f"{file} holds no trace of a round; record one with potluck.RoundTrace")
             return trace_picture(
                 trace,

@@ -104,7 +104,11 @@ def _group(result: RunResult, clients: Sequence[ClientId]) -> int:
 def chosen_clients(result: RunResult, asked: Asked, most: int, least: int = 1) -> list[ClientId]:
     """The clients of a picture: those named, or of the first group one of every architecture, then others."""
     found, models = result.clients, result.clients.models
-    _ = models.round  # without models there is nothing to look at, and this says why
+    if models.kept_round is None:
+        raise RunError(
+            f"{result.folder} has no trained models: {models.why_none}; run it again with keep: last for "
+            f"{asked.kind}"
+        )
     kept = [client for client in found if client in models.about["files"]]
     if asked.options.clients is not None:
         names = [found[client].id for client in asked.options.clients]
