@@ -21,6 +21,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from potluck.cli.app import app
+
 ROOT = Path(__file__).parents[1]
 PAGE, IMAGES = ROOT / "docs" / "gallery.md", ROOT / "docs" / "images" / "gallery"
 LARGEST = 60_000  # bytes of a picture
@@ -251,7 +253,7 @@ def inside(folder: Path) -> Iterator[None]:
 def call(command: str) -> None:
     """Run a command of the page."""
     print(command, flush=True)
-    subprocess.run([sys.executable, "-m", *shlex.split(command)], check=True, stdout=subprocess.DEVNULL)
+    app(shlex.split(command)[1:], standalone_mode=False)
 
 
 def make(folder: Path) -> None:

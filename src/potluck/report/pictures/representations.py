@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ from potluck.report.pictures.style import (
 Floats = npt.NDArray[np.float64]
 MOST_NUMBERED = 8  # clients up to which every cell has its number
 ACROSS = 3  # heat maps side by side
+NAME = 0.15  # inches that the name of a client needs
 MOST_MARKS = 2000  # more points are drawn as an image
 # From white to dark blue: lighter is always less, in grey too.
 SHADES = LinearSegmentedColormap.from_list("potluck", ["#ffffff", "#9ecae1", PALETTE[0], "#08306b"])
@@ -56,7 +58,7 @@ def cka_picture(stages: Mapping[str, Floats], clients: Sequence[str], note: str 
         clean_axes(axes)
         shown = axes.imshow(values, cmap=SHADES, vmin=0, vmax=1, interpolation="nearest")
         _number_cells(axes, values)
-        _name_cells(axes, names, first=column == 0)
+        _name_cells(axes, names, side / len(names), first=column == 0)
         axes.set_title(
             f"{shorten(stage, 30)}: mean {_mean_apart(values):.2f}", loc="left", color=INK, fontsize=9.5
         )
@@ -88,8 +90,8 @@ def _number_cells(axes: Axes, values: Floats) -> None:
         )
 
 
-def _name_cells(axes: Axes, names: Sequence[str], first: bool) -> None:
-    step = max(1, len(names) // 20)
+def _name_cells(axes: Axes, names: Sequence[str], cell: float, first: bool) -> None:
+    step = math.ceil(NAME / cell)
     places = list(range(0, len(names), step))
     axes.set_xticks(
         places, [names[place] for place in places], rotation=45, ha="right", rotation_mode="anchor"

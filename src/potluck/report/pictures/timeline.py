@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from potluck.report.format import duration
+from potluck.report.log import natural
 from potluck.report.pictures.style import (
     FAINT,
     INK,
@@ -32,13 +34,15 @@ REST = ("other", FAINT, "....")
 KINDS = {"kernels": (PALETTE[0], ""), "copies": (PALETTE[1], "////"), "operators": (PALETTE[0], "")}
 MOST_LANES = 20
 LEAST = 0.005  # share of a round that can be seen
-MOST_ROUNDS = 40  # rounds with a bar of their own; of more, the first, the slowest and the last are drawn
+MOST_BARS = 40  # of more rounds, several have one bar together
 
 
 @own_style()
 def rounds_picture(rounds: Sequence[Mapping[str, Any]], note: str = "") -> Figure:
-    """A bar per round from the top down: training, evaluation and what else it took."""
-    shown, left_out = _chosen(rounds)
+    """A bar per round from the top down: training, evaluation and what else it took; of many, means of several."""
+    each = math.ceil(len(rounds) / MOST_BARS)
+    shown = [_mean(rounds[start : start + each]) for start in range(0, len(rounds), each)]
+    together = f"A bar is the mean of {each} rounds." if each > 1 else ""
     height = 1.25 + 0.2 * len(shown)
     figure = Figure(figsize=(WIDTH, height))
     axes = figure.add_axes((0.75 / WIDTH, 0.75 / height, 1 - 2.1 / WIDTH, 1 - 1.15 / height))
@@ -76,7 +80,7 @@ def rounds_picture(rounds: Sequence[Mapping[str, Any]], note: str = "") -> Figur
         fontsize=8.5,
         labelcolor=INK,
     )
-    note_below(figure, " ".join(part for part in (left_out, note) if part))
+    note_below(figure, " ".join(part for part in (together, note) if part))
     return figure
 
 
@@ -87,13 +91,11 @@ def _phases(line: Mapping[str, Any]) -> list[tuple[float, tuple[str, str, str]]]
     return [one for one in found if one[0] > LEAST * float(line["seconds"])]
 
 
-def _chosen(rounds: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
-    """The rounds to draw, in order: all, or the first, the last and the slowest."""
-    if len(rounds) <= MOST_ROUNDS:
-        return list(rounds), ""
-    slowest = sorted(rounds[1:-1], key=lambda line: -float(line["seconds"]))[: MOST_ROUNDS - 2]
-    kept = sorted([rounds[0], *slowest, rounds[-1]], key=lambda line: int(line["round"]))
-    return kept, f"Shown: the first, the last and the {len(slowest)} slowest of {len(rounds):,} rounds."
+def _mean(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Several rounds as one, called by the first and the last of them."""
+    first, last = rounds[0]["round"], rounds[-1]["round"]
+    means = {key: float(np.mean([line.get(key) or 0.0 for line in rounds])) for key in (*PHASES, "seconds")}
+    return {"round": str(first) if first == last else f"{first}–{last}", **means}
 
 
 def _seconds_axis(axes: Axes, most: float) -> None:
@@ -115,7 +117,8 @@ def trace_picture(trace: Mapping[str, Any], note: str = "") -> Figure:
     lanes: dict[str, list[Mapping[str, Any]]] = {}
     for lane in trace["lanes"]:
         lanes.setdefault(str(lane["name"]), []).append(lane)
-    names = sorted(sorted(lanes, key=lambda name: -_busy(lanes[name]))[:MOST_LANES])
+    busiest = sorted(lanes, key=lambda name: -_busy(lanes[name]))[:MOST_LANES]
+    names = sorted(busiest, key=natural)
     end = max((float(span[1]) for lane in trace["lanes"] for span in lane["spans"]), default=0.0)
     height = 1.45 + 0.3 * len(names)
     left = 0.35 + 0.075 * max((len(shorten(name, LABEL)) for name in names), default=0)

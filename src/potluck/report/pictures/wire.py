@@ -22,7 +22,7 @@ COLORS = {"down": PALETTE[0], "up": PALETTE[1]}
 MOST_STEPS, MOST_FIELDS = 12, 10
 SERVER, MIDDLE, CLIENT = 1.45, 5.6, 2.5  # inches across
 LINE = 0.17  # inches of a line of text
-LETTERS, MOST_LINES = 88, 2  # of a text above an arrow
+LETTERS, MOST_LINES = 90, 2  # of a text above an arrow
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _messages(contract: Mapping[str, Any], sizes: Sizes) -> list[_Arrow]:
                 else ""
             )
             times = (step.get("times") or {}).get(direction)
-            below = _size(sizes.get((str(step.get("name")), direction)), fields, times)
+            below = _size(sizes, (str(step.get("name")), direction), fields, times)
             above = tuple(line for field in fields[:MOST_FIELDS] for line in _wrapped(_field(field)))
             if len(fields) > MOST_FIELDS:
                 above += (f"and {count(len(fields) - MOST_FIELDS)} more",)
@@ -104,11 +104,19 @@ def _wrapped(text: str) -> list[str]:
     return lines[:MOST_LINES]
 
 
-def _size(found: tuple[float, float] | None, fields: Sequence[Mapping[str, Any]], times: Any) -> str:
-    if found is None:
-        return "not sent in this run" if any(field.get("optional") for field in fields) else ""
-    low, high = found
-    told = f"{size(low)} a message" if size(low) == size(high) else f"{size(low)} to {size(high)} a message"
+def _size(sizes: Sizes, message: tuple[str, str], fields: Sequence[Mapping[str, Any]], times: Any) -> str:
+    """How large a message is: as the ledger says or, before anything was sent, by its fields."""
+    if message in sizes:
+        low, high = sizes[message]
+        told = (
+            f"{size(low)} a message" if size(low) == size(high) else f"{size(low)} to {size(high)} a message"
+        )
+    elif sizes:
+        return "not sent in this run"
+    elif all(isinstance(field.get("bytes"), int | float) for field in fields):
+        told = f"{size(sum(field['bytes'] for field in fields))} of numbers"
+    else:
+        return ""
     return f"{told}, {count(times)} times a round" if times else told
 
 
