@@ -144,8 +144,9 @@ PICTURES = (
     shown(
         "Linear CKA between clients, by stage",
         "How alike the models of clients represent the same test samples, 1 at most (FedIN's Figs. 6 and 7). "
-        "Stages are the stem, the blocks of layers and the features; `--stages` names others.",
-        f"cka {ONE}",
+        "Stages are the stem, the blocks of layers and the features, as far as all models have them; `--stages` "
+        "names others.",
+        f"cka {ONE} --clients 2,3,6,7",
     ),
     shown(
         "Features by t-SNE",

@@ -15,7 +15,7 @@ from potluck.core.rng import Rng
 from potluck.errors import ConfigError, RunError
 from potluck.files import read_json
 from potluck.report.comparison import compare_runs
-from potluck.report.format import capital, counted, method_label, moment, size
+from potluck.report.format import capital, counted, moment, size
 from potluck.report.log import LogFormat, read_mapping, read_table
 from potluck.report.measures import Measure
 from potluck.report.pictures.clients import client_bars, gain_bars
@@ -31,7 +31,7 @@ from potluck.report.reading import reading
 from potluck.report.scores import messages_block
 from potluck.runs.observers.trace import TRACE
 from potluck.runs.pictures.asked import Asked, RunFiles
-from potluck.runs.pictures.settings import flat, keys_over, labels, short, shown, varied
+from potluck.runs.pictures.settings import flat, in_words, keys_over, labels, short, shown, varied
 
 _TIMING = LogFormat(
     "a timing",
@@ -266,11 +266,11 @@ def option(asked: Asked) -> Figure:
         values = flat(run.config)
         value = _value(values[key]) if values.get(key) is not None else None
         points.setdefault(label, {}).setdefault(value, []).append(_score(run))
-    lines = [_line(method_label(label), own) for label, own in points.items()]
+    lines = [_line(in_words(label), own) for label, own in points.items()]
     measure = asked.runs[0].measure
     lines.sort(key=lambda line: (line.flat, measure.rank(line.mean[-1])))
     about = _about(asked, measure, "; the band is one standard deviation over seeds")
-    return option_picture(lines, key, measure, about, method_label("local"))
+    return option_picture(lines, key, measure, about, in_words("local"))
 
 
 def _value(value: Any) -> Value:
@@ -314,7 +314,7 @@ def _grid(label: str, own: Mapping[tuple[str, str], list[float]], down: str, acr
         tuple(float(np.mean(own[row, column])) if (row, column) in own else None for column in columns)
         for row in rows
     )
-    return Grid(method_label(label), tuple(rows), tuple(columns), values, down, across)
+    return Grid(in_words(label), tuple(rows), tuple(columns), values, down, across)
 
 
 def _score(run: RunFiles) -> float:

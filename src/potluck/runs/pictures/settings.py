@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from potluck.errors import ConfigError, nearest
+from potluck.report.format import method_label
 from potluck.report.log import method_name
 from potluck.runs.pictures.asked import RunFiles
 
@@ -68,6 +69,11 @@ def labels(runs: Sequence[RunFiles], apart: Sequence[str] = ()) -> list[str]:
         told = [f"{short(key, keys)}={shown(values.get(key))}" for key in keys if key in own[name]]
         found.append(",".join([name, *told]))
     return found
+
+
+def in_words(label: str) -> str:
+    """A label as a picture shows it: `Local, lr=0.1`."""
+    return ", ".join(map(method_label, label.split(",")))
 
 
 def short(key: str, keys: Sequence[str]) -> str:
