@@ -41,7 +41,7 @@ evaluate: {predictions: true}
     "alphas.yaml": """\
 name: alphas
 data: digits
-partition: {kind: dirichlet, clients: 6}
+partition: {kind: dirichlet, alpha: 0.3, clients: 6}
 models: [mlp-small, conv-small]
 method: {name: fedmrl, d1: 32}
 training: {rounds: 6, batch_size: 16, optimizer: {name: sgd, lr: 0.02, momentum: 0.9}}
