@@ -6,7 +6,7 @@ import json
 import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from potluck.errors import ConfigError, DataError, PotluckError, RunError
 from potluck.report.pictures.files import to_svg
 from potluck.report.pictures.timeline import trace_picture
 from potluck.runs.observers.trace import lanes_of, merged
-from potluck.runs.pictures.api import KINDS
+from potluck.runs.pictures.api import KINDS, Kind
 from potluck.runs.pictures.asked import RunFiles
 from potluck.runs.pictures.settings import key_named, labels, varied
 from potluck.runs.pictures.stages import _alignment, _kernel
@@ -56,6 +56,10 @@ def remove(folder: Path, *names: str) -> None:
     for name in names:
         path = folder / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def test_the_kinds_are_typed() -> None:
+    assert get_args(Kind) == tuple(KINDS)
 
 
 # --- what is drawn --------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from matplotlib.figure import Figure
 
@@ -14,7 +14,7 @@ from potluck.errors import ConfigError, nearest
 from potluck.files import check_writable, write_whole
 from potluck.front_door import front_door
 from potluck.report.pictures.files import format_of, to_bytes
-from potluck.runs.pictures import from_logs, from_models
+from potluck.runs.pictures import from_models, one_run, over_settings, side_by_side
 from potluck.runs.pictures.asked import Draw, Given, Options, asked_of
 
 Kind = Literal[
@@ -46,16 +46,16 @@ class Picture:
 
 
 KINDS: dict[Kind, Picture] = {
-    "split": Picture("who has which class, as bubbles", from_logs.split),
-    "curves": Picture("scores over rounds, with their spread; of one run or several", from_logs.curves),
-    "clients": Picture("the score of every client, best first", from_logs.clients),
-    "gains": Picture("what every client gains over a reference, a bar each", from_logs.gains),
-    "differences": Picture("paired differences to a reference, with intervals", from_logs.differences),
-    "cost": Picture("scores against rounds, and against bytes sent", from_logs.cost),
+    "split": Picture("who has which class, as bubbles", one_run.split),
+    "curves": Picture("scores over rounds, with their spread; of one run or several", side_by_side.curves),
+    "clients": Picture("the score of every client, best first", one_run.clients),
+    "gains": Picture("what every client gains over a reference, a bar each", side_by_side.gains),
+    "differences": Picture("paired differences to a reference, with intervals", side_by_side.differences),
+    "cost": Picture("scores against rounds, and against bytes sent", side_by_side.cost),
     "option": Picture(
-        "scores over the values of a setting (--over d1), a line per method", from_logs.option, ("over",)
+        "scores over the values of a setting (--over d1), a line per method", over_settings.option, ("over",)
     ),
-    "grid": Picture("scores over two settings (--over d1,lr), as heat maps", from_logs.grid, ("over",)),
+    "grid": Picture("scores over two settings (--over d1,lr), as heat maps", over_settings.grid, ("over",)),
     "cka": Picture(
         "how alike clients represent samples, stage by stage (linear CKA)", from_models.cka, MODELS
     ),
@@ -67,9 +67,9 @@ KINDS: dict[Kind, Picture] = {
         ("clients", "moment", "mode", "data"),
     ),
     "timeline": Picture(
-        "what each round took; one round lane by lane where a trace was recorded", from_logs.timeline
+        "what each round took; one round lane by lane where a trace was recorded", one_run.timeline
     ),
-    "wire": Picture("server, clients and what crosses between them, with sizes", from_logs.wire),
+    "wire": Picture("server, clients and what crosses between them, with sizes", one_run.wire),
 }
 
 
@@ -147,6 +147,3 @@ def _check_options(kind: Kind, options: Options) -> None:
         raise ConfigError(f"{kind} takes no {one.name}; it is for {', '.join(takers)}")
     if options.samples is not None and options.samples < 2:
         raise ConfigError(f"samples: give at least 2, not {options.samples}")
-
-
-assert get_args(Kind) == tuple(KINDS)

@@ -61,6 +61,10 @@ class RunFiles:
             raise RunError(f"{self.folder} has measured nothing{self.until_now}; {self.how_to_measure}")
         return found
 
+    def check_measured(self) -> None:
+        """Refuse a run without any measurement."""
+        _ = self.metrics
+
     @property
     def how_to_measure(self) -> str:
         """What to do about a run without scores."""
