@@ -151,7 +151,7 @@ PICTURES = (
     shown(
         "Features by t-SNE",
         "The same samples as four clients represent them, by class and by client (FedIN's Figs. 3 and 8). The "
-        "marks are the numbers of the classes, so that they can be read in grey.",
+        "marks are the numbers of the classes, so that they can be read in grey; `--classes` shows some alone.",
         f"tsne {ONE}",
     ),
     shown("Features by PCA", "The two largest principal components.", f"pca {ONE}"),

@@ -211,6 +211,8 @@ def test_runs_are_named_by_what_they_differ_in() -> None:
         ("cka", {"samples": 1}, "samples: give at least 2, not 1"),
         ("cka", {"samples": 10**6}, "samples: give at most 2,000"),
         ("tsne", {"stages": ["stem", "features"]}, "tsne shows one stage; give one, not 2"),
+        ("pca", {"classes": "three"}, "no class 'three'; known: 0, 1, 2"),
+        ("cka", {"classes": "3"}, "cka takes no classes; it is for tsne, pca"),
         ("pca", {"moment": "befor"}, "of the moment 'befor' no models are kept; known: after_agg"),
         ("confusion", {"mode": "protoype"}, "no mode 'protoype'; did you mean 'prototype'"),
     ],

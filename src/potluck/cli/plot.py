@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from potluck.cli.options import Debug, words
+from potluck.cli.options import Debug
 from potluck.cli.screen import Screen
 
 Words = str | None
@@ -34,6 +34,9 @@ def plot(
     stages: Annotated[
         Words, typer.Option(metavar="NAMES", help="Where in the models: stem,layer2,features.")
     ] = None,
+    classes: Annotated[
+        Words, typer.Option(metavar="NAMES", help="Which classes a map of features shows: 3,8.")
+    ] = None,
     moment: Annotated[
         Words, typer.Option(metavar="MOMENT", help="Of which moment: after_training, ….")
     ] = None,
@@ -50,11 +53,18 @@ def plot(
     if not runs:
         raise ConfigError(f"potluck plot {kind}: name the folder of a run, a comparison or a sweep")
     place = out or Path(f"{kind}.png")
-    lists = {
-        name: words(text) if text is not None else None
-        for name, text in (("over", over), ("clients", clients), ("stages", stages))
-    }
-    draw(kind, runs, out=place, samples=samples, moment=moment, mode=mode, **lists)  # type: ignore[arg-type]
+    draw(
+        kind,  # type: ignore[arg-type]
+        runs,
+        out=place,
+        over=over,
+        clients=clients,
+        samples=samples,
+        stages=stages,
+        classes=classes,
+        moment=moment,
+        mode=mode,
+    )
     screen.show(f"picture: {place}")
 
 
@@ -69,4 +79,4 @@ def _show_kinds(screen: Screen) -> None:
         column("options", lambda entry: " ".join(f"--{name}" for name in entry[1].options if name != "data")),
     )
     note = "potluck plot KIND RUN… --out FILE.png, .pdf or .svg"
-    screen.sheet(Sheet("", columns, list(KINDS.items()), (note,), sortable=False))
+    screen.sheet(Sheet("Kinds of pictures", columns, list(KINDS.items()), (note,), sortable=False))

@@ -34,6 +34,7 @@ Kind = Literal[
     "wire",
 ]
 MODELS = ("clients", "samples", "stages", "moment", "data")
+MAPS = (*MODELS, "classes")
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ KINDS: dict[Kind, Picture] = {
     "cka": Picture(
         "how alike clients represent samples, stage by stage (linear CKA)", from_models.cka, MODELS
     ),
-    "tsne": Picture("features in the plane by t-SNE, by class and by client", from_models.tsne, MODELS),
-    "pca": Picture("features in the plane by PCA, by class and by client", from_models.pca, MODELS),
+    "tsne": Picture("features in the plane by t-SNE, by class and by client", from_models.tsne, MAPS),
+    "pca": Picture("features in the plane by PCA, by class and by client", from_models.pca, MAPS),
     "confusion": Picture(
         "confusion matrices, of all clients and of each",
         from_models.confusion,
@@ -73,7 +74,7 @@ KINDS: dict[Kind, Picture] = {
 }
 
 
-@front_door(apart=("kind", "runs", "over", "clients", "stages"))
+@front_door(apart=("kind", "runs", "over", "clients", "stages", "classes"))
 def plot(
     kind: Kind,
     runs: Given | Sequence[Given],
@@ -83,6 +84,7 @@ def plot(
     clients: Sequence[str] | None = None,
     samples: int | None = None,
     stages: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
     moment: str | None = None,
     mode: str | None = None,
     data: Dataset | None = None,
@@ -94,6 +96,7 @@ def plot(
 
     - `over`: the settings of `option` and `grid`, by their keys or the ends of these: `"d1"`, `["d1", "lr"]`;
     - `clients`, `samples`, `stages`: whose models are looked into, on how many test samples, and where;
+    - `classes`: of a map of features, the classes to show, by name or number;
     - `moment`, `mode`: which state of the models, and which of the method's ways to predict;
     - `data`: the data set of a run that was given data as a Python object.
 
@@ -110,15 +113,9 @@ def plot(
     place, form = (None, "") if out is None else (Path(out), format_of(Path(out)))
     if place is not None:
         check_writable(place)
-    options = Options(
-        _words("over", over),
-        _words("clients", clients),
-        samples,
-        _words("stages", stages),
-        moment,
-        mode,
-        data,
-    )
+    lists = {"over": over, "clients": clients, "stages": stages, "classes": classes}
+    words = {name: _words(name, given) for name, given in lists.items()}
+    options = Options(**words, samples=samples, moment=moment, mode=mode, data=data)
     _check_options(kind, options)
     figure: Figure = KINDS[kind].draw(asked_of(kind, runs, options))
     if place is not None:

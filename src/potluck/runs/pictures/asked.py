@@ -31,6 +31,7 @@ class Options:
     clients: tuple[str, ...] | None = None
     samples: int | None = None
     stages: tuple[str, ...] | None = None
+    classes: tuple[str, ...] | None = None
     moment: str | None = None
     mode: str | None = None
     data: Dataset | None = None

@@ -69,15 +69,29 @@ def common_samples(
     own = [split[client] for client in clients]
     with reading(run.folder / "split.json"):
         rows = shared_test(data, own)
+    if asked.options.classes is not None:
+        rows = rows[np.isin(data.y[rows].numpy(), _numbers(asked.options.classes, data.class_names))]
     if len(rows) < 2:
         raise RunError(
-            f"the clients of {run.folder} have no test samples to be compared on; run it with partition.test"
+            f"the clients of {run.folder} have too few such test samples to be compared on; run it with more "
+            "(partition.test)"
         )
     wanted = asked.options.samples or most
     if wanted > MOST:
         raise ConfigError(f"samples: give at most {MOST:,}, not {wanted:,}")
     chosen = Rng(0).child("picture", "samples").numpy().permutation(len(rows))[:wanted]
     return Samples(data, split, np.sort(rows[chosen]))
+
+
+def _numbers(classes: Sequence[str], names: Sequence[str]) -> list[int]:
+    """The numbers of classes, which may be given by name."""
+    known = {name: place for place, name in enumerate(names)} | {
+        str(place): place for place in range(len(names))
+    }
+    unknown = [word for word in classes if word not in known]
+    if unknown:
+        raise ConfigError(f"classes: there is no class {unknown[0]!r}; {nearest(unknown[0], names)}")
+    return [known[word] for word in classes]
 
 
 def split_of(run: RunFiles) -> Split:
