@@ -11,6 +11,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 
 from potluck.report.pictures.style import (
@@ -29,6 +30,7 @@ Floats = npt.NDArray[np.float64]
 MOST_NUMBERED = 8  # clients up to which every cell has its number
 ACROSS = 3  # heat maps side by side
 NAME = 0.15  # inches that the name of a client needs
+KEY_LINE = 0.185  # inches of a line in a list of marks
 MOST_MARKS = 2000  # more points are drawn as an image
 # From white to dark blue: lighter is always less, in grey too.
 SHADES = LinearSegmentedColormap.from_list("potluck", ["#ffffff", "#9ecae1", PALETTE[0], "#08306b"])
@@ -133,12 +135,8 @@ def map_picture(
         axes = figure.add_axes((x / width, y / high, side / width, side / high))
         _draw_map(axes, points, by_client)
         axes.set_title(f"{how}, {shorten(title, 40)}", loc="left", color=INK, fontsize=9.5)
-    _map_keys(
-        figure,
-        [shorten(name, 18) for name in classes],
-        [shorten(name, 18) for name in clients],
-        len(maps) == 1,
-    )
+    present = np.unique(np.concatenate([one.label for one in maps])).tolist()
+    _map_keys(figure, {place: classes[place] for place in present}, clients if len(maps) == 1 else ())
     note_below(figure, note)
     return figure
 
@@ -169,20 +167,34 @@ def _draw_map(axes: Axes, points: FeatureMap, by_client: bool) -> None:
     axes.margins(0.04)
 
 
-def _map_keys(figure: Figure, classes: Sequence[str], clients: Sequence[str], with_clients: bool) -> None:
-    """Two lists at the right: the colours of classes, and the marks of clients."""
+def _map_keys(figure: Figure, classes: Mapping[int, str], clients: Sequence[str]) -> None:
+    """Two lists at the right: the marks of classes, as many as there is room for, and those of clients."""
+    high = figure.get_figheight()
+    most = max(1, int((high - 1.2 - KEY_LINE * len(clients)) / KEY_LINE))
+    few = list(classes.items())[:most]
+    marks = [_mark(class_mark(place), class_color(place), 0.2) for place, _ in few]
+    more = f"class ({len(few)} of {len(classes)})" if len(few) < len(classes) else "class"
+    key = _key(figure, marks, [name for _, name in few], more, 0.3)
+    if clients:
+        figure.add_artist(key)
+        ids = range(len(clients))
+        own = [_mark(MARKS[place % len(MARKS)], PALETTE[place % len(PALETTE)], 0) for place in ids]
+        _key(figure, own, clients, "client", 0.62 + KEY_LINE * len(few))
+
+
+def _mark(mark: str, color: str, edge: float) -> Line2D:
+    return Line2D([], [], linestyle="", marker=mark, color=color, markeredgewidth=edge)
+
+
+def _key(figure: Figure, marks: Sequence[Line2D], names: Sequence[str], title: str, below: float) -> Legend:
+    """A list of marks with their names, so many inches below the top."""
     width, high = figure.get_size_inches()
-    dots = [
-        Line2D([], [], linestyle="", marker=class_mark(place), color=class_color(place))
-        for place in range(len(classes))
-    ]
-    few = dots[:20]
     key = figure.legend(
-        few,
-        classes[: len(few)],
+        marks,
+        [shorten(name, 18) for name in names],
         loc="upper left",
-        bbox_to_anchor=(1 - 1.72 / width, 1 - 0.3 / high),
-        title="class",
+        bbox_to_anchor=(1 - 1.72 / width, 1 - below / high),
+        title=title,
         frameon=False,
         fontsize=8,
         title_fontsize=8.5,
@@ -190,30 +202,6 @@ def _map_keys(figure: Figure, classes: Sequence[str], clients: Sequence[str], wi
         borderpad=0,
         alignment="left",
         labelcolor=INK,
-        markerscale=0.8,
     )
     key.get_title().set_color(FAINT)
-    if not with_clients:
-        return
-    figure.add_artist(key)
-    marks = [
-        Line2D([], [], linestyle="", marker=MARKS[place % len(MARKS)], color=PALETTE[place % len(PALETTE)])
-        for place in range(len(clients))
-    ]
-    top = 1 - (0.62 + 0.185 * len(few)) / high
-    other = figure.legend(
-        marks,
-        clients,
-        loc="upper left",
-        bbox_to_anchor=(1 - 1.72 / width, top),
-        title="client",
-        frameon=False,
-        fontsize=8,
-        title_fontsize=8.5,
-        handletextpad=0.2,
-        borderpad=0,
-        alignment="left",
-        labelcolor=INK,
-        markerscale=0.8,
-    )
-    other.get_title().set_color(FAINT)
+    return key

@@ -78,7 +78,8 @@ def _map(asked: Asked, how: str, into_plane: IntoPlane) -> Figure:
     _refuse_many(len(clients) * len(samples.rows))
     features = features_of(result, clients, samples, asked)
     maps = _maps(features, samples.labels, into_plane)
-    names = result.clients[clients[0]].class_names or tuple(map(str, range(task.classes)))
+    names = result.clients[clients[0]].class_names
+    names = names if len(names) == task.classes else tuple(map(str, range(task.classes)))
     apart = " Widths differ, so every client has a map of its own." if len(maps) > 1 else ""
     note = (
         f"{_what(asked)} of {_on(samples)}, {_when(result, asked)}.{apart}{_left_out(result, clients, asked)}"
