@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test test-faults docs pages wheel clean
+.PHONY: help install demo check test test-faults docs pages gallery wheel clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -41,6 +41,9 @@ docs: $(STAMP)  ## serve the documentation site on this machine
 pages: $(STAMP)  ## write docs/methods/ anew from docstrings, contracts and options, and the tutorial's notebook
 	@$(BIN)/python tools/method_pages.py
 	@$(BIN)/python tools/notebook.py
+
+gallery: $(STAMP)  ## draw every kind of picture, and write docs/gallery.md
+	@$(BIN)/python tools/gallery.py
 
 wheel: $(STAMP)  ## build the wheel into dist/
 	@$(BIN)/python -m build --wheel --outdir dist

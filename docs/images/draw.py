@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from potluck.report.log import Curve
-from potluck.report.plots import accuracy_over_rounds, split_picture, to_png
+from potluck.report.pictures.curves import accuracy_over_rounds
+from potluck.report.pictures.files import to_png
+from potluck.report.pictures.split import split_picture
 from potluck.report.render import markdown
 from potluck.report.sheets import comparison_sheet
 

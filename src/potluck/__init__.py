@@ -42,8 +42,17 @@ if TYPE_CHECKING:
     from potluck.runs.api import resume, run
     from potluck.runs.comparisons.api import compare
     from potluck.runs.comparisons.comparison import Comparison, Sweep
-    from potluck.runs.observers import EarlyStopping, Observer, RoundEnd, StopRun, TimeLimit, Watcher
+    from potluck.runs.observers import (
+        EarlyStopping,
+        Observer,
+        RoundEnd,
+        RoundTrace,
+        StopRun,
+        TimeLimit,
+        Watcher,
+    )
     from potluck.runs.open import open as open
+    from potluck.runs.pictures.api import plot
     from potluck.runs.results.client_result import ClientResult
     from potluck.runs.results.run_result import RunResult
     from potluck.testing.contract import check_method
@@ -88,8 +97,17 @@ _HOMES = {
     "runs.results.client_result": ("ClientResult",),
     "runs.comparisons.api": ("compare",),
     "runs.comparisons.comparison": ("Comparison", "Sweep"),
-    "runs.observers": ("EarlyStopping", "Observer", "RoundEnd", "StopRun", "TimeLimit", "Watcher"),
+    "runs.observers": (
+        "EarlyStopping",
+        "Observer",
+        "RoundEnd",
+        "RoundTrace",
+        "StopRun",
+        "TimeLimit",
+        "Watcher",
+    ),
     "runs.open": ("open",),
+    "runs.pictures.api": ("plot",),
     "runs.results.run_result": ("RunResult",),
     "testing.contract": ("check_method",),
     "training.collect": ("collect",),
@@ -138,6 +156,7 @@ __all__ = [
     "Report",
     "Rng",
     "RoundEnd",
+    "RoundTrace",
     "RunResult",
     "Server",
     "Settings",
@@ -171,6 +190,7 @@ __all__ = [
     "metric",
     "numbers",
     "option",
+    "plot",
     "resume",
     "run",
     "shuffled_batches",

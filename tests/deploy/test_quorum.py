@@ -100,7 +100,7 @@ def test_a_node_that_starts_anew_and_is_silent_is_waited_for_less_and_less(tmp_p
     link.exchange = silent
     settings = {"device": "cpu", "deadline": 600, "patience": 5000}
     serve(link, tmp_path / "run", sites.federated("local", engine=settings, **training(3)), time=time)
-    assert HELLO < time.seconds < 2.2 * HELLO  # of ten greetings
+    assert HELLO < time.seconds < 4 * HELLO  # of ten greetings
 
 
 def test_too_few_for_the_start_quorum_do_not_start(tmp_path):

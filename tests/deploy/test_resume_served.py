@@ -8,6 +8,7 @@ import sites
 from links import FEDMRL, Link, Told, is_training
 from typer.testing import CliRunner
 
+import potluck
 from potluck.cli.app import app
 from potluck.deploy.flower import serve as served
 from potluck.deploy.flower.connections import Security
@@ -72,6 +73,7 @@ def test_a_federation_is_resumed_by_its_folder_alone_also_from_another_place(tmp
     assert [address for address, _ in link.calls] == ["127.0.0.1:8123"] * 2
     assert link.calls[0][1] == link.calls[1][1] == Security()
     assert sites.log(tmp_path / "runs" / "three") == sites.serial(FEDMRL, tmp_path / "serial")
+    assert len(potluck.open(tmp_path / "runs" / "three").frame())
 
 
 def test_a_resumed_federation_logs_and_is_watched_as_a_served_one(tmp_path, link, monkeypatch):
@@ -162,6 +164,7 @@ def test_code_that_comes_with_the_folder_is_not_run(tmp_path, link):
 def test_what_flower_kept_in_a_folder_of_somebody_else_is_not_taken_up(tmp_path, link):
     kept = tmp_path / "runs" / "three" / "flower"
     (kept / "apps").mkdir(parents=True)
+    (kept.parent / ".lock").touch()
     for name in ("superlink.db", "superlink.json", "superlink.log"):
         (kept / name).write_text("{}")
     started(tmp_path, link)

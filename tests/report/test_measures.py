@@ -6,9 +6,11 @@ import pytest
 import yaml
 
 from potluck.core.rng import Rng
-from potluck.report import comparison_page, comparison_plots, latex, plots, sheets
+from potluck.report import comparison_page, latex, sheets
 from potluck.report.comparison import compare_runs
 from potluck.report.measures import measure_named, measure_of
+from potluck.report.pictures.curves import curves_picture
+from potluck.report.pictures.files import to_svg
 
 NOTHING_SENT = {way: {"scalars": 0, "bytes": 0} for way in ("up", "down")}
 
@@ -57,7 +59,7 @@ def test_pages_and_pictures_show_plain_numbers(tmp_path):
     comparison = compared(tmp_path, "mse")
     page = comparison_page.write_comparison(tmp_path / "comparison.html", comparison).read_text()
     assert "MSE over rounds" in page
-    svg = plots.to_svg(comparison_plots.curves_picture(comparison))
+    svg = to_svg(curves_picture(comparison))
     assert "9.5" in svg
     assert "950" not in svg
     assert " %" not in svg

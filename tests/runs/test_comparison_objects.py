@@ -17,7 +17,7 @@ import potluck.methods
 from helpers import StopAfter
 from potluck.cli.app import app
 from potluck.errors import ConfigError, RunError
-from potluck.report.plots import to_pdf
+from potluck.report.pictures.files import to_pdf
 from potluck.runs.comparisons.comparison import open_comparison
 from potluck.runs.comparisons.play import compare_experiments
 from potluck.runs.loop import Interrupted
@@ -147,13 +147,13 @@ def test_latex_is_a_booktabs_table_with_the_best_in_bold(found: potluck.Comparis
 
 
 def test_pictures_of_all_kinds(found: potluck.Comparison) -> None:
-    for kind in ("rounds", "differences", "bytes", "clients"):
+    for kind in ("curves", "differences", "cost", "gains"):
         assert to_pdf(found.plot(kind)).startswith(b"%PDF")
     assert to_pdf(found.plot()) == to_pdf(found.plot())
-    with pytest.raises(RunError, match="'grid'; it has rounds, differences, bytes, clients"):
+    with pytest.raises(RunError, match="'grid'; it has curves, differences, cost, gains"):
         found.plot("grid")
-    with pytest.raises(ConfigError, match="did you mean 'rounds'"):
-        found.plot("round")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="did you mean 'curves'"):
+        found.plot("curve")  # type: ignore[arg-type]
 
 
 def test_a_folder_is_opened_without_running_anything(

@@ -233,7 +233,9 @@ def test_broken_folders_are_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="there is no run folder"):
         potluck.open(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RunError, match=r"empty is not the folder of a run or of a comparison$"):
+    with pytest.raises(
+        RunError, match=r"empty is not the folder of a run or of a comparison; give one that potluck run"
+    ):
         potluck.open(tmp_path / "empty")
     run(tmp_path / "run", method="local", models=["mlp-small"])
     with pytest.raises(RunError, match=rf"of a comparison; open one that is in it: {tmp_path / 'run'}$"):

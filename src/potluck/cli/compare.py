@@ -260,7 +260,7 @@ def _export(screen: Screen, result: Comparison | Sweep, files: Mapping[str, Path
 
 def _exported(option: str, result: Comparison | Sweep) -> bytes:
     """What `--csv`, `--latex` and `--pdf` write."""
-    from potluck.report.plots import to_pdf
+    from potluck.report.pictures.files import to_pdf
 
     if option == "csv":
         return str(result.frame().to_csv(index=False)).encode()

@@ -161,7 +161,8 @@ def split(
 
 def _write_picture(entry: dict[str, Any], path: Path) -> Path:
     from potluck.files import write_whole
-    from potluck.report.plots import split_picture, to_png
+    from potluck.report.pictures.files import to_png
+    from potluck.report.pictures.split import split_picture
 
     clients = entry["clients"]
     counts, ids = [client["counts"] for client in clients], [client["id"] for client in clients]

@@ -33,7 +33,7 @@ TRIES = 3  # at a node that does not introduce itself; it may belong to somebody
 HELLO = (
     120.0  # seconds a node has to introduce itself; half as many after each time that its owner was silent
 )
-HALVED = 6  # times at most, so that somebody who is quick can still join
+HALVED = 2  # times at most: an exchange through Flower alone takes several seconds
 LOOK = 3.0  # seconds between two looks at who is there
 LOOKS = 4  # looks after which nodes are greeted, though others still come and go
 REMEMBERED = 100  # nodes that were not taken in, whose reasons are told

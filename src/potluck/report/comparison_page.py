@@ -10,11 +10,14 @@ from urllib.parse import quote
 from matplotlib.figure import Figure
 
 from potluck.files import write_whole
-from potluck.report import plots
-from potluck.report.comparison_plots import bytes_picture, curves_picture, gains_picture, grids, heat_map
 from potluck.report.format import VIEW_NAMES, capital, counted, method_label
 from potluck.report.html import in_words, render
 from potluck.report.page import split_part
+from potluck.report.pictures.clients import gains_picture
+from potluck.report.pictures.cost import bytes_picture
+from potluck.report.pictures.curves import curves_picture
+from potluck.report.pictures.differences import interval_picture
+from potluck.report.pictures.grids import grids, heat_map
 from potluck.report.render import Column, Sheet, words
 from potluck.report.sheets import (
     about_means,
@@ -62,7 +65,7 @@ def write_comparison(path: Path, comparison: Mapping[str, Any]) -> Path:
         "gains": gains_sheet(comparison),
         "differences": differences_sheet(comparison),
         "clients": gains_picture(comparison),
-        "intervals": plots.interval_picture(comparison) if different else None,
+        "intervals": interval_picture(comparison) if different else None,
         "heat": variants_heat_map(comparison),
         "curves": curves_picture(comparison),
         "bytes": bytes_picture(comparison),

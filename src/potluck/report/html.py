@@ -11,15 +11,16 @@ import jinja2
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from potluck.report import plots
+from potluck.report.pictures import style
+from potluck.report.pictures.files import to_svg
 
 # The colours of a picture become variables of the page, so that it follows the reader's theme.
 _VARIABLES = {
-    plots.INK: "var(--ink)",
-    plots.FAINT: "var(--faint)",
-    plots.RULE: "var(--rule)",
-    plots.PAPER: "var(--paper)",
-    **{color: f"var(--c{place})" for place, color in enumerate(plots.PALETTE)},
+    style.INK: "var(--ink)",
+    style.FAINT: "var(--faint)",
+    style.RULE: "var(--rule)",
+    style.PAPER: "var(--paper)",
+    **{color: f"var(--c{place})" for place, color in enumerate(style.PALETTE)},
 }
 
 
@@ -47,7 +48,7 @@ def svg(picture: Figure) -> Markup:
     svg = re.sub(
         r"(fill|stroke): (#[0-9a-f]{6})",
         lambda match: f"{match[1]}: {_VARIABLES.get(match[2], match[2])}",
-        plots.to_svg(picture),
+        to_svg(picture),
     )
     return Markup(svg)  # matplotlib has escaped the names in it
 

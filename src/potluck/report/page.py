@@ -17,7 +17,6 @@ import yaml
 
 from potluck.errors import RunError
 from potluck.files import write_whole
-from potluck.report import plots
 from potluck.report.again import again
 from potluck.report.format import (
     capital,
@@ -31,6 +30,10 @@ from potluck.report.format import (
 from potluck.report.html import in_words, render
 from potluck.report.log import Key, Metrics, kept_round, method_name, read_config, read_mapping, read_metrics
 from potluck.report.measures import Measure
+from potluck.report.pictures.clients import client_bars
+from potluck.report.pictures.cost import accuracy_against_bytes
+from potluck.report.pictures.curves import accuracy_over_rounds
+from potluck.report.pictures.split import split_picture
 from potluck.report.render import Column, Sheet, words
 from potluck.report.scores import messages_block, seconds_per_round, summarise
 from potluck.report.sheets import (
@@ -221,7 +224,7 @@ def _curves(run: _Run) -> _Part:
     band = f", {_name(run.key)}" if len(keys) > 1 else ""
     mean = f"Mean over clients of the {run.measure.name} on {data}."
     lead = f"{mean} The band is one standard deviation over clients{band}."
-    return {"picture": plots.accuracy_over_rounds(curves, measure=run.measure), "lead": lead}
+    return {"picture": accuracy_over_rounds(curves, measure=run.measure), "lead": lead}
 
 
 def _name(key: Key) -> str:
@@ -270,7 +273,7 @@ def _tuning(tuning: Mapping[str, Any]) -> _Part:
         "chosen": chosen,
         "rounds": tuning["rounds"],
         "tolerance": f"{100 * tuning['tolerance']:g}",
-        "picture": plots.accuracy_against_bytes(curve, option, chosen),
+        "picture": accuracy_against_bytes(curve, option, chosen),
         "sheet": Sheet("", columns, curve, sortable=False),
         "marked": [point["value"] for point in curve].index(chosen),
     }
@@ -289,7 +292,7 @@ def _clients(run: _Run) -> _Part:
         "kept": about_kept(accuracy, kept_round(run.folder)),
         "title": f"All {len(rows)} clients" if len(rows) == total else f"{len(rows):,} of {total:,} clients",
         "left_out": _left_out(len(rows), total),
-        "picture": plots.client_bars(values, run.measure) if values else None,
+        "picture": client_bars(values, run.measure) if values else None,
         "sheet": run_sheet(run.summary, rows),
         "bars": run.measure.name if values and run.measure.is_share else "",
     }
@@ -338,7 +341,7 @@ def split_part(split: Mapping[str, Any]) -> _Part:
     pictures = []
     for group, everyone, total in by_group(split):
         own = [part for part in everyone if part.get("counts")]
-        picture = plots.split_picture(
+        picture = split_picture(
             [part["counts"] for part in own],
             [str(part["id"]) for part in own],
             [str(name) for name in group.get("class_names") or ()] or None,

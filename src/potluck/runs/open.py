@@ -17,6 +17,8 @@ from potluck.runs.kept_models.given import Plugins
 from potluck.runs.results.open_run import open_run
 from potluck.runs.results.run_result import RunResult
 
+WRITTEN = "; give one that potluck run or potluck compare has written"
+
 
 @front_door()
 def open(
@@ -31,21 +33,26 @@ def open(
     """
     plugins = _listed(plugins)
     home = Path(folder)
-    if not home.is_dir():
-        raise RunError(f"there is no run folder {home}")
-    with reading(home):
-        refuse_links(home)
+    refuse_other_folders(home)
     if is_comparison(home):
         if models is not None or plugins:
             raise ConfigError(
                 f"{home} is a comparison, and models and plugins are for one of its runs{_inside(home)}"
             )
         return open_comparison(home)
-    if not (home / ENVIRONMENT).exists():
-        raise RunError(
-            f"{home} is not the folder of a run or of a comparison{_lacking(home) or _inside(home)}"
-        )
     return open_run(home, models, plugins)
+
+
+def refuse_other_folders(home: Path) -> None:
+    """Refuse what is neither the folder of a run nor that of a comparison."""
+    if not home.is_dir():
+        raise RunError(f"there is no run folder {home}")
+    with reading(home):
+        refuse_links(home)
+    if not is_comparison(home) and not (home / ENVIRONMENT).exists():
+        raise RunError(
+            f"{home} is not the folder of a run or of a comparison{_lacking(home) or _inside(home) or WRITTEN}"
+        )
 
 
 def _lacking(home: Path) -> str:

@@ -84,7 +84,8 @@ class Examiner:
                 for mode in self.modes
             }
             lines += self._client_lines(when, round_, answer.client, parts)
-        self._notices.look_at(lines, answers, round_ == min(self.settings.every, self.last))
+        first = round_ == min(self.settings.every, self.last)
+        self._notices.look_at(lines, answers, first and not self.rounds.acceptance.strangers)
         return tuple(lines)
 
     def _missing(self, when: Moment, round_: int, absent: Mapping[ClientId, str]) -> tuple[Line, ...]:

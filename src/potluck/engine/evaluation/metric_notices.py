@@ -20,7 +20,10 @@ class MetricNotices:
         self._told: set[tuple[str, str]] = set()  # what was said of which metric
 
     def look_at(self, lines: Sequence[Line], answers: Sequence[Answer], is_first: bool) -> None:
-        """Look at one evaluation. A metric that fails for every client in the first one ends the run."""
+        """Look at one evaluation. A metric that fails for every client in the first one ends the run.
+
+        Strangers must not end a run: what they answer is never passed in as the first evaluation.
+        """
         for name in self.facts:
             failed = {one.client: one.report.errors[name] for one in answers if name in one.report.errors}
             self._note_failed(name, lines, failed, is_first)

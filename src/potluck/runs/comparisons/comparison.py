@@ -14,10 +14,13 @@ from potluck.errors import ConfigError, RunError, nearest
 from potluck.files import read_json, write_json
 from potluck.front_door import front_door
 from potluck.models import Entries
-from potluck.report import latex, plots
+from potluck.report import latex
 from potluck.report.comparison import disagreement_with
 from potluck.report.comparison_page import sweep_heat_map, variants_heat_map, write_sweep
-from potluck.report.comparison_plots import bytes_picture, curves_picture, gains_picture
+from potluck.report.pictures.clients import gain_bars
+from potluck.report.pictures.cost import cost_picture
+from potluck.report.pictures.curves import curves_picture
+from potluck.report.pictures.differences import interval_picture
 from potluck.report.reading import reading, shown_from
 from potluck.report.render import Sheet, notebook, plain
 from potluck.report.sheets import comparison_sheet, measure_in, rounds_sheet, sweep_sheet, targets_sheet
@@ -31,12 +34,12 @@ if TYPE_CHECKING:
 
 COMPARISON, SWEEP = "comparison.json", "sweep.json"
 MARK = "experiment.yaml"  # marks the folder of a comparison; a folder without it is never written into
-Kind = Literal["rounds", "differences", "bytes", "clients", "grid"]
+Kind = Literal["curves", "differences", "cost", "gains", "grid"]  # as in `potluck.plot`
 PICTURES = {
-    "rounds": curves_picture,
-    "differences": lambda found: plots.interval_picture(found) if _has_differences(found) else None,
-    "bytes": bytes_picture,
-    "clients": gains_picture,
+    "curves": curves_picture,
+    "differences": lambda found: interval_picture(found) if _has_differences(found) else None,
+    "cost": cost_picture,
+    "gains": gain_bars,
     "grid": variants_heat_map,
 }
 AGAIN = "run potluck compare again"
@@ -126,9 +129,9 @@ class Comparison:
 
     @front_door()
     @shown_from(COMPARISON)
-    def plot(self, kind: Kind = "rounds") -> Figure:
-        """A matplotlib figure: scores over `rounds`, `differences` with intervals, scores against `bytes`,
-        the gains of all `clients`, or a heat map of variants that are a `grid`.
+    def plot(self, kind: Kind = "curves") -> Figure:
+        """A matplotlib figure: `curves` over rounds, `differences` with intervals, what scores `cost` in rounds and
+        bytes, the `gains` of all clients, or a heat map of variants that are a `grid`; `potluck.plot` has more.
         """
         if kind not in PICTURES:
             raise ConfigError(f"there is no picture {kind!r}; {nearest(kind, PICTURES)}")

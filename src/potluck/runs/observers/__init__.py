@@ -2,5 +2,15 @@
 
 from potluck.runs.observers.base import Observer, Observers, RoundEnd, StopRun, Watcher
 from potluck.runs.observers.stopping import EarlyStopping, TimeLimit
+from potluck.runs.observers.trace import RoundTrace
 
-__all__ = ["EarlyStopping", "Observer", "Observers", "RoundEnd", "StopRun", "TimeLimit", "Watcher"]
+__all__ = [
+    "EarlyStopping",
+    "Observer",
+    "Observers",
+    "RoundEnd",
+    "RoundTrace",
+    "StopRun",
+    "TimeLimit",
+    "Watcher",
+]

@@ -21,11 +21,12 @@ from potluck.federation.federation import Federation
 from potluck.files import write_json
 from potluck.front_door import front_door
 from potluck.models import Entries, ModelPool
-from potluck.report import plots, run_frames
+from potluck.report import run_frames
 from potluck.report.format import counted, moment
-from potluck.report.log import Curve, read_mapping, read_metrics
+from potluck.report.log import Curve, read_config, read_mapping, read_metrics
 from potluck.report.measures import measure_of
 from potluck.report.page import write_report
+from potluck.report.pictures.curves import accuracy_over_rounds
 from potluck.report.reading import REMEDY, reading, shown_from
 from potluck.report.render import Sheet, notebook, plain
 from potluck.report.scores import disagreement, messages_block, seconds_per_round, summarise
@@ -140,7 +141,10 @@ class RunResult:
         except RunError as error:
             raise RunError(f"{error}; {REMEDY}") from error
         self._check_summary()
-        kept_split(RunFolder(self.folder), RunFolder(self.folder).about())
+        if "sites" not in (
+            read_config(self.folder).get("partition") or ()
+        ):  # the rows of sites are not known here
+            kept_split(RunFolder(self.folder), RunFolder(self.folder).about())
 
     @shown_from(SUMMARY)
     def _check_summary(self) -> None:
@@ -167,7 +171,9 @@ class RunResult:
     @shown_from(METRICS)
     def plot(self) -> Figure:
         """Scores over rounds, a line per moment and mode; the band is one standard deviation over clients."""
-        return plots.accuracy_over_rounds(self._curves())
+        found = self.summary["accuracy"]
+        measure = measure_of(found.get("metrics"), found.get("metric_facts"))
+        return accuracy_over_rounds(self._curves(), measure=measure)
 
     def _curves(self) -> list[Curve]:
         metrics, accuracy = read_metrics(self.folder / METRICS), self.summary["accuracy"]

@@ -1,0 +1,82 @@
+"""`potluck plot`: pictures of runs, for papers and for a look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from potluck.cli.options import Debug
+from potluck.cli.screen import Screen
+
+Words = str | None
+
+
+def plot(
+    kind: Annotated[
+        str | None, typer.Argument(metavar="KIND", help="What to draw; without it, the kinds are listed.")
+    ] = None,
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="RUN...", help="Folders of runs, comparisons or sweeps.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Where to write: .png, or .pdf and .svg for papers. Default: KIND.png."
+        ),
+    ] = None,
+    over: Annotated[
+        Words, typer.Option(metavar="KEY", help="The setting of option, or the two of grid: d1, or d1,lr.")
+    ] = None,
+    clients: Annotated[Words, typer.Option(metavar="IDS", help="Whose models to look into: 0,3,5.")] = None,
+    samples: Annotated[int | None, typer.Option(metavar="N", help="On how many test samples.")] = None,
+    stages: Annotated[
+        Words, typer.Option(metavar="NAMES", help="Where in the models: stem,layer2,features.")
+    ] = None,
+    classes: Annotated[
+        Words, typer.Option(metavar="NAMES", help="Which classes a map of features shows: 3,8.")
+    ] = None,
+    moment: Annotated[
+        Words, typer.Option(metavar="MOMENT", help="Of which moment: after_training, ….")
+    ] = None,
+    mode: Annotated[Words, typer.Option(metavar="MODE", help="By which way to predict.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Draw a picture of finished or running experiments; without arguments, list the kinds."""
+    from potluck.errors import ConfigError
+    from potluck.runs.pictures.api import plot as draw
+
+    screen = Screen(json=False)
+    if kind is None:
+        return _show_kinds(screen)
+    if not runs:
+        raise ConfigError(f"potluck plot {kind}: name the folder of a run, a comparison or a sweep")
+    place = out or Path(f"{kind}.png")
+    draw(
+        kind,  # type: ignore[arg-type]
+        runs,
+        out=place,
+        over=over,
+        clients=clients,
+        samples=samples,
+        stages=stages,
+        classes=classes,
+        moment=moment,
+        mode=mode,
+    )
+    screen.show(f"picture: {place}")
+
+
+def _show_kinds(screen: Screen) -> None:
+    from potluck.report.render import Sheet
+    from potluck.report.render import words as column
+    from potluck.runs.pictures.api import KINDS
+
+    columns = (
+        column("kind", lambda entry: entry[0]),
+        column("shows", lambda entry: entry[1].line),
+        column("options", lambda entry: " ".join(f"--{name}" for name in entry[1].options if name != "data")),
+    )
+    note = "potluck plot KIND RUN… --out FILE.png, .pdf or .svg"
+    screen.sheet(Sheet("Kinds of pictures", columns, list(KINDS.items()), (note,), sortable=False))
