@@ -369,7 +369,7 @@ def test_runs_and_their_comparison_link_to_each_other(tmp_path):
     assert '<a href="../comparison.html">mine &lt;b&gt;</a>' in text
     entry = {
         "method": "fedavg", "accuracy": {"mean": 0.5, "std_over_seeds": None}, "difference": None,
-        "messages": dict.fromkeys(("up", "down"), {"scalars": 0}), "runs": {"0": "fedavg-seed0"},
+        "messages": {"up": {"scalars": 0}, "down": {"scalars": 0}}, "runs": {"0": "fedavg-seed0"},
     }  # fmt: skip
     path = comparison_page.write_comparison(folder.parent / "comparison.html", {"methods": [entry]})
     assert '<a href="fedavg-seed0/report.html">' in path.read_text()

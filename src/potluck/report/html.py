@@ -29,7 +29,7 @@ def render(template: str, context: Mapping[str, Any]) -> bytes:
     """A page, from one of the files in `templates`."""
     script = Markup(_templates().get_template("page.js").render())
     shell = {"script": script, "script_hash": _hash(script)}
-    return _templates().get_template(template).render(shell | context).encode()
+    return _templates().get_template(template).render({**shell, **context}).encode()
 
 
 def _hash(script: str) -> str:

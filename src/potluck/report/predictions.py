@@ -119,7 +119,7 @@ class Answers:
         """The expected calibration error: how far accuracy is from confidence, weighted by samples."""
         bins = self.calibration()
         gaps = (one["samples"] * abs(one["accuracy"] - one["confidence"]) for one in bins)
-        return sum(gaps) / max(sum(one["samples"] for one in bins), 1)
+        return float(sum(gaps) / max(len(self.label), 1))
 
     def mistakes(self, most: int) -> list[dict[str, Any]]:
         """The wrong predictions with the highest confidence."""

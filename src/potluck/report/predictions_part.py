@@ -120,7 +120,7 @@ def _mistakes(found: Answers, names: Sequence[str]) -> Sheet | None:
     entries = found.mistakes(MOST_MISTAKES)
     columns = (
         words("client", lambda entry: entry["client"]),
-        Column("row", lambda entry: entry["row"]),
+        words("row", lambda entry: entry["row"]),
         words("class", lambda entry: names[entry["label"]]),
         words("taken for", lambda entry: names[entry["prediction"]]),
         Column("confidence", lambda entry: entry["confidence"], percent),
