@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import yaml
 from made_up import make_run, write_predictions
+from typer.testing import CliRunner
 
+from potluck.cli.app import app
 from potluck.errors import RunError
 from potluck.report import comparison_page, page
 from potluck.report.charts import MOST_POINTS, thinned
@@ -373,6 +375,17 @@ def test_runs_and_their_comparison_link_to_each_other(tmp_path):
     }  # fmt: skip
     path = comparison_page.write_comparison(folder.parent / "comparison.html", {"methods": [entry]})
     assert '<a href="fedavg-seed0/report.html">' in path.read_text()
+
+
+def test_the_command_writes_pages_anew_or_says_one_sentence(tmp_path):
+    run = make_run(tmp_path / "mine" / "fedavg-seed0")
+    done = CliRunner().invoke(app, ["report", str(run), "--json"])
+    assert json.loads(done.stdout) == {"pages": [str(run / "report.html")]}
+    (run.parent / "comparison.json").write_text('{"methods": 3}')
+    for folder, says in ((tmp_path, "no config.yaml"), (run.parent, "comparison.json is damaged")):
+        refused = CliRunner().invoke(app, ["report", str(folder)])
+        assert refused.exit_code == 2
+        assert says in refused.stderr
 
 
 def test_a_page_runs_its_own_script_and_no_other(folder):

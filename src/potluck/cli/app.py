@@ -17,6 +17,7 @@ from potluck.cli.federation import gate, keys, prune, serve
 from potluck.cli.inspect import explain, methods, split
 from potluck.cli.join import join
 from potluck.cli.new import new
+from potluck.cli.report import report
 from potluck.cli.run import resume, run
 from potluck.cli.screen import print_everything
 from potluck.cli.status import status
@@ -37,6 +38,7 @@ for _command in (
     run,
     resume,
     compare,
+    report,
     serve,
     gate,
     join,

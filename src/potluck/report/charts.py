@@ -22,6 +22,7 @@ ACROSS, UP = 1000, 500  # the units of the drawing; the page stretches it
 MOST_POINTS = 240  # of a line; a screen has few more pixels for it
 FEW_POINTS = 12  # lines of so few have dots
 COLORS, DASHES = 6, 3  # looks are numbered: the colours in turn, then again with dashes and with dots
+NAMED = 32  # characters of names that fit below bars on a phone
 REFERENCE, GREY = "reference", "grey"
 
 Box = tuple[float, float, float, float]  # left, right, bottom, top
@@ -171,27 +172,43 @@ def dots_of(places: Sequence[tuple[int, int]]) -> str:
 
 
 def client_bars(scores: Mapping[str, float | None], measure: Measure, label: str) -> Chart | None:
-    """The score of each client, best first, with a line at their mean."""
-    known = sorted((value for value in scores.values() if value is not None), key=measure.rank)
+    """The score of each client, best first, with a line at their mean; few clients have their names below."""
+    known = [(value, client) for client, value in scores.items() if value is not None]
+    known.sort(key=lambda pair: measure.rank(pair[0]))
     if not known:
         return None
-    mean = float(np.mean(known))
-    low, high = score_limits(np.array([*known, 0.0]), measure)
-    box = (
-        0.0,
-        float(max(len(known), 4)),
-        0.0 if measure.is_share else low,
-        1.0 if measure.is_share else high,
+    values = [value for value, _ in known]
+    low, high = (0.0, 1.0) if measure.is_share else score_limits(np.array([*values, 0.0]), measure)
+    box = (0.0, float(max(len(known), 4)), low, high)
+    mean = float(np.mean(values))
+    return Chart(
+        label,
+        lines=(),
+        x=_bar_names([client for _, client in known], box),
+        y=score_ticks(box, measure),
+        about_x="clients, best to worst",
+        key=[("mean", measure.full(mean), "mean over clients")],
+        bars=_bars(values, box),
+        level=round(100 - percent_of(mean, low, high), 2),
     )
-    gap = 0.12 if len(known) <= 100 else 0.0
-    foot = places_in([0], [min(max(0.0, box[2]), box[3])], box)[0][1]
+
+
+def _bars(values: Sequence[float], box: Box) -> str:
+    """A bar for each value; of many, there are no gaps between them."""
+    gap = 0.12 if len(values) <= 100 else 0.0
+    ((_, foot),) = places_in([0.0], [min(max(0.0, box[2]), box[3])], box)
     bars = ""
-    for place, value in enumerate(known):
+    for place, value in enumerate(values):
         (left, top), (right, _) = places_in([place + gap, place + 1 - gap], [value, value], box)
         bars += f"M{left} {foot}V{top}H{right}V{foot}Z"
-    key = [("mean", measure.full(mean), "mean over clients")]
-    level = 100 - percent_of(mean, box[2], box[3])
-    return Chart(label, (), (), score_ticks(box, measure), "clients, best to worst", key, bars, level)
+    return bars
+
+
+def _bar_names(names: Sequence[str], box: Box) -> list[Tick]:
+    """The names below their bars, if they fit on a phone too."""
+    if sum(len(name) + 1 for name in names) > NAMED:
+        return []
+    return [(percent_of(place + 0.5, box[0], box[1]), name) for place, name in enumerate(names)]
 
 
 def calibration_chart(bins: Sequence[Mapping[str, Any]], percent: Callable[[float], str]) -> Chart:
