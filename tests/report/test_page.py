@@ -1,13 +1,21 @@
 """Pages: self-contained, well-formed, escaped, and complete as far as the run's files go."""
 
+import base64
+import hashlib
 import json
+import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 import yaml
+from made_up import make_run, write_predictions
+from typer.testing import CliRunner
 
+from potluck.cli.app import app
 from potluck.errors import RunError
 from potluck.report import comparison_page, page
+from potluck.report.charts import MOST_POINTS, thinned
 from potluck.report.scores import summarise
 from potluck.report.sheets import headline
 
@@ -286,3 +294,104 @@ def test_a_comparison_shows_clients_and_further_measures_of_mixed_tasks(tmp_path
     text = " ".join(check(path).text)
     for part in ("Δ %", "Client by client", "undefined", "Further measures", "R@10 text to image", "43.21"):
         assert part in text, part
+
+
+# --- large, small and odd runs --------------------------------------------------------------------------
+
+
+def test_a_hundred_clients_and_a_thousand_rounds_fit_into_a_small_file(tmp_path):
+    path = page.write_report(make_run(tmp_path / "run", clients=100, rounds=1000, predictions=True))
+    text = " ".join(check(path).text)
+    assert path.stat().st_size < 1_500_000
+    assert "The curve of every client" in text
+    assert "1,000" in text
+
+
+def test_thinned_curves_keep_their_ends_and_extremes():
+    values = np.sin(np.arange(5000.0))
+    values[1234], values[4321] = 7.0, -7.0
+    kept = thinned(values).tolist()
+    assert len(kept) <= MOST_POINTS
+    assert {0, 1234, 4321, 4999} <= {*kept}
+    assert thinned(values[:9]).tolist() == [*range(9)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"evaluated": False}, "There are no scores: no client has been measured."),
+        ({"rounds": 1}, "Accuracy over rounds"),
+        ({"clients": 1}, "The curve of every client"),
+        ({"clients": 1, "rounds": 1, "predictions": True}, "10 of 20 are right"),
+        ({"classes": 30, "predictions": True}, "The classes that are mistaken most often"),
+        ({"clients": 300}, "Left out are 100 clients"),
+        ({"rounds": 4}, "The run is not finished: this page shows the first 4 of 4 rounds."),
+        ({"clients": 0}, "There are no scores"),
+    ],
+)
+def test_odd_runs_have_a_page(tmp_path, changes, says):
+    text = " ".join(" ".join(check(page.write_report(make_run(tmp_path / "run", **changes))).text).split())
+    assert says in text
+
+
+def test_a_run_of_failures_alone_has_a_page(tmp_path):
+    folder = make_run(tmp_path / "run", evaluated=False)
+    failures = {"0": 3, EVIL: 2}
+    accuracy = {"when": None, "mode": None, "last": None, "per_client": {}, "rounds": {"last": None}}
+    (folder / "summary.json").write_text(
+        json.dumps({"rounds": 3, "accuracy": accuracy, "failures": failures})
+    )
+    text = " ".join(check(page.write_report(folder)).text)
+    for part in ("client 0: 3 times", "There are no scores", "What failed"):
+        assert part in text
+    assert "not finished" not in text
+
+
+def test_kept_predictions_are_shown_by_class_and_confidence(tmp_path):
+    text = " ".join(
+        " ".join(check(page.write_report(make_run(tmp_path / "run", predictions=True))).text).split()
+    )
+    for part in ("30 of 60 are right", "class 9", "The matrix of every client", "calibration error"):
+        assert part in text
+
+
+@pytest.mark.parametrize("label", [10, -1])
+def test_a_class_that_cannot_be_is_the_fault_of_the_file(tmp_path, label):
+    folder = make_run(tmp_path / "run")
+    write_predictions(folder, ["0"], 3, 10, label=label)
+    with pytest.raises(RunError, match=r"round-000003\.parquet is damaged"):
+        page.write_report(folder)
+
+
+def test_runs_and_their_comparison_link_to_each_other(tmp_path):
+    folder = make_run(tmp_path / "mine <b>" / "fedavg-seed0")
+    assert "comparison.html" not in page.write_report(folder).read_text()
+    (folder.parent / "experiment.yaml").write_text("")
+    text = page.write_report(folder).read_text()
+    assert '<a href="../comparison.html">mine &lt;b&gt;</a>' in text
+    entry = {
+        "method": "fedavg", "accuracy": {"mean": 0.5, "std_over_seeds": None}, "difference": None,
+        "messages": {"up": {"scalars": 0}, "down": {"scalars": 0}}, "runs": {"0": "fedavg-seed0"},
+    }  # fmt: skip
+    path = comparison_page.write_comparison(folder.parent / "comparison.html", {"methods": [entry]})
+    assert '<a href="fedavg-seed0/report.html">' in path.read_text()
+
+
+def test_the_command_writes_pages_anew_or_says_one_sentence(tmp_path):
+    run = make_run(tmp_path / "mine" / "fedavg-seed0")
+    done = CliRunner().invoke(app, ["report", str(run), "--json"])
+    assert json.loads(done.stdout) == {"pages": [str(run / "report.html")]}
+    (run.parent / "comparison.json").write_text('{"methods": 3}')
+    for folder, says in ((tmp_path, "no config.yaml"), (run.parent, "comparison.json is damaged")):
+        refused = CliRunner().invoke(app, ["report", str(folder)])
+        assert refused.exit_code == 2
+        assert says in refused.stderr
+
+
+def test_a_page_runs_its_own_script_and_no_other(folder):
+    text = page.write_report(folder).read_text(encoding="utf-8")
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
+    script = re.search(r"<script>(.*?)</script>", text, re.DOTALL)[1]
+    hashed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert policy.startswith("default-src 'none'")
+    assert f"script-src 'sha256-{hashed}'" in policy

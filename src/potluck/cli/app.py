@@ -18,6 +18,7 @@ from potluck.cli.inspect import explain, methods, split
 from potluck.cli.join import join
 from potluck.cli.new import new
 from potluck.cli.plot import plot
+from potluck.cli.report import report
 from potluck.cli.run import resume, run
 from potluck.cli.screen import print_everything
 from potluck.cli.status import status
@@ -39,6 +40,7 @@ for _command in (
     resume,
     compare,
     plot,
+    report,
     serve,
     gate,
     join,

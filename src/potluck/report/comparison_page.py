@@ -10,13 +10,10 @@ from urllib.parse import quote
 from matplotlib.figure import Figure
 
 from potluck.files import write_whole
+from potluck.report.comparison_charts import bytes_chart, curves_chart, gains_chart, intervals_chart
 from potluck.report.format import VIEW_NAMES, capital, counted, method_label
 from potluck.report.html import in_words, render
-from potluck.report.page import split_part
-from potluck.report.pictures.clients import gains_picture
-from potluck.report.pictures.cost import bytes_picture
-from potluck.report.pictures.curves import curves_picture
-from potluck.report.pictures.differences import interval_picture
+from potluck.report.page import SETTINGS, split_part
 from potluck.report.pictures.grids import grids, heat_map
 from potluck.report.render import Column, Sheet, words
 from potluck.report.sheets import (
@@ -38,8 +35,6 @@ from potluck.report.sheets import (
 )
 from potluck.report.split_file import read_split
 
-SETTINGS = "experiment.yaml"
-
 
 def write_comparison(path: Path, comparison: Mapping[str, Any]) -> Path:
     """Write the page that shows several methods side by side, from the result of `compare_runs`.
@@ -51,7 +46,6 @@ def write_comparison(path: Path, comparison: Mapping[str, Any]) -> Path:
     makers = (measured_sheet, clients_sheet, further_sheet, rounds_sheet, targets_sheet)
     others = [sheet for make in makers if (sheet := make(comparison))]
     seeds = comparison.get("seeds") or ()
-    different = any(entry.get("difference") for entry in comparison["methods"])
     context = {
         "title": methods.title,
         "subtitle": f"seeds {', '.join(map(str, seeds))} · {_view(comparison)}",
@@ -64,11 +58,11 @@ def write_comparison(path: Path, comparison: Mapping[str, Any]) -> Path:
         "sheets": [("Methods", methods), *((sheet.title, sheet) for sheet in others)],
         "gains": gains_sheet(comparison),
         "differences": differences_sheet(comparison),
-        "clients": gains_picture(comparison),
-        "intervals": interval_picture(comparison) if different else None,
+        "clients": gains_chart(comparison),
+        "intervals": intervals_chart(comparison),
         "heat": variants_heat_map(comparison),
-        "curves": curves_picture(comparison),
-        "bytes": bytes_picture(comparison),
+        "curves": curves_chart(comparison),
+        "bytes": bytes_chart(comparison),
         "split": _split(path.parent, comparison),
         "runs": _runs(comparison),
         "variants": _variants(comparison),
@@ -135,7 +129,7 @@ def _variants(comparison: Mapping[str, Any]) -> Sheet | None:
         return words(key, lambda entry: in_words(entry[1][key]) if key in entry[1] else None)
 
     columns = (words("variant", lambda entry: entry[0]), *map(column, keys))
-    return Sheet("What each variant changes", columns, list(variants.items()), sortable=False)
+    return Sheet("What each variant changes", columns, list(variants.items()))
 
 
 def _settings(folder: Path) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -26,7 +28,14 @@ _VARIABLES = {
 
 def render(template: str, context: Mapping[str, Any]) -> bytes:
     """A page, from one of the files in `templates`."""
-    return _templates().get_template(template).render(context).encode()
+    script = Markup(_templates().get_template("page.js").render())
+    shell = {"script": script, "script_hash": _hash(script)}
+    return _templates().get_template(template).render({**shell, **context}).encode()
+
+
+def _hash(script: str) -> str:
+    """What a page's policy says of the one script that may run; any other is refused by the browser."""
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 @cache

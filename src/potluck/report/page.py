@@ -7,8 +7,10 @@ the HTML is in `templates`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import yaml
 from potluck.errors import RunError
 from potluck.files import write_whole
 from potluck.report.again import again
+from potluck.report.charts import ClientCurves, client_bars, client_curves, over_rounds
 from potluck.report.format import (
     capital,
     count,
@@ -28,12 +31,23 @@ from potluck.report.format import (
     size,
 )
 from potluck.report.html import in_words, render
-from potluck.report.log import Key, Metrics, kept_round, method_name, read_config, read_mapping, read_metrics
+from potluck.report.log import (
+    TIMING,
+    Curve,
+    Key,
+    Metrics,
+    kept_round,
+    method_name,
+    read_config,
+    read_mapping,
+    read_metrics,
+    read_table,
+)
 from potluck.report.measures import Measure
-from potluck.report.pictures.clients import client_bars
 from potluck.report.pictures.cost import accuracy_against_bytes
-from potluck.report.pictures.curves import accuracy_over_rounds
 from potluck.report.pictures.split import split_picture
+from potluck.report.predictions_part import predictions_part
+from potluck.report.reading import reading
 from potluck.report.render import Column, Sheet, words
 from potluck.report.scores import messages_block, seconds_per_round, summarise
 from potluck.report.sheets import (
@@ -51,6 +65,7 @@ from potluck.report.sheets import (
 from potluck.report.split_file import by_group, read_split, total_of
 
 MOST_ROWS = 1000  # clients in the table of a page
+SETTINGS = "experiment.yaml"  # in the folder of a comparison
 _ELSEWHERE = ("models", "settings")  # what other parts of the page show of environment.json
 _Part = dict[str, Any] | None  # what the template of a section needs; None leaves the section out
 
@@ -90,18 +105,28 @@ def write_report(folder: Path) -> Path:
     Only `config.yaml` has to be there; a section whose files are absent is left out.
     """
     run = _load(Path(folder))
-    context = {
+    with reading(run.folder):
+        page = render("run.html.j2", _context(run))
+    path = run.folder / "report.html"
+    write_whole(path, page)
+    return path
+
+
+def _context(run: _Run) -> dict[str, Any]:
+    return {
         "title": run.title,
         "subtitle": _subtitle(run),
         "measure": capital(run.measure.name),
         "cards": _cards(run),
         "stopped": run.summary.get("stopped"),
-        "advice": [*(run.summary.get("advice") or []), *_remarks(run)],
+        "comparison": _comparison(run),
+        "advice": [*_state(run), *(run.summary.get("advice") or []), *_remarks(run)],
         "failures": _failures(run),
         "curves": _curves(run),
         "protocols": _protocols(run),
         "tuning": _tuning(run.tuning),
         "clients": _clients(run),
+        "predictions": predictions_part(run.folder, run.key, run.split) if run.key else None,
         "further": run_further_sheet(run.summary),
         "split": split_part(run.split),
         "contract": _contract(run.contract),
@@ -109,9 +134,6 @@ def write_report(folder: Path) -> Path:
         "settings": yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True),
         "environment": {name: value for name, value in run.environment.items() if name not in _ELSEWHERE},
     }
-    path = run.folder / "report.html"
-    write_whole(path, render("run.html.j2", context))
-    return path
 
 
 def _load(folder: Path) -> _Run:
@@ -210,6 +232,29 @@ def _remarks(run: _Run) -> list[str]:
     return [f"{capital(sentence)}." for sentence in found if sentence]
 
 
+def _comparison(run: _Run) -> str:
+    """The name of the comparison that a run belongs to; its page is in the folder above."""
+    above = run.folder.resolve().parent
+    is_part = re.search(r"-seed\d+$", run.folder.resolve().name) and (above / SETTINGS).is_file()
+    return above.name if is_part else ""
+
+
+def _state(run: _Run) -> list[str]:
+    """What a reader has to know of a run that has not ended, or has no scores."""
+    found = []
+    if not (run.folder / "summary.json").exists():
+        played = max(
+            read_table(run.folder / "timing.jsonl", TIMING)["round"].drop_null().to_pylist(), default=0
+        )
+        wanted = run.summary.get("rounds")
+        of = f" of {wanted:,}" if isinstance(wanted, int) else ""
+        found.append(f"The run is not finished: this page shows the first {played:,}{of} rounds.")
+    accuracy = run.summary.get("accuracy") or {}
+    if accuracy.get("last") is None and not accuracy.get("held_out"):
+        found.append("There are no scores: no client has been measured.")
+    return found
+
+
 def _curves(run: _Run) -> _Part:
     """Accuracy over rounds, with a band around the series that the run is judged by."""
     if run.key is None or run.key not in run.metrics.series:
@@ -224,7 +269,8 @@ def _curves(run: _Run) -> _Part:
     band = f", {_name(run.key)}" if len(keys) > 1 else ""
     mean = f"Mean over clients of the {run.measure.name} on {data}."
     lead = f"{mean} The band is one standard deviation over clients{band}."
-    return {"picture": accuracy_over_rounds(curves, measure=run.measure), "lead": lead}
+    chart = over_rounds(curves, run.measure, f"{capital(run.measure.name)} over rounds")
+    return {"chart": chart, "lead": lead} if chart else None
 
 
 def _name(key: Key) -> str:
@@ -254,7 +300,7 @@ def _protocols(run: _Run) -> _Part:
         score("worst tenth", "worst_tenth"),
     )
     headline = list(run.metrics.series).index(run.key)
-    return {"sheet": Sheet("", columns, blocks, sortable=False), "headline": headline}
+    return {"sheet": Sheet("", columns, blocks), "headline": headline}
 
 
 def _tuning(tuning: Mapping[str, Any]) -> _Part:
@@ -274,7 +320,7 @@ def _tuning(tuning: Mapping[str, Any]) -> _Part:
         "rounds": tuning["rounds"],
         "tolerance": f"{100 * tuning['tolerance']:g}",
         "picture": accuracy_against_bytes(curve, option, chosen),
-        "sheet": Sheet("", columns, curve, sortable=False),
+        "sheet": Sheet("", columns, curve),
         "marked": [point["value"] for point in curve].index(chosen),
     }
 
@@ -292,7 +338,8 @@ def _clients(run: _Run) -> _Part:
         "kept": about_kept(accuracy, kept_round(run.folder)),
         "title": f"All {len(rows)} clients" if len(rows) == total else f"{len(rows):,} of {total:,} clients",
         "left_out": _left_out(len(rows), total),
-        "picture": client_bars(values, run.measure) if values else None,
+        "chart": client_bars(values, run.measure, f"{capital(run.measure.name)} per client"),
+        "curves": _client_curves(run),
         "sheet": run_sheet(run.summary, rows),
         "bars": run.measure.name if values and run.measure.is_share else "",
     }
@@ -306,6 +353,21 @@ def _left_out(shown: int, total: int) -> str:
         f"The table has {shown:,} of {total:,} clients: those that were measured, then the first of the others; "
         "all are in split.json."
     )
+
+
+def _client_curves(run: _Run) -> ClientCurves | None:
+    """The scores of every client over rounds, at the moment and in the mode that the run is judged by."""
+    series = run.metrics.series.get(run.key) if run.key else None
+    if series is None:
+        return None
+    rounds = np.repeat(series.rounds, np.diff(series.starts))
+    known = np.flatnonzero(np.isfinite(series.accuracy))
+    order = known[np.argsort(series.client[known], kind="stable")]
+    ends = np.searchsorted(series.client[order], range(len(series.names) + 1))
+    parts = [order[start:end] for start, end in pairwise(ends.tolist())]
+    named = zip(series.names, parts, strict=True)
+    curves = [Curve(name, rounds[part], series.accuracy[part]) for name, part in named]
+    return client_curves(curves, series.curve("mean"), run.measure)
 
 
 def _further(run: _Run) -> dict[str, dict[str, float]]:

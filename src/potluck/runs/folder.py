@@ -124,7 +124,7 @@ class RunFolder:
         return self.is_ours() and names <= {*START, *BEFORE} and "config.yaml" not in names
 
     def is_ours(self) -> bool:
-        """Whether the folder is empty or a run was begun in it: `.lock` is its first file, `federation.json` a server's.
+        """Whether the folder is empty or a run was begun in it: `.lock` is its first file, or `federation.json`.
 
         A site may keep the contract that it pinned in a folder under the name that a run has for its own.
         """

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from potluck.data.parquet import TooLargeError, check_size
 from potluck.engine.evaluation.examined import Examined
 from potluck.engine.evaluation.predictions import Predictions
-from potluck.errors import DataError, RunError, nearest
+from potluck.errors import RunError, nearest
 from potluck.files import remove, write_whole
 from potluck.report.log import MOMENTS, natural
+from potluck.report.predictions import FOLDER, kept_files, read_file
 from potluck.report.reading import reading
-
-FOLDER = "predictions"
-COLUMNS: dict[str, Callable[[pa.DataType], bool]] = {
-    **dict.fromkeys(("round", "row"), pa.types.is_integer),
-    **dict.fromkeys(("client", "moment", "mode", "split"), pa.types.is_string),
-    **dict.fromkeys(("label", "prediction"), lambda kind: kind != pa.null()),
-    "scores": pa.types.is_list,
-}
-
 
 # --- writing --------------------------------------------------------------------------------------------
 
@@ -45,23 +35,16 @@ def write_predictions(folder: Path, round_: int, examined: Sequence[Examined], o
         pa.concat_tables(_alike(parts), promote_options="default"), buffer, compression="zstd"
     )
     write_whole(file, buffer.getvalue(), inner=True)
-    for other in _kept(folder).values() if only else ():
+    for other in kept_files(folder).values() if only else ():
         if other != file:
             remove(other)
 
 
 def drop_predictions(folder: Path, start: int) -> None:
     """Remove the predictions of a round and of all that follow it."""
-    for round_, file in _kept(folder).items():
+    for round_, file in kept_files(folder).items():
         if round_ >= start:
             remove(file)
-
-
-def _kept(folder: Path) -> dict[int, Path]:
-    """The files of predictions by their round, ascending; what has another name is none of them."""
-    files = {file.stem.removeprefix("round-"): file for file in (folder / FOLDER).glob("round-*.parquet")}
-    found = {int(name): file for name, file in files.items() if re.fullmatch("[0-9]{6,18}", name)}
-    return dict(sorted(found.items()))
 
 
 def _part(found: Examined, one: Predictions) -> pa.Table:
@@ -125,32 +108,20 @@ def read_predictions(folder: Path | str, round: int | None = None) -> pd.DataFra
     (in the client's own file, or in the part that `samples` was drawn from), where that is another number. Labels
     and predictions of classes are their numbers.
     """
-    kept = _kept(Path(folder))
+    kept = kept_files(Path(folder))
     if not kept:
         raise RunError(f"{folder} has kept no predictions; run it with evaluate: {{predictions: true}}")
     if round is not None and round not in kept:
         raise RunError(f"{folder} has no predictions of round {round}; kept: {', '.join(map(str, kept))}")
     chosen = kept.values() if round is None else [kept[round]]
-    for file in chosen:
-        _check_size(file)
     return pd.concat([_read(file) for file in chosen], ignore_index=True)
 
 
 def _read(file: Path) -> pd.DataFrame:
+    table = read_file(file)
     with reading(file, "remove it"):
-        table = parquet.read_table(file)
-        if not len(table) or not all(_is_column(table, name) for name in COLUMNS):
-            raise RunError(
-                f"{file} is no file of predictions: it has no rows, or not their columns; remove it"
-            )
         frame: pd.DataFrame = table.to_pandas(ignore_metadata=True)
     return frame
-
-
-def _is_column(table: pa.Table, name: str) -> bool:
-    """Whether a table has a column of predictions as they are written."""
-    found = table[name] if name in table.column_names else pa.array([])
-    return COLUMNS[name](found.type) and not found.null_count
 
 
 def confusion(
@@ -182,16 +153,6 @@ def confusion(
             client: tables[client].reindex(index=classes, columns=classes, fill_value=0)
             for client in sorted(tables, key=natural)
         }
-
-
-def _check_size(file: Path) -> None:
-    """Refuse a file that would become too large in memory; whoever reads it says what else is wrong."""
-    try:
-        check_size(file)
-    except TooLargeError as error:
-        raise RunError(str(error)) from error
-    except DataError:
-        return
 
 
 def _first(values: Iterable[Any], order: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ from potluck.report.format import count, counted, moment
 from potluck.report.log import read_mapping
 from potluck.report.pictures.confusion import confusion_picture
 from potluck.report.pictures.representations import FeatureMap, cka_picture, map_picture
+from potluck.report.predictions import FOLDER
 from potluck.runs.pictures.asked import Asked, RunFiles
 from potluck.runs.pictures.samples import (
     Samples,
@@ -27,7 +28,6 @@ from potluck.runs.pictures.samples import (
     split_of,
 )
 from potluck.runs.pictures.stages import features_of, stage_similarity
-from potluck.runs.predictions import FOLDER
 from potluck.runs.predictions import confusion as kept_confusion
 from potluck.runs.results.run_result import RunResult
 

@@ -1,0 +1,182 @@
+"""Predictions that a run has kept: reading their files, and what they show: mistakes, confusion and calibration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as parquet
+
+from potluck.data.parquet import TooLargeError, check_size
+from potluck.errors import DataError, RunError
+from potluck.report.log import Floats, Integers, Key, natural
+from potluck.report.reading import reading
+
+FOLDER = "predictions"
+BINS = 10  # of equal width, for calibration
+COLUMNS: dict[str, Callable[[pa.DataType], bool]] = {
+    **dict.fromkeys(("round", "row"), pa.types.is_integer),
+    **dict.fromkeys(("client", "moment", "mode", "split"), pa.types.is_string),
+    **dict.fromkeys(("label", "prediction"), lambda kind: kind != pa.null()),
+    "scores": pa.types.is_list,
+}
+
+
+# --- files ----------------------------------------------------------------------------------------------
+
+
+def kept_files(folder: Path) -> dict[int, Path]:
+    """The files of predictions by their round, ascending; what has another name is none of them."""
+    files = {file.stem.removeprefix("round-"): file for file in (folder / FOLDER).glob("round-*.parquet")}
+    found = {int(name): file for name, file in files.items() if re.fullmatch("[0-9]{6,18}", name)}
+    return dict(sorted(found.items()))
+
+
+def read_file(file: Path) -> pa.Table:
+    """One file of predictions as a table; one that is none, or too large for the memory, is refused."""
+    _check_size(file)
+    with reading(file, "remove it"):
+        table = parquet.read_table(file)
+        if not len(table) or not all(_is_column(table, name) for name in COLUMNS):
+            raise RunError(
+                f"{file} is no file of predictions: it has no rows, or not their columns; remove it"
+            )
+    return table
+
+
+def _is_column(table: pa.Table, name: str) -> bool:
+    """Whether a table has a column of predictions as they are written."""
+    found = table[name] if name in table.column_names else pa.array([])
+    return COLUMNS[name](found.type) and not found.null_count
+
+
+def _check_size(file: Path) -> None:
+    """Refuse a file that would become too large in memory; whoever reads it says what else is wrong."""
+    try:
+        check_size(file)
+    except TooLargeError as error:
+        raise RunError(str(error)) from error
+    except DataError:
+        return
+
+
+# --- what they show -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The predicted classes of the test samples in the last kept round, at one moment and in one mode."""
+
+    round: int
+    clients: tuple[str, ...]  # in natural order
+    client: Integers  # an index into `clients` per sample, as all below
+    row: Integers
+    label: Integers
+    prediction: Integers
+    confidence: Floats  # the share of the predicted class in the softmax of the scores
+    width: Integers  # the number of classes that the sample has a score for
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        return int(self.width.max(initial=0))
+
+    def of(self, clients: Iterable[str]) -> Answers:
+        """Those of some clients."""
+        places = {name: place for place, name in enumerate(self.clients)}
+        wanted = np.isin(self.client, [places[name] for name in clients if name in places])
+        names = ("client", "row", "label", "prediction", "confidence", "width")
+        return replace(self, **{name: getattr(self, name)[wanted] for name in names})
+
+    def confusion(self, classes: int) -> Integers:
+        """How many samples of each class (rows) were taken for each class (columns)."""
+        table = np.zeros((classes, classes), np.int64)
+        np.add.at(table, (self.label, self.prediction), 1)
+        return table
+
+    def calibration(self) -> list[dict[str, Any]]:
+        """The mean confidence, the accuracy and the number of samples in every tenth of confidence that has any."""
+        place = np.minimum((BINS * self.confidence).astype(int), BINS - 1)
+        right = self.label == self.prediction
+        parts = [np.flatnonzero(place == each) for each in range(BINS)]
+        return [
+            {
+                "confidence": float(self.confidence[part].mean()),
+                "accuracy": float(right[part].mean()),
+                "samples": len(part),
+            }
+            for part in parts
+            if len(part)
+        ]
+
+    def calibration_error(self) -> float:
+        """The expected calibration error: how far accuracy is from confidence, weighted by samples."""
+        bins = self.calibration()
+        gaps = (one["samples"] * abs(one["accuracy"] - one["confidence"]) for one in bins)
+        return float(sum(gaps) / max(len(self.label), 1))
+
+    def mistakes(self, most: int) -> list[dict[str, Any]]:
+        """The wrong predictions with the highest confidence."""
+        wrong = np.flatnonzero(self.label != self.prediction)
+        chosen = wrong[np.argsort(-self.confidence[wrong], kind="stable")][:most]
+        return [
+            {
+                "client": self.clients[self.client[place]],
+                "row": int(self.row[place]),
+                "label": int(self.label[place]),
+                "prediction": int(self.prediction[place]),
+                "confidence": float(self.confidence[place]),
+            }
+            for place in chosen
+        ]
+
+
+def answers(folder: Path, key: Key) -> Answers | None:
+    """The last kept predictions at a moment and in a mode; None where there are none with one class per sample."""
+    files = kept_files(folder)
+    if not files:
+        return None
+    round_, file = list(files.items())[-1]
+    table = read_file(file)
+    with reading(file, "remove it"):
+        chosen = {"moment": key[0], "mode": key[1], "split": "test"}
+        for name, value in chosen.items():
+            table = table.filter(pc.field(name) == value)
+        classes = pa.types.is_integer(table["label"].type) and pa.types.is_integer(table["prediction"].type)
+        return _answers(round_, table.combine_chunks()) if classes and len(table) else None
+
+
+def _answers(round_: int, table: pa.Table) -> Answers:
+    numbers = {name: table[name].to_numpy() for name in ("row", "label", "prediction")}
+    names = table["client"].to_pylist()
+    clients = tuple(sorted(set(names), key=natural))
+    places = {name: place for place, name in enumerate(clients)}
+    sizes = pc.list_value_length(table["scores"]).to_numpy()
+    for name in ("label", "prediction"):
+        if ((numbers[name] < 0) | (numbers[name] >= sizes)).any():
+            raise ValueError(f"a {name} is none of the classes that have scores")
+    return Answers(
+        round=round_,
+        clients=clients,
+        client=np.array([places[name] for name in names]),
+        **numbers,
+        confidence=_confidence(pc.list_flatten(table["scores"]).to_numpy(), sizes),
+        width=sizes,
+    )
+
+
+def _confidence(scores: Floats, sizes: Integers) -> Floats:
+    """The largest share in the softmax of every list of scores; lists may differ in length."""
+    starts = np.append(0, np.cumsum(sizes)[:-1])
+    if not len(scores) or not sizes.all():
+        raise ValueError("a sample has no scores")
+    with np.errstate(invalid="ignore"):
+        largest = np.maximum.reduceat(scores.astype(np.float64), starts)
+        sums = np.add.reduceat(np.exp(scores - np.repeat(largest, sizes)), starts)
+    return np.nan_to_num(1 / sums)
