@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from potluck.cli.app import app
 from potluck.deploy.pruning import kept_runs, prune
 from potluck.deploy.site import kept_secret
+from potluck.engine.frames import listening
 from potluck.engine.protocol import Answer, Failure
 from potluck.errors import RunError
 
@@ -230,3 +231,23 @@ def test_the_name_of_a_run_cannot_steer_a_terminal(home):
     (home / "runs" / "b2.json").rename(home / "runs" / "b\x1b[2J\n2.json")
     done = CliRunner().invoke(app, ["prune", str(home), "--unfinished"])
     assert (done.exit_code, "\x1b" in done.stdout, "removed run b 2 (" in done.stdout) == (0, False, True)
+
+
+def test_a_folder_with_runs_in_it_is_not_yet_a_home(tmp_path: Path) -> None:
+    mine = tmp_path / "runs" / "mine"
+    mine.mkdir(parents=True)
+    (tmp_path / "runs" / "notes.json").write_text("{}")
+    with pytest.raises(RunError, match="is no home folder of a site"):
+        prune(tmp_path, unfinished=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+    assert len([*(tmp_path / "runs").iterdir()]) == 2
+
+
+def test_only_a_socket_gives_way_to_a_socket(tmp_path: Path) -> None:
+    taken = tmp_path / "mine.txt"
+    taken.write_text("mine")
+    with pytest.raises(OSError, match="is no socket"), listening(taken):
+        pass
+    assert taken.read_text() == "mine"
+    with listening(tmp_path / "door"):
+        pass

@@ -11,6 +11,7 @@ from potluck.deploy.bounds import MOST_ROUNDS
 from potluck.deploy.durable_record import MANIFEST
 from potluck.deploy.evaluations import SUFFIX
 from potluck.deploy.exchanges import History
+from potluck.deploy.joined_runs import FILE as JOINED
 from potluck.deploy.joined_runs import JoinedRuns
 from potluck.deploy.record_files import NAME, RecordFiles, read_own
 from potluck.errors import RunError
@@ -40,6 +41,8 @@ def kept_runs(home: Path) -> list[KeptRun]:
     folder = home / "runs"
     if not folder.is_dir() or folder.is_symlink():
         raise RunError(f"{home} is no home folder of a site: it has no folder runs")
+    if not any((home / name).is_file() for name in (JOINED, "secret")):
+        raise RunError(f"{home} is no home folder of a site: it has neither {JOINED} nor secret")
     names = {path.stem for path in folder.iterdir() if path.suffix in ("", WELCOME, SUFFIX)}
     found = [_kept_run(folder / name) for name in names if _files(folder / name)]
     return sorted(found, key=lambda kept: (-kept.used, kept.run))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -83,9 +84,11 @@ def _read(channel: socket.socket, size: int) -> bytes:
 
 @contextlib.contextmanager
 def listening(path: Path, mode: int = 0o600) -> Iterator[socket.socket]:
-    """Open a Unix socket at a path; a file that a killed process left there is replaced."""
+    """Open a Unix socket at a path; one that a killed process left there is replaced, and nothing else is."""
     if len(str(path)) > NAME_LIMIT:
         raise OSError(f"the path of a socket has at most {NAME_LIMIT} characters: {path}")
+    if os.path.lexists(path) and not path.is_socket():
+        raise OSError(f"{path} exists and is no socket; choose another path")
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(str(path))
