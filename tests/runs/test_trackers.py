@@ -111,6 +111,15 @@ def test_tensorboard_drops_the_rounds_that_a_run_went_back_behind(tmp_path: Path
     assert [number for number, _ in means(folder)] == [1, 2]
 
 
+@pytest.mark.parametrize("kept", ["[1]", '{"tensorboard": 3}', '{"tensorboard": {"round": "x"}}'])
+def test_notes_of_another_form_are_refused_in_one_sentence(kept: str, tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        run(experiment(["tensorboard"], checkpoint={"every": 0}), out=tmp_path / "run", observers=[Dies()])
+    (tmp_path / "run" / "tracking.json").write_text(kept)
+    with pytest.raises(PotluckError, match=r"tracking\.json is damaged; remove it"):
+        resume(tmp_path / "run")
+
+
 def test_means_alone_are_logged_if_asked(tmp_path: Path) -> None:
     folder = run(experiment([{"tensorboard": {"clients": False}}]), out=tmp_path / "run").folder
     tags = scalars(folder)

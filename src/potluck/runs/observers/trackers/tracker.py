@@ -118,8 +118,19 @@ class Tracker(Observer):
 
     def _kept(self) -> dict[str, Notes]:
         path = self.folder / FILE
-        kept: dict[str, Notes] = read_json(path) if path.exists() else {}
+        kept = read_json(path) if path.exists() else {}
+        if not isinstance(kept, dict) or not all(map(_is_note, kept.values())):
+            raise RunError(f"{path} is damaged; remove it, and the trackers begin anew")
         return kept
 
     def _keep(self) -> None:
         write_json(self.folder / FILE, self._kept() | {self.name: self.notes})
+
+
+def _is_note(kept: object) -> bool:
+    """Whether this is what a tracker keeps: an id as text, and the last round it has."""
+    if not isinstance(kept, dict):
+        return False
+    last = kept.get("round", 0)
+    whole = isinstance(last, int) and not isinstance(last, bool) and last >= 0
+    return whole and all(isinstance(value, str | int) for value in kept.values())
