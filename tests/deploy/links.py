@@ -105,10 +105,9 @@ class EndsAfter(Told):
 
 def serve(link, folder, experiment, told=None, time=None, **options):
     """A federation as `potluck serve` plays it, in a time of its own."""
-    clock = (time or Time()).clock()
-    return play_prepared(
-        prepared(experiment), link, open_folder(folder), told or Told(), clock=clock, **options
-    )
+    clock, home = (time or Time()).clock(), open_folder(folder)
+    with home.locked():
+        return play_prepared(prepared(experiment), link, home, told or Told(), clock=clock, **options)
 
 
 def is_evaluation(order, client, round_):

@@ -109,7 +109,7 @@ def test_every_mode_has_a_row_wherever_methods_are_shown(found: potluck.Comparis
     assert {"fedproto (prototype)", "fedproto (head)"} <= set(labels)
     report = (found.folder / "fedproto-seed0" / "report.html").read_text()
     assert "after aggregation, by prototype" in report
-    assert "after training = after aggregation, by head" in report
+    assert "after training, by head = after aggregation, by head" in report
     summary = json.loads((found.folder / "fedproto-seed0" / "summary.json").read_text())["accuracy"]
     assert {(one["when"], one["mode"]) for one in summary["measured"]} == {
         (when, mode) for when in ("after_training", "after_aggregation") for mode in ("prototype", "head")

@@ -124,12 +124,12 @@ class RunFolder:
         return self.is_ours() and names <= {*START, *BEFORE} and "config.yaml" not in names
 
     def is_ours(self) -> bool:
-        """Whether the folder is empty or a run was begun in it: `.lock` is its first file, or `federation.json`.
+        """Whether the folder is empty or a run was begun in it: `.lock` is the first file of one.
 
         A site may keep the contract that it pinned in a folder under the name that a run has for its own.
         """
         names = {path.name for path in self.path.iterdir() if not _is_unfinished(path.name)}
-        return not names or bool({".lock", "federation.json", "config.yaml"} & names)
+        return not names or bool({".lock", "config.yaml"} & names)
 
     def _check_kinds(self) -> None:
         """Refuse a file where a run writes a folder, and the reverse, before it trains for hours."""
