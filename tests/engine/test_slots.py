@@ -7,11 +7,15 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from potluck.core.streams import Source, Stream
+from potluck.engine.cuda.graphs import _play
 from potluck.engine.cuda.slots import Exchange, Slots
 from potluck.errors import ConfigError
+from potluck.training.plan import Plan
 
 
 class SlotOf:
@@ -232,3 +236,23 @@ def test_other_errors_are_not_about_memory(gpu: Gpu) -> None:
 
     with pytest.raises(RuntimeError, match="no"):
         gpu.serve(work, "a1")
+
+
+def test_steps_come_from_a_graph_where_there_is_one_and_in_order_else() -> None:
+    rows = np.arange(14)
+    order = [rows[:4], rows[4:8], rows[8:10], rows[10:14]]
+    plan = Plan(
+        {"private": Stream(Source(torch.zeros(14, 1), torch.zeros(14)), order)}, None, torch.device("cpu")
+    )
+    seen: list[tuple[str, list[int]]] = []
+
+    class Graph:
+        def replay(self, tables: dict[str, np.ndarray]) -> None:
+            seen.extend(("graph", line.tolist()) for line in tables["private"])
+
+    def step(taken: Any) -> None:
+        seen.append(("step", taken["private"].tolist()))
+
+    _play(step, plan, plan.blocks(), lambda sizes, tables: Graph() if sizes == (4,) else None)  # type: ignore[arg-type,return-value]
+    assert [how for how, _ in seen] == ["graph", "graph", "step", "graph"]
+    assert [line for _, line in seen] == [one.tolist() for one in order]

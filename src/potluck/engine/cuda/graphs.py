@@ -12,7 +12,7 @@ import gc
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -24,11 +24,13 @@ from torch.utils._pytree import tree_map
 
 from potluck.core.client import Client
 from potluck.core.state import Holder
-from potluck.errors import PotluckError
+from potluck.errors import PotluckError, first_line
 from potluck.training.fit import Step, Workspace, run_eagerly
 from potluck.training.plan import Plan, rows_on
 
 G = TypeVar("G")
+Sizes = tuple[int, ...]  # of the batches of a step, stream by stream
+Tables = dict[str, np.ndarray]  # rows by stream, a line per step
 CAPACITY = 64  # steps a table of rows holds at least; a longer plan fills it again
 WORTH_CAPTURING = 8  # steps of one size in a server's `fit` that repay a capture
 WARM_UP = 2  # steps before a capture: they create handles, workspaces and the optimiser's buffers
@@ -148,16 +150,7 @@ class GraphRunner:
 
     def train(self, workspace: Workspace, step: Step, plan: Plan) -> None:
         """A runner for `fit`: replays what is captured and captures what will come again."""
-        done = 0
-        for sizes, tables in plan.blocks():
-            count = len(next(iter(tables.values())))
-            graph = self._graph(workspace, step, sizes, tables)
-            if graph is not None:
-                graph.replay(tables)
-            else:
-                for number in range(done, done + count):
-                    step(plan[number])
-            done += count
+        _play(step, plan, plan.blocks(), partial(self._graph, workspace, step))
 
     def _graph(
         self, workspace: Workspace, step: Step, sizes: tuple[int, ...], tables: dict[str, np.ndarray]
@@ -210,13 +203,32 @@ class GraphRunner:
                 raise
             torch.cuda.synchronize(self.holder.device)
             step = self.holder.step or "evaluate"
-            self.notice(f"step {step!r} cannot be captured and runs eagerly: {_first_line(error)}")
+            self.notice(f"step {step!r} cannot be captured and runs eagerly: {first_line(error)}")
             return None
 
     def _has_graphs(self) -> bool:
         steps = (graph for graphs in self.steps.values() for graph in graphs.by_sizes.values())
         collections = (graph for graph in self.collections.values() if isinstance(graph, CollectGraph))
         return any(steps) or any(collections)
+
+
+def _play(
+    step: Step,
+    plan: Plan,
+    blocks: Iterable[tuple[Sizes, Tables]],
+    graph_for: Callable[[Sizes, Tables], StepGraph | None],
+) -> None:
+    """Take all steps of a plan: from a graph where there is one for their sizes, else one after the other."""
+    done = 0
+    for sizes, tables in blocks:
+        count = len(next(iter(tables.values())))
+        graph = graph_for(sizes, tables)
+        if graph is not None:
+            graph.replay(tables)
+        else:
+            for number in range(done, done + count):
+                step(plan[number])
+        done += count
 
 
 class ServerRunner:
@@ -231,7 +243,7 @@ class ServerRunner:
         self.server, self.notice = server, notice
         self.stream = torch.cuda.Stream(server.device)  # type: ignore[no-untyped-call]
         self.pool = torch.cuda.graph_pool_handle()
-        self.graphs: dict[tuple[int, ...], StepGraph] = {}
+        self.graphs: list[StepGraph] = []
 
     def train(self, workspace: Workspace, step: Step, plan: Plan) -> None:
         """A runner for `fit`."""
@@ -244,34 +256,17 @@ class ServerRunner:
             return run_eagerly(workspace, step, plan)
         main = torch.cuda.current_stream(self.server.device)
         self.stream.wait_stream(main)
-        with torch.cuda.stream(self.stream):
-            self._play(workspace, step, plan, blocks, worth)
-        main.wait_stream(self.stream)
+        graphs: dict[Sizes, StepGraph | None] = {}
 
-    def _play(
-        self,
-        workspace: Workspace,
-        step: Step,
-        plan: Plan,
-        blocks: Sequence[tuple[tuple[int, ...], dict[str, np.ndarray]]],
-        worth: set[tuple[int, ...]],
-    ) -> None:
-        done, graphs = 0, dict[tuple[int, ...], StepGraph]()
-        for sizes, tables in blocks:
-            count = len(next(iter(tables.values())))
+        def graph_for(sizes: Sizes, tables: Tables) -> StepGraph | None:
             if sizes in worth and sizes not in graphs:
-                graph = self._captured(workspace, step, tables)
-                if graph is None:
-                    worth = set()
-                else:
-                    graphs[sizes] = graph
-            if sizes in graphs:
-                graphs[sizes].replay(tables)
-            else:
-                for number in range(done, done + count):
-                    step(plan[number])
-            done += count
-        self.graphs = graphs or self.graphs
+                graphs[sizes] = self._captured(workspace, step, tables)
+            return graphs.get(sizes)
+
+        with torch.cuda.stream(self.stream):
+            _play(step, plan, blocks, graph_for)
+        main.wait_stream(self.stream)
+        self.graphs = [graph for graph in graphs.values() if graph is not None] or self.graphs
 
     def _captured(self, workspace: Workspace, step: Step, tables: dict[str, np.ndarray]) -> StepGraph | None:
         try:
@@ -279,7 +274,7 @@ class ServerRunner:
         except (RuntimeError, PotluckError) as error:
             self.pool = torch.cuda.graph_pool_handle()  # the old one may have been released
             torch.cuda.synchronize(self.server.device)
-            self.notice(f"the server's training cannot be captured and runs eagerly: {_first_line(error)}")
+            self.notice(f"the server's training cannot be captured and runs eagerly: {first_line(error)}")
             return None
 
 
@@ -358,10 +353,6 @@ def _no_trace(holder: Holder, workspace: Workspace) -> Iterator[None]:
         total.zero_()
     for generator, before in zip((one for one in generators if one is not None), numbers, strict=True):
         generator.set_state(before)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def is_out_of_memory(error: Exception) -> bool:

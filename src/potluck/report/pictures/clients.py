@@ -11,10 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from potluck.report.measures import ACCURACY, Measure
-from potluck.report.pictures.differences import axes_of_differences, reference_of
+from potluck.report.pictures.differences import reference_of
 from potluck.report.pictures.style import (
     FAINT,
-    GREY,
     INK,
     LABEL,
     PALETTE,
@@ -31,8 +30,6 @@ from potluck.report.pictures.style import (
     name_columns,
     note_below,
     own_style,
-    room_for,
-    row_styles,
     score_ticks,
     short_value,
     shorten,
@@ -82,38 +79,6 @@ def _draw_bars(axes: Axes, heights: Sequence[float]) -> None:
     else:
         edges = np.arange(len(heights) + 1) - 0.5
         axes.stairs(heights, edges, fill=True, color=PALETTE[0], linewidth=0, zorder=2)
-
-
-@own_style()
-def gains_picture(comparison: Comparison) -> Figure | None:
-    """A row per method and a dot per client and seed: its difference to the reference. The bar is the median."""
-    measure = measure_in(comparison)
-    entries = [entry for entry in ranked(comparison["methods"], measure) if entry.get("by_client")]
-    if not entries:
-        return None
-    figure, axes = framed(WIDTH, 1.05 + 0.36 * len(entries), left=room_for(entries), right=1.6)
-    axes.axvline(0, color=INK, linewidth=1.2, zorder=1)
-    styles = row_styles(comparison)
-    for row, entry in enumerate(entries):
-        color = styles.get(row_label(entry), GREY).color
-        _draw_gains(axes, row, entry["by_client"], measure, color)
-    axes_of_differences(axes, entries, measure, comparison, ", a dot per client and seed")
-    axes.grid(axis="x", color=RULE, linewidth=0.8)
-    return figure
-
-
-def _draw_gains(axes: Axes, row: int, by_client: Mapping[str, Any], measure: Measure, color: str) -> None:
-    values = [
-        value for seed in by_client["differences"].values() for value in seed.values() if value is not None
-    ]
-    shown = measure.scale * np.array(values[:: max(1, len(values) // MOST_DOTS)], float)
-    if not len(shown):
-        return
-    shift = 0.24 * np.sin(2.4 * np.arange(len(shown)))  # equal differences lie beside each other
-    axes.scatter(shown, row + shift, s=16, color=color, alpha=0.7, linewidth=0, zorder=2)
-    median = measure.scale * float(np.median(values))
-    axes.plot([median, median], [row - 0.32, row + 0.32], color=INK, linewidth=2, zorder=3)
-    label_right(axes, row, f"{by_client['better']:,} of {len(values):,} gain", FAINT)
 
 
 # --- gains client by client -----------------------------------------------------------------------------

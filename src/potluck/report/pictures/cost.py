@@ -32,35 +32,9 @@ from potluck.report.pictures.style import (
     row_styles,
     score_ticks,
     shorten,
-    with_names,
     write_ends,
 )
 from potluck.report.sheets import measure_in, row_label, rows_of
-
-
-@own_style()
-def bytes_picture(comparison: Comparison) -> Figure | None:
-    """The score over what all clients have sent and received; a method that sends nothing is a dashed line."""
-    measure = measure_in(comparison)
-    rows = [row for row in rows_of(comparison) if row.get("curve")]
-    if not any(map(_sent, rows)):
-        return None
-    styles = row_styles(comparison)
-    ends = _ends(rows, styles, measure)
-    longest = max(len(name) for _, name, _ in ends)
-    height = max(3.7, 0.9 + LABEL_GAP * len(ends))
-    figure, axes = with_names(height, 0.65 + 0.076 * longest)
-    for shift, row in enumerate(rows):
-        style, curve = styles.get(row_label(row), GREY), row["curve"]
-        x, y = np.array(curve["bytes"], float), measure.scale * np.array(curve["mean"], float)
-        if _sent(row):
-            (drawn,) = axes.plot(x, y, color=style.color, linestyle=style.dash, linewidth=2, zorder=3)
-            marked(drawn, style, shift)
-        else:
-            axes.axhline(y[-1], color=style.color, linewidth=1.2, linestyle="--", zorder=2)
-    _bytes_axis(axes, measure, [one for row in rows if _sent(row) for one in row["curve"]["bytes"] if one])
-    write_ends(axes, ends)
-    return figure
 
 
 def _ends(
