@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from potluck.core.rng import Rng
+
 os.environ["POTLUCK_PROGRESS"] = "0"  # in processes that tests start too
 torch.set_num_threads(1)
 
@@ -35,6 +37,13 @@ def no_waiting_for_the_disk() -> Iterator[None]:
     """Files outlive a killed process without it, and no test cuts the power; the waits take minutes in sum."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def from_one_random_state() -> Iterator[None]:
+    """A test that draws weights draws the same ones alone, in any order and on any machine."""
+    with Rng(0).as_default():
         yield
 
 

@@ -98,9 +98,16 @@ class Joined(Model):
         return torch.cat([self.left(x.flatten(1)), self.right(x.flatten(1))], 1).relu()
 
 
+def test_branches_side_by_side_are_found_whatever_the_first_weights():
+    """A batch of two samples was too small: in one of ten draws all units that differ were off."""
+    for seed in range(64):
+        with Rng(seed).as_default():
+            parent, part = Joined(DIGITS, 4), Joined(DIGITS, 2)
+        assert not is_slice(parent, part, slices_of(parent), None, DIGITS), seed
+
+
 def test_branches_side_by_side_need_their_blocks_said():
-    parent, part = Joined(DIGITS, 4), Joined(DIGITS, 2)
-    assert not is_slice(parent, part, slices_of(parent), None, DIGITS)
+    part = Joined(DIGITS, 2)
     parent = Joined(DIGITS, 4)
     parent.channel_blocks = {"head.weight": {1: (2, 1)}}
     for window in (None, Rolling(3)):
