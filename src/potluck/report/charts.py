@@ -188,12 +188,12 @@ def client_bars(scores: Mapping[str, float | None], measure: Measure, label: str
         y=score_ticks(box, measure),
         about_x="clients, best to worst",
         key=[("mean", measure.full(mean), "mean over clients")],
-        bars=_bars(values, box),
+        bars=bars_of(values, box),
         level=round(100 - percent_of(mean, low, high), 2),
     )
 
 
-def _bars(values: Sequence[float], box: Box) -> str:
+def bars_of(values: Sequence[float], box: Box) -> str:
     """A bar for each value; of many, there are no gaps between them."""
     gap = 0.12 if len(values) <= 100 else 0.0
     ((_, foot),) = places_in([0.0], [min(max(0.0, box[2]), box[3])], box)
