@@ -112,7 +112,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _end_with_the_parent() -> None:
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 1 << 16):  # without a lock, over which the interpreter could not end
+        pass
     os._exit(0)
 
 
