@@ -103,6 +103,25 @@ def test_a_node_that_starts_anew_and_is_silent_is_waited_for_less_and_less(tmp_p
     assert HELLO < time.seconds < 4 * HELLO  # of ten greetings
 
 
+def test_a_site_that_needs_minutes_to_introduce_itself_is_greeted_long_enough(tmp_path):
+    """An exchange through Flower alone takes several seconds: a shorter greeting would be answered by nobody."""
+    link, time = Link(tmp_path, model="mlp-small"), Time()
+    exchange = link.exchange
+
+    def slow(letters, timeout, most):
+        loads = time.seconds < 300 and any(node == 2 for node, _ in letters)
+        time.sleep(timeout if loads else 6)
+        answers = exchange(letters, timeout, most)
+        late = {node for node, _ in letters if timeout < 6 or (node == 2 and loads)}
+        return ["no answer came" if node in late else one
+                for (node, _), one in zip(letters, answers, strict=True)]  # fmt: skip
+
+    link.exchange = slow
+    settings = {"device": "cpu", "deadline": 600, "patience": 1000}
+    serve(link, tmp_path / "run", sites.federated("local", engine=settings, **training(1)), time=time)
+    assert link.asked(1) == [*sites.IDS]
+
+
 def test_too_few_for_the_start_quorum_do_not_start(tmp_path):
     experiment = sites.federated(FEDMRL, **training(start_quorum=0.6))
     with pytest.raises(RunError, match=r"have not joined: 1, 2 \(1 are here, 2 are needed\)"):
@@ -301,6 +320,14 @@ def test_the_summary_names_who_was_excluded(tmp_path):
 def test_exclusions_that_make_no_sense_are_refused(tmp_path, exclude, include, sentence):
     with pytest.raises(ConfigError, match=sentence):
         serve(Link(tmp_path), tmp_path / "run", sites.federated(FEDMRL), exclude=exclude, include=include)
+
+
+def test_an_exclusion_that_a_run_cannot_go_on_with_is_not_kept(tmp_path):
+    experiment = sites.federated({"name": "pairwise", "peers": 2}, **training(2))
+    link = begun(tmp_path, experiment)
+    with pytest.raises(ConfigError, match=r"method\.peers is 2, but a client has 1"):
+        serve(link, tmp_path / "run", experiment, exclude=["2"])
+    assert serve(link, tmp_path / "run", experiment).summary["rounds"] == 2
 
 
 def test_a_late_client_that_does_not_fit_is_refused_in_one_sentence_and_the_rest_go_on(tmp_path):

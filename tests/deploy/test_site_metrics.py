@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from potluck.deploy.rehearsal import propose
 from potluck.deploy.run import open_folder, play, prepared
 from potluck.deploy.site import REHEARSAL, Site
 from potluck.deploy.welcome import welcome
-from potluck.engine.protocol import Examination, Failure, Stamp
+from potluck.engine.protocol import Answer, Examination, Failure, Stamp
 from potluck.errors import ConfigError
 from potluck.federation.explain import explain
 from potluck.runs.api import run
@@ -193,3 +194,22 @@ def test_a_reply_without_the_metrics_asked_for_is_not_taken(tmp_path):
     lines = sites.log(tmp_path / "run")
     assert {line["client"] for line in lines if "test" in line} == {"0", "2"}
     assert [line["client"] for line in lines if "missing" in line] == ["1"]
+
+
+def test_a_metric_that_fails_at_every_site_ends_no_run(tmp_path):
+    """In a run of one's own it would, in the first evaluation; but what strangers answer must not."""
+    courier = Courier(tmp_path)
+    honest = courier.exchange
+
+    def failing(answer):
+        reply = wire.unpack_reply(answer)
+        if not isinstance(reply, Answer):
+            return answer
+        found = {name: value * (nan if "f1" in name else 1) for name, value in reply.report.metrics.items()}
+        report = replace(reply.report, metrics=found, errors={"macro_f1": "ValueError: nothing to see"})
+        return wire.pack_reply(replace(reply, report=report))
+
+    courier.exchange = lambda *order: [failing(answer) for answer in honest(*order)]
+    asked = sites.federated("local", rounds=1, metrics=["macro_f1"])
+    play(prepared(asked), courier, open_folder(tmp_path / "run"))
+    assert {line["test"]["macro_f1"] for line in sites.log(tmp_path / "run")} == {None}

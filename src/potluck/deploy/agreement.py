@@ -36,6 +36,13 @@ RUNS = 10  # that a site joins: each has private noise of its own, on the same s
 EVALUATIONS = 24  # in a round, with other questions each: three moments of eight attempts
 ATTEMPTS = 8  # at a round, with other bytes each: a server that is disturbed again and again needs some
 
+
+def check_new(path: Path) -> None:
+    """Refuse a file that exists: an agreement is never overwritten, as somebody decided on it."""
+    if path.exists():
+        raise ConfigError(f"{path} exists; move it away, or write the agreement to another file")
+
+
 # --- the agreement --------------------------------------------------------------------------------------
 
 
@@ -110,9 +117,8 @@ class Agreement(Settings):
             raise ConfigError(f"{path} is no agreement: it is not JSON: {error}") from error
 
     def write(self, path: Path | str) -> None:
-        """Write the agreement to a new file; one that exists is never overwritten, as somebody decided on it."""
-        if Path(path).exists():
-            raise ConfigError(f"{path} exists; move it away, or write the agreement to another file")
+        """Write the agreement to a new file."""
+        check_new(Path(path))
         write_whole(Path(path), (self.model_dump_json(indent=2) + "\n").encode())
 
     # --- before anything runs ---

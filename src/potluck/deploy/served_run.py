@@ -170,6 +170,7 @@ class ServedRun:
             self.conduct,
             waits=self.waits,
         )
+        self.register.keep_choice()
         self.conduct.follow(run)
         self.fresh = False
         out = [(one.round, one.without) for one in values.went_back]

@@ -179,7 +179,7 @@ class Site(Orders):
             federation = self.federation(dict(offer["experiment"]), run)
             folder = kept.with_suffix("")
             with Modest(tensors=MOST_TENSORS):
-                self.resident = Resident(
+                resident = Resident(
                     federation,
                     self.client,
                     folder,
@@ -187,10 +187,10 @@ class Site(Orders):
                     fresh=not self.simulated,
                     rounds=_rounds(offer),
                 )
-            self.run = run
-            self._joined[run] = self.resident.most_bytes
-            write_json(kept, {"welcome": offer, "most": self._joined[run]})
-            joined.add(run)  # last: a run that is counted and has no welcome was removed
+            write_json(kept, {"welcome": offer, "most": resident.most_bytes})
+            joined.add(run)  # after the welcome: a run that is counted and has none was removed
+            self._joined[run] = resident.most_bytes
+            self.resident, self.run = resident, run  # last: it takes part only in what is written down
         return self.resident.enrolment()
 
     def federation(self, values: dict[str, Any], run: str) -> Federation:

@@ -23,6 +23,7 @@ from potluck.report.format import counted, moment
 from potluck.report.log import Curve, read_config, read_mapping, read_metrics
 from potluck.report.measures import measure_of
 from potluck.report.page import write_report
+from potluck.report.predictions import FOLDER
 from potluck.report.reading import REMEDY, reading, shown_from
 from potluck.report.render import Sheet, notebook, plain
 from potluck.report.scores import disagreement, messages_block, seconds_per_round, summarise
@@ -199,6 +200,11 @@ class RunResult:
         Rows and columns have the names of the classes where models are kept, else their numbers.
         """
         found, models = confusion(self.folder, **chosen), self.clients.models
+        stranger = next(iter(found.keys() - set(self.clients.ids)), None)
+        if stranger is not None:
+            raise RunError(
+                f"{self.folder / FOLDER} names client {stranger!r}, which the run has not; remove it"
+            )
         if models.kept_round is None:
             return found
         return {client: _with_names(table, models.class_names(client)) for client, table in found.items()}
