@@ -85,7 +85,8 @@ def test_a_node_that_comes_and_goes_does_not_keep_the_others_from_starting(tmp_p
     assert time.seconds < 60
 
 
-def test_a_node_that_starts_anew_and_is_silent_is_waited_for_less_and_less(tmp_path):
+@pytest.mark.parametrize("said", ["no answer came", b"nonsense"])
+def test_a_node_that_starts_anew_and_does_not_enrol_is_waited_for_less_and_less(tmp_path, said):
     link, time, numbers = Link(tmp_path, model="mlp-small"), Time(), iter(range(99, 10**6))
     steady, exchange = link.nodes, link.exchange
     link.nodes = lambda: [*steady(), next(numbers)]
@@ -95,7 +96,7 @@ def test_a_node_that_starts_anew_and_is_silent_is_waited_for_less_and_less(tmp_p
             time.sleep(timeout)
         answers = {letter[0]: answer for letter in letters if letter[0] < 99
                    for answer in exchange([letter], timeout, most)}  # fmt: skip
-        return [answers.get(node, "no answer came") for node, _ in letters]
+        return [answers.get(node, said) for node, _ in letters]
 
     link.exchange = silent
     settings = {"device": "cpu", "deadline": 600, "patience": 5000}

@@ -561,7 +561,8 @@ def test_an_agreement_is_asked_before_anything_is_touched_and_before_anything_le
     ask(again, request(down, attempt=2))
     ask(again, request(Message({name: value * 2 for name, value in down.items()}), attempt=3))
     admitted = [("options", "fedmrl", 8), ("method", "fedmrl", "0")]
-    first, second = ([("try", 1, number), ("in", ("train",)), ("out", ("train",), 1, 0)] for number in (1, 2))
+    out = [("out", ("train",), 1, 0)] * 2  # of what is known before the work, and of what is there after it
+    first, second = ([("try", 1, number), ("in", ("train",)), *out] for number in (1, 2))
     assert pact.asked == [*admitted, *first, *admitted, *second]
 
 

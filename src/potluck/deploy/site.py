@@ -67,13 +67,17 @@ SECRET = "secret"
 
 
 def site_metric(name: str, own: Mapping[str, Callable[..., Any]]) -> MetricSettings:
-    """A metric that the server names: a function that the site brings, or one of the libraries that it knows."""
-    if name in own:
-        return MetricSettings(name=own[name], called=name)
+    """A metric that the server names: a function that the site brings, or one of the libraries that it knows.
+
+    What the site brings comes first: its contract has the name, which a library's function must not stand under.
+    """
+    key = split_name(name)[1]
+    if key in own:
+        return MetricSettings(name=own[key], called=key)
     if not runs_no_other_code(name):
         raise ConfigError(
             f"the server asks for the metric {name!r}, which this site does not bring; "
-            f"join with --metric FILE.py:{split_name(name)[1]}, or ask the server to leave it out"
+            f"join with --metric FILE.py:{key}, or ask the server to leave it out"
         )
     return MetricSettings(name=name)
 

@@ -16,7 +16,7 @@ import torch
 from potluck.core.card import ClientId
 from potluck.core.metrics import MetricFacts
 from potluck.core.server import Server
-from potluck.engine.cohort import Cohort
+from potluck.engine.cohort import Cohort, clients_needed
 from potluck.engine.evaluation.examined import Examined, score_of
 from potluck.engine.evaluation.examiner import Examiner
 from potluck.engine.evaluation.log_lines import read_together
@@ -318,7 +318,7 @@ class Run:
             round_,
             ids,
             attempt=attempt,
-            quorum=max(1, round(self.experiment.training.quorum * len(ids))),
+            quorum=clients_needed(self.experiment.training.quorum, len(ids)),
             ledger=ledger,
             before_settling=before_settling,
         )
