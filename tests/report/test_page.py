@@ -379,10 +379,14 @@ def test_runs_and_their_comparison_link_to_each_other(tmp_path):
 
 def test_the_command_writes_pages_anew_or_says_one_sentence(tmp_path):
     run = make_run(tmp_path / "mine" / "fedavg-seed0")
+    (run / "environment.json").write_text('{"potluck": "0.1.0", "format": 2}')
     done = CliRunner().invoke(app, ["report", str(run), "--json"])
     assert json.loads(done.stdout) == {"pages": [str(run / "report.html")]}
     (run.parent / "comparison.json").write_text('{"methods": 3}')
-    for folder, says in ((tmp_path, "no config.yaml"), (run.parent, "comparison.json is damaged")):
+    for folder, says in (
+        (tmp_path, "is not the folder of a run"),
+        (run.parent, "comparison.json is damaged"),
+    ):
         refused = CliRunner().invoke(app, ["report", str(folder)])
         assert refused.exit_code == 2
         assert says in refused.stderr

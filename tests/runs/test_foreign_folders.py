@@ -30,6 +30,7 @@ from potluck.report.log import natural, read_config
 from potluck.runs.api import resume, run
 from potluck.runs.kept_models.files import check_models
 from potluck.runs.own_code import own_code
+from potluck.runs.pages import write_pages
 from potluck.runs.started_here import is_sealed, seal
 
 SETTINGS: dict[str, Any] = TINY | {"evaluate": {"predictions": "last"}, "checkpoint": {"every": 0}}
@@ -93,7 +94,7 @@ def test_a_link_out_of_the_folder_is_never_followed(
     with pytest.raises(PotluckError) as caught:
         resume(folder)
     assert Path(name).name in str(caught.value)
-    for look in (potluck.open, open_folder):
+    for look in (potluck.open, open_folder, write_pages):
         with pytest.raises(PotluckError, match="is a link to another place"):
             look(folder)
     assert content(elsewhere) == before
@@ -130,7 +131,7 @@ def test_a_file_of_a_checkpoint_with_a_second_name_stays_under_that(folder: Path
 def test_a_pipe_does_not_keep_anybody_waiting(folder: Path, name: str) -> None:
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
-    for look in (resume, potluck.open):
+    for look in (resume, potluck.open, write_pages):
         with pytest.raises(RunError, match="is neither a file nor a folder"):
             look(folder)
 
@@ -412,6 +413,8 @@ def test_a_comparison_with_a_run_elsewhere_is_refused(tmp_path: Path, elsewhere:
         potluck.compare(methods=["fedavg"], out=folder, **asked, seeds=[0])
     with pytest.raises(RunError, match="fedavg-seed0 is a link to another place"):
         potluck.open(folder)
+    with pytest.raises(RunError, match="fedavg-seed0 is a link to another place"):
+        write_pages(folder)
     assert content(elsewhere) == before
 
 
@@ -453,6 +456,9 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
         run(experiment(), out=tmp_path / "mine")
     with pytest.raises(RunError, match="so it is no run folder"):
         resume(tmp_path / "mine")
+    (tmp_path / "mine/config.yaml").write_text("site_name: mine")
+    with pytest.raises(RunError, match="is not the folder of a run or of a comparison"):
+        write_pages(tmp_path / "mine")
     assert Checkpoints(tmp_path / "mine/checkpoints").load() is None
 
 
