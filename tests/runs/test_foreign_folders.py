@@ -377,6 +377,21 @@ def test_a_tracker_writes_nowhere_unasked(folder: Path, elsewhere: Path, track: 
     assert content(elsewhere) == before
 
 
+@pytest.mark.parametrize(
+    ("block", "value"),
+    [
+        ("models", {"pool": [{"name": "hf-vit", "weights": "evil/repo"}]}),
+        ("method", {"name": "fedavg", "weights": "samples", "small": {"name": "hf-vit", "weights": "evil/repo"}}),
+        ("data", {"name": "digit-captions", "tokenizer": "evil/repo"}),
+    ],
+)
+def test_no_repository_that_a_folder_names_is_asked_for(folder: Path, block: str, value: Any) -> None:
+    known = yaml.safe_load((folder / "config.yaml").read_text())[block]
+    agreeing(folder, **{block: known | value})
+    with pytest.raises(RunError, match=r"you did not start this run.*would use evil/repo; look.*--trust"):
+        resume(folder)
+
+
 def test_a_tracker_that_you_add_to_a_run_of_yours_needs_no_trust_next_time(folder: Path) -> None:
     resume(folder, overrides=[{"track": {"tensorboard": {"folder": str(folder.parent / "curves")}}}])
     resume(folder, rounds=4)

@@ -20,6 +20,7 @@ from potluck.data import Split
 from potluck.engine.evaluation.checks import check_evaluation, judged_by
 from potluck.errors import RunError
 from potluck.experiment.differences import differences
+from potluck.experiment.export import to_values
 from potluck.experiment.plain import plain
 from potluck.experiment.schema import Experiment
 from potluck.files import check_name, refuse_links, write_json, write_whole
@@ -34,7 +35,7 @@ from potluck.runs.comparisons.references import BASELINE, check_reference, refer
 from potluck.runs.environment import check_version, data_facts
 from potluck.runs.folder import LOCK, RunFolder
 from potluck.runs.observers import Observer
-from potluck.runs.own_code import check_own_code
+from potluck.runs.own_code import check_own_code, reach
 from potluck.runs.pilots import settled
 from potluck.runs.results.run_result import RunResult, remaking
 from potluck.runs.resuming import ROUNDS, is_free
@@ -233,7 +234,7 @@ class _Part:
             result = RunResult(self.folder, self._summary(), _remake=remaking(federation))
             self._check_log(result)
             return result
-        given = bool(self.experiment.plugins) or not self.experiment.portable
+        given = not self.experiment.portable or bool(reach(to_values(self.experiment), {}))
         own = settled(self.experiment, self.folder) if given else None
         return resume(self.folder, rounds=rounds, watcher=watch(self.label), experiment=own)
 
