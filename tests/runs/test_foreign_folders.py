@@ -381,7 +381,10 @@ def test_a_tracker_writes_nowhere_unasked(folder: Path, elsewhere: Path, track: 
     ("block", "value"),
     [
         ("models", {"pool": [{"name": "hf-vit", "weights": "evil/repo"}]}),
-        ("method", {"name": "fedavg", "weights": "samples", "small": {"name": "hf-vit", "weights": "evil/repo"}}),
+        (
+            "method",
+            {"name": "fedavg", "weights": "samples", "small": {"name": "hf-vit", "weights": "evil/repo"}},
+        ),
         ("data", {"name": "digit-captions", "tokenizer": "evil/repo"}),
     ],
 )

@@ -29,7 +29,6 @@ from potluck.plugins import LARGEST_CODE, home_of, imported_beside, module_name
 from potluck.runs.own_objects import own_sources
 from potluck.runs.started_here import is_sealed, tracker_places
 
-
 FETCHED = ("weights", "tokenizer")  # options that name a file, or a repository of the hub
 TRUST = "say --trust (trust=True in Python)"
 
@@ -144,9 +143,7 @@ def check_trusted(
                 if others
                 else f"the code {name} comes with the run folder"
             )
-            raise RunError(
-                f"{folder}: {why}, and going on would run it; read it first, then {remedy}"
-            )
+            raise RunError(f"{folder}: {why}, and going on would run it; read it first, then {remedy}")
     reached = reach(settings, about.get("code", {}))
     if reached and not is_started_here(settings, about):
         what = ", ".join(reached)
