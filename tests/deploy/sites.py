@@ -37,7 +37,7 @@ def settings(method, rounds=2, ids=IDS, **others):
 
 def simulated(method, rounds=2, ids=IDS, **others):
     """The experiment with its data and split: what `potluck run` takes."""
-    cut = {"kind": "dirichlet", "clients": len(ids), "alpha": 1.0, "validation": 0.1, "test": 0.5}
+    cut = {"kind": "dirichlet", "clients": len(ids), "alpha": 1.0, "validation": 0.1, "test": 0.75}
     return Experiment.make(data="digits", partition=cut, **settings(method, rounds, ids, **others))
 
 

@@ -364,7 +364,7 @@ def same(one, other):
 def test_a_card_tells_what_the_method_asks_for_and_no_more(tmp_path):
     for method, told in {"fedmrl": set(), "fedproto": {"width", "classes_held"}}.items():
         card = enrol(make_site("0", tmp_path / method), method).card
-        assert (card.client, card.samples, set(card.extra)) == ("0", 223, told)
+        assert (card.client, card.samples, set(card.extra)) == ("0", 84, told)
 
 
 def test_a_repeated_exchange_gives_the_stored_reply_also_after_a_restart(site, down, tmp_path):

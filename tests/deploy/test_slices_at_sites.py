@@ -7,7 +7,7 @@ from test_sites import Courier, play
 from potluck.deploy.run import open_folder
 from potluck.runs.api import run
 
-WIDTHS = tuple({"name": "conv-large", "scale": scale} for scale in (0.2, 0.1, 0.2))
+WIDTHS = tuple({"name": "conv-large", "scale": scale} for scale in (0.08, 0.04, 0.08))
 
 
 @pytest.mark.parametrize("method", ["heterofl", "fedrolex", {"name": "fjord", "distil": True}], ids=str)

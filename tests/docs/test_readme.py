@@ -19,11 +19,14 @@ import potluck.core.method
 import potluck.data.registry
 import potluck.methods  # registers them before an example adds to them
 import potluck.models.registry
+import potluck.testing.contract
 from potluck.cli.app import app
 from potluck.experiment.schema import Experiment
 from potluck.runs.comparisons.plan import experiments_by_method
+from potluck.testing.contract import CHECKS
 
 ROOT = Path(__file__).parents[2]
+QUICK = 4  # checks of `check_method` in examples; every method of the library meets all of them elsewhere
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -62,8 +65,9 @@ def shown_commands() -> list[Any]:
 
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder of its own, and registries that forget what an example registers."""
+    """A folder of its own, registries that forget what an example registers, and the quick checks of a method."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(potluck.testing.contract, "CHECKS", CHECKS[:QUICK])
     for module, name in (
         (potluck.core.method, "_registry"),
         (potluck.models.registry, "_registry"),
