@@ -10,17 +10,17 @@ import urllib.request
 import pytest
 import sites
 from links import FEDMRL, Link, Told, is_evaluation, is_training, serve
+from potluck.cli.views.status import status_sheet
+from potluck.deploy.prometheus import exposed, exposition
+from potluck.deploy.status import Board, kept, read_status, write_status
 from typer.testing import CliRunner
 
 from potluck.cli.app import app
-from potluck.cli.views.status import status_sheet
 from potluck.deploy import status as statuses
 from potluck.deploy.logs import Log
 from potluck.deploy.node_pulse import Pulse, PulseFile
-from potluck.deploy.prometheus import exposed, exposition
 from potluck.deploy.run_notes import LogLines
 from potluck.deploy.site_status import OrderNotes, Room, SiteStatus, read_orders
-from potluck.deploy.status import Board, kept, read_status, write_status
 from potluck.errors import ConfigError, RunError
 from potluck.report.render import plain
 

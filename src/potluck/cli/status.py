@@ -1,4 +1,4 @@
-"""`potluck status`: where a federation stands, at the server or at a site."""
+"""`potluck status`: where a run, a federation or a site stands."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ import typer
 
 from potluck.cli.options import AsJson, Debug
 from potluck.cli.screen import Screen
-from potluck.errors import RunError
 
 
 def status(
     folder: Annotated[
         Path,
         typer.Argument(
-            metavar="FOLDER", help="The run folder of `potluck serve`, or the home of `potluck join`."
+            metavar="FOLDER",
+            help="A run, the home of `potluck join`, or a folder with several runs, such as a comparison.",
         ),
     ],
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Show where a federation stands: round, who is connected, last replies, refusals, bytes, versions."""
-    from potluck.cli.views.status import status_sheet
-    from potluck.deploy.status import read_status, status_file
+    """Show where a run or a federation stands: round, score, who is connected, refusals, bytes, time left."""
+    from potluck.live.sheets import overview_sheet, status_sheet
+    from potluck.live.snapshot import Follower, Watch, find_runs
 
-    screen, found = Screen(json), read_status(folder)
+    screen, watched = Screen(json), Watch([folder])
+    if find_runs(folder) == [folder]:
+        now = Follower(folder).look()
+        return screen.data(now.to_json()) if json else screen.sheet(status_sheet(now))
+    found = watched.look()
     if json:
-        return screen.data(found)
-    try:
-        sheet = status_sheet(found, str(folder))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RunError(f"{status_file(folder)} was not written by this version of potluck") from error
-    screen.sheet(sheet)
+        screen.data([one.to_json() for one in found])
+    else:
+        screen.sheet(overview_sheet(found, f"{len(found)} runs in {folder}"))

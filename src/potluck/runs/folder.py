@@ -33,6 +33,8 @@ BEFORE = (
     "tuning.json",
     "pilots",
     "federation.json",
+    "status.json",
+    ".status.json",
     ".lock",
 )  # may be there earlier than START
 COMPARED = ("experiment.yaml", "comparison.json", "sweep.json")  # only in the folder of a comparison
@@ -45,6 +47,7 @@ FILES = (
     "tracking.json",
     "summary.json",
     "report.html",
+    "status.json",
     ".lock",
 )
 FOLDERS = ("checkpoints", "models", "predictions", "tensorboard", "pilots")
