@@ -11,6 +11,7 @@ from potluck.core.plain_values import printable
 
 REMEMBERED = 100  # nodes that were refused
 NOTICES = 20  # the last sentences that were said
+SMOOTH = 0.8  # how much of a client's time is that of earlier rounds
 MOST_CLIENTS = 500  # on the board: those with trouble first, then the slowest
 
 
@@ -25,7 +26,7 @@ class ClientStatus:
     refused_at: float | None = None
     refusals: int = 0
     excluded: bool = False
-    seconds: float | None = None  # that its training took when it was last asked, where that is known
+    seconds: float | None = None  # that its training takes in a round, where that is known
 
 
 @dataclass
@@ -80,9 +81,11 @@ class Board:
             self.refused(name, reason)
 
     def worked(self, seconds: Mapping[str, float]) -> None:
-        """Note how long clients trained in a round."""
+        """Note how long clients trained in a round: a mean in which the last rounds weigh most."""
         for name, took in seconds.items():
-            self.client(name).seconds = round(took, 4)
+            entry = self.client(name)
+            before = took if entry.seconds is None else entry.seconds
+            entry.seconds = round(SMOOTH * before + (1 - SMOOTH) * took, 6)
         if len(self.clients) > 2 * MOST_CLIENTS:
             self.clients = dict(self._chosen())
 

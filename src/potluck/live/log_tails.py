@@ -82,7 +82,9 @@ class LogTail:
             self._blame(f"{type(error).__name__}: {first_line(error)}")
 
     def _blame(self, why: str) -> None:
-        self.problem = self.problem or printable(f"{self.path}, line {self._line} is damaged ({why})", 300)
+        self.problem = self.problem or printable(
+            f"{self.path}, line {self._line} is damaged ({why}): repair or remove it", 300
+        )
 
 
 @dataclass

@@ -9,6 +9,8 @@ import base64
 import contextlib
 import hashlib
 import json
+import math
+import threading
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -18,19 +20,43 @@ from potluck.live.loopback import LOOPBACK, Page, answering
 from potluck.live.snapshot import Watch
 
 STATE = "/state.json"
+OPEN = 4.0  # seconds; a page that is open asks every two
+LEAVING = 0.2  # seconds an answer has to leave
 
 
 @contextlib.contextmanager
 def shown(port: int | None, watch: Watch) -> Iterator[str]:
-    """Show runs on a port of this machine while the block runs; gives the address, nothing without a port."""
+    """Show runs on a port of this machine while the block runs; gives the address, nothing without a port.
+
+    When the block ends by itself, whoever is looking still gets the last state.
+    """
+    asked, answered = [-math.inf], threading.Event()
 
     def pages(path: str, query: str) -> Page | None:
-        if path == STATE:
-            return _state(watch, query)
-        return _page() if path == "/" else None
+        if path != STATE:
+            return _page() if path == "/" else None
+        state = _state(watch, query)
+        asked[0] = time.monotonic()
+        answered.set()
+        return state
 
     with answering(port, "--page", pages) as bound:
-        yield "" if bound is None else f"http://{LOOPBACK}:{bound}/"
+        try:
+            yield "" if bound is None else f"http://{LOOPBACK}:{bound}/"
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            _linger(asked[0], answered)
+            raise
+        _linger(asked[0], answered)
+
+
+def _linger(asked: float, answered: threading.Event) -> None:
+    """Wait for the next question of a page that is open, and until the answer has left."""
+    if time.monotonic() - asked < OPEN:
+        answered.clear()
+        answered.wait(OPEN)
+        time.sleep(LEAVING)
 
 
 def _state(watch: Watch, query: str) -> Page:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
@@ -23,7 +24,7 @@ HELP = {
     "potluck_client_connected": "whether a client is connected",
     "potluck_client_last_reply_seconds": "when a client last answered, in seconds since 1970",
     "potluck_client_refusals_total": "answers of a client that could not be used, or did not come",
-    "potluck_client_train_seconds": "how long a client took to train when it was last asked",
+    "potluck_client_train_seconds": "how long a client takes to train in a round, the last ones weighing most",
     "potluck_strangers": "nodes that were not taken in",
     "potluck_bytes_total": "bytes that crossed, envelopes included",
     "potluck_memory_bytes": "memory of the process, on the machine and on its GPUs",
@@ -66,7 +67,7 @@ def _run(now: Snapshot) -> Iterator[Sample]:
     yield "potluck_score", {"measure": now.measure.name}, now.score
     yield "potluck_loss", {}, now.loss
     yield "potluck_round_seconds", {}, now.seconds_per_round
-    yield "potluck_left_seconds", {}, now.seconds_left
+    yield "potluck_left_seconds", {}, now.left(time.time())
     for name, entry in now.clients.items():
         label = {"client": name}
         yield "potluck_client_connected", label, int(entry.connected)

@@ -74,7 +74,7 @@ def overview_sheet(found: Sequence[Snapshot], title: str, moment: float | None =
         Column(measures.pop() if len(measures) == 1 else "score", lambda one: one.measure.full(one.score)),
         Column("loss", lambda one: number(one.loss)),
         Column("a round", lambda one: duration(one.seconds_per_round)),
-        Column("left", lambda one: duration(one.seconds_left)),
+        Column("left", lambda one: duration(one.left(at))),
         Column("messages", lambda one: size(sum(one.messages.values()) or None)),
         Column("memory", lambda one: size(one.memory.get("process"))),
     )
@@ -114,6 +114,7 @@ def _run(now: Snapshot, moment: float, rows: int) -> Sheet:
         words("last refusal", lambda row: row[1].refused or NOTHING),
     ]
     title = f"{now.name or now.label} ({now.method})" if now.method else now.name or now.label
+    columns = columns if shown else columns[:1]
     sheet = Sheet(f"{title}, {now.folder}", tuple(columns), shown, tuple(_notes(now, moment)))
     return sheet.without_empty_columns().first(rows, "--json")
 
@@ -141,7 +142,7 @@ def _notes(now: Snapshot, moment: float) -> list[str]:
             f"{now.measure.name} {now.measure.full(now.score)}{best}{lost}  {curve_in_blocks(now)}".rstrip()
         )
     if now.seconds_per_round is not None:
-        left = "" if now.seconds_left is None else f", {duration(now.seconds_left)} left"
+        left = "" if now.seconds_left is None else f", {duration(now.left(moment))} left"
         notes.append(f"a round takes {duration(now.seconds_per_round)}{left}{_slowest(now)}")
     notes += [_resources(now)] if _resources(now) else []
     if now.potluck:

@@ -72,7 +72,7 @@ class Snapshot:
     loss: float | None = None
     curve: Curve = Curve()
     seconds_per_round: float | None = None
-    seconds_left: float | None = None
+    seconds_left: float | None = None  # from the end of the last round on
     messages: Mapping[str, int] = field(default_factory=dict)  # bytes up and down, as the ledger has them
     sent: int | None = None  # bytes of a federation with envelopes, since its server was started
     received: int | None = None
@@ -90,6 +90,13 @@ class Snapshot:
     def is_over(self) -> bool:
         """Whether nothing more comes."""
         return self.state in ENDED or not self.alive
+
+    def left(self, now: float) -> float | None:
+        """Seconds until the run ends; a round that takes longer than others does not count against the rest."""
+        if self.seconds_left is None or self.seconds_per_round is None or self.round_ended is None:
+            return None
+        passed = min(max(now - self.round_ended, 0.0), self.seconds_per_round)
+        return max(self.seconds_left - passed, 0.0)
 
     def to_json(self) -> dict[str, Any]:
         """The snapshot as plain values; of a site, what it tells."""
@@ -179,7 +186,7 @@ class Follower:
             loss=rounded(losses[-1]) if losses else None,
             curve=_curve(means),
             seconds_per_round=times.seconds_per_round,
-            seconds_left=_left(told, times.seconds_per_round, ended, now),
+            seconds_left=_left(told, times.seconds_per_round),
             messages=dict(logs.traffic.bytes),
             clients=_clients(facts.get("clients", {}), evaluations),
             **told,
@@ -258,13 +265,12 @@ def _curve(means: Sequence[tuple[int, Any]]) -> Curve:
     )
 
 
-def _left(told: dict[str, Any], per_round: float | None, ended: float | None, now: float) -> float | None:
-    """Seconds until the last round ends, if rounds take as long as the last ones did."""
+def _left(told: Facts, per_round: float | None) -> float | None:
+    """Seconds from the end of the last round to that of the run, if rounds take as long as the last ones did."""
     rest = int(told["rounds"]) - int(told["round"])
     if not told.get("alive") or told["state"] != "playing" or per_round is None or rest < 0:
         return None
-    passed = min(max(now - ended, 0.0), per_round) if ended is not None and rest else 0.0
-    return round(per_round * rest - passed, 3)
+    return round(per_round * rest, 3)
 
 
 def _clients(board: Facts, evaluations: Evaluations) -> dict[str, ClientView]:
@@ -329,7 +335,7 @@ class Watch:
 
     @property
     def may_grow(self) -> bool:
-        """Whether further runs may begin in the folders: not in those of runs, nor of comparisons that have ended."""
+        """Whether further runs may begin in the folders: not in runs, nor in comparisons that have ended."""
         return not all(is_run(one) or (one / "comparison.json").exists() for one in self.folders)
 
 

@@ -59,11 +59,11 @@ def serve(
         home.locked(),  # before anything that another server in this folder uses is touched
         own_flower(folder),
         exposed(prometheus, Follower(folder, facts=facts).look),
-        shown(page, Watch([folder], facts)) as address,
+        shown(page, Watch([folder], facts)) as url,
         relaying(address, security, place, patience, watcher.notice, sites_of(experiment).sites) as courier,
     ):
-        if address:
-            watcher.notice(f"this run can be followed at {address}")
+        if url:
+            watcher.notice(f"this run can be followed at {url}")
         watcher.notice(f"waiting at {address} for the clients of {experiment.name}")
         for client in (client for client, key in (keys or {}).items() if not key):
             watcher.notice(

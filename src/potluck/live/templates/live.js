@@ -29,14 +29,14 @@ function duration(seconds) {
   return `${Math.floor(whole / 86400)} d ${Math.floor(whole % 86400 / 3600)} h`;
 }
 const now = () => Date.now() / 1000 + ahead;
-function ago(then) {
-  if (then == null) return "never";
+function since(then) {
   const seconds = Math.max(0, now() - then);
   for (const [length, unit] of [[86400, "d"], [3600, "h"], [60, "min"]]) {
-    if (seconds >= 2 * length) return `${Math.round(seconds / length)} ${unit} ago`;
+    if (seconds >= 2 * length) return `${Math.round(seconds / length)} ${unit}`;
   }
-  return `${Math.round(seconds)} s ago`;
+  return `${Math.round(seconds)} s`;
 }
+const ago = then => then == null ? "never" : `${since(then)} ago`;
 
 // --- elements ---
 function make(tag, values = {}, ...inner) {
@@ -134,7 +134,7 @@ function badge(run) {
 }
 function left(run) {
   if (run.seconds_left == null) return null;
-  return Math.max(0, run.seconds_left - Math.max(0, now() - state.now));
+  return Math.max(0, run.seconds_left - Math.min(Math.max(0, now() - run.round_ended), run.seconds_per_round));
 }
 function card(label, value, ...detail) {
   return make("div", {class: "card"}, make("span", {class: "label"}, label), make("span", {class: "value"}, value),
@@ -143,17 +143,19 @@ function card(label, value, ...detail) {
 function cards(run) {
   const box = make("div", {class: "headline"}), clients = Object.values(run.clients);
   const bar = run.rounds ? make("progress", {max: run.rounds, value: run.round, "aria-label": "rounds played"}) : "";
-  const since = run.round_ended && run.alive ? ticking(() => `last one ended ${ago(run.round_ended)}`) : "";
-  const round = card("Round", run.rounds ? `${count(run.round)} of ${count(run.rounds)}` : NOTHING, since);
+  const going = run.round_ended && run.alive && run.round < run.rounds
+    ? ticking(() => `round ${count(run.round + 1)} has taken ${duration(Math.max(0, now() - run.round_ended))}`) : "";
+  const round = card("Round", run.rounds ? `${count(run.round)} / ${count(run.rounds)}` : NOTHING, going);
   round.append(bar);
   box.append(round);
   if (run.score != null) {
     box.append(card(capital(run.measure.name), score(run, run.score), `mean over clients; best ${score(run, run.best)}`));
   }
   if (run.loss != null) box.append(card("Loss", number(run.loss), "mean test loss over clients"));
-  const rest = run.seconds_left == null ? NOTHING : ticking(() => duration(left(run)));
-  if (run.seconds_per_round != null) {
-    box.append(card("Time left", rest, `a round takes ${duration(run.seconds_per_round)}`));
+  if (run.seconds_left != null) {
+    box.append(card("Time left", ticking(() => duration(left(run))), `a round takes ${duration(run.seconds_per_round)}`));
+  } else if (run.seconds_per_round != null) {
+    box.append(card("Time per round", duration(run.seconds_per_round), "median of the last ones"));
   }
   if (run.kind === "server") {
     const part = clients.filter(one => !one.excluded), here = run.alive ? part.filter(one => one.connected).length : 0;
@@ -169,6 +171,7 @@ function cards(run) {
     const gpu = run.memory.gpu ? `${size(run.memory.gpu)} on the GPU; ` : "";
     box.append(card("Memory", size(run.memory.process), `${gpu}${size(run.disk_free)} free on the disk`));
   }
+  if (box.children.length > 6) box.classList.add("many");
   return box;
 }
 function curves(run) {
@@ -188,7 +191,7 @@ function curves(run) {
 function connected(run, one) {
   if (one.excluded) return "excluded";
   if (!run.alive) return "unknown";
-  return one.connected ? ticking(() => `since ${ago(one.since)}`) : "no";
+  return one.connected ? ticking(() => `for ${since(one.since)}`) : "no";
 }
 // The columns of a table of clients: name, what it is sorted by, what is shown, and on which side.
 function columns(run) {
@@ -237,9 +240,9 @@ function clients(run) {
   return make("div", {}, make("h3", {}, "Clients"), make("div", {class: "scroll", tabindex: "0"},
     make("table", {}, make("thead", {}, head), body)), more);
 }
-function listed(title, pairs) {
+function listed(title, pairs, look = "") {
   if (!pairs.length) return "";
-  const list = make("ul", {class: "notices"});
+  const list = make("ul", {class: `notices ${look}`});
   for (const [when, what] of pairs) list.append(make("li", {}, make("time", {}, when), make("span", {}, what)));
   return make("div", {}, make("h3", {}, title), list);
 }
@@ -266,7 +269,7 @@ function detail(run) {
   const said = [...run.notices].reverse().map(([at, sentence]) => [ticking(() => ago(at)), sentence]);
   const strangers = Object.entries(run.strangers);
   const versions = run.potluck ? `potluck ${run.potluck}${run.flower ? `, flower ${run.flower}` : ""}, process ${run.pid}` : "";
-  return [...box, cards(run), curves(run), clients(run), listed("Not taken in", strangers), listed("Said last", said),
+  return [...box, cards(run), curves(run), clients(run), listed("Not taken in", strangers, "wide"), listed("Said last", said),
     make("p", {class: "note"}, run.started ? ticking(() => `Started ${ago(run.started)}. ${versions}`) : versions)];
 }
 function ended(run) {
@@ -289,7 +292,7 @@ function overview(runs) {
     body.append(make("tr", {class: "pick", onclick: pick, "aria-selected": run.folder === picked ? "true" : null},
       make("td", {class: "name"}, make("button", {type: "button", "data-head": run.folder}, run.label)),
       make("td", {}, isSite ? "site" : badge(run)),
-      make("td", {class: "right"}, isSite ? NOTHING : `${count(run.round)} of ${count(run.rounds)}`, bar),
+      make("td", {class: "right"}, run.rounds ? `${count(run.round)} of ${count(run.rounds)}` : NOTHING, bar),
       make("td", {class: "right"}, isSite ? NOTHING : score(run, run.score)), make("td", {class: "right"}, number(run.loss)),
       make("td", {class: "right"}, run.seconds_left == null ? NOTHING : ticking(() => duration(left(run))))));
   }
@@ -305,10 +308,11 @@ function together(runs) {
     chart(lines, show, measured[0].measure.is_share, measured[0].measure.name));
 }
 function lead(runs) {
-  const going = runs.filter(run => run.alive).length, over = runs.length - going;
+  const going = runs.filter(run => run.alive).length;
   const words = runs.length === 0 ? "No run has begun so far."
-    : runs.length === 1 ? (going ? "The run goes on." : "The run is over; this is its last state.")
-    : going ? `${going} of ${runs.length} go on.` : `All ${over} are over; these are their last states.`;
+    : runs.length === 1 ? (going ? "Running." : "The run is over; this is its last state.")
+    : going ? `${going} of ${runs.length} running.` : `All ${runs.length} are over; these are their last states.`;
+  if (lost && runs.length && !going) return `${words} The watcher has ended, too.`;
   return lost ? `The watcher does not answer: it has ended, or its machine is gone. This is the last state, from ${ago(state.seen)}.` : words;
 }
 function draw() {
@@ -330,7 +334,7 @@ function draw() {
 }
 function tell() {
   const line = document.getElementById("lead");
-  line.classList.toggle("lost", lost > 0);
+  line.classList.toggle("lost", lost > 0 && state.runs.some(run => run.alive));
   const told = lead(state.runs);
   if (line.textContent !== told) line.textContent = told;
 }

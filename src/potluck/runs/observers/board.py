@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from potluck.core.plain_values import printable
-from potluck.errors import first_line
+from potluck.errors import RoundFailed, first_line
 from potluck.live.board import Board
 from potluck.live.status_file import kept
 from potluck.runs.folder import RunFolder
@@ -47,6 +47,8 @@ def lasting(board: Board) -> Iterator[None]:
     except BaseException as error:
         by_hand = isinstance(error, KeyboardInterrupt)
         board.state, board.why = "stopped", "by hand" if by_hand else printable(first_line(error))
+        for client, reason in error.failures.items() if isinstance(error, RoundFailed) else ():
+            board.dropped(client, reason)
         raise
     board.state = "finished"
 
