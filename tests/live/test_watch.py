@@ -24,6 +24,12 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 EVIL = "<img src=x onerror=alert(1)>"
 
 
+@pytest.fixture(autouse=True)
+def nobody_is_waited_for(monkeypatch):
+    """A page that was open a moment ago asks once more; tests do not."""
+    monkeypatch.setattr("potluck.live.page.OPEN", 0.0)
+
+
 def command(*words):
     outcome = CliRunner().invoke(app, [*map(str, words)])
     return outcome.exit_code, " ".join(outcome.output.split())

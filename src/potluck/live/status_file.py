@@ -72,7 +72,7 @@ def write_small(path: Path, facts: Mapping[str, Any]) -> None:
     unfinished.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(unfinished, flags, 0o644), "w") as file:
-        json.dump(facts, file, indent=1)
+        file.write(json.dumps(facts))
     unfinished.replace(path)
 
 
