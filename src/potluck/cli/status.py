@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from potluck.cli.options import AsJson, Debug
-from potluck.cli.screen import Screen
+from potluck.cli.screen import Screen, notes_first
 
 
 def status(
@@ -27,11 +27,19 @@ def status(
     from potluck.live.snapshot import Follower, Watch, find_runs
 
     screen, watched = Screen(json), Watch([folder])
+    told: Any
     if find_runs(folder) == [folder]:
         now = Follower(folder).look()
-        return screen.data(now.to_json()) if json else screen.sheet(status_sheet(now))
-    found = watched.look()
-    if json:
-        screen.data([one.to_json() for one in found])
+        told, sheet = now.to_json(), status_sheet(now)
     else:
-        screen.sheet(overview_sheet(found, f"{len(found)} runs in {folder}"))
+        found = watched.look()
+        told, sheet = (
+            [one.to_json() for one in found],
+            overview_sheet(found, f"{len(found)} runs in {folder}"),
+        )
+    if json:
+        screen.data(told)
+    elif screen.out.is_terminal:
+        screen.show(notes_first(sheet))
+    else:
+        screen.sheet(sheet)

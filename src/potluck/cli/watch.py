@@ -12,7 +12,7 @@ import typer
 
 from potluck.cli.exits import Ended
 from potluck.cli.options import AsJson, Debug
-from potluck.cli.screen import Harmless, Screen
+from potluck.cli.screen import Screen, notes_first
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -137,11 +137,9 @@ def _picture(found: list[Snapshot], height: int) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from potluck.report.render import rich_table
-
     parts: list[RenderableType] = []
     for sheet in _sheets(found, max(height - HEAD, 3)):
-        parts += [*([Text("")] if parts else []), Harmless(rich_table(sheet))]
+        parts += [*([Text("")] if parts else []), notes_first(sheet)]
     return Group(*parts) if parts else Text("No run has begun so far; Ctrl-C ends the watch.")
 
 
