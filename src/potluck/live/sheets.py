@@ -142,7 +142,7 @@ def _notes(now: Snapshot, moment: float) -> list[str]:
             f"{now.measure.name} {now.measure.full(now.score)}{best}{lost}  {curve_in_blocks(now)}".rstrip()
         )
     if now.seconds_per_round is not None:
-        left = "" if now.seconds_left is None else f", {duration(now.left(moment))} left"
+        left = f", {duration(now.left(moment))} left" if now.seconds_left else ""
         notes.append(f"a round takes {duration(now.seconds_per_round)}{left}{_slowest(now)}")
     notes += [_resources(now)] if _resources(now) else []
     if now.potluck:
