@@ -40,12 +40,9 @@ def print_everything() -> None:
 
 def notes_first(sheet: Sheet) -> Group:
     """A sheet for the terminal with its notes above the table, as wide as the terminal; without rows, no table."""
-    table = rich_table(replace(sheet, title="", notes=()))
-    parts: list[RenderableType] = [
-        Text(sheet.title, "bold"),
-        *map(Text, sheet.notes),
-        *([Text(""), table] if sheet.entries else []),
-    ]
+    parts: list[RenderableType] = [Text(sheet.title, "bold"), *map(Text, sheet.notes)]
+    if sheet.entries:
+        parts += [Text(""), rich_table(replace(sheet, title="", notes=()))]
     return Group(*map(Harmless, parts))
 
 

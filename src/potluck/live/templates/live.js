@@ -128,10 +128,8 @@ const look = place => place < LINES ? `c${place % 6} d${Math.floor(place / 6)}` 
 
 // --- a run ---
 const GOING = ["starting", "waiting", "playing"], TROUBLE = ["stopped", "gone", "unreadable", "unfinished"];
-function badge(run) {
-  const kind = run.alive || GOING.includes(run.state) ? "going" : TROUBLE.includes(run.state) ? "trouble" : "finished";
-  return make("span", {class: `state ${kind}`}, run.state);
-}
+const lookOf = run => run.alive || GOING.includes(run.state) ? "going" : TROUBLE.includes(run.state) ? "trouble" : "finished";
+const badge = run => make("span", {class: `state ${lookOf(run)}`}, run.state);
 function left(run) {
   if (run.seconds_left == null) return null;
   return Math.max(0, run.seconds_left - Math.min(Math.max(0, now() - run.round_ended), run.seconds_per_round));
@@ -157,8 +155,8 @@ function cards(run) {
   } else if (run.seconds_per_round != null) {
     box.append(card("Time per round", duration(run.seconds_per_round), "median of the last ones"));
   }
-  if (run.kind === "server") {
-    const part = clients.filter(one => !one.excluded), here = run.alive ? part.filter(one => one.connected).length : 0;
+  if (run.kind === "server" && run.alive) {
+    const part = clients.filter(one => !one.excluded), here = part.filter(one => one.connected).length;
     const refused = clients.filter(one => one.refusals).length;
     box.append(card("Connected", `${here} of ${part.length}`, refused ? `${refused} had answers refused` : "clients"));
   }
@@ -283,20 +281,22 @@ function ended(run) {
 
 // --- all runs ---
 function overview(runs) {
-  const heads = ["run", "state", "round", runs.every(run => !run.measure || run.measure.name === "accuracy") ? "accuracy" : "score", "loss", "left"];
+  const names = new Set(runs.filter(run => run.score != null).map(run => run.measure.name));
+  const heads = ["run", "round", names.size === 1 ? [...names][0] : "score", "loss", "left", "state"];
   const body = make("tbody");
   for (const run of runs) {
     const pick = () => { picked = run.folder; draw(); };
     const isSite = run.kind === "site";
     const bar = run.rounds ? make("progress", {max: run.rounds, value: run.round, "aria-label": "rounds played"}) : "";
     body.append(make("tr", {class: "pick", onclick: pick, "aria-selected": run.folder === picked ? "true" : null},
-      make("td", {class: "name"}, make("button", {type: "button", "data-head": run.folder}, run.label)),
-      make("td", {}, isSite ? "site" : badge(run)),
+      make("td", {class: "name"}, make("span", {class: `dot ${lookOf(run)}`, "aria-hidden": "true"}),
+        make("button", {type: "button", "data-head": run.folder}, run.label)),
       make("td", {class: "right"}, run.rounds ? `${count(run.round)} of ${count(run.rounds)}` : NOTHING, bar),
       make("td", {class: "right"}, isSite ? NOTHING : score(run, run.score)), make("td", {class: "right"}, number(run.loss)),
-      make("td", {class: "right"}, run.seconds_left == null ? NOTHING : ticking(() => duration(left(run))))));
+      make("td", {class: "right"}, run.seconds_left == null ? NOTHING : ticking(() => duration(left(run)))),
+      make("td", {}, run.state)));
   }
-  const head = make("tr", {}, ...heads.map((name, at) => make("th", {scope: "col", class: at > 1 && "right"}, name)));
+  const head = make("tr", {}, ...heads.map((name, at) => make("th", {scope: "col", class: at > 0 && at < 5 && "right"}, name)));
   return make("div", {class: "scroll", tabindex: "0"}, make("table", {}, make("thead", {}, head), body));
 }
 function together(runs) {
