@@ -273,7 +273,7 @@ function detail(run) {
 function ended(run) {
   const why = run.why ? `: ${run.why}` : "";
   if (run.state === "finished") return run.why ? `The run ended before its last round${why}.` : "";
-  if (run.state === "stopped") return `The run was stopped${why}. This is its last state.`;
+  if (run.state === "stopped") return `It was stopped${why}. This is its last state.`;
   if (run.state === "gone") return `Nothing was heard of the process for a while: it was killed, or its machine is gone. This is the last state.`;
   if (run.state === "unfinished") return "The run is not finished, and no process tells of it. This is its last state.";
   return "";
