@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from potluck.report.render import Sheet
 
 EVERY = 2.0  # seconds between two looks
+QUIET = 4  # looks at a comparison in which nothing goes on, after which it has ended
 HEAD = 18  # lines of a terminal that a table leaves for the rest
 Folders = Annotated[
     list[Path],
@@ -124,11 +125,13 @@ def _numbers(one: Snapshot) -> str:
 
 
 def _looks(watched: Watch) -> Iterator[list[Snapshot]]:
-    """Look again and again, until nothing goes on any more."""
+    """Look again and again, until nothing goes on any more; in a comparison, the next run may be about to begin."""
+    looks, needed = 0, QUIET if watched.may_grow else 1
     while True:
         found = watched.look()
         yield found
-        if all(one.is_over for one in found) and not watched.may_grow:
+        looks = looks + 1 if all(one.is_over for one in found) and not watched.expects_more else 0
+        if looks >= needed:
             return
         time.sleep(EVERY)
 

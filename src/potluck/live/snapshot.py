@@ -28,6 +28,7 @@ MOST_RUNS = 200  # watched at once, the newest
 DEEPEST = 3  # folders below the one that is named: a sweep has comparisons, and those have runs
 SIGNS = ("config.yaml", "environment.json", *FILES.values())  # of a run, or a site's home
 COMPARED = ("experiment.yaml", "comparison.json", "sweep.json")  # of a comparison, also before its first run
+RESULTS = ("comparison.json", "sweep.json")
 Facts = Mapping[str, Any]
 
 
@@ -335,8 +336,13 @@ class Watch:
 
     @property
     def may_grow(self) -> bool:
-        """Whether further runs may begin in the folders: not in runs, nor in comparisons that have ended."""
-        return not all(is_run(one) or (one / "comparison.json").exists() for one in self.folders)
+        """Whether further runs may begin in the folders: not where each is a run itself."""
+        return not all(map(is_run, self.folders))
+
+    @property
+    def expects_more(self) -> bool:
+        """Whether further runs are to be expected: not in runs, nor in comparisons that have a result."""
+        return not all(is_run(one) or any((one / name).exists() for name in RESULTS) for one in self.folders)
 
 
 def _refusal(folder: Path) -> str:
