@@ -202,7 +202,6 @@ function columns(run) {
     [run.measure.name, row => row[1].score, row => score(run, row[1].score), "right"],
     ["trained in", row => row[1].seconds, row => duration(row[1].seconds), "right"],
     ["refusals", row => row[1].refusals, row => count(row[1].refusals), "right"],
-    ["last refusal", row => row[1].refused, row => row[1].refused || NOTHING, "clip"],
   ];
   const rows = Object.entries(run.clients);
   return all.filter(([name, by]) => ["client", "connected", "last reply"].includes(name)
@@ -231,7 +230,7 @@ function clients(run) {
   const body = make("tbody");
   for (const row of found.slice(0, ROWS)) {
     const cells = shown.map(([title, , cell, side]) => make("td",
-      {class: `${side}${title.includes("refusal") && row[1].refusals ? " warn" : ""}`}, cell(row)));
+      {class: `${side}${title === "refusals" && row[1].refusals ? " warn" : ""}`}, cell(row)));
     body.append(make("tr", {}, ...cells));
   }
   const more = rows.length > ROWS ? make("p", {class: "note"}, `The first ${ROWS} of ${count(rows.length)} clients in this order.`) : "";
@@ -243,6 +242,11 @@ function listed(title, pairs, look = "") {
   const list = make("ul", {class: `notices ${look}`});
   for (const [when, what] of pairs) list.append(make("li", {}, make("time", {}, when), make("span", {}, what)));
   return make("div", {}, make("h3", {}, title), list);
+}
+function refused(run) {
+  const rows = order(Object.entries(run.clients).filter(row => row[1].refused), row => row[1].refused_at, -1);
+  return listed("Refused", rows.slice(0, ROWS).map(([name, one]) => [`client ${name}`,
+    make("span", {}, `${one.refused} `, make("span", {class: "note"}, ticking(() => `${ago(one.refused_at)}, ${count(one.refusals)} in all`)))]), "wide");
 }
 function site(run) {
   const facts = [
@@ -267,7 +271,7 @@ function detail(run) {
   const said = [...run.notices].reverse().map(([at, sentence]) => [ticking(() => ago(at)), sentence]);
   const strangers = Object.entries(run.strangers);
   const versions = run.potluck ? `potluck ${run.potluck}${run.flower ? `, flower ${run.flower}` : ""}, process ${run.pid}` : "";
-  return [...box, cards(run), curves(run), clients(run), listed("Not taken in", strangers, "wide"), listed("Said last", said),
+  return [...box, cards(run), curves(run), clients(run), refused(run), listed("Not taken in", strangers, "wide"), listed("Said last", said),
     make("p", {class: "note"}, run.started ? ticking(() => `Started ${ago(run.started)}. ${versions}`) : versions)];
 }
 function ended(run) {
@@ -334,7 +338,8 @@ function draw() {
 }
 function tell() {
   const line = document.getElementById("lead");
-  line.classList.toggle("lost", lost > 0 && state.runs.some(run => run.alive));
+  line.classList.toggle("warn", lost > 0 && state.runs.some(run => run.alive));
+  document.body.classList.toggle("lost", lost > 0);
   const told = lead(state.runs);
   if (line.textContent !== told) line.textContent = told;
 }
