@@ -34,6 +34,10 @@ class BoardNotes(Observer):
         for client, reason in end.failures.items():
             self.board.dropped(client, reason)
 
+    def advise(self, sentence: str) -> None:
+        """Keep it, as everything that is said."""
+        self.board.say(sentence)
+
     def notice(self, sentence: str) -> None:
         """Keep it."""
         self.board.say(sentence)
@@ -54,8 +58,20 @@ def lasting(board: Board) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def on_board(folder: RunFolder, name: str, method: str, rounds: int) -> Iterator[BoardNotes]:
-    """Keep the board of a run on this machine in its folder."""
+def on_board(folder: RunFolder, name: str, method: str, rounds: int, fresh: bool) -> Iterator[BoardNotes]:
+    """Keep the board of a run on this machine in its folder: at once, or one that goes on when its rounds begin.
+
+    A run that is not resumed after all leaves its folder as it was.
+    """
     board = Board(kind="run", name=name, method=method, rounds=rounds, state="starting")
-    with kept(folder.path, board.facts) as renew, lasting(board):
-        yield BoardNotes(board, renew)
+    notes = BoardNotes(board)
+    with contextlib.ExitStack() as stack:
+
+        def start() -> None:
+            notes.renew = stack.enter_context(kept(folder.path, board.facts))
+
+        notes.renew = start
+        if fresh:
+            start()
+        with lasting(board):
+            yield notes
