@@ -25,9 +25,10 @@ from potluck.engine.store.checkpoints import Checkpoints
 from potluck.engine.store.manifest import _seal
 from potluck.errors import PotluckError, RunError
 from potluck.experiment.schema import Experiment
-from potluck.files import read_json, refuse_links, sha256
+from potluck.files import read_json, refuse_links, sha256, write_whole
 from potluck.report.log import natural, read_config
 from potluck.runs.api import resume, run
+from potluck.runs.folder import RunFolder
 from potluck.runs.kept_models.files import check_models
 from potluck.runs.own_code import own_code
 from potluck.runs.started_here import is_sealed, seal
@@ -244,6 +245,26 @@ def test_a_forged_manifest_reaches_no_file_outside(folder: Path, elsewhere: Path
     assert content(elsewhere) == before
 
 
+def resealed(home: Path) -> None:
+    """Write the checksums of what is there now into the manifests."""
+    for path in home.glob("checkpoint*.json"):
+        values = json.loads(path.read_text())
+        values.pop("seal")
+        values["sha256"] = {one: sha256(home / one) for one in values["sha256"]}
+        path.write_text(json.dumps(values | {"seal": _seal(values)}))
+
+
+def test_a_mapping_that_its_method_cannot_use_is_one_sentence(tmp_path: Path) -> None:
+    folder = stopped_run(experiment(method="fedproto"), tmp_path / "run", 2)
+    (path,) = (folder / "checkpoints").glob("server-*2.safetensors")
+    state = safetensors.torch.load_file(path)
+    del state["prototypes/classes"]
+    safetensors.torch.save_file(state, path)
+    resealed(folder / "checkpoints")
+    with pytest.raises(RunError, match=r"checkpoints does not fit this run: round 3 fails with KeyError.*; "):
+        resume(folder)
+
+
 @pytest.mark.parametrize(
     ("who", "damage"),
     [
@@ -264,11 +285,7 @@ def test_other_tensors_under_a_right_checksum_are_one_sentence(folder: Path, who
         safetensors.torch.save_file(state | other.get(damage, {}), path)
         if damage == "no tensors":
             path.write_bytes(b"none")
-    for path in home.glob("checkpoint*.json"):
-        values = json.loads(path.read_text())
-        values.pop("seal")
-        values["sha256"] = {one: sha256(home / one) for one in values["sha256"]}
-        path.write_text(json.dumps(values | {"seal": _seal(values)}))
+    resealed(home)
     with pytest.raises(
         RunError, match=rf"is not one of this run: .*({who.rstrip('s')}.*tensor|cannot be read)"
     ):
@@ -329,6 +346,19 @@ def test_modules_of_the_library_are_code_too(folder: Path, module: str) -> None:
     with pytest.raises(RunError, match=rf"you did not start this run.*{module}"):
         resume(folder)
     assert (module in sys.modules) == loaded
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o022, 0o077])
+def test_files_follow_the_umask_and_others_cannot_hold_the_lock(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        write_whole(tmp_path / "some.json", b"{}")
+        with RunFolder(tmp_path).locked():
+            pass
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {"some.json": 0o666 & ~umask, ".lock": 0o640 & ~umask}
 
 
 def test_a_seal_of_another_user_is_none(

@@ -189,7 +189,9 @@ def _connected(entry: ClientStatus, alive: bool, moment: float) -> str:
         return "excluded"
     if not alive:
         return "unknown"
-    return f"for {span(moment - (entry.since or moment))}" if entry.connected else "no"
+    if not entry.connected:
+        return "no"
+    return "yes" if entry.since is None else f"for {span(moment - entry.since)}"
 
 
 def _crossed(now: Snapshot) -> str:
@@ -231,7 +233,7 @@ def _node_rows(now: Snapshot, moment: float) -> list[tuple[str, str]]:
 
 def _worker_rows(now: Snapshot, moment: float) -> list[tuple[str, str]]:
     site = now.site
-    if "orders" not in site:
+    if not site.get("orders"):
         return [("orders", "none so far")]
     refused = f"{site['refused']} ({ago(site['refused_at'], moment)})" if site["refused"] else "none"
     return [

@@ -16,7 +16,7 @@ from potluck.errors import RunError
 from potluck.files import read_json
 from potluck.live.board import ClientStatus
 from potluck.live.log_tails import FAULTS, Evaluations, RunLogs, thinned
-from potluck.live.status_file import FILES, read_status, status_file
+from potluck.live.status_file import FILES, read_status
 from potluck.report.format import measured, rounded
 from potluck.report.measures import Measure
 
@@ -119,12 +119,8 @@ class Follower:
     def look(self, now: float | None = None) -> Snapshot:
         """The folder as it stands now. What is wrong with it is an error where there is nothing else to show."""
         moment, facts = time.time() if now is None else now, self._facts()
-        try:
-            with self._alone:
-                return self._site(facts, moment) if facts.get("kind") == "site" else self._run(facts, moment)
-        except FAULTS as error:
-            path = status_file(self.folder) or self.folder
-            raise RunError(f"{path} was not written by this version of potluck; remove it") from error
+        with self._alone:
+            return self._site(facts, moment) if facts.get("kind") == "site" else self._run(facts, moment)
 
     def look_kindly(self, now: float | None = None) -> Snapshot:
         """The same, where whatever is wrong is told in the snapshot: others are watched beside it."""
@@ -135,15 +131,13 @@ class Follower:
 
     def _site(self, facts: Facts, now: float) -> Snapshot:
         alive = facts["state"] not in ENDED and now - facts["updated"] < STALE
-        if facts["half"] not in ("both", "node", "worker"):
-            raise ValueError("a site has two halves")
         return Snapshot(
             str(self.folder),
             self.label,
             "site",
-            str(facts["state"]) if alive or facts["state"] in ENDED else "gone",
+            facts["state"] if alive or facts["state"] in ENDED else "gone",
             alive=alive,
-            name=str(facts["client"]),
+            name=facts["client"],
             started=facts["started"],
             updated=facts["updated"],
             round=facts.get("round") or 0,
@@ -166,10 +160,10 @@ class Follower:
         summary, more = self._small("summary.json", lambda value: {"stopped": value["stopped"]})
         told |= {
             "why": told.get("why") or printable(str(summary.get("stopped") or "")),
-            "name": str(facts.get("name") or settings.get("name", "")),
-            "method": str(facts.get("method") or settings.get("method", "")),
-            "rounds": int(facts.get("rounds") or settings.get("rounds", 0)),
-            "round": times.round or int(facts.get("round", 0)),
+            "name": facts.get("name") or settings.get("name", ""),
+            "method": facts.get("method") or settings.get("method", ""),
+            "rounds": facts.get("rounds") or settings.get("rounds", 0),
+            "round": times.round or facts.get("round", 0),
         }
         ended = _changed(self.folder / "timing.jsonl") if times.round else None
         means, measure = _means(evaluations), _measure(evaluations, settings.get("metrics"))
@@ -199,18 +193,22 @@ class Follower:
             return {"state": "finished" if (self.folder / "summary.json").exists() else "unfinished"}
         ended = facts["state"] in ENDED
         alive = not ended and now - facts["updated"] < STALE
-        return {
-            "kind": facts["kind"],
-            "state": str(facts["state"]) if alive or ended else "gone",
+        names = (
+            "kind",
+            "run",
+            "why",
+            "started",
+            "sent",
+            "received",
+            "memory",
+            "disk_free",
+            "strangers",
+            "notices",
+        )
+        about = ("potluck", "flower", "pid")
+        return {name: facts[name] for name in (*names, *about)} | {
+            "state": facts["state"] if alive or ended else "gone",
             "alive": alive,
-            "why": str(facts.get("why", "")),  # earlier versions do not write these three
-            "memory": {str(name): int(number) for name, number in facts.get("memory", {}).items()},
-            "notices": [(float(at), str(sentence)) for at, sentence in facts.get("notices", [])],
-            "strangers": {str(node): str(reason) for node, reason in facts["strangers"].items()},
-            **{name: str(facts[name]) for name in ("run", "potluck")},
-            **{name: float(facts[name]) for name in ("started", "disk_free")},
-            **{name: int(facts[name]) for name in ("sent", "received", "pid")},
-            "flower": facts["flower"] and str(facts["flower"]),
         }
 
     def _small(self, name: str, reads: Callable[[Any], dict[str, Any]]) -> tuple[dict[str, Any], str]:
@@ -278,27 +276,9 @@ def _clients(board: Facts, evaluations: Evaluations) -> dict[str, ClientView]:
     """Who is on the board and who was measured, in the order of the board."""
     key = evaluations.headline
     scores = evaluations.last[key][1] if key in evaluations.last else {}
-    known = {name: _view(entry, scores.get(name)) for name, entry in board.items()}
+    known = {name: ClientView(**entry, score=rounded(scores.get(name))) for name, entry in board.items()}
     others = {name: ClientView(score=rounded(score)) for name, score in scores.items() if name not in known}
     return known | dict([*others.items()][:POINTS])
-
-
-def _view(entry: Facts, score: float | None) -> ClientView:
-    """A client of the board; a `TypeError` or `ValueError` where somebody else wrote it."""
-    given = {
-        name: None if entry[name] is None else float(entry[name])
-        for name in ("since", "replied", "refused_at")
-    }
-    took = entry.get("seconds")
-    return ClientView(
-        bool(entry["connected"]),
-        refused=str(entry["refused"]),
-        refusals=int(entry["refusals"]),
-        excluded=bool(entry["excluded"]),
-        seconds=None if took is None else float(took),
-        score=rounded(score),
-        **given,
-    )
 
 
 # --- several runs ---------------------------------------------------------------------------------------

@@ -17,11 +17,14 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel, ValidationError
 
 from potluck.core.plain_values import printable
 from potluck.errors import RunError
 from potluck.files import SETTINGS, read_json
+from potluck.live.board import ClientStatus
 from potluck.version import __version__
 
 FILES = {"run": "status.json", "server": "status.json", "site": "site-status.json"}  # a folder may have both
@@ -111,13 +114,68 @@ def read_status(folder: Path) -> dict[str, Any]:
     if path is None:
         return {}
     found = read_json(path, "remove it", most=SETTINGS, follow=False)
-    if not isinstance(found, dict) or found.get("kind") not in [*FILES]:
+    if not isinstance(found, dict) or found.get("kind") not in [*FORMS]:
         raise RunError(f"{path} was not written by potluck; remove it")
     if not _is_finite(found):
         raise RunError(
             f"{path} was not written by potluck: it has a number beyond all that are measured; remove it"
         )
-    return dict(_shown(found))
+    try:
+        return dict(_shown(FORMS[found["kind"]].model_validate(found).model_dump()))
+    except ValidationError as error:
+        place = ".".join(map(str, error.errors()[0]["loc"]))
+        raise RunError(
+            f"{path} was not written by this version of potluck: see its {place!r}; remove it"
+        ) from error
+
+
+class _Facts(BaseModel, extra="allow"):
+    """What every status says; later versions may say more."""
+
+    kind: str
+    potluck: str
+    flower: str | None = None
+    pid: int
+    memory: dict[str, int] = {}
+    disk_free: float
+    updated: float
+    started: float
+    state: str = "running"
+    notice: str = ""
+    noticed: float | None = None
+    sent: int = 0
+    received: int = 0
+
+
+class _RunFacts(_Facts):
+    run: str = ""
+    name: str
+    method: str
+    why: str = ""
+    round: int
+    rounds: int
+    clients: dict[str, ClientStatus]
+    strangers: dict[str, str] = {}
+    notices: list[tuple[float, str]] = []
+
+
+class _SiteFacts(_Facts):
+    client: str
+    half: Literal["both", "worker", "node"]
+    server: str = ""
+    taken_in: float | None = None
+    pulled: float | None = None
+    trouble: str = ""
+    run: str = ""
+    round: int | None = None
+    order: str = ""
+    ordered: float | None = None
+    orders: dict[str, int] = {}  # none before the first
+    refused: str = ""
+    refused_at: float | None = None
+
+
+FORMS: dict[str, type[_Facts]] = {"run": _RunFacts, "server": _RunFacts, "site": _SiteFacts}
 
 
 def status_file(folder: Path) -> Path | None:
@@ -137,6 +195,6 @@ def _shown(value: Any) -> Any:
     """What a file says, safe to print on a terminal."""
     if isinstance(value, dict):
         return {printable(str(name)): _shown(inner) for name, inner in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_shown(inner) for inner in value]
     return printable(value) if isinstance(value, str) else value

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
-
-from matplotlib.figure import Figure
 
 from potluck.files import write_whole
 from potluck.report.comparison_charts import bytes_chart, curves_chart, gains_chart, intervals_chart
 from potluck.report.format import VIEW_NAMES, capital, counted, method_label
 from potluck.report.html import in_words, render
 from potluck.report.page import SETTINGS, split_part
-from potluck.report.pictures.grids import grids, heat_map
 from potluck.report.render import Column, Sheet, words
 from potluck.report.sheets import (
     about_means,
@@ -34,6 +31,9 @@ from potluck.report.sheets import (
     targets_sheet,
 )
 from potluck.report.split_file import read_split
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def write_comparison(path: Path, comparison: Mapping[str, Any]) -> Path:
@@ -82,6 +82,10 @@ def variants_heat_map(comparison: Mapping[str, Any]) -> Figure | None:
         label: {key: in_words(value) for key, value in each.items()}
         for label, each in (comparison.get("variants") or {}).items()
     }
+    if not changes:
+        return None
+    from potluck.report.pictures.grids import grids, heat_map
+
     found = {entry["method"]: entry["accuracy"]["mean"] for entry in comparison["methods"]}
     measure, drawn = measure_in(comparison), []
     for keys in dict.fromkeys(tuple(each) for each in changes.values()):
@@ -161,6 +165,8 @@ def write_sweep(path: Path, sweep: Mapping[str, Any], comparisons: Mapping[str, 
 
 def sweep_heat_map(sweep: Mapping[str, Any], comparisons: Mapping[str, Mapping[str, Any]]) -> Figure:
     """The score of every method in every setting and mode."""
+    from potluck.report.pictures.grids import grids, heat_map
+
     scores: dict[str, dict[str, float | None]] = {}
     for setting, comparison in comparisons.items():
         for row in in_given_order(comparison):

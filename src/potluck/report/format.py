@@ -166,6 +166,12 @@ def moment(when: str | None) -> str:
     return NOTHING if when is None else MOMENT_NAMES.get(when, when)
 
 
+def shortened(text: str, most: int) -> str:
+    """Text on one line, cut with an ellipsis if too long."""
+    text = " ".join(text.split())
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 def capital(word: str) -> str:
     """Capitalise the first letter only."""
     return word[0].upper() + word[1:]

@@ -12,6 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
+from potluck.core.validation import checked
 from potluck.errors import RunError
 from potluck.files import (
     check_name,
@@ -26,6 +29,7 @@ from potluck.report.again import to_go_on
 from potluck.report.reading import log_lines, reading
 from potluck.runs.log_marks import LogMarks, Marks, check_marks, is_marked, mark_of
 
+LOCK = 0o640  # of .lock: whoever may read it can hold it, so others than owner and group may not
 FORMAT = 2  # version of the layout; a folder with another one is not resumed
 START = ("environment.json", "split.json", "config.yaml")  # written before the first round, in this order
 BEFORE = (
@@ -51,6 +55,26 @@ FILES = (
     ".lock",
 )
 FOLDERS = ("checkpoints", "models", "predictions", "tensorboard", "pilots")
+
+
+class _Environment(BaseModel):
+    """The form of `environment.json`: whatever is there of this is of these types."""
+
+    settings: dict[str, Any] = {}
+    code: dict[str, str] = {}
+    registered: list[str] = []
+    seal: str | None = None
+    split: str | None = None
+    views: str | None = None
+    data: list[str] = []
+    public: str | None = None
+    origins: dict[str, str] = {}
+    metrics: dict[str, dict[str, Any]] = {}
+    modes: list[str] = []
+    changes: list[dict[str, Any]] = []
+    models: dict[str, str] = {}
+    started: str | None = None
+    command: str | None = None
 
 
 class RunFolder:
@@ -150,7 +174,9 @@ class RunFolder:
         for key in ("format", "potluck"):
             if key not in about:
                 raise RunError(f"{path} says nothing of {key!r}: it is not whole; {remedy}")
-        return about
+        if about["format"] != FORMAT:
+            return about  # whoever needs more of it refuses another version
+        return checked(_Environment, about, path, "what potluck says of a run", remedy)
 
     def _is_portable(self) -> bool:
         """Whether a file can say the experiment of the run; so it is taken to be where that cannot be read."""
@@ -170,7 +196,7 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Lock the folder, so that no other process works in it at the same time; clear what a killed one left."""
         try:
-            with opened(self / ".lock", os.O_RDONLY | os.O_CREAT) as handle:
+            with opened(self / ".lock", os.O_RDONLY | os.O_CREAT, mode=LOCK) as handle:
                 self._lock(handle)
                 for place in (self.path.resolve(), self / "predictions"):
                     clear_unfinished(place)
