@@ -131,9 +131,14 @@ def read_json(
 ) -> Any:
     """Read a JSON file of a run; `remedy` is what to do about one that cannot be read."""
     try:
-        value = json.loads(read_bounded(path, most, follow).decode("utf-8"))
+        text = read_bounded(path, most, follow).decode("utf-8")
+        value = json.loads(text)
         if not _is_shallow(value):
             raise ValueError("it is nested too deeply")
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(
+                value, ensure_ascii=False
+            ).encode()  # half a letter is no text, and nothing can show it
         return value
     except FileNotFoundError as error:
         raise RunError(

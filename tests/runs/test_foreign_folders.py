@@ -31,6 +31,7 @@ from potluck.runs.api import resume, run
 from potluck.runs.folder import RunFolder
 from potluck.runs.kept_models.files import check_models
 from potluck.runs.own_code import own_code
+from potluck.runs.pages import write_pages
 from potluck.runs.started_here import is_sealed, seal
 
 SETTINGS: dict[str, Any] = TINY | {"evaluate": {"predictions": "last"}, "checkpoint": {"every": 0}}
@@ -94,7 +95,7 @@ def test_a_link_out_of_the_folder_is_never_followed(
     with pytest.raises(PotluckError) as caught:
         resume(folder)
     assert Path(name).name in str(caught.value)
-    for look in (potluck.open, open_folder):
+    for look in (potluck.open, open_folder, write_pages):
         with pytest.raises(PotluckError, match="is a link to another place"):
             look(folder)
     assert content(elsewhere) == before
@@ -131,7 +132,7 @@ def test_a_file_of_a_checkpoint_with_a_second_name_stays_under_that(folder: Path
 def test_a_pipe_does_not_keep_anybody_waiting(folder: Path, name: str) -> None:
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
-    for look in (resume, potluck.open):
+    for look in (resume, potluck.open, write_pages):
         with pytest.raises(RunError, match="is neither a file nor a folder"):
             look(folder)
 
@@ -406,6 +407,24 @@ def test_a_tracker_writes_nowhere_unasked(folder: Path, elsewhere: Path, track: 
     assert content(elsewhere) == before
 
 
+@pytest.mark.parametrize(
+    ("block", "value"),
+    [
+        ("models", {"pool": [{"name": "hf-vit", "weights": "evil/repo"}]}),
+        (
+            "method",
+            {"name": "fedavg", "weights": "samples", "small": {"name": "hf-vit", "weights": "evil/repo"}},
+        ),
+        ("data", {"name": "digit-captions", "tokenizer": "evil/repo"}),
+    ],
+)
+def test_no_repository_that_a_folder_names_is_asked_for(folder: Path, block: str, value: Any) -> None:
+    known = yaml.safe_load((folder / "config.yaml").read_text())[block]
+    agreeing(folder, **{block: known | value})
+    with pytest.raises(RunError, match=r"you did not start this run.*would use evil/repo; look.*--trust"):
+        resume(folder)
+
+
 def test_a_tracker_that_you_add_to_a_run_of_yours_needs_no_trust_next_time(folder: Path) -> None:
     resume(folder, overrides=[{"track": {"tensorboard": {"folder": str(folder.parent / "curves")}}}])
     resume(folder, rounds=4)
@@ -442,6 +461,8 @@ def test_a_comparison_with_a_run_elsewhere_is_refused(tmp_path: Path, elsewhere:
         potluck.compare(methods=["fedavg"], out=folder, **asked, seeds=[0])
     with pytest.raises(RunError, match="fedavg-seed0 is a link to another place"):
         potluck.open(folder)
+    with pytest.raises(RunError, match="fedavg-seed0 is a link to another place"):
+        write_pages(folder)
     assert content(elsewhere) == before
 
 
@@ -483,6 +504,9 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
         run(experiment(), out=tmp_path / "mine")
     with pytest.raises(RunError, match="so it is no run folder"):
         resume(tmp_path / "mine")
+    (tmp_path / "mine/config.yaml").write_text("site_name: mine")
+    with pytest.raises(RunError, match="is not the folder of a run or of a comparison"):
+        write_pages(tmp_path / "mine")
     assert Checkpoints(tmp_path / "mine/checkpoints").load() is None
 
 

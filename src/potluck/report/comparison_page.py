@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from potluck.files import write_whole
+from potluck.files import read_bounded, write_whole
 from potluck.report.comparison_charts import bytes_chart, curves_chart, gains_chart, intervals_chart
 from potluck.report.format import VIEW_NAMES, capital, counted, method_label
 from potluck.report.html import in_words, render
@@ -138,7 +138,7 @@ def _variants(comparison: Mapping[str, Any]) -> Sheet | None:
 
 def _settings(folder: Path) -> str:
     path = folder / SETTINGS
-    return path.read_text(encoding="utf-8") if path.exists() else ""
+    return read_bounded(path, follow=False).decode("utf-8") if path.exists() else ""
 
 
 # --- sweeps ---------------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 from markupsafe import Markup
 
+from potluck.report.format import fit_to_write
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -20,7 +22,7 @@ def render(template: str, context: Mapping[str, Any]) -> bytes:
     """A page, from one of the files in `templates`."""
     script = Markup(_templates().get_template("page.js").render())
     shell = {"script": script, "script_hash": _hash(script)}
-    return _templates().get_template(template).render({**shell, **context}).encode()
+    return fit_to_write(_templates().get_template(template).render({**shell, **context})).encode()
 
 
 def _hash(script: str) -> str:

@@ -29,8 +29,9 @@ from potluck.report.again import to_go_on
 from potluck.report.reading import log_lines, reading
 from potluck.runs.log_marks import LogMarks, Marks, check_marks, is_marked, mark_of
 
-LOCK = 0o640  # of .lock: whoever may read it can hold it, so others than owner and group may not
+LOCK_MODE = 0o640  # of .lock: whoever may read it can hold it, so others than owner and group may not
 FORMAT = 2  # version of the layout; a folder with another one is not resumed
+LOCK = ".lock"  # the first file of a run, and of a comparison
 START = ("environment.json", "split.json", "config.yaml")  # written before the first round, in this order
 BEFORE = (
     "contract.json",
@@ -39,7 +40,7 @@ BEFORE = (
     "federation.json",
     "status.json",
     ".status.json",
-    ".lock",
+    LOCK,
 )  # may be there earlier than START
 COMPARED = ("experiment.yaml", "comparison.json", "sweep.json")  # only in the folder of a comparison
 LOGS = ("metrics.jsonl", "ledger.jsonl", "timing.jsonl", "observations.jsonl")
@@ -52,7 +53,7 @@ FILES = (
     "summary.json",
     "report.html",
     "status.json",
-    ".lock",
+    LOCK,
 )
 FOLDERS = ("checkpoints", "models", "predictions", "tensorboard", "pilots")
 
@@ -156,7 +157,7 @@ class RunFolder:
         A site may keep the contract that it pinned in a folder under the name that a run has for its own.
         """
         names = {path.name for path in self.path.iterdir() if not _is_unfinished(path.name)}
-        return not names or bool({".lock", "config.yaml"} & names)
+        return not names or bool({LOCK, "config.yaml"} & names)
 
     def _check_kinds(self) -> None:
         """Refuse a file where a run writes a folder, and the reverse, before it trains for hours."""
@@ -196,13 +197,13 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Lock the folder, so that no other process works in it at the same time; clear what a killed one left."""
         try:
-            with opened(self / ".lock", os.O_RDONLY | os.O_CREAT, mode=LOCK) as handle:
+            with opened(self / LOCK, os.O_RDONLY | os.O_CREAT, mode=LOCK_MODE) as handle:
                 self._lock(handle)
                 for place in (self.path.resolve(), self / "predictions"):
                     clear_unfinished(place)
                 yield
         except OSError as error:
-            if error.filename != str(self / ".lock"):
+            if error.filename != str(self / LOCK):
                 raise
             raise RunError(f"cannot lock {self.path}: .lock: {error.strerror or error}") from error
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COMPARISON, SWEEP = "comparison.json", "sweep.json"
-MARK = "experiment.yaml"  # marks the folder of a comparison; a folder without it is never written into
+MARK = "experiment.yaml"  # beside a lock it marks the folder of a comparison; no other is written into
 Kind = Literal["curves", "differences", "cost", "gains", "grid"]  # as in `potluck.plot`
 AGAIN = "run potluck compare again"
 ROWS = 40  # of a table in a notebook or at a prompt
