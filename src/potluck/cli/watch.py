@@ -120,7 +120,7 @@ def _numbers(one: Snapshot) -> str:
     from potluck.report.format import NOTHING, duration
 
     score = "" if one.score is None else f", {one.measure.name} {one.measure.full(one.score)}"
-    left = "" if one.seconds_left is None else f", {duration(one.left(time.time()))} left"
+    left = f", {duration(one.left(time.time()))} left" if one.seconds_left else ""
     return f", {progress(one)}{score}{left}" if progress(one) != NOTHING else ""
 
 
