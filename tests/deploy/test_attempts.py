@@ -321,6 +321,9 @@ class Courier:
     def keys(self):
         return {}
 
+    def took(self):
+        return []
+
     def exchange(self, letters, timeout, most):
         answers = [self.sites[node].answer(data) for node, data in letters]
         self.exchanges += 1

@@ -61,7 +61,11 @@ class Flower:
                 if note["ask"] == "nodes" and behaviour != "dies at once":
                     frames.send(channel, {"nodes": [1, 2], "keys": ["a", "b"]})
                 elif behaviour == "answers":
-                    frames.send(channel, {"failures": [""] * len(letters)}, [one.upper() for one in letters])
+                    frames.send(
+                        channel,
+                        {"failures": [""] * len(letters), "seconds": []},
+                        [one.upper() for one in letters],
+                    )
                 elif behaviour == "hangs":
                     self.away = "nobody listens at 127.0.0.1:8000"
                     return

@@ -231,7 +231,9 @@ def test_the_relay_gives_every_letter_its_answer_or_a_sentence(monkeypatch):
         "no answer within 5 s": None,
     }
     number = len(cases)
-    sentences, answers = apps.exchange(Grid(*cases.values()), range(number), [b""] * number, 5, [8] * number)
+    sentences, answers, _ = apps.exchange(
+        Grid(*cases.values()), range(number), [b""] * number, 5, [8] * number
+    )
     assert sentences == list(cases)
     assert answers == [b"answer", *[b""] * (number - 1)]
 

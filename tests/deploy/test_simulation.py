@@ -31,6 +31,9 @@ class InProcess:
     def nodes(self):
         return list(range(self.clients))
 
+    def took(self):
+        return []
+
     def exchange(self, letters, timeout, most):
         there = simulation.SimulatedClients(self.records)
         return [there.answer(node, data) for node, data in letters]

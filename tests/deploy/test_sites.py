@@ -78,6 +78,9 @@ class Courier:
     def keys(self):
         return self.shown
 
+    def took(self):
+        return []
+
     def exchange(self, letters, timeout, most):
         answers = [self._answer(node, data) for node, data in letters]
         return [

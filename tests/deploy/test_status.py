@@ -14,15 +14,18 @@ from links import FEDMRL, Link, Told, is_evaluation, is_training, serve
 from typer.testing import CliRunner
 
 from potluck.cli.app import app
-from potluck.cli.views.status import status_sheet
-from potluck.deploy import status as statuses
 from potluck.deploy.logs import Log
 from potluck.deploy.node_pulse import Pulse, PulseFile
-from potluck.deploy.prometheus import exposed, exposition
 from potluck.deploy.run_notes import LogLines
 from potluck.deploy.site_status import OrderNotes, Room, SiteStatus, read_orders
-from potluck.deploy.status import Board, kept, read_status, write_status
-from potluck.errors import ConfigError, RunError
+from potluck.errors import ConfigError
+from potluck.live import board as boards
+from potluck.live import status_file as statuses
+from potluck.live.board import Board
+from potluck.live.prometheus import exposed, exposition
+from potluck.live.sheets import status_sheet
+from potluck.live.snapshot import Follower
+from potluck.live.status_file import kept, read_status, write_status
 from potluck.report.render import plain
 
 
@@ -53,7 +56,7 @@ def test_a_served_run_leaves_its_status(tmp_path):
     found = read_status(tmp_path / "run")
     assert (found["state"], found["round"], found["rounds"]) == ("finished", 2, 2)
     assert (found["name"], found["method"]) == ("three", "fedmrl")
-    assert not found["alive"]
+    assert not Follower(tmp_path / "run").look().alive
     honest, liar, out = (found["clients"][client] for client in "012")
     assert honest["connected"]
     assert before <= honest["since"] <= honest["replied"] <= time.time()
@@ -80,10 +83,10 @@ def test_a_server_that_is_stopped_says_so_and_one_that_was_killed_is_gone(tmp_pa
     board = Board(state="playing", name="three", method="fedmrl")
     board.seen(["0"])
     write_status(tmp_path, board.facts())
-    assert read_status(tmp_path)["alive"]
-    late = read_status(tmp_path, now=time.time() + 3600)
-    assert not late["alive"]
-    shown = plain(status_sheet(late, "here", now=time.time() + 3600))
+    assert Follower(tmp_path).look().alive
+    late = Follower(tmp_path).look(now=time.time() + 3600)
+    assert not late.alive
+    shown = plain(status_sheet(late, time.time() + 3600))
     assert "gone: its process has not been heard of for 60 min" in shown
     assert "unknown" in shown
 
@@ -114,7 +117,7 @@ def test_strangers_do_not_pile_up():
     board = Board()
     for number in range(1000):
         board.stranger(f"node {number}", "who is it")
-    assert len(board.strangers) == statuses.REMEMBERED
+    assert len(board.strangers) == boards.REMEMBERED
 
 
 def test_the_status_is_renewed_and_a_full_disk_does_not_matter(tmp_path, monkeypatch):
@@ -186,7 +189,7 @@ def test_the_command_shows_a_server(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (None, "has no status.json and no site-status.json: it is neither"),
+        (None, "there is no run in"),
         ("{", "cannot be read"),
         ("[]", "was not written by potluck"),
         ('{"kind": {}}', "was not written by potluck"),
@@ -225,8 +228,8 @@ def test_a_status_with_one_odd_value_is_shown_or_refused(tmp_path, place, value)
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(RunError, match="there is no folder"):
-        read_status(tmp_path / "none")
+    code, shown = command(tmp_path / "none")
+    assert (code, "there is no folder" in shown) == (2, True)
 
 
 def test_a_foreign_status_cannot_steer_a_terminal(tmp_path):
@@ -433,13 +436,17 @@ SAMPLE = re.compile(
 )
 
 
+def seen(folder, teller):
+    """What somebody sees who looks at a server or a site from inside its process."""
+    return Follower(folder, facts=lambda: teller.facts() | statuses.about_here(folder)).look()
+
+
 def test_the_text_is_that_of_prometheus(tmp_path):
     board = Board(round=2, rounds=5)
     board.seen(['no"rth'])
     board.replied('no"rth')
     board.refused("east", "no answer")
-    facts = board.facts() | statuses.about_here(tmp_path)
-    lines = exposition(facts).splitlines()
+    lines = exposition(seen(tmp_path, board)).splitlines()
     samples = [one for one in lines if not one.startswith("#")]
     assert all(SAMPLE.fullmatch(one) for one in samples), samples
     assert 'potluck_client_connected{client="no\\"rth"} 1' in samples
@@ -447,9 +454,9 @@ def test_the_text_is_that_of_prometheus(tmp_path):
     assert "potluck_round 2" in samples
     declared = [one.split()[2] for one in lines if one.startswith("# TYPE")]
     assert len(declared) == len(set(declared))
-    site = site_status(tmp_path).facts() | statuses.about_here(tmp_path)
+    assert exposition(seen(tmp_path, site_status(tmp_path)))
     OrderNotes(tmp_path).begin("abc", 4, "train")
-    site = site_status(tmp_path).facts() | statuses.about_here(tmp_path)
+    site = seen(tmp_path, site_status(tmp_path))
     samples = [one for one in exposition(site).splitlines() if not one.startswith("#")]
     assert all(SAMPLE.fullmatch(one) for one in samples), samples
     assert 'potluck_orders_total{outcome="answered"} 0' in samples
@@ -457,7 +464,7 @@ def test_the_text_is_that_of_prometheus(tmp_path):
 
 def test_prometheus_asks_on_this_machine_alone(tmp_path):
     board = Board(round=1)
-    with exposed(0, lambda: board.facts() | statuses.about_here(tmp_path)) as port:
+    with exposed(0, lambda: seen(tmp_path, board)) as port:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
             assert "potluck_round 1" in answer.read().decode()
@@ -468,7 +475,7 @@ def test_prometheus_asks_on_this_machine_alone(tmp_path):
         )
         with pytest.raises(urllib.error.HTTPError, match="421"):
             urllib.request.urlopen(led, timeout=10)
-        with pytest.raises(ConfigError, match="cannot be used"), exposed(port, board.facts):
+        with pytest.raises(ConfigError, match="cannot be used"), exposed(port, lambda: None):
             pass
-    with exposed(None, board.facts) as port:
+    with exposed(None, lambda: None) as port:
         assert port is None

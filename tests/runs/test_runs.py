@@ -110,7 +110,7 @@ def test_a_run_folder_is_complete(tmp_path: Path) -> None:
     folder = run(experiment(), out=tmp_path / "run").folder
     assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} == {
         "checkpoints", "config.yaml", "contract.json", "environment.json", "ledger.jsonl", "metrics.jsonl",
-        "models", "report.html", "split.json", "summary.json", "timing.jsonl",
+        "models", "report.html", "split.json", "status.json", "summary.json", "timing.jsonl",
     }  # fmt: skip
     summary = json.loads((folder / "summary.json").read_text())
     assert {"method", "rounds", "seed", "clients", "accuracy", "messages", "seconds_per_round"} <= set(

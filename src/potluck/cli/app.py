@@ -23,6 +23,7 @@ from potluck.cli.run import resume, run
 from potluck.cli.screen import print_everything
 from potluck.cli.status import status
 from potluck.cli.suggestions import Command, Commands
+from potluck.cli.watch import watch
 from potluck.version import __version__
 
 app = typer.Typer(
@@ -45,6 +46,7 @@ for _command in (
     gate,
     join,
     status,
+    watch,
     methods,
     explain,
     split,

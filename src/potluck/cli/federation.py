@@ -20,6 +20,7 @@ from potluck.cli.options import (
     Insecure,
     LogForm,
     Overrides,
+    PagePort,
     Prometheus,
     check_experiment,
     check_log,
@@ -65,6 +66,7 @@ def serve(
     exclude: Exclude = None,
     include: Include = None,
     prometheus: Prometheus = None,
+    page: PagePort = None,
     log: LogForm = "",
     json: AsJson = False,
     debug: Debug = False,
@@ -89,7 +91,7 @@ def serve(
             Screen(json),
             chosen.method.name,
             lambda watcher: play(
-                chosen, folder, address, security, watcher, listed(exclude), listed(include), prometheus
+                chosen, folder, address, security, watcher, listed(exclude), listed(include), prometheus, page
             ),
             every_notice=True,  # the log must say who was refused, and why
             log=log,

@@ -42,6 +42,10 @@ Prometheus = Annotated[
     int | None,
     typer.Option(min=1, max=65535, metavar="PORT", help="Tell the state at 127.0.0.1:PORT/metrics."),
 ]
+PagePort = Annotated[
+    int | None,
+    typer.Option(min=1, max=65535, metavar="PORT", help="Show the run on a page at 127.0.0.1:PORT."),
+]
 LogForm = Annotated[
     str, typer.Option(metavar="text|json", help="Lines with the time, in place of the progress display.")
 ]

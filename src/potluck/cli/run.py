@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +19,7 @@ from potluck.cli.options import (
     Include,
     LogForm,
     Overrides,
+    PagePort,
     Prometheus,
     check_experiment,
     check_log,
@@ -83,6 +85,7 @@ def resume(
     exclude: Exclude = None,
     include: Include = None,
     prometheus: Prometheus = None,
+    page: PagePort = None,
     log: LogForm = "",
     json: AsJson = False,
     debug: Debug = False,
@@ -99,11 +102,12 @@ def resume(
                 f"--from-round: {run} is a federation, which goes on after its last checkpoint; leave it out"
             )
         return _resume_served(
-            run, overrides or (), rounds, trust, listed(exclude), listed(include), prometheus, log, json
+            run, overrides or (), rounds, trust, listed(exclude), listed(include), prometheus, page, log, json
         )
-    if exclude or include or prometheus is not None or log:
+    if exclude or include or prometheus is not None or page is not None or log:
         raise ConfigError(
-            f"--exclude, --include, --prometheus and --log are for federations; {run} is none, leave them out"
+            f"--exclude, --include, --prometheus, --page and --log are for federations; {run} is none, leave them "
+            f"out; any run can be followed with: potluck watch {shlex.quote(str(run))}"
         )
     watched(
         Screen(json),
@@ -127,6 +131,7 @@ def _resume_served(
     exclude: Sequence[str],
     include: Sequence[str],
     prometheus: int | None,
+    page: int | None,
     log: str,
     json: bool,
 ) -> None:
@@ -139,7 +144,9 @@ def _resume_served(
     watched(
         Screen(json),
         method_of(run),
-        lambda watcher: play(chosen, run, told.address, told.security, watcher, exclude, include, prometheus),
+        lambda watcher: play(
+            chosen, run, told.address, told.security, watcher, exclude, include, prometheus, page
+        ),
         every_notice=True,
         log=log,
     )

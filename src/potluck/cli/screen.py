@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import typer
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.segment import Segment
 from rich.text import Text
 
@@ -35,6 +36,14 @@ def print_everything() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="replace")
+
+
+def notes_first(sheet: Sheet) -> Group:
+    """A sheet for the terminal with its notes above the table, as wide as the terminal; without rows, no table."""
+    parts: list[RenderableType] = [Text(sheet.title, "bold"), *map(Text, sheet.notes)]
+    if sheet.entries:
+        parts += [Text(""), rich_table(replace(sheet, title="", notes=()))]
+    return Group(*map(Harmless, parts))
 
 
 class Screen:

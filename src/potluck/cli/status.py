@@ -1,31 +1,45 @@
-"""`potluck status`: where a federation stands, at the server or at a site."""
+"""`potluck status`: where a run, a federation or a site stands."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from potluck.cli.options import AsJson, Debug
-from potluck.cli.screen import Screen
+from potluck.cli.screen import Screen, notes_first
 
 
 def status(
     folder: Annotated[
         Path,
         typer.Argument(
-            metavar="FOLDER", help="The run folder of `potluck serve`, or the home of `potluck join`."
+            metavar="FOLDER",
+            help="A run, the home of `potluck join`, or a folder with several runs, such as a comparison.",
         ),
     ],
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Show where a federation stands: round, who is connected, last replies, refusals, bytes, versions."""
-    from potluck.cli.views.status import status_sheet
-    from potluck.deploy.status import read_status
+    """Show where a run or a federation stands: round, score, who is connected, refusals, bytes, time left."""
+    from potluck.live.sheets import overview_sheet, status_sheet
+    from potluck.live.snapshot import Follower, Watch, find_runs
 
-    screen, found = Screen(json), read_status(folder)
+    screen, watched = Screen(json), Watch([folder])
+    told: Any
+    if find_runs(folder) == [folder]:
+        now = Follower(folder).look()
+        told, sheet = now.to_json(), status_sheet(now)
+    else:
+        found = watched.look()
+        told, sheet = (
+            [one.to_json() for one in found],
+            overview_sheet(found, f"{len(found)} runs in {folder}"),
+        )
     if json:
-        return screen.data(found)
-    screen.sheet(status_sheet(found, str(folder)))
+        screen.data(told)
+    elif screen.out.is_terminal:
+        screen.show(notes_first(sheet))
+    else:
+        screen.sheet(sheet)

@@ -12,7 +12,6 @@ from potluck.core.metrics import MetricFacts
 from potluck.deploy.donors import Donors
 from potluck.deploy.keyring import KeyRegister
 from potluck.deploy.plausible import implausible
-from potluck.deploy.status import Board
 from potluck.deploy.suspects import norm_of
 from potluck.deploy.wire import (
     LARGEST_INTRODUCTION,
@@ -27,7 +26,9 @@ from potluck.engine.frames import Letter, Node
 from potluck.engine.protocol import Answer, Engine, Examination, Failure, Outcome, Request, about
 from potluck.engine.retries import Clock
 from potluck.engine.settings import EngineSettings
+from potluck.engine.work_times import WorkTimes
 from potluck.errors import MessageError, RunError
+from potluck.live.board import Board
 
 TRIES = 3  # at a node that does not introduce itself; it may belong to somebody else
 HELLO = 120.0  # seconds a node has to introduce itself; half as many after each time that its owner did not
@@ -51,6 +52,9 @@ class Courier(Protocol):
         """The answer to every letter, in order, or a sentence where none came in time or one of more bytes than
         `most` says for it, which is not read.
         """
+
+    def took(self) -> Sequence[float | None]:
+        """The seconds until each answer of the last exchange was here; None, or nothing at all, where unknown."""
 
 
 class FlowerEngine(Engine):
@@ -77,6 +81,7 @@ class FlowerEngine(Engine):
         self.excluded: frozenset[ClientId] = frozenset()  # left out for good
         self.facts: Mapping[str, MetricFacts] = {}  # of the experiment's own metrics
         self.board = Board()
+        self.times = WorkTimes()
         self.enrolled: dict[ClientId, Enrolment] = {}
         self.homes: dict[ClientId, Node] = {}
         self.sent = self.received = 0  # bytes, envelopes included
@@ -161,6 +166,11 @@ class FlowerEngine(Engine):
         ]
         return self._ask(settled, min(seconds, self.settings.deadline))
 
+    @property
+    def work_seconds(self) -> Mapping[ClientId, float]:
+        """From sending an order to its answer, with the way there and back; without those that did not answer."""
+        return {client: seconds for client, seconds in self.times.seconds.items() if seconds}
+
     def settle(self, round_: int, cohort: Sequence[ClientId], accepted: Sequence[ClientId]) -> None:
         """Nothing to send: the stamp of a client's next order says which of its rounds was accepted."""
         self._open = False
@@ -179,6 +189,9 @@ class FlowerEngine(Engine):
                 most.append(self._most(order))
         carried = self._carry(list(letters.values()), most, seconds)
         answers = dict(zip(letters, carried, strict=True))
+        took = dict(zip(letters, self.courier.took(), strict=False)) if letters else {}
+        for order in orders:
+            self.times.add(order, took.get(order.client) or 0.0)
         absent = "it is not connected"
         outcomes = [self._outcome(order, answers.get(order.client, absent)) for order in orders]
         for one in outcomes:

@@ -11,9 +11,7 @@ from potluck.deploy.engine import Courier, FlowerEngine
 from potluck.deploy.enrolled import sites_of
 from potluck.deploy.keyring import KeyRegister
 from potluck.deploy.register import FILE, Register
-from potluck.deploy.run_notes import BoardNotes, lasting
 from potluck.deploy.served_run import ServedRun
-from potluck.deploy.status import Board, kept
 from potluck.deploy.welcome import welcome
 from potluck.engine.retries import Clock
 from potluck.errors import ConfigError, RunError
@@ -21,11 +19,14 @@ from potluck.experiment.differences import first_difference
 from potluck.experiment.export import to_values
 from potluck.experiment.schema import Experiment
 from potluck.files import refuse_links, write_json
+from potluck.live.board import Board
+from potluck.live.status_file import kept
 from potluck.methods.registry import find_method
 from potluck.report.page import write_report
 from potluck.runs.environment import check_version
 from potluck.runs.folder import RunFolder
 from potluck.runs.observers import Observer, Observers
+from potluck.runs.observers.board import BoardNotes, lasting
 from potluck.runs.results.run_result import RunResult
 from potluck.runs.stored import read_summary
 
@@ -54,7 +55,8 @@ def play(
     gives keys that were changed since it was last called; `board` is kept in the folder as `status.json`.
     """
     board = board if board is not None else Board()
-    watcher = Observers(watcher or Observer(), BoardNotes(board))
+    notes = BoardNotes(board)
+    watcher = Observers(watcher or Observer(), notes)
     if (folder / "config.yaml").exists():
         _check_same(folder, experiment)
     if (folder / "summary.json").exists():
@@ -75,7 +77,8 @@ def play(
         clock,
     )
     engine.excluded = frozenset(sites) - frozenset(clients)
-    with kept(folder.path, describe(board, experiment, engine, register).facts), lasting(board):
+    facts = describe(board, experiment, engine, register).facts
+    with kept(folder.path, facts) as notes.renew, lasting(board):
         return ServedRun(experiment, folder, engine, register, watcher).play()
 
 

@@ -1,54 +1,12 @@
-"""Observers of a served run: what its status shows, and what its log says."""
+"""What the log of a served run says."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 from potluck.deploy.logs import Log
-from potluck.deploy.status import Board
 from potluck.report.format import counted, percent
 from potluck.runs.observers import Observer, RoundEnd
-
-
-class BoardNotes(Observer):
-    """Writes on the board how far the run is, and what was said last."""
-
-    def __init__(self, board: Board) -> None:
-        self.board = board
-
-    def begin(self, name: str, method: str, rounds: int, done: int) -> None:
-        """The rounds begin."""
-        board = self.board
-        board.state, board.name, board.method, board.rounds, board.round = (
-            "playing",
-            name,
-            method,
-            rounds,
-            done,
-        )
-
-    def round(self, end: RoundEnd) -> None:
-        """Count the round; who dropped out after its answer had come is known only now."""
-        self.board.round = end.round
-        for client, reason in end.failures.items():
-            self.board.dropped(client, reason)
-
-    def notice(self, sentence: str) -> None:
-        """Keep it."""
-        self.board.say(sentence)
-
-
-@contextlib.contextmanager
-def lasting(board: Board) -> Iterator[None]:
-    """Note how a run ends: by itself, or before its end."""
-    try:
-        yield
-    except BaseException:
-        board.state = "stopped"
-        raise
-    board.state = "finished"
 
 
 class LogLines(Observer):

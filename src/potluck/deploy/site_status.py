@@ -15,8 +15,8 @@ from typing import Any
 from potluck.core.plain_values import printable, read_json
 from potluck.deploy.logs import Log
 from potluck.deploy.node_pulse import REFUSED, UNAUTHORISED, Pulse, trouble
-from potluck.deploy.status import write_small
 from potluck.files import read_bounded
+from potluck.live.status_file import write_small
 
 FILE = "worker.json"
 RECENT = 60.0  # seconds; a node whose last call was answered within them is connected

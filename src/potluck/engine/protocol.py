@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -111,6 +111,11 @@ class Engine(ABC):
     def at_server(self, server: Server) -> AbstractContextManager[None]:
         """Around the server's half of a round: an engine may have a faster way to run the server's training."""
         return contextlib.nullcontext()
+
+    @property
+    def work_seconds(self) -> Mapping[ClientId, float]:
+        """How long each client was at work on the steps of the newest round; empty where that cannot be told."""
+        return {}
 
     def close(self) -> None:  # noqa: B027  (an engine may have nothing to release)
         """Release what the engine holds: processes, memory."""

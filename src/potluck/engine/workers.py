@@ -21,9 +21,10 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import wait
 from typing import NoReturn
 
@@ -36,6 +37,7 @@ from potluck.engine.seats import KindSeats
 from potluck.engine.store.client_store import ClientStore
 from potluck.engine.transactions import Errand, opened, stored
 from potluck.engine.wire import TensorFrame, done_frame, errand_frame, read_done, read_errand
+from potluck.engine.work_times import WorkTimes
 from potluck.errors import ConfigError, PotluckError, RunError, StepFailed
 from potluck.federation.builder import ClientBuilder
 from potluck.front_door import OwnExit, own_place
@@ -94,6 +96,7 @@ class WorkersEngine(StoringEngine):
         self.store = store if store is not None else ClientStore()
         self.count, self.threads = workers, threads
         self.workers: list[Worker] = []
+        self.times = WorkTimes()
         load_optimisers()
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
@@ -103,6 +106,11 @@ class WorkersEngine(StoringEngine):
     def examine(self, examinations: Sequence[Examination]) -> list[Outcome]:
         """Have the workers measure every client."""
         return self._spread(examinations)
+
+    @property
+    def work_seconds(self) -> Mapping[ClientId, float]:
+        """From handing an errand out to its answer."""
+        return self.times.seconds
 
     def close(self) -> None:
         """End all workers, whatever they are doing."""
@@ -172,6 +180,7 @@ class WorkersEngine(StoringEngine):
             worker = busy[channel]  # type: ignore[index]
             assert worker.errand is not None
             request = worker.errand.request
+            self.times.add(request, time.perf_counter() - worker.began)
             outcomes[request.client] = self._taken(worker, request)
         return outcomes
 
@@ -204,6 +213,7 @@ class Worker:
     def __init__(self, clients: ClientBuilder, threads: int, others: Sequence[socket.socket]) -> None:
         self.channel, theirs = socket.socketpair()
         self.errand: Errand | None = None
+        self.began = 0.0  # with the errand
         with theirs:
             try:
                 self.process = _fork(lambda: _serve(clients, threads, theirs, [*others, self.channel]))
@@ -213,7 +223,7 @@ class Worker:
     def begin(self, errand: Errand) -> bool:
         """Send an errand; False if the process is gone."""
         frame = errand_frame(errand)
-        self.errand = errand
+        self.errand, self.began = errand, time.perf_counter()
         try:
             frame.send(self.channel)
         except OSError:

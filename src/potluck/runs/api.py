@@ -28,6 +28,7 @@ from potluck.runs.folder import RunFolder
 from potluck.runs.kept_models.keeping import check_keep
 from potluck.runs.loop import Interrupted, Run
 from potluck.runs.observers import Observer, Observers
+from potluck.runs.observers.board import on_board
 from potluck.runs.observers.progress import progress_display
 from potluck.runs.observers.stopping import check_observers, check_rules
 from potluck.runs.observers.trackers import check_trackers
@@ -68,12 +69,15 @@ def run(
     check_trackers(experiment.track)
     wanted = Path(out) if out is not None else Path("runs") / experiment.name
     folder = RunFolder.create(wanted, exact=out is not None)
-    with folder.locked(), _told(watcher, observers, progress, built.method.name) as told:
+    with (
+        folder.locked(),
+        _cleared(folder),
+        _told(folder, experiment, watcher, observers, progress, fresh=True) as told,
+    ):
         if given is None and experiment.public is not None and not built.method.needs_public_data:
             told.advise(f"public: {built.method.name} uses no public data, so these samples change nothing")
         experiment, built = _tuned(experiment, built, folder, told)
-        with _cleared(folder):
-            write_start(folder, experiment, built)
+        write_start(folder, experiment, built)
         return _play(experiment, folder, built, told)
 
 
@@ -123,14 +127,20 @@ def check_experiment(who: str, experiment: Any, values: Mapping[str, Any]) -> No
 
 @contextlib.contextmanager
 def _told(
-    watcher: Observer | None, observers: Sequence[Observer], progress: bool | None, label: str
+    folder: RunFolder,
+    experiment: Experiment,
+    watcher: Observer | None,
+    observers: Sequence[Observer],
+    progress: bool | None,
+    fresh: bool,
 ) -> Iterator[Observer]:
-    """All observers of a run as one: what shows it to the user, then the others."""
-    if watcher is not None:
-        yield Observers(watcher, *observers)
-        return
-    with progress_display(progress) as display:
-        yield Observers(display.watch(label), *observers)
+    """All observers of a run as one: its board, what shows it to the user, then the others."""
+    name, method = experiment.name, experiment.method.name
+    with contextlib.ExitStack() as stack:
+        board = stack.enter_context(on_board(folder, name, method, experiment.training.rounds, fresh))
+        if watcher is None:
+            watcher = stack.enter_context(progress_display(progress)).watch(method)
+        yield Observers(board, watcher, *observers)
 
 
 def _tuned(
@@ -169,7 +179,7 @@ def _cleared(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        if folder.is_shell():
+        if folder.path.is_dir() and folder.is_shell():
             shutil.rmtree(folder.path, ignore_errors=True)
         raise
 
@@ -216,7 +226,10 @@ def resume(
     experiment = _ready(past.going_on(given, rounds))
     check_data_here(experiment)
     check_trackers(experiment.track)
-    with past.folder.locked(), _told(watcher, observers, progress, experiment.method.name) as told:
+    with (
+        past.folder.locked(),
+        _told(past.folder, experiment, watcher, observers, progress, fresh=False) as told,
+    ):
         federation = experiment.build(split=past.split())
         check_evaluation(experiment.evaluate, federation)
         check_keep(experiment, federation)

@@ -38,6 +38,8 @@ BEFORE = (
     "tuning.json",
     "pilots",
     "federation.json",
+    "status.json",
+    ".status.json",
     LOCK,
 )  # may be there earlier than START
 COMPARED = ("experiment.yaml", "comparison.json", "sweep.json")  # only in the folder of a comparison
@@ -50,6 +52,7 @@ FILES = (
     "tracking.json",
     "summary.json",
     "report.html",
+    "status.json",
     LOCK,
 )
 FOLDERS = ("checkpoints", "models", "predictions", "tensorboard", "pilots")

@@ -354,6 +354,7 @@ class Run:
             observations=observations(self.rounds.server),
             timing=played.seconds | {"seconds": seconds},
             failures=played.failures,
+            client_seconds=dict(self.engine.work_seconds),
         )
 
 

@@ -88,8 +88,9 @@ def serve_relay(grid: Grid, path: str) -> None:
                 frames.send(channel, {"nodes": [node.node_id for node in there], "keys": keys})
             else:
                 gone = partial(is_closed, channel)
-                failures, answers = exchange(grid, note["to"], letters, note["timeout"], note["most"], gone)
-                frames.send(channel, {"failures": failures}, answers)
+                told = exchange(grid, note["to"], letters, note["timeout"], note["most"], gone)
+                failures, answers, seconds = told
+                frames.send(channel, {"failures": failures, "seconds": seconds}, answers)
 
 
 def is_closed(channel: socket.socket) -> bool:
@@ -113,12 +114,13 @@ def exchange(
     timeout: float,
     most: Sequence[int],
     gone: Callable[[], bool] = lambda: False,
-) -> tuple[list[str], list[bytes]]:
-    """Send letters and collect the answers: for each a sentence if it failed, and the bytes.
+) -> tuple[list[str], list[bytes], list[float | None]]:
+    """Send letters and collect the answers: for each a sentence if it failed, the bytes, and how long it took.
 
     Whatever is wrong with a reply costs that reply alone. Ends early when `gone` says that nobody waits any more.
     """
-    end = time.monotonic() + timeout
+    start = time.monotonic()
+    end = start + timeout
     tokens = [secrets.token_hex(16) for _ in letters]
     messages = [
         Message(wrap(data, token), node, f"query.{ORDER}", ttl=timeout)
@@ -131,11 +133,13 @@ def exchange(
         if number  # a letter to a node that has gone gets none
     }
     found: dict[str, Read] = {}
+    took: dict[str, float] = {}
     while len(found) < len(replies) and time.monotonic() < end and not gone():
         time.sleep(PULL)
         for number, reply in replies.items():
             if number not in found and time.monotonic() < end:
                 read = reply.turn()
-                found |= {number: read} if read else {}
+                if read:
+                    found[number], took[number] = read, round(time.monotonic() - start, 3)
     told = outcomes(numbers, replies, found, timeout)
-    return [sentence for sentence, _ in told], [data for _, data in told]
+    return [sentence for sentence, _ in told], [data for _, data in told], [*map(took.get, numbers)]

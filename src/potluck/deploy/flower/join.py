@@ -17,11 +17,12 @@ from potluck.deploy.flower.connections import Security, check_server, free_port,
 from potluck.deploy.flower.processes import PULSE, Process, require_files, require_flower, start_supernode
 from potluck.deploy.flower.watching import PAUSE, NodeWatch, Watched, WorkerWatch
 from potluck.deploy.logs import VARIABLE, Log
-from potluck.deploy.prometheus import exposed
 from potluck.deploy.record_files import own_folder
 from potluck.deploy.site_status import SiteStatus, read_orders
-from potluck.deploy.status import about_here, kept
 from potluck.errors import ConfigError
+from potluck.live.prometheus import exposed
+from potluck.live.snapshot import Follower
+from potluck.live.status_file import about_here, kept
 
 HALVES = ("", "worker", "node")
 LOCK = ".join.lock"  # in a home, held while a `join` is at work there
@@ -82,7 +83,7 @@ def join(joining: Joining) -> None:
     status = SiteStatus(joining.client, joining.server, home, home / "flower" / PULSE, joining.only)
     with (
         alone(home),
-        exposed(joining.prometheus, lambda: status.facts() | about_here(home)),
+        exposed(joining.prometheus, Follower(home, facts=lambda: status.facts() | about_here(home)).look),
         kept(home, status.facts),
     ):
         try:

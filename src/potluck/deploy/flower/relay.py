@@ -44,6 +44,7 @@ class Relay:
         """`lost` says why no answer can come any more, or nothing."""
         self._channel, self._lost = channel, lost
         self._keys: dict[Node, str] = {}
+        self._took: list[float | None] = []
 
     def nodes(self) -> list[Node]:
         """The nodes that are connected now."""
@@ -60,7 +61,12 @@ class Relay:
         to = [node for node, _ in letters]
         note = {"ask": "exchange", "to": to, "timeout": timeout, "most": list(most)}
         told, answers = self._ask(note, [data for _, data in letters], timeout + SLACK, sum(most))
+        self._took = told["seconds"]
         return [failure or answer for failure, answer in zip(told["failures"], answers, strict=True)]
+
+    def took(self) -> Sequence[float | None]:
+        """The seconds until each answer of the last exchange was here."""
+        return self._took
 
     def _ask(
         self, note: Mapping[str, Any], pieces: Sequence[bytes], timeout: float, most: int
@@ -111,6 +117,10 @@ class Courier:
         """The answer to every letter, or a sentence; sent again when the relay is lost over it."""
         to = {node for node, _ in letters}
         return self._asked(lambda relay: relay.exchange(letters, timeout, most), to)
+
+    def took(self) -> Sequence[float | None]:
+        """The seconds until each answer of the last exchange was here."""
+        return self._relay.took() if self._relay is not None else ()
 
     def connect(self) -> Relay:
         """Submit a relay to the SuperLink and wait until it is there."""

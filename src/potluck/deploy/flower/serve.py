@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from potluck.core.card import ClientId
 from potluck.deploy.enrolled import sites_of
@@ -12,13 +13,16 @@ from potluck.deploy.flower.processes import require_files, require_flower
 from potluck.deploy.flower.relay import relaying
 from potluck.deploy.flower.resume import FLOWER, own_flower, to_keep
 from potluck.deploy.key_folder import KeyFolder
-from potluck.deploy.prometheus import exposed
 from potluck.deploy.register import FILE as REGISTER
 from potluck.deploy.run import open_folder, play, prepared
-from potluck.deploy.status import Board, about_here
 from potluck.errors import ConfigError
 from potluck.experiment.blocks import Sites
 from potluck.experiment.schema import Experiment
+from potluck.live.board import Board
+from potluck.live.page import shown
+from potluck.live.prometheus import exposed
+from potluck.live.snapshot import Follower, Watch
+from potluck.live.status_file import about_here
 from potluck.runs.observers import Watcher
 from potluck.runs.results.run_result import RunResult
 
@@ -32,10 +36,11 @@ def serve(
     exclude: Sequence[ClientId] = (),
     include: Sequence[ClientId] = (),
     prometheus: int | None = None,
+    page: int | None = None,
 ) -> RunResult:
     """Run an experiment over the SuperLink at an address. Flower's logs are in `flower/` in the run's folder.
 
-    `prometheus` is a port of this machine on which the state of the run is told.
+    `prometheus` is a port of this machine on which the state of the run is told, `page` one for a browser.
     """
     require_flower()
     split_address(address)
@@ -45,13 +50,20 @@ def serve(
     files = key_folder(experiment, security, watcher)
     keys = chosen_keys(files, security, address, begun=(folder / REGISTER).exists())
     home, board = open_folder(folder), Board(name=experiment.name, method=experiment.method.name)
+
+    def facts() -> dict[str, Any]:
+        return board.facts() | about_here(folder)
+
     place, patience = (home / FLOWER).resolve(), experiment.engine.patience
     with (
         home.locked(),  # before anything that another server in this folder uses is touched
         own_flower(folder),
-        exposed(prometheus, lambda: board.facts() | about_here(folder)),
+        exposed(prometheus, Follower(folder, facts=facts).look),
+        shown(page, Watch([folder], facts)) as url,
         relaying(address, security, place, patience, watcher.notice, sites_of(experiment).sites) as courier,
     ):
+        if url:
+            watcher.notice(f"this run can be followed at {url}")
         watcher.notice(f"waiting at {address} for the clients of {experiment.name}")
         for client in (client for client, key in (keys or {}).items() if not key):
             watcher.notice(

@@ -29,6 +29,8 @@ class RoundEnd:
     ] = ()  # what the method noted of clients, as in observations.jsonl
     timing: Mapping[str, float] = field(default_factory=dict)  # seconds per kind of work
     failures: Mapping[ClientId, str] = field(default_factory=dict)  # who dropped out, and why
+    # how long each client trained; empty where all are at work at once, as on a GPU
+    client_seconds: Mapping[ClientId, float] = field(default_factory=dict)
 
     @property
     def missing(self) -> dict[ClientId, str]:
