@@ -623,7 +623,10 @@ def test_the_signal_decides_the_exit_code() -> None:
 
 def test_help_is_quick_because_it_loads_nothing_heavy() -> None:
     heavy = ("torch", "numpy", "pydantic", "matplotlib")
-    script = f"import sys, potluck.cli.app; print([name for name in {heavy} if name in sys.modules])"
+    script = (
+        "import sys, potluck.cli.app; from potluck.cli import completion; completion.methods(''); "
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ended.stdout == "[]\n"
 

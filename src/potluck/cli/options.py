@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from potluck.cli import completion
 from potluck.errors import ConfigError, RunError
 
 RUNS = Path("runs")  # where results go unless --out names a folder
@@ -14,7 +15,11 @@ RUNS = Path("runs")  # where results go unless --out names a folder
 ExperimentFile = Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="The experiment file.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[key=value]...", help="Values to change, such as training.rounds=5 or seed=1."),
+    typer.Argument(
+        metavar="[key=value]...",
+        help="Values to change, such as training.rounds=5 or seed=1.",
+        autocompletion=completion.overrides,
+    ),
 ]
 AsJson = Annotated[
     bool, typer.Option("--json", help="JSON alone on standard output; progress on standard error.")

@@ -7,11 +7,17 @@ from typing import Annotated
 
 import typer
 
+from potluck.cli import completion
 from potluck.cli.options import AsJson, Debug
 from potluck.cli.screen import Screen
 
 Folders = Annotated[
-    list[Path], typer.Argument(metavar="FOLDER…", help="Runs, finished or still running, or comparisons.")
+    list[Path],
+    typer.Argument(
+        metavar="FOLDER…",
+        help="Runs, finished or still running, or comparisons.",
+        autocompletion=completion.results,
+    ),
 ]
 
 
