@@ -263,7 +263,7 @@ def test_what_is_no_plugin_says_what_to_name(tmp_path: Path, monkeypatch: pytest
         ("base.yaml", "'base.yaml' is no Python file; name a .py file, or a module"),
         ("", "'' is no Python file"),
         ("lonely_plugin", r"did you mean lonely_plugin\.py\?"),
-        (3, "3 names no .py file and no module"),
+        (3, "3 is no .py file and no module"),
     ):
         with pytest.raises(ConfigError, match=f"plugins: .*{sentence}"):
             Experiment.make(**VALUES, plugins=[plugin])

@@ -1,4 +1,7 @@
-"""Hooks of the documentation site: pages from files outside docs/, an entry per method, links that lead outside."""
+"""Hooks of the documentation site: pages from files outside docs/, an entry per method, links that lead outside.
+
+Drawings of what crosses become part of their page, so that they follow its light or dark colours.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ OUTSIDE = {
     "CHANGELOG.md": "changelog.md",
 }
 LINK = re.compile(r"(!?)\[((?:[^\]\\]|\\.)*)\]\(([^)#\s]*)(#[^)\s]*)?\)|(src=\")([^\"]+)")
+DRAWING = re.compile(r'<p><img alt="([^"]*)" src="[./]*/(images/wire/[\w-]+\.svg)" */?></p>')
+COLORS = {"#24292f": "ink", "#6e7781": "faint", "#fefefe": "paper", "#0072b2": "down", "#d55e00": "up"}
 FENCE = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -36,6 +41,20 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text = (ROOT / name).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=text))
     return files
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Put drawings of what crosses into the page, with its colours in place of their own."""
+    return DRAWING.sub(_drawing, html)
+
+
+def _drawing(match: re.Match[str]) -> str:
+    svg = (DOCS / match[2]).read_text("utf-8")
+    for color, name in COLORS.items():
+        svg = svg.replace(color, f"var(--wire-{name})")
+    return (
+        f'<div class="wire" role="img" aria-label="{match[1]}" tabindex="0">{svg[svg.index("<svg") :]}</div>'
+    )
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

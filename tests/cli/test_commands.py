@@ -502,7 +502,7 @@ def test_a_target_that_is_no_score(place: Path, target: str) -> None:
     ("rounds", "said"),
     [
         ("0", "no round 0"),
-        ("9", "no round 9: the rounds are 1 to 4"),
+        ("9", "no round 9; choose from 1 to 4"),
         ("3", "does not evaluate round 3"),
         ("x", "'x'"),
     ],

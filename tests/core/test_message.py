@@ -226,7 +226,7 @@ class TestContract:
     )
     def test_undeclared(self, content, name):
         contract = {"p": tensor("2", "numbers"), "model": state_of("model", "weights", optional=True)}
-        expected = f"client 7, step train: tensor '{name}' is not declared; declared: p, model"
+        expected = f"client 7, step train: tensor '{name}' is not declared; send only: p, model"
         with pytest.raises(MessageError) as caught:
             attempt(content, contract)
         assert str(caught.value) == expected
@@ -245,7 +245,7 @@ class TestContract:
             )
 
     def test_nothing_is_declared(self):
-        with pytest.raises(MessageError, match="tensor 'a' is not declared; declared: nothing"):
+        with pytest.raises(MessageError, match="tensor 'a' is not declared; send only: nothing"):
             attempt({"a": torch.zeros(1)}, {})
 
     @pytest.mark.parametrize(

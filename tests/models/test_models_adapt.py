@@ -222,7 +222,7 @@ def test_new_head_only_when_asked_for():
         (Net(), {"stem": "conv1", "body": ["layer1", "avgpool"]}, r"body\(stem\(x\)\) differs from features"),
         (Net(), {"body": "layer1"}, "client 7: stem= names no layer"),
         (Net(), {"adapter": "lines"}, "client 7: unknown adapter 'lines'; did you mean 'linear'"),
-        (Net(), {"rep_dim": -1}, "client 7: rep_dim is -1, expected a positive whole number"),
+        (Net(), {"rep_dim": -1}, "client 7: rep_dim is -1; give a whole number from 1 on"),
         (nn.Sequential(nn.Flatten(), nn.LazyLinear(10)), {}, "Sequential has lazy layers"),
     ],
 )  # fmt: skip

@@ -226,7 +226,7 @@ def test_names_are_registered():
         ({"name": "resnet10", "stemm": "cifar"}, DIGITS, "resnet10 has no option 'stemm'; did you mean 'stem'"),
         ({"name": "resnet10", "adapter": "poll"}, DIGITS, "unknown adapter 'poll'; did you mean 'pool'"),
         ({"name": "cnn1", "adapter": "pool"}, CIFAR10, "cnn1 has no option 'adapter'"),
-        ({"name": "cnn1", "rep_dim": 0}, CIFAR10, "client 7: rep_dim is 0, expected a positive whole number"),
+        ({"name": "cnn1", "rep_dim": 0}, CIFAR10, "client 7: rep_dim is 0; give a whole number from 1 on"),
         ({"names": "cnn1"}, CIFAR10, "needs one of 'name' and 'model'"),
         (3, CIFAR10, "client 7: a model is a name, a mapping, a callable or a module, not 3"),
     ],

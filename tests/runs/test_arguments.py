@@ -42,7 +42,7 @@ X = np.zeros((2, 3), np.float32)
         (lambda: potluck.run(**SETTINGS, observers=[EarlyStopping]), r"write EarlyStopping\(\)"),
         (lambda: potluck.resume("run", experiment={"data": "digits"}), "takes no mapping"),  # type: ignore[arg-type]
         (lambda: potluck.open(3), "folder: give a path, not 3"),  # type: ignore[arg-type]
-        (lambda: adapt("x"), "adapt takes a torch module, not 'x'"),  # type: ignore[arg-type]
+        (lambda: adapt("x"), "'x' is a str; give adapt a torch module"),  # type: ignore[arg-type]
         (lambda: check_method(3), "give a method by its name"),  # type: ignore[arg-type]
         (lambda: potluck.compare(**SETTINGS, methods={"name": "fedavg"}), "methods: give a list such as"),
         (

@@ -175,6 +175,8 @@ def _write_picture(entry: dict[str, Any], path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"cannot make the folder {path.parent}: {error.strerror or error}") from error
+        raise RunError(
+            f"cannot make the folder {path.parent}: {error.strerror or error}; choose another place"
+        ) from error
     write_whole(path, to_png(split_picture(counts, ids, entry["classes"])))
     return path

@@ -60,13 +60,13 @@ def words(text: str) -> list[str]:
 def check_experiment(file: Path) -> None:
     """Refuse a file that is not there at once: what reads it loads torch first, which takes seconds."""
     if not file.exists():
-        raise ConfigError(f"there is no experiment file {file}")
+        raise ConfigError(f"there is no experiment file {file}; check the path")
 
 
 def check_run(folder: Path) -> None:
     """Refuse a folder that is not there, at once."""
     if not folder.is_dir():
-        raise RunError(f"there is no run folder {folder}")
+        raise RunError(f"there is no run folder {folder}; check the path")
 
 
 def check_log(log: str) -> None:
@@ -74,4 +74,4 @@ def check_log(log: str) -> None:
     from potluck.deploy.logs import KINDS
 
     if log and log not in KINDS:
-        raise ConfigError(f"--log: {log!r} is neither {' nor '.join(KINDS)}")
+        raise ConfigError(f"--log: {log!r} is no form of a log; give {' or '.join(KINDS)}")

@@ -40,9 +40,13 @@ def kept_runs(home: Path) -> list[KeptRun]:
     """The runs of a site, the one used last first."""
     folder = home / "runs"
     if not folder.is_dir() or folder.is_symlink():
-        raise RunError(f"{home} is no home folder of a site: it has no folder runs")
+        raise RunError(
+            f"{home} is no home folder of a site: it has no folder runs; name the folder of join --home"
+        )
     if not any((home / name).is_file() for name in (JOINED, "secret")):
-        raise RunError(f"{home} is no home folder of a site: it has neither {JOINED} nor secret")
+        raise RunError(
+            f"{home} is no home folder of a site: it has neither {JOINED} nor secret; name that of join --home"
+        )
     names = {path.stem for path in folder.iterdir() if path.suffix in ("", WELCOME, SUFFIX)}
     found = [_kept_run(folder / name) for name in names if _files(folder / name)]
     return sorted(found, key=lambda kept: (-kept.used, kept.run))

@@ -191,7 +191,9 @@ def _make_folder(path: Path, experiment: Experiment) -> None:
         path.mkdir(parents=True, exist_ok=True)
         foreign = not (path / MARK).exists() and any(path.iterdir())
     except OSError as error:
-        raise RunError(f"cannot make the folder {path}: {error.strerror or error}") from error
+        raise RunError(
+            f"cannot make the folder {path}: {error.strerror or error}; choose another one"
+        ) from error
     if foreign:
         raise RunError(f"{path} exists and holds something else than a comparison; choose another folder")
     refuse_links(path)
