@@ -251,7 +251,7 @@ def test_an_error_in_a_plugin_names_its_file_and_line() -> None:
 def test_an_error_without_words_is_told_by_its_type(tmp_path: Path) -> None:
     assert explained(AssertionError())[0].startswith("internal error: AssertionError; run again")
     (tmp_path / "silent.py").write_text("raise ValueError\n")
-    with pytest.raises(ConfigError, match=r"cannot be loaded: ValueError$"):
+    with pytest.raises(ConfigError, match=r"cannot be loaded: ValueError; mend the file$"):
         load_plugin("silent.py", tmp_path)
 
 

@@ -251,12 +251,12 @@ class TestContract:
     @pytest.mark.parametrize(
         ("contract", "content", "sentence"),
         [
-            ({"p": tensor("2", "")}, {}, "tensor 'p' is missing"),
-            ({"m": state_of("model", "")}, {}, "group 'm' is missing"),
+            ({"p": tensor("2", "")}, {}, "tensor 'p' is missing; send it, or declare it optional"),
+            ({"m": state_of("model", "")}, {}, "group 'm' is missing; send it, or declare it optional"),
             (
                 {"m": state_of("model", "")},
                 {"m": {"w": torch.zeros(2)}},
-                "tensor 'm/b' is missing",
+                "tensor 'm/b' is missing; send it, or declare the group partial",
             ),
             (
                 {"p": tensor("2, d", "")},
@@ -414,7 +414,10 @@ class TestPartOfAPart:
     @pytest.mark.parametrize(
         ("content", "sentence"),
         [
-            ({"weight": torch.zeros(3, 9)}, "tensor 'head/bias' is missing"),
+            (
+                {"weight": torch.zeros(3, 9)},
+                "tensor 'head/bias' is missing; send it, or declare the group partial",
+            ),
             (
                 {"weight": torch.zeros(3, 8), "bias": torch.zeros(3)},
                 "tensor 'head/weight' has shape (3, 8), declared (3, 9)",

@@ -359,16 +359,16 @@ def test_kept_predictions_are_shown_by_class_and_confidence(tmp_path):
     ("labels", "predictions", "parts"),
     [
         ([1.0, 2.0, 3.0], [1.5, 2.0, float("nan")], ["output 0", "nan", "true value", "The largest errors"]),
-        ([1.0, 2.0, 3.0], [1.5, 2.5, 2.5], ["class 0 0.5 0.5 0.625", "0 0 1 1.5"]),
-        ([[0.5, 9.0]] * 3, [[0.5, 8.0]] * 3, ["class 0 0 0 –", "class 1 1 1 –", "0 0 class 1 9 8"]),
+        ([1.0, 2.0, 3.0], [1.5, 2.5, 2.5], ["output 0 0.5 0.5 0.625", "0 0 1 1.5"]),
+        ([[0.5, 9.0]] * 3, [[0.5, 8.0]] * 3, ["output 0 0 0 –", "output 1 1 1 –", "0 0 output 1 9 8"]),
         ([[1, 0], [1, 1], [0, 0]], [[1, 0], [0, 1], [0, 1]], [
             "4 of 6 labels are right, and all labels of 1 of 3 samples.",
-            "class 0 2 1 100.00 % 50.00 % 66.67 %",
+            "label 0 2 1 100.00 % 50.00 % 66.67 %",
         ]),
     ],
 )  # fmt: skip
 def test_predictions_of_labels_and_numbers_are_shown(tmp_path, labels, predictions, parts):
-    folder = make_run(tmp_path / "run", classes=0 if parts[0] == "output 0" else 10)
+    folder = make_run(tmp_path / "run")
     write_outputs(folder, 3, labels, predictions)
     text = " ".join(" ".join(check(page.write_report(folder)).text).split())
     for part in ("Test samples of round 3", *parts):

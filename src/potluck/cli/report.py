@@ -15,14 +15,14 @@ Folders = Annotated[
     list[Path],
     typer.Argument(
         metavar="FOLDER…",
-        help="Runs, finished or still running, or comparisons.",
+        help="Runs, finished or still running, comparisons or sweeps.",
         autocompletion=completion.results,
     ),
 ]
 
 
 def report(folders: Folders, json: AsJson = False, debug: Debug = False) -> None:
-    """Write the page of a run or a comparison anew, also of a run that is still going on."""
+    """Write the pages of runs, comparisons and sweeps anew, also of a run that is still going on."""
     screen = Screen(json)
     written = [path for folder in folders for path in _pages(folder)]
     if json:
@@ -32,13 +32,19 @@ def report(folders: Folders, json: AsJson = False, debug: Debug = False) -> None
 
 
 def _pages(folder: Path) -> list[Path]:
-    """Write all pages of a folder: that of a run, or those of a comparison and its runs."""
+    """Write all pages of a folder: that of a run, those of a comparison and its runs, or those of a sweep."""
     from potluck.report.comparison_page import write_comparison
     from potluck.report.log import read_mapping
     from potluck.report.page import write_report
     from potluck.report.reading import reading
-    from potluck.runs.comparisons.comparison import COMPARISON
+    from potluck.runs.comparisons.comparison import COMPARISON, SWEEP, Sweep, open_comparison
 
+    if (folder / SWEEP).exists() and isinstance(sweep := open_comparison(folder), Sweep):
+        sweep.write()
+        return [
+            folder / "sweep.html",
+            *(page for part in sweep.comparisons for page in _pages(folder / part)),
+        ]
     comparison = read_mapping(folder / COMPARISON) if folder.is_dir() else None
     if comparison is None:
         return [write_report(folder)]

@@ -270,7 +270,7 @@ def _words(pin: Any) -> str:
 
 
 def _too_much(what: str, total: int, most: int) -> str:
-    return f"{what} would send {total:,} bytes, this site agreed to {most:,}"
+    return f"{what} would send {total:,} bytes, this site agreed to {most:,}; {IF_MEANT}"
 
 
 def refuse_attempt(round_: int, attempt: int, most: int) -> None:

@@ -224,7 +224,7 @@ def calibration_chart(bins: Sequence[Mapping[str, Any]], percent: Callable[[floa
     return Chart("Accuracy over confidence", lines, ticks, up, "confidence", key)
 
 
-def against_truth(true: Floats, predicted: Floats, label: str) -> Chart:
+def against_truth(true: Floats, predicted: Floats, name: str) -> Chart:
     """Predicted over true values, a dot per sample (of many, for some); on the dashed diagonal both are equal."""
     known = np.flatnonzero(np.isfinite(true) & np.isfinite(predicted))
     chosen = known[:: max(1, -(-len(known) // MOST_DOTS))]
@@ -233,9 +233,9 @@ def against_truth(true: Floats, predicted: Floats, label: str) -> Chart:
     dots = dots_of(places_in(true[chosen], predicted[chosen], box))
     up = score_ticks(box, PLAIN)
     across = [(100 - place, text) for place, text in up]
-    key = [("c0 d0", "", "a sample"), (REFERENCE, "", "predicted = true")]
+    key = [("c0 d0", "", f"{name}, as predicted for a sample"), (REFERENCE, "", "predicted = true")]
     lines = [Line(REFERENCE, f"M0 {UP}L{ACROSS} 0"), Line("c0 d0", "", dots=dots)]
-    return Chart(label, lines, across, up, "true value", key)
+    return Chart(f"Predicted over true values: {name}", lines, across, up, "true value", key)
 
 
 # --- a small chart per client ---------------------------------------------------------------------------

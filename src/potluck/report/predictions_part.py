@@ -11,7 +11,7 @@ import numpy as np
 
 from potluck.report.charts import Chart, against_truth, calibration_chart
 from potluck.report.format import count, number, percent
-from potluck.report.log import Floats, Integers, Key, natural
+from potluck.report.log import Floats, Integers, Key, kept_round, natural, read_mapping
 from potluck.report.predictions import Answers, Kept, Outputs, kept_predictions
 from potluck.report.render import Column, Sheet, words
 from potluck.report.sheets import how
@@ -59,11 +59,13 @@ def predictions_part(folder: Path, key: Key, split: Mapping[str, Any]) -> dict[s
     if kept is None:
         return None
     found, groups = kept.answers(), []
-    for about, clients in _groups(split, kept):
+    outputs = _output_names(folder)
+    for place, (about, clients) in enumerate(_groups(split, kept)):
         names = [str(name) for name in about.get("class_names") or ()]
+        own = outputs[place] if place < len(outputs) else []
         parts = (
             _classes(found.of(clients), names, clients) if found else None,
-            _outputs(kept, clients, names),
+            _outputs(kept, clients, own),
         )
         groups += [(about.get("data"), part) for part in parts if part]
     return {
@@ -92,6 +94,13 @@ def _groups(split: Mapping[str, Any], kept: Kept) -> Iterator[tuple[Mapping[str,
     for group in split.get("groups") or ():
         own, clients = clients[: group["clients"]], clients[group["clients"] :]
         yield group, own
+
+
+def _output_names(folder: Path) -> list[list[str]]:
+    """The names of labels and outputs by group, which only kept models know: the split has those of its strata."""
+    about = read_mapping(folder / "models" / f"round-{kept_round(folder) or 0:06d}" / "about.json") or {}
+    groups = (about.get("outline") or {}).get("groups") or ()
+    return [[str(name) for name in group.get("class_names") or ()] for group in groups]
 
 
 def _named(given: Sequence[str], number: int, what: str = "") -> list[str]:
@@ -184,7 +193,7 @@ def _labels(found: Outputs, given: Sequence[str]) -> Group:
             "predicted": int(said[:, place].sum()),
             "both": int((has & said)[:, place].sum()),
         }
-        for place, name in enumerate(_named(given, has.shape[1]))
+        for place, name in enumerate(_named(given, has.shape[1], "label "))
     ]
     columns = (
         words("label", lambda entry: entry["label"]),
@@ -225,9 +234,7 @@ def _numbers(found: Outputs, given: Sequence[str]) -> Group:
         Column("R²", lambda entry: entry["r2"], number),
     )
     charts = [
-        against_truth(
-            found.label[:, place], found.prediction[:, place], f"Predicted over true values: {name}"
-        )
+        against_truth(found.label[:, place], found.prediction[:, place], name)
         for place, name in enumerate(names[:MOST_CHARTS])
     ]
     return Group(charts=charts, sheet=Sheet("", columns, entries), mistakes=_errors(found, errors, names))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,27 +76,35 @@ def heat_map(grids: Sequence[Grid], measure: Measure, note: str = "") -> Figure:
     width = left + right + cell * across
     width, whole = max(width, 0.4 + 0.066 * len(note)), sum(heights) + FOOT
     figure = Figure(figsize=(width, whole))
-    known = [value for grid in grids for row in grid.values for value in row if value is not None]
-    low, high = min(known, default=0.0), max(known, default=1.0)
-    top = whole
+    share_of, top = shares(grids, measure), whole
     for grid, height in zip(grids, heights, strict=True):
         top -= height
         share = cell * len(grid.columns) / width
         rows = 0.34 * len(grid.rows)
         axes = figure.add_axes((left / width, (top + 0.55) / whole, share, rows / whole))
-        _draw_grid(axes, grid, measure, low, high)
+        _draw_grid(axes, grid, measure, share_of)
     note_below(figure, note)
     return figure
 
 
-def _draw_grid(axes: Axes, grid: Grid, measure: Measure, low: float, high: float) -> None:
+def shares(grids: Sequence[Grid], measure: Measure) -> Callable[[float], float]:
+    """How good a value is among all that are drawn, from 0 to 1."""
+    known = [value for grid in grids for row in grid.values for value in row if value is not None]
+    low, high = min(known, default=0.0), max(known, default=1.0)
+
+    def share(value: float) -> float:
+        found = (value - low) / (high - low) if high > low else 0.5
+        return found if measure.higher_is_better else 1 - found
+
+    return share
+
+
+def _draw_grid(axes: Axes, grid: Grid, measure: Measure, share_of: Callable[[float], float]) -> None:
     clean_axes(axes)
     for row, values in enumerate(grid.values):
         for column, value in enumerate(values):
             if value is not None:
-                share = (value - low) / (high - low) if high > low else 0.5
-                share = share if measure.higher_is_better else 1 - share
-                color = to_rgba(PALETTE[0], 0.08 + 0.57 * share)
+                color = to_rgba(PALETTE[0], 0.08 + 0.57 * share_of(value))
                 axes.bar(column, 1, width=0.98, bottom=row - 0.49, color=color, linewidth=0)
             axes.text(column, row, measure.value(value), ha="center", va="center", color=INK, fontsize=8.5)
     axes.set_xlim(-0.5, len(grid.columns) - 0.5)
