@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from markdown import Extension, Markdown
+from markdown.preprocessors import Preprocessor
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -27,12 +29,38 @@ FENCE = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add a page per method to the navigation, in the order of their names."""
+    """Add a page per method to the navigation, in the order of their names, and examples of docstrings as code."""
+    config.markdown_extensions.append(Examples())  # type: ignore[arg-type]
     pages = sorted(path for path in (DOCS / "methods").glob("*.md") if path.stem not in ("README", "writing"))
     for section in config.nav or []:
         if "Methods" in section:
             section["Methods"].append({"Every method": [f"methods/{path.name}" for path in pages]})
     return config
+
+
+class Examples(Extension):
+    """Doctests in docstrings become blocks of code; Markdown would take `>>>` for quotations in quotations."""
+
+    def extendMarkdown(self, md: Markdown) -> None:
+        """Come before fenced blocks are read."""
+        md.preprocessors.register(_Examples(md), "doctests", 28)
+
+
+class _Examples(Preprocessor):
+    def run(self, lines: list[str]) -> list[str]:
+        """Put a fence around every paragraph that begins with a prompt."""
+        found: list[str] = []
+        inside = fenced = False
+        for line in [*lines, ""]:
+            fenced ^= line.startswith("```")
+            if not inside and not fenced and line.startswith(">>> "):
+                inside = True
+                found += ["", "```pycon"]
+            elif inside and not line.strip():
+                inside = False
+                found.append("```")
+            found.append(line)
+        return found[:-1]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
