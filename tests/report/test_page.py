@@ -403,7 +403,14 @@ def test_the_command_writes_pages_anew_or_says_one_sentence(tmp_path):
     done = CliRunner().invoke(app, ["report", str(run), "--json"])
     assert json.loads(done.stdout) == {"pages": [str(run / "report.html")]}
     (run.parent / "comparison.json").write_text('{"methods": 3}')
-    for folder, says in ((tmp_path, "no config.yaml"), (run.parent, "comparison.json is damaged")):
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "sweep.json").write_text('{"settings": {"a": {}}}')
+    for folder, says in (
+        (tmp_path, "no config.yaml"),
+        (run.parent, "comparison.json is damaged"),
+        (tmp_path / "sweep", "a has no comparison.json: it is no finished comparison"),
+        (tmp_path / "gone", "give the folder of a run"),
+    ):
         refused = CliRunner().invoke(app, ["report", str(folder)])
         assert refused.exit_code == 2
         assert says in refused.stderr
