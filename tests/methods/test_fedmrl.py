@@ -624,7 +624,7 @@ class Bent(Sized):
         ({"mrl": "full"}, r"mrl: full needs one representation width, but client b"),
         (
             {"weight_small": lambda report: report["tiny"]},
-            "method.weight_small: the function fails: KeyError",
+            "method.weight_small: the function fails .KeyError",
         ),
         ({"weight_large": lambda report: -1}, r"method.weight_large: the function gives -1\.0"),
         ({"weight_large": lambda report: -report["small"]}, r"method.weight_large: the function gives -1\.0"),
