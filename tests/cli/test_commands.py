@@ -567,7 +567,9 @@ def test_a_full_disk_is_no_internal_error(place: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device", "somewhere")
 
     monkeypatch.setattr(Experiment, "load", full)
-    assert refused("run", "small.yaml") == "error: somewhere: No space left on device"
+    assert refused("run", "small.yaml") == (
+        "error: somewhere: No space left on device; check the path, its rights and the room on the disk"
+    )
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])

@@ -96,7 +96,9 @@ def _round(record: Path) -> int:
     try:
         history = History.from_json(RecordFiles(record, MANIFEST).read_manifest() or {})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RunError(f"the record in {record} cannot be read: {error}") from error
+        raise RunError(
+            f"the record in {record} cannot be read ({error}); bring the folder back from a copy"
+        ) from error
     return max([*history.rounds, *(one.round for one in history.done.values())])
 
 
@@ -106,7 +108,7 @@ def _rounds(welcome: Path) -> int:
         told = read_json(read_own(welcome))["welcome"]["experiment"]["training"]["rounds"]
         return whole(told, 0, MOST_ROUNDS, "a number of rounds")
     except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{welcome} cannot be read: {error}") from error
+        raise RunError(f"{welcome} cannot be read ({error}); bring the folder back from a copy") from error
 
 
 def _remove(record: Path) -> None:

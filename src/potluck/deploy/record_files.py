@@ -102,7 +102,10 @@ class RecordFiles:
         try:
             return dict(safetensors.torch.load(data))
         except (SafetensorError, ValueError, KeyError) as error:
-            raise RunError(f"the client state in {self.folder / name} cannot be read: {error}") from error
+            raise RunError(
+                f"the client state in {self.folder / name} cannot be read ({error}); "
+                "bring the folder back from a copy"
+            ) from error
 
     def write_manifest(self, values: dict[str, Any]) -> None:
         """Write the manifest, with its own checksum."""
@@ -122,7 +125,9 @@ class RecordFiles:
                 raise ValueError("it is not as it was written")
             return dict(json.loads(text))
         except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise RunError(f"the record in {self.folder} cannot be read: {path}: {error}") from error
+            raise RunError(
+                f"the record in {self.folder} cannot be read ({path}: {error}); bring the folder back from a copy"
+            ) from error
 
     def clean(self, named: Collection[str]) -> None:
         """Remove files of earlier exchanges and half-written ones; of a link the link alone."""

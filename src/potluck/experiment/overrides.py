@@ -81,7 +81,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is nested too deeply for an experiment; write it flat") from error
     except _NO_VALUE as error:
         raise ConfigError(
-            f"{path} has a value that is not what it is marked as: {first_line(error)}"
+            f"{path} has a value that is not what it is marked as ({first_line(error)}); correct it"
         ) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)

@@ -110,7 +110,7 @@ def check_contract(model: Model, task: Task) -> None:
     features = attempt(trial, trial.features, x)
     wanted = (len(x), model.rep_dim)
     if tuple(features.shape) != wanted:
-        raise ModelError(f"features() gave {tuple(features.shape)}, expected {wanted}")
+        raise ModelError(f"features() gave {tuple(features.shape)}, expected {wanted}; return that")
     _check_parts(trial, x, features)
     dense = task.kind == "segmentation"  # pixel scores depend on more than the features
     scores = attempt(trial, trial, x) if dense else attempt(trial, trial.head, features)
@@ -140,11 +140,11 @@ def _check_parts(trial: Model, x: Tensor, features: Tensor) -> None:
 def _expect_scores(scores: Tensor, samples: int, task: Task) -> None:
     wanted = (samples, *task.scores)
     if scores.ndim != len(wanted) or len(scores) != samples:
-        raise ModelError(f"the head gave {tuple(scores.shape)}, expected {wanted}")
+        raise ModelError(f"the head gave {tuple(scores.shape)}, expected {wanted}; return that")
     if scores.shape[1] != task.classes:
         raise ModelError(
             f"the head gives {scores.shape[1]} scores, the task has {task.counted}; change the model's last layer, "
             f"or give the model as {{model: …, classes: {task.classes}}} for a new one"
         )
     if tuple(scores.shape) != wanted:
-        raise ModelError(f"the scores are {tuple(scores.shape)}, expected {wanted}")
+        raise ModelError(f"the scores are {tuple(scores.shape)}, expected {wanted}; return that")
