@@ -30,6 +30,7 @@ from potluck.engine.store.state_files import StateFiles
 from potluck.errors import RoundFailed, RunError
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
+from potluck.files import WRITING
 from potluck.report.again import to_go_on
 from potluck.report.format import measured
 from potluck.runs.environment import precision, threads
@@ -153,7 +154,8 @@ class Run:
         except (RunError, OSError) as error:
             if not _is_full(error):
                 raise
-            raise RunError(f"{error}; make room, then go on with: {self._onward}") from error
+            full = str(error).removesuffix(f"; {WRITING}")
+            raise RunError(f"{full}; make room, then go on with: {self._onward}") from error
         finally:
             for tracker in self.trackers:
                 tracker.close()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from potluck.core.packed import Layout, Packed, State, views
 from potluck.errors import RunError
-from potluck.files import held
+from potluck.files import WRITING, held
 
 Packing = tuple[int, Layout]  # length and layout of a packed state's single piece of memory
 
@@ -46,7 +46,7 @@ class StateFiles:
             return path
         except (OSError, SafetensorError) as error:
             raise RunError(
-                f"cannot write {path}: {getattr(error, 'strerror', None) or error}; make room"
+                f"cannot write {path}: {getattr(error, 'strerror', None) or error}; {WRITING}"
             ) from error
 
 
