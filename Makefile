@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test test-faults docs pages gallery wheel clean
+.PHONY: help install demo check lint types pytest test test-faults docs pages gallery wheel clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -22,15 +22,22 @@ install: $(STAMP)  ## build .venv
 demo: $(STAMP)  ## train eight unlike clients on the embedded data, print a table, write a report
 	@$(BIN)/potluck demo
 
-check: $(STAMP)  ## lint, formatting, imports between floors, types, documentation
+check: lint types  ## lint, formatting, imports between floors, types, documentation
+
+lint: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-cache --no-logo
+
+types: $(STAMP)
 	@$(BIN)/mypy
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-test: check  ## all checks and tests, a process per core
+pytest: $(STAMP)
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+test: lint  ## all checks and tests, a process per core; types are checked beside the tests
+	@$(MAKE) --no-print-directory -j2 pytest types
 
 test-faults: $(STAMP)  ## federations of real processes on Flower, with kills and refusals (more than an hour)
 	@$(BIN)/python -m pytest tests/deploy -m faults

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 
-CHANGES = ("replace", "unlink", "fsync", "write", "ftruncate", "mkdir", "chmod", "rmdir")
+CHANGES = ("replace", "rename", "unlink", "fsync", "write", "ftruncate", "mkdir", "chmod", "rmdir")
 
 
 class Killed(BaseException):

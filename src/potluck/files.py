@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ WANDB_LOG = "wandb/*/logs/debug-core.log"
 
 WRITING = "make room on the disk, or choose a folder you may write to"
 UNFINISHED = ".unfinished"  # how the names of files end that are being written
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def write_whole(path: Path, data: bytes, inner: bool = False) -> None:
@@ -29,16 +31,16 @@ def write_whole(path: Path, data: bytes, inner: bool = False) -> None:
     """
     try:
         with held(path.parent) if inner else contextlib.nullcontext(path.parent) as place:
-            handle, temporary = tempfile.mkstemp(UNFINISHED, f".{path.name}.", place)
+            temporary = place / f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}"
+            handle = os.open(temporary, NEW, 0o666)  # less what the user's umask takes away
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
-                Path(temporary).chmod(0o644)
-                Path(temporary).replace(place / path.name)
+                temporary.replace(place / path.name)
             except BaseException:
-                Path(temporary).unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
                 raise
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}; {WRITING}") from error
@@ -130,9 +132,14 @@ def read_json(
 ) -> Any:
     """Read a JSON file of a run; `remedy` is what to do about one that cannot be read."""
     try:
-        value = json.loads(read_bounded(path, most, follow).decode("utf-8"))
+        text = read_bounded(path, most, follow).decode("utf-8")
+        value = json.loads(text)
         if not _is_shallow(value):
             raise ValueError("it is nested too deeply")
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(
+                value, ensure_ascii=False
+            ).encode()  # half a letter is no text, and nothing can show it
         return value
     except FileNotFoundError as error:
         raise RunError(
@@ -217,14 +224,15 @@ def sync_folder(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def opened(path: Path, flags: int, follow: bool = False) -> Iterator[int]:
+def opened(path: Path, flags: int, follow: bool = False, mode: int = 0o666) -> Iterator[int]:
     """Open a plain file; a link is not followed unless told, and what is no file (a pipe, a device) is refused.
 
-    A file that is written to must have one name only: under a second one it may be somebody's file elsewhere.
+    A file that is written to must have one name only: under a second one it may be somebody's file elsewhere. One
+    that is made has the `mode`, less what the user's umask takes away.
     """
     links = 0 if follow else os.O_NOFOLLOW
     try:
-        handle = os.open(path, flags | links | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+        handle = os.open(path, flags | links | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except OSError as error:
         if links and error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "it is a link, which is not followed", str(path)) from error

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from pathlib import Path
-from types import FrameType, NoneType, TracebackType, UnionType
+from types import FrameType, NoneType, SimpleNamespace, TracebackType, UnionType
 from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from potluck.errors import ConfigError, PotluckError, RunError, nearest
@@ -97,7 +97,9 @@ def _shown_parameter(one: inspect.Parameter) -> str:
 
 @functools.cache
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    return get_type_hints(function)
+    """The kinds of the arguments; what is returned may be of a library that is not loaded yet."""
+    arguments = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
+    return get_type_hints(SimpleNamespace(__annotations__=arguments), inspect.unwrap(function).__globals__)
 
 
 def _check(given: Mapping[str, Any], hints: Mapping[str, Any], error: type[PotluckError]) -> None:

@@ -167,8 +167,10 @@ def test_compare_lists_local_unasked(place: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "Local" in result.stdout
     assert "report: runs/small-compare/comparison.html" in result.stdout
-    again = potluck("compare", "small.yaml", "--methods", "fedavg", "training.rounds=1", "--json")
+    words = "small.yaml", "--methods", "fedavg,fedavg", "training.rounds=1", "--json", "--csv", "d[red].csv"
+    again = potluck("compare", *words)
     assert "fedavg: finished before" in again.stderr
+    assert "written: d[red].csv" in again.stderr  # no name is markup
     assert [entry["method"] for entry in json.loads(again.stdout)["methods"]] == ["local", "fedavg"]
 
 

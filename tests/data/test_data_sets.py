@@ -18,6 +18,7 @@ from PIL import Image
 from potluck.core.dataset import Dataset
 from potluck.core.rng import Rng
 from potluck.data import DataConfig, from_arrays, from_datasets, load, names, parquet, register, registry
+from potluck.data.images import _embedded_digits
 from potluck.data.words import count_vocabulary, encode, strip_headers, words
 from potluck.errors import DataError
 
@@ -545,3 +546,13 @@ def test_real_text() -> None:
     assert tuple(dataset.x.shape) == (68_221, 64)
     assert int(dataset.x.max()) == 8_001
     assert 0 < (dataset.x == 1).sum() / (dataset.x > 0).sum() < 0.1
+
+
+def test_the_embedded_digits_are_those_of_scikit_learn() -> None:
+    from sklearn.datasets import load_digits
+
+    images, labels = _embedded_digits()
+    bunch = load_digits()
+    assert np.array_equal(images, bunch.images)
+    assert np.array_equal(labels, bunch.target)
+    assert (images.dtype, labels.dtype) == (bunch.images.dtype, bunch.target.dtype)

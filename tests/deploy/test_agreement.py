@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from potluck.cli.views.rehearsal import rehearsal_entry, rehearsal_sheet
 from potluck.core.message import Message
-from potluck.deploy.agreement import Agreement, Crossing, fits
+from potluck.deploy.agreement import Agreement, Crossing, certain_message, fits
 from potluck.deploy.rehearsal import propose, rehearse
 from potluck.deploy.resident import enrolment
 from potluck.deploy.tensor_specs import TensorSpec
@@ -339,12 +339,16 @@ def test_a_proposal_allows_what_the_method_does(method: str) -> None:
     """Made from the contract alone, it lets a whole round pass; admitted again, it is not too narrow."""
     federation = bench(method).build()
     for client in federation.population.ids[:2]:  # two architectures
-        agreement = Agreement.of(federation.method, federation.clients.build_client(client))
+        live = federation.clients.build_client(client)
+        agreement = Agreement.of(federation.method, live)
         agreement.admit(federation.method, federation.clients.build_client(client))
         assert Agreement.model_validate(agreement.model_dump(mode="json")) == agreement
         spent = 0
         for exchange in rehearse(federation, client):
             agreement.let_in(exchange.steps, exchange.down)
+            certain = certain_message(federation.method, live, exchange.steps)
+            assert {name: value.shape for name, value in certain.items()}.items() <= {
+                name: value.shape for name, value in exchange.up.items()}.items()  # fmt: skip
             spent = agreement.let_out(exchange.steps, 1, exchange.up, spent)
         assert spent <= agreement.bytes_per_round
         assert bool(spent) == (method not in ("local", "simclr"))

@@ -9,6 +9,7 @@ import torch
 from lone_site import ask, head, joined, make_site, offer, request, same, small
 
 from potluck.core.message import Message
+from potluck.deploy import resident
 from potluck.deploy.agreement import ATTEMPTS, Agreement
 from potluck.deploy.rehearsal import propose
 from potluck.deploy.run import open_folder, play, prepared
@@ -40,8 +41,8 @@ def test_attempts_with_other_bytes_have_a_number_of_their_own(tmp_path):
     replies = [ask(site, request(small(site, 1 + 0.1 * start), incarnation=start)) for start in range(4)]
     assert all(isinstance(one, Answer) for one in replies[:3])
     assert replies[3].reason == (
-        "client 0: round 1 was answered 3 times, each time to another question, and this site agreed to 3 attempts "
-        "at a round; raise attempts_per_round in its contract if that is meant"
+        "client 0: round 1 was asked for 3 times, each time with another question, and this site agreed to 3 "
+        "attempts at a round; raise attempts_per_round in its contract if that is meant"
     )
     assert same(replies[1], ask(site, request(small(site, 1.1), incarnation=4)))
     assert isinstance(
@@ -69,7 +70,7 @@ def test_a_step_that_is_asked_for_again_in_an_attempt_counts_as_another_one(tmp_
     site = joined(tmp_path, "fedre", simulated=False, agreement=agreed)
     replies = [ask(site, request(head(site, 1 + place), exchange=place + 1)) for place in range(ATTEMPTS + 1)]
     assert [isinstance(one, Failure) for one in replies] == [False] * ATTEMPTS + [True]
-    assert "was answered 8 times, each time to another question" in replies[-1].reason
+    assert "was asked for 8 times, each time with another question" in replies[-1].reason
 
 
 def test_exchanges_that_a_method_declares_are_one_attempt(tmp_path):
@@ -81,6 +82,28 @@ def test_exchanges_that_a_method_declares_are_one_attempt(tmp_path):
     replies = [ask(site, request(down, exchange=2 + place, steps=("learn",))) for place in range(12)]
     assert all(isinstance(one, Answer) for one in replies), replies[-1]
     assert site.resident.record.history.tried == {1: 1}
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_attempts_beyond_the_agreed_bytes_are_counted_and_cost_no_work_where_sizes_are_known(
+    tmp_path, monkeypatch, known
+):
+    if not known:
+        monkeypatch.setattr(resident, "certain_message", lambda *given: Message())
+    agreed, done = contract(tmp_path, attempts_per_round=3), []
+    site = joined(tmp_path, agreement=agreed)
+    site.resident.performer.agreement = agreed.model_copy(update={"bytes_per_round": 10})
+    train = site.resident.performer.method.train
+    monkeypatch.setattr(
+        site.resident.performer.method, "train", lambda client: done.append(1) or train(client)
+    )
+    replies = [ask(site, request(small(site, 1 + start), exchange=1 + start)) for start in range(2)]
+    site = joined(tmp_path, agreement=agreed)  # a restart gives nothing back
+    replies += [ask(site, request(small(site, 3 + start), incarnation=1 + start)) for start in range(2)]
+    told = [getattr(one, "reason", "") for one in replies]
+    assert ["bytes, this site agreed to 10" in one for one in told] == [True, True, False, False]
+    assert (told[2], "round 1 was asked for 3 times" in told[3]) == ("", True)
+    assert len(done) == (0 if known else 2)
 
 
 def test_the_proposal_counts_one_attempt(tmp_path):

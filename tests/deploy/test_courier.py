@@ -205,7 +205,7 @@ def test_a_superlink_of_our_own_keeps_its_keys_and_stops_relays_of_earlier_start
     home, keys = flwr(FLWR), tmp_path / "clients"
     keys.mkdir()
     for name in ("north", "east"):
-        (keys / f"{name}.pub").write_text(f"ecdsa key-of-{name}\n")
+        (keys / f"{name}.pub").write_text(f"ecdsa-sha2-nistp384 key-of-{name}\n")
     started = []
 
     def start(address, security, home, database):

@@ -315,7 +315,17 @@ def test_bad_files_and_ports_are_one_sentence(tmp_path, monkeypatch):
             ("--listen", "127.0.0.1:x"): "is no address",
             ("--superlink", "127.0.0.1"): "is no address",
             ("--listen", "0.0.0.0:9"): "is beyond this machine: give --ca",
-            ("--listen", "127.0.0.1:8000"): "are both 127.0.0.1:8000",
+            (
+                "--listen",
+                "127.0.0.1:8000",
+            ): "--listen 127.0.0.1:8000 and --superlink 127.0.0.1:8000 are one place",
+            (
+                "--listen",
+                "127.0.0.1:9",
+                "--superlink",
+                "localhost:9",
+            ): "--superlink localhost:9 are one place",
+            ("--listen", "0.0.0.0:9", "--superlink", "127.0.0.2:9", "--insecure"): "are one place",
             ("--ca", "k/ca.crt"): "--certificate is missing",
             (*tls, "none"): "there is no file none",
             (*tls, "empty"): "are no certificate and its key",

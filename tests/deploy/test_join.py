@@ -53,6 +53,10 @@ def test_a_check_joins_nobody_and_writes_what_it_would_take(
     assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)
     assert json.loads((here / "contract.json").read_text())["method"] == "fedmrl"
+    (here / "contract.json").write_text("edited")
+    again = join("--check", "experiment.yaml", *site, "--write", "contract.json")
+    assert (again.exit_code, (here / "contract.json").read_text()) == (2, "edited")
+    assert "contract.json exists; move it away, or write the agreement to another file" in again.stderr
 
 
 OFFER = """

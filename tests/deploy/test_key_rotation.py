@@ -256,11 +256,23 @@ def piped(here, there):
     os.mkfifo(here / "1.pub")
 
 
+def another_kind(here, there):
+    """What ssh-keygen makes unasked; at the same time a key is revoked, which counts when all of it does."""
+    (here / "2.pub").unlink()
+    (here / "1.pub").write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDxF north\n")
+
+
+def no_point(here, there):
+    (here / "1.pub").write_text("ecdsa-sha2-nistp384 AAAA broken\n")
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (commented, ["supernode unregister 2", "supernode register /1.pub"]),
-        (piped, None),
+        (commented, ["supernode register /1.pub", "supernode unregister 2"]),
+        (piped, "no plain file"),
+        (another_kind, "1.pub is no ECDSA key, and Flower takes no other"),
+        (no_point, "Flower does not take it"),
         (foreign(Path.mkdir), []),
         (foreign(os.mkfifo), []),
         (foreign(lambda path: path.write_bytes(bytes(range(256)))), []),
@@ -271,6 +283,8 @@ def piped(here, there):
     ids=[
         "no UTF-8",
         "pipe",
+        "ed25519",
+        "broken",
         "foreign folder",
         "foreign pipe",
         "binary",
@@ -280,11 +294,13 @@ def piped(here, there):
     ],
 )
 def test_nothing_in_the_folder_of_keys_ends_the_server(tmp_path, monkeypatch, change, told):
-    """`told` is what Flower hears; None where the earlier keys go on to count, and the file is named."""
+    """`told` is what Flower hears, or what the operator does, where all earlier keys go on to count."""
     here, there = keys_in(tmp_path)
     heard, notices = [], []
 
     def flwr(home, log, what, *words):
+        if words[1] == "register" and b"broken" in Path(words[2]).read_bytes():
+            raise RunError(f"{words[2]}: Flower does not take it")
         heard.append(" ".join(words).replace(str(here), ""))
         return {"node-id": str(len(heard))}
 
@@ -298,9 +314,9 @@ def test_nothing_in_the_folder_of_keys_ends_the_server(tmp_path, monkeypatch, ch
     heard.clear()
     change(here, there)
     after_ = files.changed()
-    if told is None:
+    if isinstance(told, str):
         assert (after_, heard, files.changed()) == ({}, [], {})
-        assert [("1.pub" in one, "no plain file" in one) for one in notices] == [(True, True)]
+        assert [("1.pub" in one, told in one) for one in notices] == [(True, True)]
     else:
         assert (heard, notices) == (told, [])
         assert {**before, **after_} == client_keys(here, sites.IDS)

@@ -226,7 +226,7 @@ def all_of(size):
     return lambda up: {name: torch.full_like(value, size) for name, value in up.items()}
 
 
-@pytest.mark.parametrize("size", [3e38, 1e3])
+@pytest.mark.parametrize("size", [3e38, 1e3, 0.0, 1e-30])
 def test_first_weights_beyond_all_measure_are_not_taken(tmp_path, size):
     link, told, _ = play(tmp_path, "fedavg", lying(all_of(size), "bring", client="0"))
     assert [end.round for end in told.ends] == [1, 2]

@@ -7,10 +7,13 @@ import sites
 from links import FEDMRL, EndsAfter, Killed, Link, Time, Told, is_evaluation, is_training, serve
 
 from potluck.deploy import wire
+from potluck.deploy.rehearsal import propose
+from potluck.deploy.site import REHEARSAL
+from potluck.deploy.welcome import welcome
 from potluck.engine.evaluation.lapses import Lapses
 from potluck.engine.protocol import Examination
 from potluck.engine.retries import GROWING
-from potluck.errors import PinError, RoundFailed
+from potluck.errors import RoundFailed
 from potluck.report.log import read_metrics
 from potluck.runs.open import open as open_run
 
@@ -220,24 +223,15 @@ def test_a_round_gives_up_when_patience_is_over(tmp_path):
 
 
 def test_a_refusal_is_no_lapse_and_is_not_asked_for_again(tmp_path):
-    """A site whose agreement has no evaluation is never measured; waiting for it would be for nothing."""
-    link, time = Link(tmp_path), Time()
-    refused = "client 1: not agreed to"
-
-    class Deaf:
-        def __getattr__(self, name):
-            return lambda *given: None
-
-        def let_in(self, steps, message):
-            if steps == ("evaluate",):
-                raise PinError("not agreed to")
-
-        def let_out(self, steps, round_, message, spent=0):
-            return spent + message.nbytes
-
-    link.sites[1].agreement = Deaf()
-    result = serve(link, tmp_path / "run", sites.federated(FEDMRL), time=time)
+    """A site whose contract has no evaluation trains and is never measured; waiting for it would be for nothing."""
+    link, time, experiment = Link(tmp_path), Time(), sites.federated(FEDMRL)
+    refused = "client 1: step 'evaluate' is asked for, this site agreed to: train"
+    federation = link.sites[1].federation(welcome(experiment, REHEARSAL)["experiment"], REHEARSAL)
+    agreed, _ = propose(federation, "1")
+    link.sites[1].agreement = agreed.model_copy(update={"steps": {"train": agreed.steps["train"]}})
+    result = serve(link, tmp_path / "run", experiment, time=time)
     assert time.waits == []
+    assert link.asked(2) == ["0", "1", "2"]
     assert result.summary["accuracy"]["missing"]["rounds"] == {"1": ["1"], "2": ["1"]}
     lines = [one for one in sites.log(tmp_path / "run") if "missing" in one]
     assert {one["missing"] for one in lines} == {refused}

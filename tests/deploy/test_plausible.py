@@ -13,11 +13,14 @@ from potluck.core.metrics import MetricFacts
 from potluck.core.state import Report
 from potluck.core.task import Task
 from potluck.deploy import wire
+from potluck.deploy.engine import FlowerEngine
 from potluck.deploy.enrolled import enrolled_federation
 from potluck.deploy.plausible import implausible
 from potluck.deploy.run import open_folder
+from potluck.engine.evaluation.log_lines import split_parts
 from potluck.engine.norms import LARGEST_RATIO, largest_ratio
-from potluck.engine.protocol import Answer, Examination, Request, Stamp
+from potluck.engine.protocol import Answer, Examination, Failure, Request, Stamp
+from potluck.engine.settings import EngineSettings
 from potluck.runs.observers import Watcher
 
 TASK = {"kind": "classification", "classes": 10, "input": [1, 8, 8]}
@@ -89,6 +92,36 @@ def test_a_metric_of_ones_own_has_its_own_range():
     answer, facts = reported(correct=1.0, loss=1.0, hours=20.0), {"hours": MetricFacts("hours", high=24.0)}
     assert implausible(order, answer, card("0"), facts) == ""
     assert "its hours of model/validation is 20" in implausible(order, answer, card("0"))
+
+
+def test_a_client_does_not_choose_what_it_is_judged_by():
+    """The order of the numbers in its reply is not that of the log."""
+    told = Task("regression", 1, (4,)).rules.told
+    sent = {f"model/test/{name}": 0.5 for name in ("hours", *reversed(told))}
+    line = split_parts("model", sent, {"test": 10}, None, told, ("hours",))["test"]
+    assert line["metric"] == "r2"
+    assert [*line] == ["score", "metric", "r2", "mse", "mae", "hours", "loss", "samples"]
+
+
+def engine(*ids):
+    return FlowerEngine(None, ids, EngineSettings(device="cpu"), (), {})
+
+
+def test_a_client_does_not_speak_in_the_name_of_another():
+    order = Examination("1", None, Stamp("r", 1, 1, 1, 0), ("model",))
+    for said, heard in {"client 12: it is away": "client 1: client 12: it is away",
+                        "client 1: no": "client 1: no"}.items():  # fmt: skip
+        found = engine("1", "12")._outcome(order, wire.pack_reply(Failure("1", said)))
+        assert found == Failure("1", heard)
+
+
+def test_who_was_turned_away_and_comes_with_another_card_is_as_any_other():
+    server = engine("0")
+    bad, good = (wire.pack_reply(card("0", samples)) for samples in (10, 20))
+    assert server._enrol(7, bad) == ""
+    server.turn_away("0", "it does not fit")
+    assert (server._enrol(8, bad), [*server.turned_away]) == ("it does not fit", ["0"])
+    assert (server._enrol(9, good), [*server.turned_away]) == ("", [])
 
 
 def test_norms_are_compared_with_strangers_and_not_in_a_simulation():

@@ -85,7 +85,8 @@ def test_a_node_that_comes_and_goes_does_not_keep_the_others_from_starting(tmp_p
     assert time.seconds < 60
 
 
-def test_a_node_that_starts_anew_and_is_silent_is_waited_for_less_and_less(tmp_path):
+@pytest.mark.parametrize("said", ["no answer came", b"nonsense"])
+def test_a_node_that_starts_anew_and_does_not_enrol_is_waited_for_less_and_less(tmp_path, said):
     link, time, numbers = Link(tmp_path, model="mlp-small"), Time(), iter(range(99, 10**6))
     steady, exchange = link.nodes, link.exchange
     link.nodes = lambda: [*steady(), next(numbers)]
@@ -95,12 +96,31 @@ def test_a_node_that_starts_anew_and_is_silent_is_waited_for_less_and_less(tmp_p
             time.sleep(timeout)
         answers = {letter[0]: answer for letter in letters if letter[0] < 99
                    for answer in exchange([letter], timeout, most)}  # fmt: skip
-        return [answers.get(node, "no answer came") for node, _ in letters]
+        return [answers.get(node, said) for node, _ in letters]
 
     link.exchange = silent
     settings = {"device": "cpu", "deadline": 600, "patience": 5000}
     serve(link, tmp_path / "run", sites.federated("local", engine=settings, **training(3)), time=time)
     assert HELLO < time.seconds < 4 * HELLO  # of ten greetings
+
+
+def test_a_site_that_needs_minutes_to_introduce_itself_is_greeted_long_enough(tmp_path):
+    """An exchange through Flower alone takes several seconds: a shorter greeting would be answered by nobody."""
+    link, time = Link(tmp_path, model="mlp-small"), Time()
+    exchange = link.exchange
+
+    def slow(letters, timeout, most):
+        loads = time.seconds < 300 and any(node == 2 for node, _ in letters)
+        time.sleep(timeout if loads else 6)
+        answers = exchange(letters, timeout, most)
+        late = {node for node, _ in letters if timeout < 6 or (node == 2 and loads)}
+        return ["no answer came" if node in late else one
+                for (node, _), one in zip(letters, answers, strict=True)]  # fmt: skip
+
+    link.exchange = slow
+    settings = {"device": "cpu", "deadline": 600, "patience": 1000}
+    serve(link, tmp_path / "run", sites.federated("local", engine=settings, **training(1)), time=time)
+    assert link.asked(1) == [*sites.IDS]
 
 
 def test_too_few_for_the_start_quorum_do_not_start(tmp_path):
@@ -301,6 +321,14 @@ def test_the_summary_names_who_was_excluded(tmp_path):
 def test_exclusions_that_make_no_sense_are_refused(tmp_path, exclude, include, sentence):
     with pytest.raises(ConfigError, match=sentence):
         serve(Link(tmp_path), tmp_path / "run", sites.federated(FEDMRL), exclude=exclude, include=include)
+
+
+def test_an_exclusion_that_a_run_cannot_go_on_with_is_not_kept(tmp_path):
+    experiment = sites.federated({"name": "pairwise", "peers": 2}, **training(2))
+    link = begun(tmp_path, experiment)
+    with pytest.raises(ConfigError, match=r"method\.peers is 2, but a client has 1"):
+        serve(link, tmp_path / "run", experiment, exclude=["2"])
+    assert serve(link, tmp_path / "run", experiment).summary["rounds"] == 2
 
 
 def test_a_late_client_that_does_not_fit_is_refused_in_one_sentence_and_the_rest_go_on(tmp_path):

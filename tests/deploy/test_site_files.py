@@ -5,17 +5,19 @@ import os
 import re
 import stat
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from lone_site import RUN, ask, greet, joined, make_site, offer, request, small
 from typer.testing import CliRunner
 
+from kills import Kill
 from potluck.cli.app import app
 from potluck.deploy.pruning import kept_runs, prune
 from potluck.deploy.site import kept_secret
 from potluck.engine.frames import listening
 from potluck.engine.protocol import Answer, Failure
-from potluck.errors import RunError
+from potluck.errors import ConfigError, RunError
 
 
 def flip(path, place=-5):
@@ -130,6 +132,17 @@ def test_a_secret_that_was_cut_or_changed_is_refused(tmp_path, change):
     assert kept_secret(tmp_path, RUN) == whole
 
 
+def test_a_site_takes_part_only_in_what_is_written_down(tmp_path, monkeypatch):
+    full = RunError("cannot write: No space left on device")
+    site = make_site(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("potluck.deploy.site.JoinedRuns.add", Mock(side_effect=full))
+        assert isinstance(greet(site, offer()), Failure)
+        assert (site.run, site.resident) == ("", None)
+    assert not isinstance(greet(site, offer()), Failure)
+    assert json.loads((site.home / "joined.json").read_text())["runs"] == [RUN]
+
+
 # --- old runs -------------------------------------------------------------------------------------------
 
 
@@ -149,7 +162,11 @@ def test_finished_runs_are_removed_and_others_only_when_asked(home, tmp_path):
     assert [one.run for one in prune(home)] == [RUN]
     assert (home / "runs" / RUN / "note.txt").exists()  # no file of a record
     assert [one.run for one in kept_runs(home)] == ["b2"]
-    assert [one.run for one in prune(home, unfinished=True)] == ["b2"]
+    with Kill("/b2"):  # at the last operation of all
+        prune(home, unfinished=True)
+    assert (home / "runs" / "b2").is_dir()
+    assert prune(home) == []
+    assert sorted(path.name for path in (home / "runs").iterdir()) == [RUN]  # nothing is left of b2
     assert (home / "secret").exists() is False  # a simulated site has none
     assert not isinstance(greet(make_site(tmp_path), offer(run="c3")), Failure)
 
@@ -246,8 +263,10 @@ def test_a_folder_with_runs_in_it_is_not_yet_a_home(tmp_path: Path) -> None:
 def test_only_a_socket_gives_way_to_a_socket(tmp_path: Path) -> None:
     taken = tmp_path / "mine.txt"
     taken.write_text("mine")
-    with pytest.raises(OSError, match="is no socket"), listening(taken):
-        pass
+    wrong = {taken: "is no socket", tmp_path / "none" / "door": "cannot open a socket at .*none"}
+    for path, sentence in {**wrong, tmp_path / ("é" * 60): "at most 100 bytes"}.items():
+        with pytest.raises(ConfigError, match=sentence), listening(path):
+            pass
     assert taken.read_text() == "mine"
     with listening(tmp_path / "door"):
         pass

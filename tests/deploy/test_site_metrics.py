@@ -2,7 +2,7 @@
 
 import sys
 from dataclasses import replace
-from pathlib import Path
+from math import nan
 
 import pytest
 import sites
@@ -13,7 +13,7 @@ from potluck.deploy.rehearsal import propose
 from potluck.deploy.run import open_folder, play, prepared
 from potluck.deploy.site import REHEARSAL, Site
 from potluck.deploy.welcome import welcome
-from potluck.engine.protocol import Examination, Failure, Stamp
+from potluck.engine.protocol import Answer, Examination, Failure, Stamp
 from potluck.errors import ConfigError
 from potluck.federation.explain import explain
 from potluck.runs.api import run
@@ -108,7 +108,7 @@ def test_a_metric_that_was_not_in_the_welcome_is_not_measured_later(tmp_path):
     assert "it is asked for the metric 'auroc', which it does not have" in examine(site, "auroc").reason
 
 
-def test_a_metric_that_fails_at_a_site_costs_its_own_value_alone(tmp_path):
+def test_a_metric_that_fails_at_a_site_costs_its_own_value_alone(tmp_path, capsys):
     def fussy(scores, labels):
         return {40: 0.5}.get(len(labels)) or {}["a\x1b row"]
 
@@ -117,16 +117,32 @@ def test_a_metric_that_fails_at_a_site_costs_its_own_value_alone(tmp_path):
     report = examine(site, "fussy").report
     assert report.metrics["model/test/fussy"].isnan()
     assert report.metrics["model/test/correct"] >= 0
-    assert report.errors == {"fussy": "KeyError: 'a\\x1b row'"}
+    assert report.errors == {"fussy": "KeyError at the site"}
+    told = capsys.readouterr()
+    assert "the metric fussy failed: KeyError: 'a" in told.out + told.err
 
 
-def test_an_error_of_a_metric_tells_no_path(tmp_path):
-    def table(scores, labels):
-        return 0.5 if len(labels) == 40 else Path("/srv/no/table.csv").read_text()
+@pytest.mark.parametrize("error", [KeyError, ConfigError])
+def test_a_metric_that_fails_when_a_site_joins_tells_its_kind_alone(tmp_path, error):
+    def audit(scores, labels):
+        raise error("Anna, row 7")
 
-    site = make_site("0", tmp_path, metrics={"table": table})
-    enrol(site, "table")
-    assert examine(site, "table").report.errors == {"table": "FileNotFoundError at the site"}
+    refusal = enrol(make_site("0", tmp_path, metrics={"audit": audit}), "audit")
+    assert refusal.reason == "client 0: TrialFailed at the site; the log of its worker says more"
+
+
+def test_a_function_that_a_site_brings_comes_before_one_of_a_library(tmp_path):
+    site = make_site("0", tmp_path, metrics={"hamming_loss": lambda scores, labels: 0.25})
+    enrol(site, "sklearn:hamming_loss")
+    assert examine(site, "hamming_loss").report.metrics["model/test/hamming_loss"] == 0.25
+
+
+def test_an_evaluation_without_a_mode_is_refused(tmp_path, capsys):
+    site = make_site("0", tmp_path)
+    enrol(site)
+    reply = ask(site, Examination("0", None, Stamp(RUN, 1, 1, 0, 0), ()))
+    assert reply.reason == "client 0: an evaluation came that names no mode"
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_predictions_stay_at_a_site(tmp_path):
@@ -194,3 +210,22 @@ def test_a_reply_without_the_metrics_asked_for_is_not_taken(tmp_path):
     lines = sites.log(tmp_path / "run")
     assert {line["client"] for line in lines if "test" in line} == {"0", "2"}
     assert [line["client"] for line in lines if "missing" in line] == ["1"]
+
+
+def test_a_metric_that_fails_at_every_site_ends_no_run(tmp_path):
+    """In a run of one's own it would, in the first evaluation; but what strangers answer must not."""
+    courier = Courier(tmp_path)
+    honest = courier.exchange
+
+    def failing(answer):
+        reply = wire.unpack_reply(answer)
+        if not isinstance(reply, Answer):
+            return answer
+        found = {name: value * (nan if "f1" in name else 1) for name, value in reply.report.metrics.items()}
+        report = replace(reply.report, metrics=found, errors={"macro_f1": "ValueError: nothing to see"})
+        return wire.pack_reply(replace(reply, report=report))
+
+    courier.exchange = lambda *order: [failing(answer) for answer in honest(*order)]
+    asked = sites.federated("local", rounds=1, metrics=["macro_f1"])
+    play(prepared(asked), courier, open_folder(tmp_path / "run"))
+    assert {line["test"]["macro_f1"] for line in sites.log(tmp_path / "run")} == {None}

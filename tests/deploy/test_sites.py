@@ -20,6 +20,7 @@ from potluck.core.state import Report
 from potluck.core.task import Task
 from potluck.data import DataConfig
 from potluck.deploy import wire
+from potluck.deploy.flower.watching import BAD_INPUT
 from potluck.deploy.flower.worker import read_one
 from potluck.deploy.register import Register
 from potluck.deploy.rehearsal import rehearse
@@ -560,7 +561,8 @@ def test_an_agreement_is_asked_before_anything_is_touched_and_before_anything_le
     ask(again, request(down, attempt=2))
     ask(again, request(Message({name: value * 2 for name, value in down.items()}), attempt=3))
     admitted = [("options", "fedmrl", 8), ("method", "fedmrl", "0")]
-    first, second = ([("try", 1, number), ("in", ("train",)), ("out", ("train",), 1, 0)] for number in (1, 2))
+    out = [("out", ("train",), 1, 0)] * 2  # of what is known before the work, and of what is there after it
+    first, second = ([("try", 1, number), ("in", ("train",)), *out] for number in (1, 2))
     assert pact.asked == [*admitted, *first, *admitted, *second]
 
 
@@ -686,14 +688,14 @@ def worker(tmp_path):
     place = Path(tempfile.mkdtemp(prefix="potluck-"))
     file, begun = sites.write_site(tmp_path / "site", "0"), []
 
-    def start():
+    def start(path=place / "worker", errors=None):
         words = [sys.executable, "-m", "potluck.deploy.flower.worker", "--client", "0", "--simulated"]
         words += ["--model", f"{file}:build", "--data", f"{file}:load", "--home", str(tmp_path / "home")]
         process = subprocess.Popen(
-            [*words, "--socket", str(place / "worker")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [*words, "--socket", str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
         )
         begun.append(process)
-        assert process.stdout.readline() == b"ready\n"
+        assert process.stdout.readline() == (b"" if errors else b"ready\n")
         return process
 
     yield start, place / "worker", tmp_path / "site"
@@ -730,6 +732,15 @@ def test_a_worker_ends_with_whoever_started_it(worker):
     process = worker[0]()
     process.stdin.close()
     assert process.wait(10) == 0
+
+
+def test_a_worker_that_cannot_open_its_socket_says_so_and_is_not_started_again(worker, tmp_path):
+    process = worker[0](tmp_path / "none" / "door", subprocess.PIPE)
+    with process.stderr as errors:
+        assert (
+            errors.read().decode().startswith(f"error: cannot open a socket at {tmp_path}/none/door: No such")
+        )
+    assert process.wait(10) == BAD_INPUT
 
 
 # --- numbers to predict ---------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """What operators see: the status of a server and of a site, their logs, and the endpoint for Prometheus."""
 
+import functools
 import io
 import json
 import re
@@ -205,6 +206,21 @@ def test_what_is_no_status_is_refused_in_a_sentence(tmp_path, text, sentence):
     code, shown = command(tmp_path)
     assert code == 2
     assert sentence in " ".join(shown.split())
+    assert "internal error" not in shown
+
+
+@pytest.mark.parametrize("place", ["clients.a.replied", "clients.a", "pid"])
+@pytest.mark.parametrize("value", ["x", {}, True])
+def test_a_status_with_one_odd_value_is_shown_or_refused(tmp_path, place, value):
+    board = Board(name="n", method="m")
+    board.client("a").connected = True
+    write_status(tmp_path, board.facts())
+    facts = json.loads((tmp_path / "status.json").read_text())
+    *path, last = place.split(".")
+    functools.reduce(dict.__getitem__, path, facts)[last] = value
+    (tmp_path / "status.json").write_text(json.dumps(facts))
+    code, shown = command(tmp_path)
+    assert code in (0, 2)
     assert "internal error" not in shown
 
 

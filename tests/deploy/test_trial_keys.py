@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import json
 import os
+import shutil
 import ssl
 import stat
 import sys
@@ -17,6 +18,7 @@ from socket import socketpair
 import pytest
 from typer.testing import CliRunner, Result
 
+from kills import Kill
 from potluck.cli.app import app
 
 CLIENTS = ("north", "south-2")
@@ -203,6 +205,23 @@ def test_a_full_disk_leaves_no_half_of_the_keys(tmp_path: Path, monkeypatch: pyt
         patched.setattr("potluck.deploy.trial_keys.os.open", open_)
         assert "No space left" in refused(*words)
     assert potluck(*words).exit_code == 0
+
+
+def test_a_kill_leaves_all_keys_or_none(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    from potluck.deploy.trial_keys import make_keys
+
+    with Kill() as counted:
+        make_keys(tmp_path / "counted", ["localhost"], ["a"])
+    for operation in range(1, counted.operations + 1, 3):
+        with Kill(operation) as kill:
+            make_keys(tmp_path / "keys", ["localhost"], ["a"])
+        assert kill.dead
+        if (tmp_path / "keys").exists():
+            assert len([path for path in (tmp_path / "keys").rglob("*") if path.stat().st_size]) >= 6
+            shutil.rmtree(tmp_path / "keys")
+    assert len(make_keys(tmp_path / "keys", ["localhost"], ["a"])) == 6
+    assert {path.name for path in tmp_path.iterdir()} == {"counted", "keys"}
 
 
 def test_json_names_the_files(tmp_path: Path) -> None:

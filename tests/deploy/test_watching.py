@@ -181,6 +181,15 @@ def joining(home, only=""):
     )
 
 
+def test_a_worker_imports_nothing_from_the_folder_it_was_started_in(tmp_path):
+    (tmp_path / "planted.py").touch()
+    *start, _ = joining(tmp_path).worker_words(tmp_path / "s")[:3]
+    done = subprocess.run(
+        [*start, "-m", "planted"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "No module named planted" in done.stderr
+
+
 @pytest.mark.parametrize(("name", "what"), [("worker.log", "a link"), ("pulse.json", "a pipe")])
 def test_join_looks_at_its_home_first(tmp_path, monkeypatch, name, what):
     monkeypatch.setattr(joins, "_take_part", lambda *told: None)
@@ -273,12 +282,18 @@ def test_a_call_does_not_fail_because_its_note_cannot_be_written(tmp_path):
     PulseFile(tmp_path / "none" / PULSE).note("pull-messages", 200)
 
 
-def test_a_node_that_stands_still_and_one_that_is_refused_are_told_apart(tmp_path):
+def test_a_node_that_stands_still_and_one_that_is_refused_are_told_apart(tmp_path, monkeypatch):
     watch, file = NodeWatch(tmp_path), PulseFile(tmp_path / PULSE)
     assert watch.stalled(10) == ""
     assert watch.stalled(1000) == "no call to the server has ended for 1000 s"
     file.note("pull-messages", 0)
     assert watch.stalled(1000) == ""
+    with monkeypatch.context() as changed:
+        changed.setattr("time.time", lambda: 9e9)  # somebody sets the clock
+        assert watch.stalled(1000) == ""
+        now = time.monotonic() + 500
+        changed.setattr("time.monotonic", lambda: now)
+        assert watch.stalled(1000).endswith(" 500 s")
     file.note("activate-node", 412)
     assert "does not know the node's key" in watch.reason()
     file.note("activate-node", 200)

@@ -11,6 +11,7 @@ import torch
 from sklearn import metrics as sk
 
 import potluck
+from potluck.core import own_metrics as own_metrics_module
 from potluck.core.metrics import MetricFacts, common_facts, metric_facts
 from potluck.core.own_metrics import PLAIN, MetricSettings, own_metrics
 from potluck.core.task import Task
@@ -198,6 +199,28 @@ def test_a_metric_that_cannot_work_is_refused_in_one_sentence_before_the_run(tmp
     assert len(str(error.value)) < 300
     assert "Errno" not in str(error.value)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "task",
+    [Task("classification", 20_000, (4,)), Task("segmentation", 1000, (3, 500, 500))],
+    ids=["classes", "pixels"],
+)
+def test_a_strangers_task_costs_no_memory_when_a_metric_is_tried(monkeypatch, task):
+    monkeypatch.setattr(own_metrics_module, "_made_up", lambda *given: pytest.fail("gigabytes are made"))
+    made("macro_f1", task)
+
+
+def test_a_metric_is_tried_on_the_task_of_most_clients_with_all_its_classes():
+    seen = []
+
+    def look(scores, labels):
+        seen.append((scores.shape, len(np.unique(labels))))
+        return 0.5
+
+    liar, honest = Task("classification", 90, (4,)), Task("segmentation", 21, (3, 5, 8))
+    own_metrics([MetricSettings(name=look)], {"0": liar, "1": honest, "2": honest}, Path())
+    assert seen == [((3, 21, 5, 8), 21)]
 
 
 def test_a_package_that_is_missing_is_named_with_the_metric(monkeypatch):

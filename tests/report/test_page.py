@@ -139,6 +139,13 @@ def test_names_are_escaped_everywhere(folder):
     assert "<script>alert" not in text
     assert text.count("<script>") == 1
     assert "&lt;script&gt;alert(1)" in text
+    (folder / "split.json").write_text(FILES["split.json"].replace('"cat"', '"c\\u0000a\\u001bt"'))
+    text = page.write_report(folder).read_text(encoding="utf-8")
+    assert "c?a?t" in text
+    assert not {*text} & {*"\x00\x1b"}
+    (folder / "split.json").write_text(FILES["split.json"].replace('"cat"', '"\\ud800"'))
+    with pytest.raises(RunError, match=r"split\.json cannot be read: .*surrogates not allowed"):
+        page.write_report(folder)
 
 
 def test_the_same_run_gives_the_same_page(folder):
@@ -399,17 +406,18 @@ def test_runs_and_their_comparison_link_to_each_other(tmp_path):
 
 
 def test_the_command_writes_pages_anew_or_says_one_sentence(tmp_path):
-    run = make_run(tmp_path / "mine" / "fedavg-seed0")
+    run = make_run(tmp_path / "mine" / "fedavg-seed0.jsonl")  # a folder may have the name of a log
+    (run / "environment.json").write_text('{"potluck": "0.1.0", "format": 2}')
     done = CliRunner().invoke(app, ["report", str(run), "--json"])
     assert json.loads(done.stdout) == {"pages": [str(run / "report.html")]}
     (run.parent / "comparison.json").write_text('{"methods": 3}')
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "sweep.json").write_text('{"settings": {"a": {}}}')
     for folder, says in (
-        (tmp_path, "no config.yaml"),
+        (tmp_path, "is not the folder of a run"),
         (run.parent, "comparison.json is damaged"),
         (tmp_path / "sweep", "a has no comparison.json: it is no finished comparison"),
-        (tmp_path / "gone", "give the folder of a run"),
+        (tmp_path / "gone", "there is no run folder"),
     ):
         refused = CliRunner().invoke(app, ["report", str(folder)])
         assert refused.exit_code == 2

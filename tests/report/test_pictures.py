@@ -13,7 +13,7 @@ from potluck.report.log import Curve
 from potluck.report.pictures.clients import client_bars
 from potluck.report.pictures.curves import accuracy_over_rounds
 from potluck.report.pictures.differences import interval_picture
-from potluck.report.pictures.files import to_png, to_svg
+from potluck.report.pictures.files import to_bytes, to_png, to_svg
 from potluck.report.pictures.split import split_picture
 from potluck.report.pictures.style import spread_apart
 
@@ -129,6 +129,13 @@ def test_no_name_is_read_as_a_formula_or_as_markup():
     name = "$\\frac$ <b>&"
     shown = texts(split_picture([[1], [2]], [name, "b"], [name]))
     assert name in shown or name[:11] + "…" in shown
+
+
+@pytest.mark.parametrize("form", ["svg", "png", "pdf"])
+def test_a_picture_may_show_letters_that_no_file_may_hold(form):
+    content = to_bytes(split_picture([[1], [2]], ["a\x00b", "\x1b[2J"], ["\x9f\uffff"]), form)
+    if form == "svg":
+        assert {"a?b", "?[2J", "??"} <= {one.text for one in ET.fromstring(content).iter()}
 
 
 def test_characters_our_font_lacks_give_no_warning(recwarn):

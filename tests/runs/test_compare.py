@@ -12,10 +12,12 @@ import yaml
 
 import potluck
 from helpers import StopAfter
+from kills import Kill
 from potluck.errors import ConfigError, RunError
 from potluck.runs.comparisons.comparison import Comparison
 from potluck.runs.comparisons.plan import experiments_by_method, read_sweep
 from potluck.runs.comparisons.play import compare_experiments
+from potluck.runs.folder import RunFolder
 from potluck.runs.loop import Interrupted
 from potluck.runs.observers import Observer
 
@@ -202,7 +204,8 @@ def test_a_run_that_never_began_is_begun(file: Path, tmp_path: Path) -> None:
     made = experiments_by_method(file, ["local"], ["training.rounds=1"])
     left = tmp_path / "all" / "local-seed0"
     left.mkdir(parents=True)
-    (tmp_path / "all" / "experiment.yaml").write_text("")
+    for name in ("experiment.yaml", ".lock"):
+        (tmp_path / "all" / name).write_text("")
     (left / "contract.json").write_text("pinned by somebody")
     with pytest.raises(RunError, match="local-seed0 is no run folder; move it out of the way"):
         compare_experiments(made, [0], tmp_path / "all")
@@ -214,6 +217,7 @@ def test_a_run_that_never_began_is_begun(file: Path, tmp_path: Path) -> None:
 
 def test_runs_of_other_settings_are_not_mixed_in(file: Path, tmp_path: Path) -> None:
     compare_experiments(experiments_by_method(file, ["local"]), [0], tmp_path / "all")
+    said = (tmp_path / "all/experiment.yaml").read_bytes()
     before = logs(tmp_path / "all")
     for change, told in {
         "training.batch_size=32": r"local-seed0 .*training\.batch_size: 64 there, 32 here",
@@ -221,7 +225,13 @@ def test_runs_of_other_settings_are_not_mixed_in(file: Path, tmp_path: Path) -> 
     }.items():
         with pytest.raises(RunError, match=told):
             compare_experiments(experiments_by_method(file, ["local"], [change]), [0], tmp_path / "all")
+    with (
+        RunFolder(tmp_path / "all").locked(),
+        pytest.raises(RunError, match="another process is at work"),
+    ):
+        compare_experiments(experiments_by_method(file, ["fedavg"], [change]), [0], tmp_path / "all")
     assert logs(tmp_path / "all") == before
+    assert (tmp_path / "all/experiment.yaml").read_bytes() == said
 
 
 def test_a_comparison_of_more_rounds_plays_its_runs_on(file: Path, tmp_path: Path) -> None:
@@ -241,12 +251,28 @@ def test_a_comparison_of_more_rounds_plays_its_runs_on(file: Path, tmp_path: Pat
         potluck.resume(tmp_path / "parts", rounds=4)
 
 
-def test_a_folder_of_somebody_else_is_left_alone(file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["thesis.tex", "experiment.yaml"])
+def test_a_folder_of_somebody_else_is_left_alone(file: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.tex").write_text("")
+    (tmp_path / "mine" / name).write_text("# by hand")
     with pytest.raises(RunError, match="holds something else"):
         compare_experiments(experiments_by_method(file, ["local"]), [0], tmp_path / "mine")
-    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+    assert {path.name: path.read_text() for path in (tmp_path / "mine").iterdir()} == {name: "# by hand"}
+
+
+def test_a_comparison_that_was_killed_at_its_first_files_begins_again(file: Path, tmp_path: Path) -> None:
+    made = experiments_by_method(file, ["local"], ["training.rounds=1"])
+    at = 0
+    while not (tmp_path / "all/local-seed0").exists():
+        at += 1
+        with Kill(at):  # each begins where the one before was killed
+            compare_experiments(made, [0], tmp_path / "all")
+    assert at > 5
+    assert {path.name for path in (tmp_path / "all").iterdir()} == {
+        ".lock",
+        "experiment.yaml",
+        "local-seed0",
+    }
 
 
 def test_a_method_that_cannot_work_is_refused_before_another_trains(file: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from potluck.report.pictures.files import to_pdf
 from potluck.runs.comparisons.comparison import open_comparison
 from potluck.runs.comparisons.play import compare_experiments
 from potluck.runs.loop import Interrupted
+from potluck.runs.pages import write_pages
 
 PARTITION = {"kind": "iid", "clients": 2}
 TRAINING = {"rounds": 2, "batch_size": 32}
@@ -281,6 +282,8 @@ def test_a_sweep_over_two_keys_is_a_frame_a_table_and_a_heat_map(tmp_path: Path)
     assert (tmp_path / "all" / "sweep.html").read_text() == page
     again = open_comparison(tmp_path / "all")
     assert isinstance(again, potluck.Sweep)
+    assert write_pages(tmp_path / "all")[0] == tmp_path / "all/sweep.html"
+    assert (tmp_path / "all" / "sweep.html").read_text() == page
     assert again.frame().equals(frame)
     assert repr(again) == repr(swept)
     with pytest.raises(ConfigError, match="no setting 'lr=1'"):

@@ -24,6 +24,7 @@ from potluck.experiment.schema import Experiment
 from potluck.runs.api import resume, run
 from potluck.runs.kept_models.files import remove_models, remove_unfinished
 from potluck.runs.loop import Interrupted
+from potluck.runs.pages import write_pages
 
 SETTINGS: dict[str, Any] = TINY | {
     "partition": {"kind": "iid", "clients": 3},
@@ -296,10 +297,11 @@ def test_a_finished_run_with_a_changed_digit_is_not_opened(whole: Path, tmp_path
     content = (copy / "metrics.jsonl").read_bytes()
     place = content.index(b'"loss": ') + len(b'"loss": ')
     (copy / "metrics.jsonl").write_bytes(content[:place] + b"9" + content[place + 1 :])
-    with pytest.raises(
-        RunError, match=r"metrics\.jsonl is damaged: its lines are not those.*copy the folder again"
-    ):
-        potluck.open(copy)
+    for look in (potluck.open, write_pages):
+        with pytest.raises(
+            RunError, match=r"metrics\.jsonl is damaged: its lines are not those.*copy the folder again"
+        ):
+            look(copy)
     (copy / "metrics.jsonl").write_bytes(content)
     resume(copy, rounds=8)
     assert potluck.open(copy).summary["rounds"] == 8

@@ -25,11 +25,13 @@ from potluck.engine.store.checkpoints import Checkpoints
 from potluck.engine.store.manifest import _seal
 from potluck.errors import PotluckError, RunError
 from potluck.experiment.schema import Experiment
-from potluck.files import read_json, refuse_links, sha256
+from potluck.files import read_json, refuse_links, sha256, write_whole
 from potluck.report.log import natural, read_config
 from potluck.runs.api import resume, run
+from potluck.runs.folder import RunFolder
 from potluck.runs.kept_models.files import check_models
 from potluck.runs.own_code import own_code
+from potluck.runs.pages import write_pages
 from potluck.runs.started_here import is_sealed, seal
 
 SETTINGS: dict[str, Any] = TINY | {"evaluate": {"predictions": "last"}, "checkpoint": {"every": 0}}
@@ -93,7 +95,7 @@ def test_a_link_out_of_the_folder_is_never_followed(
     with pytest.raises(PotluckError) as caught:
         resume(folder)
     assert Path(name).name in str(caught.value)
-    for look in (potluck.open, open_folder):
+    for look in (potluck.open, open_folder, write_pages):
         with pytest.raises(PotluckError, match="is a link to another place"):
             look(folder)
     assert content(elsewhere) == before
@@ -130,7 +132,7 @@ def test_a_file_of_a_checkpoint_with_a_second_name_stays_under_that(folder: Path
 def test_a_pipe_does_not_keep_anybody_waiting(folder: Path, name: str) -> None:
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
-    for look in (resume, potluck.open):
+    for look in (resume, potluck.open, write_pages):
         with pytest.raises(RunError, match="is neither a file nor a folder"):
             look(folder)
 
@@ -244,6 +246,26 @@ def test_a_forged_manifest_reaches_no_file_outside(folder: Path, elsewhere: Path
     assert content(elsewhere) == before
 
 
+def resealed(home: Path) -> None:
+    """Write the checksums of what is there now into the manifests."""
+    for path in home.glob("checkpoint*.json"):
+        values = json.loads(path.read_text())
+        values.pop("seal")
+        values["sha256"] = {one: sha256(home / one) for one in values["sha256"]}
+        path.write_text(json.dumps(values | {"seal": _seal(values)}))
+
+
+def test_a_mapping_that_its_method_cannot_use_is_one_sentence(tmp_path: Path) -> None:
+    folder = stopped_run(experiment(method="fedproto"), tmp_path / "run", 2)
+    (path,) = (folder / "checkpoints").glob("server-*2.safetensors")
+    state = safetensors.torch.load_file(path)
+    del state["prototypes/classes"]
+    safetensors.torch.save_file(state, path)
+    resealed(folder / "checkpoints")
+    with pytest.raises(RunError, match=r"checkpoints does not fit this run: round 3 fails with KeyError.*; "):
+        resume(folder)
+
+
 @pytest.mark.parametrize(
     ("who", "damage"),
     [
@@ -264,11 +286,7 @@ def test_other_tensors_under_a_right_checksum_are_one_sentence(folder: Path, who
         safetensors.torch.save_file(state | other.get(damage, {}), path)
         if damage == "no tensors":
             path.write_bytes(b"none")
-    for path in home.glob("checkpoint*.json"):
-        values = json.loads(path.read_text())
-        values.pop("seal")
-        values["sha256"] = {one: sha256(home / one) for one in values["sha256"]}
-        path.write_text(json.dumps(values | {"seal": _seal(values)}))
+    resealed(home)
     with pytest.raises(
         RunError, match=rf"is not one of this run: .*({who.rstrip('s')}.*tensor|cannot be read)"
     ):
@@ -331,6 +349,19 @@ def test_modules_of_the_library_are_code_too(folder: Path, module: str) -> None:
     assert (module in sys.modules) == loaded
 
 
+@pytest.mark.parametrize("umask", [0o002, 0o022, 0o077])
+def test_files_follow_the_umask_and_others_cannot_hold_the_lock(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        write_whole(tmp_path / "some.json", b"{}")
+        with RunFolder(tmp_path).locked():
+            pass
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {"some.json": 0o666 & ~umask, ".lock": 0o640 & ~umask}
+
+
 def test_a_seal_of_another_user_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -376,6 +407,24 @@ def test_a_tracker_writes_nowhere_unasked(folder: Path, elsewhere: Path, track: 
     assert content(elsewhere) == before
 
 
+@pytest.mark.parametrize(
+    ("block", "value"),
+    [
+        ("models", {"pool": [{"name": "hf-vit", "weights": "evil/repo"}]}),
+        (
+            "method",
+            {"name": "fedavg", "weights": "samples", "small": {"name": "hf-vit", "weights": "evil/repo"}},
+        ),
+        ("data", {"name": "digit-captions", "tokenizer": "evil/repo"}),
+    ],
+)
+def test_no_repository_that_a_folder_names_is_asked_for(folder: Path, block: str, value: Any) -> None:
+    known = yaml.safe_load((folder / "config.yaml").read_text())[block]
+    agreeing(folder, **{block: known | value})
+    with pytest.raises(RunError, match=r"you did not start this run.*would use evil/repo; look.*--trust"):
+        resume(folder)
+
+
 def test_a_tracker_that_you_add_to_a_run_of_yours_needs_no_trust_next_time(folder: Path) -> None:
     resume(folder, overrides=[{"track": {"tensorboard": {"folder": str(folder.parent / "curves")}}}])
     resume(folder, rounds=4)
@@ -412,6 +461,8 @@ def test_a_comparison_with_a_run_elsewhere_is_refused(tmp_path: Path, elsewhere:
         potluck.compare(methods=["fedavg"], out=folder, **asked, seeds=[0])
     with pytest.raises(RunError, match="fedavg-seed0 is a link to another place"):
         potluck.open(folder)
+    with pytest.raises(RunError, match="fedavg-seed0 is a link to another place"):
+        write_pages(folder)
     assert content(elsewhere) == before
 
 
@@ -453,6 +504,9 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
         run(experiment(), out=tmp_path / "mine")
     with pytest.raises(RunError, match="so it is no run folder"):
         resume(tmp_path / "mine")
+    (tmp_path / "mine/config.yaml").write_text("site_name: mine")
+    with pytest.raises(RunError, match="is not the folder of a run or of a comparison"):
+        write_pages(tmp_path / "mine")
     assert Checkpoints(tmp_path / "mine/checkpoints").load() is None
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 import torch
 from torch import nn
@@ -240,6 +242,14 @@ def of_parquet(**other: Any) -> Callable[[Path], None]:
     return change
 
 
+def of_a_stranger(path: Path) -> None:
+    """Predictions of somebody who is no client of the run."""
+    file = path / Path(PREDICTIONS).name
+    table = parquet.read_table(file)
+    names = pa.array(["spy"] * len(table), pa.string())
+    parquet.write_table(table.set_column(table.schema.get_field_index("client"), "client", names), file)
+
+
 ABOUT = f"{RUN}/models/round-000002/about.json"
 PREDICTIONS = f"{RUN}/predictions/round-000002.parquet"
 TEST = {"accuracy": 0.5, "loss": 1.0, "samples": 9}
@@ -268,6 +278,7 @@ TEST = {"accuracy": 0.5, "loss": 1.0, "samples": 9}
         (ABOUT, lambda path: changed(path, lambda value: value["files"].update({"0": "a\0"}))),
         (PREDICTIONS, of_parquet(scores=5)),
         (PREDICTIONS, of_parquet(client=None)),
+        (f"{RUN}/predictions", of_a_stranger),
         (PREDICTIONS, lambda path: (path.unlink(), path.mkdir())),
         (f"{RUN}/split.json", lambda path: changed(path, lambda value: value["clients"][0]["train"].pop())),
         (
@@ -293,10 +304,18 @@ def test_what_makes_no_sense_is_said_of_its_file(
         shown(home / name.split("/")[0] if "/" in name else home)
 
 
-@pytest.mark.parametrize("name", ["tuning.json", "timing.jsonl", "environment.json"])
-def test_what_makes_no_sense_stops_a_run_that_goes_on(folder: Path, name: str) -> None:
-    if name == "environment.json":
-        changed(folder / name, lambda value: value.update(registered=[5]))
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("tuning.json", {}),
+        ("timing.jsonl", {}),
+        ("environment.json", {"registered": [5]}),
+        ("environment.json", {"models": True}),
+    ],
+)
+def test_what_makes_no_sense_stops_a_run_that_goes_on(folder: Path, name: str, other: dict[str, Any]) -> None:
+    if other:
+        changed(folder / name, lambda value: value.update(other))
     else:
         (folder / name).write_text("[5]")
     with pytest.raises(RunError, match=name.replace(".", r"\.")):

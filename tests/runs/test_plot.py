@@ -242,6 +242,11 @@ def test_a_run_that_lacks_something_is_told_what_to_do(run: Path, tmp_path: Path
             potluck.plot(kind, run)  # type: ignore[arg-type]
     for kind in ("split", "wire"):
         potluck.plot(kind, run)  # type: ignore[arg-type]
+    split = json.loads((run / "split.json").read_text())
+    split["clients"][0]["counts"] = [[]]
+    (run / "split.json").write_text(json.dumps(split))
+    with pytest.raises(RunError, match=r"split\.json is damaged"):
+        potluck.plot("split", run)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -123,11 +123,14 @@ def _check_site(
 ) -> None:
     """Rehearse a round on this machine and show what would leave; only the agreement is kept."""
     from potluck.cli.views.rehearsal import rehearsal_entry, rehearsal_sheet
+    from potluck.deploy.agreement import check_new
     from potluck.deploy.rehearsal import offered_experiment, propose, read_offered
     from potluck.deploy.resident import enrolment
     from potluck.deploy.site import model_entry, rehearsal_federation
     from potluck.deploy.wire import told_at_enrolment
 
+    if write is not None:
+        check_new(write)  # before the work is done
     offered = read_offered(experiment)
     model_entry(model)  # before the experiment is judged: a method of one's own comes with it
     chosen = offered_experiment(offered)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from potluck.core.task import Task
+from potluck.errors import DataError
 
 
 @runtime_checkable
@@ -86,6 +87,13 @@ class Dataset:
         None  # the number of each row in its file, array or part, where that is another one
     )
     encoding: TableEncoding | None = None  # tables: how their columns became the numbers in x
+
+    def __post_init__(self) -> None:
+        halves = (
+            name for name in self.class_names if any("\ud800" <= letter <= "\udfff" for letter in str(name))
+        )
+        if (broken := next(halves, None)) is not None:
+            raise DataError(f"{self.name}: the class name {broken!r} is no text in UTF-8; rename the class")
 
     def __len__(self) -> int:
         return int(self.y.shape[0])

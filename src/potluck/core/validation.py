@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
 
@@ -11,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from potluck.core.options import Option, find_option
-from potluck.errors import ALIKE, ConfigError, nearest
+from potluck.errors import ALIKE, ConfigError, RunError, nearest
 
 M = TypeVar("M", bound=BaseModel)
 KINDS = ("int", "float", "str", "bool")  # how pydantic names the branches of a value of several kinds
@@ -30,6 +31,19 @@ def validated(
         return model.model_validate(dict(values))
     except ValidationError as error:
         raise ConfigError(one_sentence(error, model, key, whole)) from error
+
+
+def checked(form: type[BaseModel], found: Any, path: Path, what: str, remedy: str) -> dict[str, Any]:
+    """The content of a file as it is, if it has the form."""
+    try:
+        form.model_validate(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        message = first["msg"].removeprefix("Value error, ").partition(" or instance of")[0]
+        place = ".".join(map(str, first["loc"]))
+        raise RunError(f"{path} is not {what}: {place + ': ' if place else ''}{message}; {remedy}") from error
+    known: dict[str, Any] = found
+    return known
 
 
 def one_sentence(

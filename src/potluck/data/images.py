@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -34,11 +35,17 @@ def _digits(dir: Path | None) -> Dataset:
 
 @cache
 def _embedded_digits() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """What is in scikit-learn's text file, read once."""
-    from sklearn.datasets import load_digits
+    """What is in scikit-learn's text file, read once, and without loading scikit-learn, which takes a second."""
+    found = find_spec("sklearn")
+    assert found is not None, "scikit-learn is installed with this package"
+    file = Path(str(found.origin)).parent / "datasets" / "data" / "digits.csv.gz"
+    if not file.exists():
+        from sklearn.datasets import load_digits
 
-    bunch = load_digits()
-    return bunch.images, bunch.target
+        bunch = load_digits()
+        return bunch.images, bunch.target
+    rows = np.loadtxt(file, delimiter=",")
+    return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64)
 
 
 @dataclass(frozen=True)

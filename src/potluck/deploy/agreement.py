@@ -36,6 +36,13 @@ RUNS = 10  # that a site joins: each has private noise of its own, on the same s
 EVALUATIONS = 24  # in a round, with other questions each: three moments of eight attempts
 ATTEMPTS = 8  # at a round, with other bytes each: a server that is disturbed again and again needs some
 
+
+def check_new(path: Path) -> None:
+    """Refuse a file that exists: an agreement is never overwritten, as somebody decided on it."""
+    if path.exists():
+        raise ConfigError(f"{path} exists; move it away, or write the agreement to another file")
+
+
 # --- the agreement --------------------------------------------------------------------------------------
 
 
@@ -114,9 +121,8 @@ class Agreement(Settings):
             raise ConfigError(f"{path} is no agreement: it is not JSON ({error}); {ANEW}") from error
 
     def write(self, path: Path | str) -> None:
-        """Write the agreement to a new file; one that exists is never overwritten, as somebody decided on it."""
-        if Path(path).exists():
-            raise ConfigError(f"{path} exists; move it away, or write the agreement to another file")
+        """Write the agreement to a new file."""
+        check_new(Path(path))
         write_whole(Path(path), (self.model_dump_json(indent=2) + "\n").encode())
 
     # --- before anything runs ---
@@ -148,6 +154,8 @@ class Agreement(Settings):
             )
         self.let_measure(offer.metrics)
         for step, crossing in offer.steps.items():
+            if step == EVALUATE and step not in self.steps:
+                continue  # each order to evaluate is refused then; the site trains all the same
             self._known([step])
             _compare(self.steps[step].down, crossing.down, f"step {step} would receive")
             _compare(self.steps[step].up, crossing.up, f"step {step} would send")
@@ -277,7 +285,7 @@ def refuse_attempt(round_: int, attempt: int, most: int) -> None:
     """Refuse an attempt at a round whose number is above the most that are allowed."""
     if attempt > most:
         raise PinError(
-            f"round {round_} was answered {most} times, each time to another question, and this site agreed to "
+            f"round {round_} was asked for {most} times, each time with another question, and this site agreed to "
             f"{most} attempts at a round; raise attempts_per_round in its contract if that is meant"
         )
 
@@ -306,6 +314,18 @@ def _crossing(method: Method, client: Client, step: str) -> Crossing:
         up=dict(specs_allowed(up, client, symbols, who)),
         down=dict(specs_allowed(method.down_contract(step), client, symbols, who)),
     )
+
+
+def certain_message(method: Method, client: Client, steps: Sequence[str]) -> Message:
+    """The tensors that a reply to these steps has in any case, where their sizes are known, without memory."""
+    symbols, who = method.symbols(own_card(client, method.card_fields)), f"{method.name}, {'+'.join(steps)}"
+    contract = {
+        name: field
+        for name, field in method.sent_by(tuple(steps)).items()
+        if not (field.optional or field.partial or field.low_rank)
+    }
+    specs = dict(specs_allowed(contract, client, symbols, who))
+    return Message(_largest({name: spec for name, spec in specs.items() if spec.is_exact}))
 
 
 def _largest(specs: Specs) -> dict[str, torch.Tensor]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
+from potluck.core.own_metrics import TrialFailed
 from potluck.errors import DataError, ModelError, PotluckError, RunError
 
-PRIVATE = (DataError, ModelError, RunError)  # their sentences may tell of the site's files, model and data
+PRIVATE = (DataError, ModelError, RunError, TrialFailed)  # may tell of the site's files, model, data and code
 ASIDE = " at the site; the log of its worker says more"
 _PATH = re.compile(r"(?<![\w.)\]])[.~]{0,2}/[^\s/]")  # how a path in a sentence begins
 

@@ -118,6 +118,11 @@ class DurableRecord(Record):
         """
         return self.history.attempt_after(self._next[1], round_, self._steps, self.repeats)
 
+    def refuse(self, round_: int) -> None:
+        """Count the exchange under way, whose reply goes beyond what the site agreed to and does not leave."""
+        self.history.count_refused(self._next[1], round_, self.attempt(round_))
+        self._keep()
+
     def sent(self, round_: int) -> int:
         """The bytes that have left in this attempt at a round, before the exchange under way."""
         return self.history.sent_before(self._next[1], round_)
@@ -198,9 +203,13 @@ class DurableRecord(Record):
     def _stand(self, key: str, stamp: Stamp) -> None:
         """Stand at an exchange, on disk too: a worker that starts again must know what the next one follows."""
         self.history.at = Place(key, stamp.attempt, stamp.incarnation)
+        self._keep()
+        self._held = {one: self._held[one] for one in (key, *self.history.line) if one in self._held}
+
+    def _keep(self) -> None:
+        """Write the manifest; files that it no longer names are removed."""
         self.history.prune()
         self._files.write_manifest({"incarnation": self.incarnation, **self.history.to_json()})
-        self._held = {one: self._held[one] for one in (key, *self.history.line) if one in self._held}
         self._files.clean(self._named)
 
     @property

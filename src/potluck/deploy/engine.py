@@ -24,15 +24,13 @@ from potluck.deploy.wire import (
     unpack_reply,
 )
 from potluck.engine.frames import Letter, Node
-from potluck.engine.protocol import Answer, Engine, Examination, Failure, Outcome, Request
+from potluck.engine.protocol import Answer, Engine, Examination, Failure, Outcome, Request, about
 from potluck.engine.retries import Clock
 from potluck.engine.settings import EngineSettings
 from potluck.errors import MessageError, RunError
 
 TRIES = 3  # at a node that does not introduce itself; it may belong to somebody else
-HELLO = (
-    120.0  # seconds a node has to introduce itself; half as many after each time that its owner was silent
-)
+HELLO = 120.0  # seconds a node has to introduce itself; half as many after each time that its owner did not
 HALVED = 2  # times at most: an exchange through Flower alone takes several seconds
 LOOK = 3.0  # seconds between two looks at who is there
 LOOKS = 4  # looks after which nodes are greeted, though others still come and go
@@ -92,7 +90,7 @@ class FlowerEngine(Engine):
         self._heard: dict[ClientId, float] = {}  # the same of the round that is open
         self._met: set[Node] = set()
         self._tries: dict[Node, int] = {}
-        self._silences: Counter[ClientId | None] = Counter()  # greetings in a row without answer, by owner
+        self._vain: Counter[ClientId | None] = Counter()  # greetings in a row that enrolled nobody, by owner
         self._refusals: dict[Node, str] = {}
         self._open = False
 
@@ -219,8 +217,7 @@ class FlowerEngine(Engine):
                 order.client, f"{who}: its reply cannot be used: {type(error).__name__}: {str(error)[:200]}"
             )
         if isinstance(reply, Failure):
-            named = reply.reason.startswith(who)
-            return Failure(order.client, reply.reason if named else f"{who}: {reply.reason}")
+            return Failure(order.client, about(order.client, reply.reason))
         return Failure(order.client, f"{who}: its reply is none to what was asked")
 
     def _sound(self, order: Request | Examination, reply: Answer) -> Outcome:
@@ -238,12 +235,12 @@ class FlowerEngine(Engine):
         letters = [(node, self.hello) for node in new]
         most = [LARGEST_INTRODUCTION] * len(new)
         owners = {node: self._owner(node) for node in new}
-        waits = [HELLO / 2 ** min(self._silences[owner], HALVED) for owner in owners.values()]
+        waits = [HELLO / 2 ** min(self._vain[owner], HALVED) for owner in owners.values()]
         answers = self._carry(letters, most, min(max(waits, default=HELLO), self.settings.deadline))
         for node, answer in zip(new, answers, strict=True):
             self._tries[node] = self._tries.get(node, 0) + 1
-            self._silences[owners[node]] = self._silences[owners[node]] + 1 if isinstance(answer, str) else 0
             refusal = self._enrol(node, answer)
+            self._vain[owners[node]] = self._vain[owners[node]] + 1 if refusal else 0
             if refusal and self._refusals.get(node) != refusal:
                 self._refuse(node, refusal)
         self.board.seen([client for client, node in self.homes.items() if node in there])
@@ -318,6 +315,7 @@ class FlowerEngine(Engine):
             return f"client {client}: it came back with another card: its data or its model have changed"
         self.notice(f"client {client} {'is back' if client in self.homes else 'is here'}")
         self.homes[client] = node
+        self.turned_away.pop(client, None)
         self._met.add(node)
         self._refusals.pop(node, None)
         self.board.strangers.pop(f"node {node}", None)

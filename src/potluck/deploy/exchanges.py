@@ -122,9 +122,16 @@ class History:
     def add(self, key: str, done: Exchanged) -> None:
         """Add an exchange that was answered."""
         self.done[key] = done
-        if done.before in self.done and self.done[done.before].round == done.round:
-            self.done[done.before].continued = True
-        self.tried[done.round] = max(done.attempt, self.tried.get(done.round, 0))
+        self._count(done.before, done.round, done.attempt)
+
+    def count_refused(self, before: str, round_: int, attempt: int) -> None:
+        """Count an exchange whose answer was refused; a further one after the same is of another attempt."""
+        self._count(before, round_, attempt)
+
+    def _count(self, before: str, round_: int, attempt: int) -> None:
+        if before in self.done and self.done[before].round == round_:
+            self.done[before].continued = True
+        self.tried[round_] = max(attempt, self.tried.get(round_, 0))
 
     def prune(self) -> None:
         """Forget what no server can ask for again: other attempts at rounds that are over, and old rounds."""

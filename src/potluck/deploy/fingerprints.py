@@ -11,6 +11,7 @@ from potluck.errors import ConfigError
 from potluck.files import read_bounded
 
 LARGEST_KEY = 1 << 16  # bytes of a file with one public key
+KIND = b"ecdsa-sha2-nistp"  # how the kinds of keys begin that Flower takes
 
 
 def fingerprint(line: bytes) -> str:
@@ -53,9 +54,15 @@ def _bare(line: bytes) -> str:
 def _read(path: Path, client: str, take: Callable[[bytes], str] = fingerprint) -> str:
     """What a function takes from the line in a key's file, which is a plain one: a pipe would keep us waiting."""
     try:
-        return take(read_bounded(path, LARGEST_KEY))
+        line = read_bounded(path, LARGEST_KEY)
+        taken = take(line)
     except OSError as error:
         told = f"the key of client {client}, {path}, cannot be read: {error.strerror or error}"
         raise ConfigError(told) from error
     except (ValueError, IndexError) as error:
         raise ConfigError(f"{path} is no public key; write one with ssh-keygen") from error
+    if not line.split()[0].startswith(KIND):
+        raise ConfigError(
+            f"{path} is no ECDSA key, and Flower takes no other; make one with ssh-keygen -t ecdsa -b 384"
+        )
+    return taken

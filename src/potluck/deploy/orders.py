@@ -15,7 +15,7 @@ from potluck.deploy.discretion import in_public
 from potluck.deploy.resident import Resident
 from potluck.deploy.site_status import OrderNotes
 from potluck.deploy.wire import Enrolment, Hello, Order, pack_reply, unpack_order
-from potluck.engine.protocol import Failure, Outcome, Request
+from potluck.engine.protocol import Failure, Outcome, Request, about
 from potluck.errors import PotluckError, StepFailed
 
 
@@ -59,8 +59,7 @@ class Orders(ABC):
         """The reply to an order that is not done: one sentence, which the site's own log has in full."""
         with contextlib.suppress(Exception):
             self.notes.refused(str(error) or type(error).__name__, received)
-        told, who = in_public(error), f"client {self.client}"
-        return pack_reply(Failure(self.client, told if told.startswith(who) else f"{who}: {told}"))
+        return pack_reply(Failure(self.client, about(self.client, in_public(error))))
 
     def obey(self, order: Order) -> Outcome | Enrolment:
         """Do an order, or raise why not."""
@@ -72,7 +71,17 @@ class Orders(ABC):
         if isinstance(order, Request):
             return resident.perform(dataclasses.replace(order, down=order.down.to(self.device)))
         down = None if order.down is None else order.down.to(self.device)
-        return resident.examine(dataclasses.replace(order, down=down))
+        answer = resident.examine(dataclasses.replace(order, down=down))
+        for metric, error in answer.report.errors.items():
+            self._note_metric(metric, error)
+            answer.report.errors[metric] = f"{error.partition(':')[0]} at the site"
+        return answer
+
+    def _note_metric(self, metric: str, error: str) -> None:
+        """Log why a metric failed. The error may tell of the site's data, so the server hears its kind alone."""
+        if self.notes.room.taken():
+            with contextlib.suppress(OSError, ValueError):
+                self.notes.log(f"the metric {metric} failed: {error}")
 
 
 def _in_words(order: Order) -> tuple[str, int | None, str]:

@@ -62,9 +62,13 @@ def prune(home: Path, keep: int = 0, unfinished: bool = False) -> list[KeptRun]:
     with RunFolder(home).locked():
         found = kept_runs(home)
         gone = [one for place, one in enumerate(found) if place >= keep and (one.finished or unfinished)]
-        JoinedRuns(home).add(*(one.run for one in gone))
+        joined = JoinedRuns(home)
+        joined.add(*(one.run for one in gone))
         for one in gone:
             _remove(home / "runs" / one.run)
+        for record in [*(home / "runs").iterdir()]:
+            if record.name in joined and not _files(record):
+                _remove(record)  # what is left of a run whose removal was ended in the middle
         return gone
 
 

@@ -70,6 +70,7 @@ class Register:
         values = read_checked(self.path) if self.path.exists() else new
         try:
             self.values = _Values.model_validate(values)
+            self._out = self.values.excluded  # as chosen now, which is kept once the run has started with it
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "all of it"
@@ -90,7 +91,7 @@ class Register:
     def choose(
         self, clients: Sequence[ClientId], exclude: Sequence[ClientId], include: Sequence[ClientId]
     ) -> tuple[ClientId, ...]:
-        """Leave clients out for good, or take them back; gives those that take part."""
+        """Leave clients out for good, or take them back; gives those that take part. `keep_choice` keeps it."""
         for client in (*exclude, *include):
             if client not in clients:
                 raise ConfigError(
@@ -103,9 +104,13 @@ class Register:
         left = tuple(client for client in clients if client not in out)
         if not left:
             raise ConfigError("--exclude: all clients would be out; start a new run with others")
-        if exclude or include:
-            self.note(excluded=tuple(client for client in clients if client in out))
+        self._out = tuple(client for client in clients if client in out)
         return left
+
+    def keep_choice(self) -> None:
+        """Keep who is out, now that the run goes on with the others; before, a choice could make it impossible."""
+        if self._out != self.values.excluded:
+            self.note(excluded=self._out)
 
     def keep_keys(self, keys: Mapping[ClientId, str]) -> None:
         """Keep the keys of the clients' nodes."""

@@ -13,8 +13,14 @@ from potluck.core.message import Message
 from potluck.core.method import Method, MethodConfig
 from potluck.core.own_metrics import OwnMetrics
 from potluck.core.packed import State
-from potluck.deploy.agreement import ATTEMPTS, EVALUATIONS, Agreement, refuse_attempt, refuse_evaluation
-from potluck.deploy.discretion import names_path
+from potluck.deploy.agreement import (
+    ATTEMPTS,
+    EVALUATIONS,
+    Agreement,
+    certain_message,
+    refuse_attempt,
+    refuse_evaluation,
+)
 from potluck.deploy.durable_record import DurableRecord
 from potluck.deploy.evaluations import Evaluations
 from potluck.deploy.exchanges import question_of
@@ -22,7 +28,7 @@ from potluck.deploy.wire import Enrolment, most_bytes
 from potluck.engine.performer import Performer
 from potluck.engine.protocol import Answer, Examination, Request
 from potluck.engine.runner import TransactionRunner
-from potluck.errors import MessageError, StepFailed
+from potluck.errors import MessageError, PotluckError, StepFailed
 from potluck.federation.federation import Federation
 
 
@@ -91,19 +97,21 @@ class GuardedPerformer(Performer):
         attempt = self.record.attempt(round_)
         self._let_try(round_, attempt)
         self._let_in(client, request.steps, request.down)
+        self._let_out(request.steps, round_, self._certain(client, request.steps))
         client.attempt = attempt if self.fresh else 1
         answer = super().perform(client, request, first)
         name = answer.up.not_finite()
         if name is not None:
             raise StepFailed(f"tensor {name!r} would leave and is not finite; lower training.optimizer.lr")
-        if self.agreement is not None:
-            self.agreement.let_out(request.steps, round_, answer.up, self.record.sent(round_))
+        self._let_out(request.steps, round_, answer.up)
         return answer
 
     def examine(self, client: Client, examination: Examination) -> Answer:
         """Measure the client, if the metrics and the downlink are agreed to and it is finite."""
         if examination.predictions:
             raise StepFailed("predictions are asked for; those of a site stay there")
+        if not examination.modes:
+            raise StepFailed("an evaluation came that names no mode")
         mode = next((mode for mode in examination.modes if mode not in self.method.modes), None)
         if mode is not None or examination.on not in ("own", "global"):
             raise StepFailed(
@@ -115,11 +123,7 @@ class GuardedPerformer(Performer):
             self.agreement.let_measure(examination.metrics)
         self._let_in(client, ("evaluate",), examination.down)
         self._let_examine(examination)
-        answer = super().examine(client, examination)
-        for metric, error in answer.report.errors.items():
-            if names_path(error):
-                answer.report.errors[metric] = f"{error.partition(':')[0]} at the site"
-        return answer
+        return super().examine(client, examination)
 
     def _let_examine(self, examination: Examination) -> None:
         """Refuse an evaluation too many, or of a round that the run does not have; others are counted on disk."""
@@ -146,6 +150,20 @@ class GuardedPerformer(Performer):
             self.agreement.let_try(round_, attempt)
         elif self.fresh:
             refuse_attempt(round_, attempt, ATTEMPTS)
+
+    def _certain(self, client: Client, steps: tuple[str, ...]) -> Message:
+        """What will leave for certain, known before any work: tensors without memory."""
+        return certain_message(self.method, client, steps) if self.agreement is not None else Message()
+
+    def _let_out(self, steps: tuple[str, ...], round_: int, up: Message) -> None:
+        """Refuse what goes beyond the agreement. The attempt counts: a site works for nothing only so often."""
+        if self.agreement is None:
+            return
+        try:
+            self.agreement.let_out(steps, round_, up, self.record.sent(round_))
+        except PotluckError:
+            self.record.refuse(round_)
+            raise
 
     def _let_in(self, client: Client, steps: tuple[str, ...], down: Message | None) -> None:
         """Refuse a downlink: names, types and shapes come first, as not every type can be asked for its values."""

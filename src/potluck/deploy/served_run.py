@@ -20,6 +20,7 @@ from potluck.deploy.misfits import in_words, without_misfits
 from potluck.deploy.register import BadStart, Register, WentBack
 from potluck.deploy.suspects import find_suspect, find_tie, have_diverged
 from potluck.deploy.taking_back import no_way_back, take_back, undecided
+from potluck.engine.cohort import clients_needed
 from potluck.engine.evaluation.checks import check_evaluation
 from potluck.engine.retries import GROWING, Waits
 from potluck.errors import ConfigError, RoundFailed, RunError
@@ -35,11 +36,6 @@ from potluck.runs.results.run_result import RunResult
 
 class Regrouped(Exception):
     """The clients of a run are others from here on, or it went back: it goes on from its last checkpoint."""
-
-
-def share(quorum: float, clients: int) -> int:
-    """How many clients a share of them is; at least one."""
-    return max(1, round(quorum * clients))
 
 
 class ServedRun:
@@ -94,11 +90,11 @@ class ServedRun:
         engine, training = self.engine, self.experiment.training
         known = [client for client in engine.ids if client in self.kept and not engine.is_revoked(client)]
         if self.fresh or not known:
-            self.roster = self._first_roster(share(training.start_quorum, len(engine.ids)))
+            self.roster = self._first_roster(clients_needed(training.start_quorum, len(engine.ids)))
             return
         engine.enrolled |= {client: self.kept[client] for client in engine.ids if client in self.kept}
         if saved_round(self.folder.path) < training.rounds:  # else only the summary is left to write
-            engine.gather(known, share(training.quorum, len(known)))
+            engine.gather(known, clients_needed(training.quorum, len(known)))
         self.roster = tuple(known)
 
     def _first_roster(self, needed: int) -> tuple[ClientId, ...]:
@@ -170,6 +166,7 @@ class ServedRun:
             self.conduct,
             waits=self.waits,
         )
+        self.register.keep_choice()
         self.conduct.follow(run)
         self.fresh = False
         out = [(one.round, one.without) for one in values.went_back]

@@ -67,13 +67,17 @@ SECRET = "secret"
 
 
 def site_metric(name: str, own: Mapping[str, Callable[..., Any]]) -> MetricSettings:
-    """A metric that the server names: a function that the site brings, or one of the libraries that it knows."""
-    if name in own:
-        return MetricSettings(name=own[name], called=name)
+    """A metric that the server names: a function that the site brings, or one of the libraries that it knows.
+
+    What the site brings comes first: its contract has the name, which a library's function must not stand under.
+    """
+    key = split_name(name)[1]
+    if key in own:
+        return MetricSettings(name=own[key], called=key)
     if not runs_no_other_code(name):
         raise ConfigError(
             f"the server asks for the metric {name!r}, which this site does not bring; "
-            f"join with --metric FILE.py:{split_name(name)[1]}, or ask the server to leave it out"
+            f"join with --metric FILE.py:{key}, or ask the server to leave it out"
         )
     return MetricSettings(name=name)
 
@@ -182,7 +186,7 @@ class Site(Orders):
             federation = self.federation(dict(offer["experiment"]), run)
             folder = kept.with_suffix("")
             with Modest(tensors=MOST_TENSORS):
-                self.resident = Resident(
+                resident = Resident(
                     federation,
                     self.client,
                     folder,
@@ -190,10 +194,10 @@ class Site(Orders):
                     fresh=not self.simulated,
                     rounds=_rounds(offer),
                 )
-            self.run = run
-            self._joined[run] = self.resident.most_bytes
-            write_json(kept, {"welcome": offer, "most": self._joined[run]})
-            joined.add(run)  # last: a run that is counted and has no welcome was removed
+            write_json(kept, {"welcome": offer, "most": resident.most_bytes})
+            joined.add(run)  # after the welcome: a run that is counted and has none was removed
+            self._joined[run] = resident.most_bytes
+            self.resident, self.run = resident, run  # last: it takes part only in what is written down
         return self.resident.enrolment()
 
     def federation(self, values: dict[str, Any], run: str) -> Federation:

@@ -15,7 +15,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel, ValidationError
 
 from potluck.core.plain_values import printable
 from potluck.errors import RunError
@@ -173,14 +175,63 @@ def read_status(folder: Path, now: float | None = None) -> dict[str, Any]:
         raise RunError(f"there is no folder {folder}")
     path = status_file(folder)
     found = read_json(path, most=SETTINGS, follow=False)
-    if not isinstance(found, dict) or found.get("kind") not in [*FILES]:
+    if not isinstance(found, dict) or found.get("kind") not in [*FORMS]:
         raise RunError(f"{path} was not written by potluck")
     if not _is_finite(found):
         raise RunError(f"{path} was not written by potluck: it has a number beyond all that are measured")
-    updated = found.get("updated")
-    age = (time.time() if now is None else now) - (updated if isinstance(updated, int | float) else 0)
-    ended = found.get("state") in ("finished", "stopped")
-    return {**_shown(found), "alive": not ended and age < STALE, "age": round(age, 1)}
+    try:
+        known = FORMS[found["kind"]].model_validate(found).model_dump()
+    except ValidationError as error:
+        place = ".".join(map(str, error.errors()[0]["loc"]))
+        raise RunError(f"{path} was not written by this version of potluck: see its {place!r}") from error
+    age = (time.time() if now is None else now) - known["updated"]
+    ended = known["state"] in ("finished", "stopped")
+    return {**_shown(known), "alive": not ended and age < STALE, "age": round(age, 1)}
+
+
+class _Facts(BaseModel, extra="allow"):
+    """What every status says."""
+
+    kind: str
+    potluck: str
+    flower: str | None = None
+    pid: int
+    disk_free: float
+    updated: float
+    started: float
+    state: str = "running"
+    notice: str = ""
+    noticed: float | None = None
+    sent: int = 0
+    received: int = 0
+
+
+class _ServerFacts(_Facts):
+    name: str
+    method: str
+    round: int
+    rounds: int
+    clients: dict[str, ClientStatus]
+    strangers: dict[str, str] = {}
+
+
+class _SiteFacts(_Facts):
+    client: str
+    half: Literal["both", "worker", "node"]
+    server: str = ""
+    taken_in: float | None = None
+    pulled: float | None = None
+    trouble: str = ""
+    run: str = ""
+    round: int | None = None
+    order: str = ""
+    ordered: float | None = None
+    orders: dict[str, int] = {}  # none before the first
+    refused: str = ""
+    refused_at: float | None = None
+
+
+FORMS: dict[str, type[_Facts]] = {"server": _ServerFacts, "site": _SiteFacts}
 
 
 def status_file(folder: Path) -> Path:

@@ -54,6 +54,11 @@ class TensorSpec:
         alike = self.dtype == other.dtype and len(self.shape) == len(other.shape)
         return alike and all(map(_size_holds, self.shape, other.shape))
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether every size is known."""
+        return all(size.isdigit() for size in self.shape)
+
     def largest(self) -> torch.Tensor:
         """A meta tensor (without memory) of the largest shape allowed; open sizes count as 0."""
         sizes = [0 if size == "*" else int(size.removeprefix("<=")) for size in self.shape]

@@ -10,7 +10,8 @@ import datetime
 import ipaddress
 import os
 import re
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -24,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from potluck.errors import ConfigError
+from potluck.files import UNFINISHED, sync_folder
 
 CA, SERVER, CLIENTS = "ca", "server", "clients"  # ca.crt, server.crt, clients/NAME
 DAYS = 30  # validity of the certificates
@@ -47,27 +49,38 @@ In production
 
 
 def make_keys(folder: Path, servers: Sequence[str], clients: Sequence[str], days: int = DAYS) -> list[Path]:
-    """Write all keys into a folder and return the files; if one of them exists, nothing is written.
+    """Write all keys into a new folder, or an empty one, and return the files. The folder has all of them or none.
 
     The server's certificate is valid for the names and addresses in `servers` only.
     """
     _check(servers, clients, days)
-    files = _make(servers, clients, days)
-    taken = next((name for name in files if (folder / name).exists()), None)
+    taken = min(folder.iterdir(), default=None) if folder.is_dir() else None
     if taken is not None:
-        raise ConfigError(f"{folder / taken} exists; keys are never overwritten, choose another folder")
-    folder.mkdir(parents=True, exist_ok=True, mode=0o755)  # whatever the umask: others may not replace a file
-    (folder / CLIENTS).mkdir(exist_ok=True, mode=0o700)
-    written: list[Path] = []
+        raise ConfigError(f"{taken} exists; keys are never overwritten, choose another folder")
+    files, place = _make(servers, clients, days), folder.resolve()
+    unfinished = place.with_name(f".{place.name}{UNFINISHED}")
     try:
-        for name, content in files.items():
-            _write(folder / name, content, mode=0o600 if b"PRIVATE KEY" in content else 0o644)
-            written.append(folder / name)
-    except BaseException:  # half of the keys would only be in the way of the next call
-        for path in written:
-            path.unlink(missing_ok=True)
-        raise
-    return written
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(unfinished, ignore_errors=True)  # of a call that was killed
+        _write_all(unfinished, files)
+        unfinished.rename(place)
+        sync_folder(place.parent)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make {folder}: {error.strerror or error}; choose another folder"
+        ) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return [folder / name for name in files]
+
+
+def _write_all(folder: Path, files: Mapping[str, bytes]) -> None:
+    folder.mkdir(mode=0o755)  # whatever the umask: others may not replace a file
+    (folder / CLIENTS).mkdir(mode=0o700)
+    for name, content in files.items():
+        _write(folder / name, content, mode=0o600 if b"PRIVATE KEY" in content else 0o644)
+    for place in (folder / CLIENTS, folder):
+        sync_folder(place)
 
 
 def _check(servers: Sequence[str], clients: Sequence[str], days: int) -> None:
@@ -193,10 +206,8 @@ def _ssh(key: EllipticCurvePrivateKey, comment: str) -> tuple[bytes, bytes]:
 def _write(path: Path, content: bytes, mode: int) -> None:
     """Create a new file with its final permissions, so that a private key is never readable by others."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            os.fchmod(handle, mode)
-            file.write(content)
-    except BaseException:
-        path.unlink()
-        raise
+    with os.fdopen(handle, "wb") as file:
+        os.fchmod(handle, mode)
+        file.write(content)
+        file.flush()
+        os.fsync(handle)

@@ -19,7 +19,15 @@ from potluck.core.method import Method
 from potluck.core.plain_values import printable
 from potluck.core.server import Server
 from potluck.core.values import excess, said_of
-from potluck.engine.norms import LARGEST_RATIO, Form, LastNorms, Tensors, start_ratio
+from potluck.engine.norms import (
+    LARGEST_RATIO,
+    MOST_SHRUNK,
+    Form,
+    LastNorms,
+    Tensors,
+    shrunk_share,
+    start_ratio,
+)
 from potluck.engine.protocol import Answer
 from potluck.engine.reductions import Reductions, variances
 from potluck.errors import MessageError
@@ -183,7 +191,13 @@ class Acceptance:
         for name, declared in self.method.sent_by(exchange.steps).items():
             if declared.like != "model":
                 continue
-            ratio = start_ratio(answer.up.group(name), self.fresh(answer.client))
+            sent, fresh = answer.up.group(name), self.fresh(answer.client)
+            ratio = start_ratio(sent, fresh)
+            if shrunk_share(sent, fresh, most) > MOST_SHRUNK:
+                return (
+                    f"client {answer.client}, {exchange.name}: most of its first weights are below 1/{most:g} "
+                    "of those of a new model (training.max_norm)"
+                )
             if not ratio <= most:
                 return (
                     f"client {answer.client}, {exchange.name}: its first weights are {ratio:.3g} times as large as "

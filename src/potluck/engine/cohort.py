@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,15 @@ from potluck.engine.acceptance import Acceptance, Exchange, no_message
 from potluck.engine.ledger import Ledger
 from potluck.engine.protocol import Answer, Engine, Failure, Outcome, Request, Stamp
 from potluck.errors import RoundFailed
+
+
+def clients_needed(quorum: float, clients: int) -> int:
+    """How many clients a share of them is, rounded up, so that half of them is never less; at least one.
+
+    >>> [clients_needed(0.5, clients) for clients in (0, 3, 4, 5)], clients_needed(0.1, 30)
+    ([1, 2, 2, 3], 3)
+    """
+    return max(1, math.ceil(round(quorum * clients, 9)))  # 0.1 * 30 is a little above 3
 
 
 class Cohort:

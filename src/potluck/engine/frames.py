@@ -14,9 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from potluck.errors import ConfigError
+
 LENGTH = 8  # bytes of the number in front of a head
 LONGEST_HEAD = 1 << 24  # bytes; a head holds sizes and short sentences, so anything longer is not a frame
-NAME_LIMIT = 100  # characters of a socket's path; the system allows little more
+NAME_LIMIT = 100  # bytes of a socket's path; the system allows little more
 
 Node = int  # the number Flower gives a participant's node
 Letter = tuple[Node, bytes]  # bytes for a node
@@ -85,15 +87,21 @@ def _read(channel: socket.socket, size: int) -> bytes:
 @contextlib.contextmanager
 def listening(path: Path, mode: int = 0o600) -> Iterator[socket.socket]:
     """Open a Unix socket at a path; one that a killed process left there is replaced, and nothing else is."""
-    if len(str(path)) > NAME_LIMIT:
-        raise OSError(f"the path of a socket has at most {NAME_LIMIT} characters: {path}")
+    if len(os.fsencode(path)) > NAME_LIMIT:
+        raise ConfigError(
+            f"the path of a socket has at most {NAME_LIMIT} bytes; choose a shorter one than {path}"
+        )
     if os.path.lexists(path) and not path.is_socket():
-        raise OSError(f"{path} exists and is no socket; choose another path")
-    path.unlink(missing_ok=True)
+        raise ConfigError(f"{path} exists and is no socket; choose another path")
     with socket.socket(socket.AF_UNIX) as door:
-        door.bind(str(path))
-        path.chmod(mode)
-        door.listen()
+        try:
+            path.unlink(missing_ok=True)
+            door.bind(str(path))
+            path.chmod(mode)
+            door.listen()
+        except OSError as error:
+            reason = error.strerror or error
+            raise ConfigError(f"cannot open a socket at {path}: {reason}; choose another path") from error
         try:
             yield door
         finally:

@@ -21,6 +21,7 @@ from potluck.core.message import Message
 
 Tensors = Mapping[str, Tensor]
 LARGEST_RATIO = 100.0  # of `training.max_norm: auto`; honest runs on digits stay below 10
+MOST_SHRUNK = 0.5  # of first weights may be next to nothing against those of a new model
 MOST_KEPT = 4096  # parts of one client whose norms are remembered, the latest ones
 PAIR = 2  # clients: neither is a majority, so what each sent before is the third
 
@@ -179,6 +180,19 @@ def start_ratio(sent: Tensors, fresh: Tensors) -> float:
         name: value.shape for name, value in fresh.items()
     }
     return _root_mean_square(sent) / ((_root_mean_square(fresh) if alike else 0.0) or 1.0)
+
+
+def shrunk_share(sent: Tensors, fresh: Tensors, most: float) -> float:
+    """The share of first weights in tensors `most` times as small as those of a fresh model, or smaller.
+
+    Tensors that are zero in the fresh model, or that it does not have in this shape, are not counted. A site may
+    have reasons for some zeros (biases, a last layer), and for nothing but zeros none.
+    """
+    alike = [name for name in sent if name in fresh and sent[name].shape == fresh[name].shape]
+    sizes = {name: _root_mean_square({name: fresh[name]}) for name in alike}
+    counted = {name: sent[name].numel() for name in alike if sizes[name] > 0}
+    small = [name for name in counted if _root_mean_square({name: sent[name]}) * most < sizes[name]]
+    return sum(counted[name] for name in small) / max(1, sum(counted.values()))
 
 
 def _root_mean_square(tensors: Tensors) -> float:

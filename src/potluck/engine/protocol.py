@@ -79,6 +79,16 @@ class Failure:
 Outcome = Answer | Failure
 
 
+def about(client: ClientId, reason: str) -> str:
+    """A reason that begins with the client it is about, whatever other client it names.
+
+    >>> about("1", "client 12: it is away"), about("1", "client 1, step train: it is away")
+    ('client 1: client 12: it is away', 'client 1, step train: it is away')
+    """
+    who = f"client {client}"
+    return reason if reason.startswith((f"{who}:", f"{who},")) else f"{who}: {reason}"
+
+
 class Engine(ABC):
     """Runs requests; the outcomes are in the order of the requests."""
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from potluck.core.card import ClientId
 from potluck.engine.performer import Performer
-from potluck.engine.protocol import Answer, Engine, Examination, Failure, Request
+from potluck.engine.protocol import Answer, Engine, Examination, Failure, Request, about
 from potluck.engine.seats import Seats
 from potluck.engine.store.client_store import ClientStore
 from potluck.engine.transactions import Done, Errand, Records, opened, stored
@@ -51,8 +51,7 @@ def guarded(clients: ClientBuilder, client: ClientId, work: Callable[[], T]) -> 
     try:
         return work()
     except PotluckError as error:
-        reason, who = str(error), f"client {client}"
-        return Failure(client, reason if reason.startswith(who) else f"{who}: {reason}")
+        return Failure(client, about(client, str(error)))
     except Exception as error:
         error.add_note(f"while client {client} ({clients.label(client)}) was at work")
         raise

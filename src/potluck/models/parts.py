@@ -73,7 +73,10 @@ def scaled(width: int, scale: float) -> int:
 
 
 def scale_convolutions(net: nn.Module) -> None:
-    """Initial weights of He et al.: normal, with variance 2 / (outputs × kernel size)."""
+    """Initial weights of He et al.: normal, with variance 2 / (outputs × kernel size).
+
+    Weights without memory, of which only shapes are wanted, are left out: drawing them takes a second per model.
+    """
     for part in net.modules():
-        if isinstance(part, nn.Conv2d):
+        if isinstance(part, nn.Conv2d) and not part.weight.is_meta:
             nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")

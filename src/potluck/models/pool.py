@@ -171,7 +171,8 @@ class ModelPool:
         place = (entry, task, rep_dim)
         model = self._build(entry, task, rep_dim, who, check=place not in self._checked)
         self._checked.add(place)
-        self._outlines.setdefault(place, _outline(model))
+        if place not in self._outlines:
+            self._outlines[place] = _outline(model)
         return model
 
     def signature(self, key: str, task: Task, rep_dim: int | None = None) -> dict[str, tuple[int, ...]]:

@@ -13,10 +13,10 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from matplotlib.ticker import MaxNLocator
 
 from potluck.report.log import Curve, Floats, Integers
 from potluck.report.measures import Measure
+from potluck.report.ticks import round_values
 
 ACROSS, UP = 1000, 500  # the units of the drawing; the page stretches it
 MOST_POINTS = 240  # of a line; a screen has few more pixels for it
@@ -105,22 +105,17 @@ def score_limits(values: Floats, measure: Measure) -> tuple[float, float]:
 
 
 def _round_ticks(box: Box) -> list[Tick]:
-    locator = MaxNLocator(integer=True, nbins=6, steps=[1, 2, 5, 10], min_n_ticks=1)
-    found = {int(tick) for tick in locator.tick_values(box[0], box[1]) if box[0] <= tick <= box[1]}
-    return [
-        (percent_of(tick, box[0], box[1]), f"{tick:,}") for tick in sorted(found) if tick > 0 or not box[0]
-    ]
+    found = round_values(box[0], box[1], 6, (1, 2, 5), whole=True)
+    return [(percent_of(tick, box[0], box[1]), f"{tick:,.0f}") for tick in found if tick > 0 or not box[0]]
 
 
 def score_ticks(box: Box, measure: Measure) -> list[Tick]:
     """Round values along the side, in percent where the score is a share."""
     low, high = measure.scale * box[2], measure.scale * box[3]
     unit = " %" if measure.is_share else ""
-    found = MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
     return [
         (100 - percent_of(tick, low, high), f"{tick:.6g}{unit}".replace("-", "−"))
-        for tick in found
-        if low - 1e-9 <= tick <= high + 1e-9
+        for tick in round_values(low, high, 5)
     ]
 
 
@@ -190,12 +185,12 @@ def client_bars(scores: Mapping[str, float | None], measure: Measure, label: str
         y=score_ticks(box, measure),
         about_x="clients, best to worst",
         key=[("mean", measure.full(mean), "mean over clients")],
-        bars=_bars(values, box),
+        bars=bars_of(values, box),
         level=round(100 - percent_of(mean, low, high), 2),
     )
 
 
-def _bars(values: Sequence[float], box: Box) -> str:
+def bars_of(values: Sequence[float], box: Box) -> str:
     """A bar for each value; of many, there are no gaps between them."""
     gap = 0.12 if len(values) <= 100 else 0.0
     ((_, foot),) = places_in([0.0], [min(max(0.0, box[2]), box[3])], box)

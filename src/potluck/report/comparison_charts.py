@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from matplotlib.ticker import LogLocator, MaxNLocator
 
 from potluck.report.charts import (
     ACROSS,
@@ -32,6 +31,7 @@ from potluck.report.format import capital, size
 from potluck.report.log import Curve
 from potluck.report.measures import Measure
 from potluck.report.sheets import measure_in, ranked, reference_label, references_of, row_label, rows_of
+from potluck.report.ticks import round_powers, round_values
 
 Comparison = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -110,9 +110,7 @@ def _sent_key(row: Row, look: str, measure: Measure) -> tuple[str, str, str]:
 def _byte_ticks(box: Box) -> list[Tick]:
     """A few round sizes along a logarithmic axis, however little they differ."""
     low, high = 10 ** box[0], 10 ** box[1]
-    steps = (1.0,) if high / low > 30 else (1.0, 3.0)
-    locator = LogLocator(subs=steps, numticks=5) if high / low > 10 else MaxNLocator(nbins=3, min_n_ticks=2)
-    ticks = [tick for tick in locator.tick_values(low, high) if low <= tick <= high]
+    ticks = round_powers(low, high, 5)
     return [(percent_of(math.log10(tick), box[0], box[1]), size(tick)) for tick in ticks]
 
 
@@ -200,9 +198,9 @@ def _strips(
 ) -> Strips:
     measure = measure_in(comparison)
     low, high = measure.scale * box[0], measure.scale * box[1]
-    ticks = [tick for tick in MaxNLocator(nbins=5).tick_values(low, high) if low <= tick <= high]
     shown = [
-        (percent_of(tick, low, high), f"{tick:+.6g}".replace("-", "−") if tick else "0") for tick in ticks
+        (percent_of(tick, low, high), f"{tick:+.6g}".replace("-", "−") if tick else "0")
+        for tick in round_values(low, high, 5)
     ]
     names = references_of(rows) or [str(comparison.get("baseline", "local"))]
     reference = reference_label(names[0], comparison) if len(names) == 1 else "the Local of its settings"

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from matplotlib.figure import Figure
-
-from potluck.files import write_whole
+from potluck.files import read_bounded, write_whole
 from potluck.report.comparison_charts import bytes_chart, curves_chart, gains_chart, intervals_chart
 from potluck.report.format import VIEW_NAMES, capital, counted, method_label
+from potluck.report.grids import Grid, grids, shares
 from potluck.report.html import in_words, render
 from potluck.report.measures import Measure
 from potluck.report.page import SETTINGS, split_part
-from potluck.report.pictures.grids import Grid, grids, heat_map, shares
 from potluck.report.render import Column, Sheet, words
 from potluck.report.sheets import (
     about_means,
@@ -36,6 +34,9 @@ from potluck.report.sheets import (
     targets_sheet,
 )
 from potluck.report.split_file import read_split
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def write_comparison(path: Path, comparison: Mapping[str, Any]) -> Path:
@@ -93,6 +94,8 @@ class Heat:
 
 def variants_heat_map(comparison: Mapping[str, Any]) -> Figure | None:
     """The scores of variants over the two keys that they change, a map for every product; None without one."""
+    from potluck.report.pictures.grids import heat_map
+
     drawn, measure = _variants_grids(comparison), measure_in(comparison)
     note = f"{capital(measure.with_unit)}: {about_means(comparison)}{_by_reported_mode(comparison)}"
     return heat_map(drawn, measure, note) if drawn else None
@@ -154,7 +157,7 @@ def _variants(comparison: Mapping[str, Any]) -> Sheet | None:
 
 def _settings(folder: Path) -> str:
     path = folder / SETTINGS
-    return path.read_text(encoding="utf-8") if path.exists() else ""
+    return read_bounded(path, follow=False).decode("utf-8") if path.exists() else ""
 
 
 # --- sweeps ---------------------------------------------------------------------------------------------
@@ -181,6 +184,8 @@ def write_sweep(path: Path, sweep: Mapping[str, Any], comparisons: Mapping[str, 
 
 def sweep_heat_map(sweep: Mapping[str, Any], comparisons: Mapping[str, Mapping[str, Any]]) -> Figure:
     """The score of every method in every setting and mode."""
+    from potluck.report.pictures.grids import heat_map
+
     first = next(iter(comparisons.values()))
     measure = measure_in(first)
     note = f"{capital(measure.with_unit)}: {about_means(first)}"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 NOTHING = "–"
+UNFIT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # in XML or HTML
 METHOD_NAMES = {"local": "Local"}
 MOMENT_NAMES = {
     "after_aggregation": "after aggregation",
@@ -44,6 +46,11 @@ METRIC_NAMES = {
 }
 
 # --- numbers for people ---------------------------------------------------------------------------------
+
+
+def fit_to_write(text: str) -> str:
+    """The same text for a page or an SVG file, without the letters of names that neither may hold."""
+    return UNFIT.sub("?", text)
 
 
 def text(value: Any) -> str:
@@ -164,6 +171,12 @@ def metric_name(name: str) -> str:
 def moment(when: str | None) -> str:
     """A moment of evaluation in words."""
     return NOTHING if when is None else MOMENT_NAMES.get(when, when)
+
+
+def shortened(text: str, most: int) -> str:
+    """Text on one line, cut with an ellipsis if too long."""
+    text = " ".join(text.split())
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def capital(word: str) -> str:

@@ -7,30 +7,22 @@ import hashlib
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
-from potluck.report.pictures import style
-from potluck.report.pictures.files import to_svg
+from potluck.report.format import fit_to_write
 
-# The colours of a picture become variables of the page, so that it follows the reader's theme.
-_VARIABLES = {
-    style.INK: "var(--ink)",
-    style.FAINT: "var(--faint)",
-    style.RULE: "var(--rule)",
-    style.PAPER: "var(--paper)",
-    **{color: f"var(--c{place})" for place, color in enumerate(style.PALETTE)},
-}
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def render(template: str, context: Mapping[str, Any]) -> bytes:
     """A page, from one of the files in `templates`."""
     script = Markup(_templates().get_template("page.js").render())
     shell = {"script": script, "script_hash": _hash(script)}
-    return _templates().get_template(template).render({**shell, **context}).encode()
+    return fit_to_write(_templates().get_template(template).render({**shell, **context})).encode()
 
 
 def _hash(script: str) -> str:
@@ -53,10 +45,15 @@ def _templates() -> jinja2.Environment:
 
 
 def svg(picture: Figure) -> Markup:
-    """A picture in the colours of the page."""
+    """A picture in the colours of the page, so that it follows the reader's theme."""
+    from potluck.report.pictures import style
+    from potluck.report.pictures.files import to_svg
+
+    names = {style.INK: "ink", style.FAINT: "faint", style.RULE: "rule", style.PAPER: "paper"}
+    names |= {color: f"c{place}" for place, color in enumerate(style.PALETTE)}
     svg = re.sub(
         r"(fill|stroke): (#[0-9a-f]{6})",
-        lambda match: f"{match[1]}: {_VARIABLES.get(match[2], match[2])}",
+        lambda match: f"{match[1]}: {f'var(--{names[match[2]]})' if match[2] in names else match[2]}",
         to_svg(picture),
     )
     return Markup(svg)  # matplotlib has escaped the names in it

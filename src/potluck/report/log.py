@@ -380,7 +380,7 @@ def kept_round(folder: Path) -> int | None:
 
 def read_metrics(path: Path) -> Metrics:
     """Read `metrics.jsonl`, given as such or by its folder. Of a value logged twice the later one counts."""
-    path = path if path.suffix == ".jsonl" else path / "metrics.jsonl"
+    path = path if path.suffix == ".jsonl" and not path.is_dir() else path / "metrics.jsonl"
     with reading(path):
         return _metrics(path)
 

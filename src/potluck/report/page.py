@@ -44,8 +44,6 @@ from potluck.report.log import (
     read_table,
 )
 from potluck.report.measures import Measure
-from potluck.report.pictures.cost import accuracy_against_bytes
-from potluck.report.pictures.split import split_picture
 from potluck.report.predictions_part import predictions_part
 from potluck.report.reading import reading
 from potluck.report.render import Column, Sheet, words
@@ -62,6 +60,7 @@ from potluck.report.sheets import (
     run_sheet,
     some_rows,
 )
+from potluck.report.split_chart import split_chart
 from potluck.report.split_file import by_group, read_split, total_of
 
 MOST_ROWS = 1000  # clients in the table of a page
@@ -307,6 +306,8 @@ def _tuning(tuning: Mapping[str, Any]) -> _Part:
     """How an option that was left open got its value: what each candidate reached, and what it cost."""
     if not tuning:
         return None
+    from potluck.report.pictures.cost import accuracy_against_bytes
+
     option, chosen, curve = tuning["option"], tuning["chosen"], tuning["curve"]
     columns = (
         Column(option, lambda point: point["value"]),
@@ -400,17 +401,17 @@ def split_part(split: Mapping[str, Any]) -> _Part:
     """A picture of who has which class, one per data set where groups have their own."""
     if not any(part.get("counts") for part in split.get("clients") or ()):
         return None
-    pictures = []
+    charts = []
     for group, everyone, total in by_group(split):
         own = [part for part in everyone if part.get("counts")]
-        picture = split_picture(
+        chart = split_chart(
             [part["counts"] for part in own],
             [str(part["id"]) for part in own],
             [str(name) for name in group.get("class_names") or ()] or None,
             total if "total" in split else None,
         )
-        pictures.append((group["data"] if "groups" in split else None, picture))
-    return {"hash": split.get("hash"), "pictures": pictures}
+        charts.append((group["data"] if "groups" in split else None, chart))
+    return {"hash": split.get("hash"), "charts": charts}
 
 
 # --- the wire -------------------------------------------------------------------------------------------

@@ -153,8 +153,11 @@ def notebook(sheet: Sheet) -> str:
 
 
 def console_on(stderr: bool) -> Console:
-    """A console on standard error or output, wide enough for tables where there is no terminal."""
-    console = Console(stderr=stderr, highlight=False)
+    """A console on standard error or output, wide enough for tables where there is no terminal.
+
+    What it prints is text, never markup: a file may be called `[red].csv`.
+    """
+    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
     return console

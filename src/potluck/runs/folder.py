@@ -12,6 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
+from potluck.core.validation import checked
 from potluck.errors import RunError
 from potluck.files import (
     WRITING,
@@ -27,14 +30,16 @@ from potluck.report.again import to_go_on
 from potluck.report.reading import log_lines, reading
 from potluck.runs.log_marks import LogMarks, Marks, check_marks, is_marked, mark_of
 
+LOCK_MODE = 0o640  # of .lock: whoever may read it can hold it, so others than owner and group may not
 FORMAT = 2  # version of the layout; a folder with another one is not resumed
+LOCK = ".lock"  # the first file of a run, and of a comparison
 START = ("environment.json", "split.json", "config.yaml")  # written before the first round, in this order
 BEFORE = (
     "contract.json",
     "tuning.json",
     "pilots",
     "federation.json",
-    ".lock",
+    LOCK,
 )  # may be there earlier than START
 COMPARED = ("experiment.yaml", "comparison.json", "sweep.json")  # only in the folder of a comparison
 LOGS = ("metrics.jsonl", "ledger.jsonl", "timing.jsonl", "observations.jsonl")
@@ -46,9 +51,29 @@ FILES = (
     "tracking.json",
     "summary.json",
     "report.html",
-    ".lock",
+    LOCK,
 )
 FOLDERS = ("checkpoints", "models", "predictions", "tensorboard", "pilots")
+
+
+class _Environment(BaseModel):
+    """The form of `environment.json`: whatever is there of this is of these types."""
+
+    settings: dict[str, Any] = {}
+    code: dict[str, str] = {}
+    registered: list[str] = []
+    seal: str | None = None
+    split: str | None = None
+    views: str | None = None
+    data: list[str] = []
+    public: str | None = None
+    origins: dict[str, str] = {}
+    metrics: dict[str, dict[str, Any]] = {}
+    modes: list[str] = []
+    changes: list[dict[str, Any]] = []
+    models: dict[str, str] = {}
+    started: str | None = None
+    command: str | None = None
 
 
 class RunFolder:
@@ -132,7 +157,7 @@ class RunFolder:
         A site may keep the contract that it pinned in a folder under the name that a run has for its own.
         """
         names = {path.name for path in self.path.iterdir() if not _is_unfinished(path.name)}
-        return not names or bool({".lock", "config.yaml"} & names)
+        return not names or bool({LOCK, "config.yaml"} & names)
 
     def _check_kinds(self) -> None:
         """Refuse a file where a run writes a folder, and the reverse, before it trains for hours."""
@@ -150,7 +175,9 @@ class RunFolder:
         for key in ("format", "potluck"):
             if key not in about:
                 raise RunError(f"{path} says nothing of {key!r}: it is not whole; {remedy}")
-        return about
+        if about["format"] != FORMAT:
+            return about  # whoever needs more of it refuses another version
+        return checked(_Environment, about, path, "what potluck says of a run", remedy)
 
     def _is_portable(self) -> bool:
         """Whether a file can say the experiment of the run; so it is taken to be where that cannot be read."""
@@ -170,13 +197,13 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Lock the folder, so that no other process works in it at the same time; clear what a killed one left."""
         try:
-            with opened(self / ".lock", os.O_RDONLY | os.O_CREAT) as handle:
+            with opened(self / LOCK, os.O_RDONLY | os.O_CREAT, mode=LOCK_MODE) as handle:
                 self._lock(handle)
                 for place in (self.path.resolve(), self / "predictions"):
                     clear_unfinished(place)
                 yield
         except OSError as error:
-            if error.filename != str(self / ".lock"):
+            if error.filename != str(self / LOCK):
                 raise
             raise RunError(
                 f"cannot lock {self.path}: .lock: {error.strerror or error}; check its rights"

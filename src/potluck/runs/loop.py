@@ -11,10 +11,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from potluck.core.card import ClientId
 from potluck.core.metrics import MetricFacts
 from potluck.core.server import Server
-from potluck.engine.cohort import Cohort
+from potluck.engine.cohort import Cohort, clients_needed
 from potluck.engine.evaluation.examined import Examined, score_of
 from potluck.engine.evaluation.examiner import Examiner
 from potluck.engine.evaluation.log_lines import read_together
@@ -27,10 +29,11 @@ from potluck.engine.retries import Tries, Waits
 from potluck.engine.rounds import Rounds
 from potluck.engine.store.client_store import ClientStore
 from potluck.engine.store.state_files import StateFiles
-from potluck.errors import RoundFailed, RunError
+from potluck.errors import PotluckError, RoundFailed, RunError
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.files import WRITING
+from potluck.front_door import own_place
 from potluck.report.again import to_go_on
 from potluck.report.format import measured
 from potluck.runs.environment import precision, threads
@@ -44,6 +47,8 @@ from potluck.runs.observers.trackers import make_trackers
 from potluck.runs.results.run_result import RunResult, conclude
 from potluck.runs.state import RunState
 from potluck.signals import held_back
+
+STATE_FAULTS = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)  # over an odd tensor
 
 
 class Interrupted(KeyboardInterrupt):
@@ -116,6 +121,7 @@ class Run:
         self.may_repeat: Callable[[int, RoundFailed], bool] = lambda round_, error: True
         self.remarks: dict[str, Any] = {}  # what the summary says besides
         self._headline = _Headline()
+        self._restored = 0  # the round of the checkpoint that the run goes on from
 
     def restore(self, accepted: Callable[[], None] = lambda: None, round_: int | None = None) -> None:
         """Go back to the last checkpoint, or to the start; `accepted` and `round_` as in `Checkpointer.restore`.
@@ -128,6 +134,7 @@ class Run:
             self.observers.notice(
                 "there is no checkpoint: the run begins again with round 1, to the same numbers"
             )
+        self._restored = self.state.round
         if self.state.round < self.last:
             for name in ("summary.json", "report.html"):
                 (self.folder / name).unlink(missing_ok=True)
@@ -232,7 +239,10 @@ class Run:
 
     def _play_round(self, round_: int) -> RoundEnd:
         """Play one round and log it; if anything fails before it is logged, nothing of it stays."""
-        with self.state.transaction(round_, self.cohort(round_)) as undo_attempt:
+        with (
+            self._on_what_was_saved(round_),
+            self.state.transaction(round_, self.cohort(round_)) as undo_attempt,
+        ):
             if round_ < self.last:
                 self.store.prefetch(self.cohort(round_ + 1))
             started = time.perf_counter()
@@ -242,6 +252,20 @@ class Run:
                 self.logs.round(end)
                 self.state.round = round_
         return end
+
+    @contextlib.contextmanager
+    def _on_what_was_saved(self, round_: int) -> Iterator[None]:
+        """Say of a checkpoint that the first round after it fails.
+
+        What a mapping in a state holds is up to its method, so it cannot be checked when it is loaded.
+        """
+        try:
+            yield
+        except STATE_FAULTS as error:
+            known = isinstance(error, PotluckError | torch.OutOfMemoryError)
+            if not self._restored or round_ != self._restored + 1 or known or own_place(error.__traceback__):
+                raise
+            raise RunError(self.checkpoints.unfit(self._restored, error)) from error
 
     def _tell(self, end: RoundEnd) -> None:
         for found in end.examined:
@@ -296,7 +320,7 @@ class Run:
             round_,
             ids,
             attempt=attempt,
-            quorum=max(1, round(self.experiment.training.quorum * len(ids))),
+            quorum=clients_needed(self.experiment.training.quorum, len(ids)),
             ledger=ledger,
             before_settling=before_settling,
         )

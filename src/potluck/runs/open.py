@@ -32,21 +32,28 @@ def open(
     (`models={"Net": Net}`), by client (`{"0": Net}`), or as the list that the experiment had.
     """
     plugins = _listed(plugins)
-    home = Path(folder)
-    refuse_other_folders(home)
-    if is_comparison(home):
-        if models is not None or plugins:
-            raise ConfigError(
-                f"{home} is a comparison, and models and plugins are for one of its runs{_inside(home)}"
-            )
-        return open_comparison(home)
-    return open_run(home, models, plugins)
+    found = looked_at(Path(folder))
+    if isinstance(found, Path):
+        return open_run(found, models, plugins)
+    if models is not None or plugins:
+        raise ConfigError(
+            f"{folder} is a comparison, and models and plugins are for one of its runs{_inside(found.folder)}"
+        )
+    return found
 
 
-def refuse_other_folders(home: Path) -> None:
-    """Refuse what is neither the folder of a run nor that of a comparison."""
+def looked_at(home: Path) -> Path | Comparison | Sweep:
+    """The folder of a run, finished or not, or the comparison in it; anything else is refused.
+
+    Whatever reads a folder that anybody may have written begins here: nothing in it leads out of it.
+    """
+    _refuse_other_folders(home)
+    return open_comparison(home) if is_comparison(home) else home
+
+
+def _refuse_other_folders(home: Path) -> None:
     if not home.is_dir():
-        raise RunError(f"there is no run folder {home}")
+        raise RunError(f"there is no run folder {home}; check the path")
     with reading(home):
         refuse_links(home)
     if not is_comparison(home) and not (home / ENVIRONMENT).exists():

@@ -29,6 +29,9 @@ from potluck.plugins import LARGEST_CODE, home_of, imported_beside, module_name
 from potluck.runs.own_objects import own_sources
 from potluck.runs.started_here import is_sealed, tracker_places
 
+FETCHED = ("weights", "tokenizer")  # options that name a file, or a repository of the hub
+TRUST = "say --trust (trust=True in Python)"
+
 
 def own_code(settings: Mapping[str, Any]) -> dict[str, str]:
     """The files and modules that settings name, each with a hash of its content; none is imported."""
@@ -92,8 +95,30 @@ def _unused_plugins(experiment: Experiment, settings: Mapping[str, Any]) -> set[
 
 
 def reach(settings: Mapping[str, Any], code: Mapping[str, str]) -> dict[str, str | None]:
-    """What settings reach beyond their run folder: code, by what `own_code` said of it, and places of trackers."""
-    return {name: code.get(name) for name in _names(settings)} | tracker_places(settings)
+    """What settings reach beyond their run folder: code, by what `own_code` said of it, places of trackers, and
+    files and repositories with weights and tokenizers.
+    """
+    named = {name: code.get(name) for name in _names(settings)}
+    return named | dict.fromkeys(_fetched(settings)) | tracker_places(settings)
+
+
+def _fetched(settings: Mapping[str, Any]) -> Iterator[str]:
+    """The files and repositories of the hub that models and data of settings name.
+
+    An option `weights` of the method itself is none of them: it says how clients are weighted.
+    """
+    method = settings.get("method")
+    options = list(method.values()) if isinstance(method, Mapping) else []
+    yield from _under(FETCHED, {**settings, "method": options})
+
+
+def _under(keys: tuple[str, ...], value: Any) -> Iterator[str]:
+    """The texts that stand under some keys, however deep."""
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    if isinstance(value, Mapping):
+        yield from (value[key] for key in keys if isinstance(value.get(key), str))
+    for one in inner:
+        yield from _under(keys, one)
 
 
 def is_started_here(settings: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
@@ -101,8 +126,13 @@ def is_started_here(settings: Mapping[str, Any], about: Mapping[str, Any]) -> bo
     return is_sealed(reach(settings, about.get("code", {})), about.get("seal"))
 
 
-def check_trusted(folder: Path, settings: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Refuse to run code that a run folder names but that may be somebody else's; `about` has the folder's seal."""
+def check_trusted(
+    folder: Path, settings: Mapping[str, Any], about: Mapping[str, Any], remedy: str = TRUST
+) -> None:
+    """Refuse to run code that a run folder names but that may be somebody else's; `about` has the folder's seal.
+
+    `remedy` is what to do after a look at it.
+    """
     files = {name: file for name in _names(settings) if (file := _file_of(name)) is not None}
     others = folder.stat().st_uid != os.getuid()
     for name, file in files.items():
@@ -113,16 +143,13 @@ def check_trusted(folder: Path, settings: Mapping[str, Any], about: Mapping[str,
                 if others
                 else f"the code {name} comes with the run folder"
             )
-            raise RunError(
-                f"{folder}: {why}, and going on would run it; read it first, then say --trust "
-                "(trust=True in Python)"
-            )
+            raise RunError(f"{folder}: {why}, and going on would run it; read it first, then {remedy}")
     reached = reach(settings, about.get("code", {}))
     if reached and not is_started_here(settings, about):
         what = ", ".join(reached)
         raise RunError(
             f"{folder}: you did not start this run on this machine as it is now, and going on would use {what}; "
-            "look at that first, then say --trust (trust=True in Python)"
+            f"look at that first, then {remedy}"
         )
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
@@ -19,6 +18,9 @@ from potluck.files import remove, write_whole
 from potluck.report.log import MOMENTS, natural
 from potluck.report.predictions import FOLDER, kept_files, read_file
 from potluck.report.reading import reading
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # --- writing --------------------------------------------------------------------------------------------
 
@@ -108,6 +110,8 @@ def read_predictions(folder: Path | str, round: int | None = None) -> pd.DataFra
     (in the client's own file, or in the part that `samples` was drawn from), where that is another number. Labels
     and predictions of classes are their numbers.
     """
+    import pandas as pd
+
     kept = kept_files(Path(folder))
     if not kept:
         raise RunError(f"{folder} has kept no predictions; run it with evaluate: {{predictions: true}}")
@@ -136,6 +140,8 @@ def confusion(
 
     By default of the last round that was kept, at the moment and in the mode that the run is judged by.
     """
+    import pandas as pd
+
     with reading(Path(folder) / FOLDER, "remove it"):
         frame = read_predictions(folder, round)
         frame = frame[frame["round"] == frame["round"].max()]

@@ -29,7 +29,14 @@ from potluck.runs import pilots
 from potluck.runs.environment import check_version, data_facts, kept_split, machine
 from potluck.runs.folder import RunFolder
 from potluck.runs.observers.checkpoints import saved_round
-from potluck.runs.own_code import check_named_code, check_own_code, check_trusted, is_started_here, reach
+from potluck.runs.own_code import (
+    TRUST,
+    check_named_code,
+    check_own_code,
+    check_trusted,
+    is_started_here,
+    reach,
+)
 from potluck.runs.started_here import seal
 
 ROUNDS = "training.rounds"
@@ -80,9 +87,16 @@ class Past:
     # --- the experiment that goes on ---
 
     def experiment(
-        self, overrides: Sequence[Override] = (), rounds: int | None = None, trust: bool = False
+        self,
+        overrides: Sequence[Override] = (),
+        rounds: int | None = None,
+        trust: bool = False,
+        remedy: str = TRUST,
     ) -> Experiment:
-        """The experiment in `config.yaml`, which is compared before any code that it names is run."""
+        """The experiment in `config.yaml`, which is compared before any code that it names is run.
+
+        `remedy` is what to do about a folder that is not trusted.
+        """
         path = self.folder.path
         if not self.about["portable"]:
             raise RunError(
@@ -104,7 +118,7 @@ class Past:
                 f"{edited.here}; {_advice(edited)}"
             )
         if not trust:
-            check_trusted(path, written, self.about)
+            check_trusted(path, written, self.about, remedy)
         check_named_code(path, written, self.about["code"])
         return Experiment.of_file(self.folder / "config.yaml", written, overrides)
 

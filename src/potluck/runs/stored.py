@@ -9,10 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from potluck.core.state import Precision
 from potluck.core.task import KindName, Task, sample_shape
+from potluck.core.validation import checked
 from potluck.data.split import view_of
 from potluck.errors import RunError
 from potluck.files import read_json
@@ -27,7 +28,7 @@ Size = Annotated[int, Field(ge=0, le=LARGEST)]
 def read_summary(home: Path, onward: str) -> dict[str, Any]:
     """The summary of a finished run; `onward` is how to go on with the run, which writes it anew."""
     path, remedy = home / "summary.json", f"{onward} writes it anew"
-    return _checked(_Summary, read_json(path, remedy), path, "the summary of a run", remedy)
+    return checked(_Summary, read_json(path, remedy), path, "the summary of a run", remedy)
 
 
 def read_client_ids(home: Path) -> tuple[str, ...]:
@@ -37,7 +38,7 @@ def read_client_ids(home: Path) -> tuple[str, ...]:
     ids = read_ids(path) if path.is_file() else None
     if ids is not None:
         return ids
-    found = _checked(_Clients, read_json(path, remedy), path, "the split of a run", remedy)
+    found = checked(_Clients, read_json(path, remedy), path, "the split of a run", remedy)
     return tuple(str(client["id"]) for client in found["clients"])
 
 
@@ -48,20 +49,7 @@ def read_about(path: Path, remedy: str) -> dict[str, Any]:
         raise RunError(
             f"{path} was not written by this version of potluck, so its models cannot be opened; {remedy}"
         )
-    return _checked(_About, found, path, "the outline of a run", remedy)
-
-
-def _checked(form: type[BaseModel], found: Any, path: Path, what: str, remedy: str) -> dict[str, Any]:
-    """The content of a file as it is, if it has the form."""
-    try:
-        form.model_validate(found)
-    except ValidationError as error:
-        first = error.errors()[0]
-        message = first["msg"].removeprefix("Value error, ").partition(" or instance of")[0]
-        place = ".".join(map(str, first["loc"]))
-        raise RunError(f"{path} is not {what}: {place + ': ' if place else ''}{message}; {remedy}") from error
-    checked: dict[str, Any] = found
-    return checked
+    return checked(_About, found, path, "the outline of a run", remedy)
 
 
 # --- summary.json and split.json ------------------------------------------------------------------------

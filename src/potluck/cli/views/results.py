@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from potluck.files import read_json
 from potluck.report import sheets
 from potluck.report.render import Sheet
 from potluck.report.split_file import read_split
+from potluck.runs.folder import RunFolder
 from potluck.runs.results.run_result import RunResult
 
 MOST_CLIENTS = 20  # a run with more of them is shown as a whole
@@ -18,7 +18,7 @@ MOST_CLIENTS = 20  # a run with more of them is shown as a whole
 def run_sheet_of(result: RunResult) -> Sheet:
     """A row per client and the run as a whole; with many clients the whole alone."""
     split = read_split(result.folder / "split.json")
-    models = read_json(result.folder / "environment.json").get("models", {})
+    models = RunFolder(result.folder).about().get("models", {})
     rows = sheets.client_rows(split, result.summary["accuracy"], models)
     kept = result.clients.models.kept_round
     sheet = sheets.run_sheet(result.summary, rows if len(rows) <= MOST_CLIENTS else [], kept)

@@ -67,7 +67,9 @@ def _connected(entry: Facts, alive: bool, now: float) -> str:
         return "excluded"
     if not alive:
         return "unknown"
-    return f"for {span(now - entry['since'])}" if entry["connected"] else "no"
+    if not entry["connected"]:
+        return "no"
+    return "yes" if entry["since"] is None else f"for {span(now - entry['since'])}"
 
 
 def _last(facts: Facts, now: float) -> list[str]:
@@ -98,7 +100,7 @@ def _node_rows(facts: Facts, now: float) -> list[tuple[str, str]]:
 
 
 def _worker_rows(facts: Facts, now: float) -> list[tuple[str, str]]:
-    if "orders" not in facts:
+    if not facts["orders"]:
         return [("orders", "none so far")]
     refused = f"{facts['refused']} ({ago(facts['refused_at'], now)})" if facts["refused"] else "none"
     return [

@@ -69,6 +69,23 @@ def from_here(address: str) -> str:
     return f"127.0.0.1:{port}" if host in ("0.0.0.0", "::") else address
 
 
+def is_same_place(listen: str, reached: str) -> bool:
+    """Whether who listens at one address would be reached at another."""
+    (host, port), (other, wanted) = split_address(listen), split_address(reached)
+    if port != wanted:
+        return False
+    everywhere = host in ("0.0.0.0", "::") and is_loopback(reached)
+    return everywhere or host == other or not _numbers(host).isdisjoint(_numbers(other))
+
+
+def _numbers(host: str) -> set[str]:
+    """The addresses that a name stands for; none where nobody knows it."""
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+    except OSError:
+        return set()
+
+
 def free_port() -> int:
     """A port of this machine that is free now."""
     with socket.socket() as door:

@@ -24,7 +24,7 @@ from pathlib import Path
 import h11
 import httpx
 
-from potluck.deploy.flower.connections import Security, split_address
+from potluck.deploy.flower.connections import Security, is_same_place, split_address
 from potluck.deploy.flower.http_calls import PIECE, Bounds, Caller, Gone, Header, passed_on, refusal
 from potluck.deploy.flower.processes import require_files
 from potluck.errors import ConfigError
@@ -236,8 +236,10 @@ def gate(listen: str, superlink: str, security: Security, notice: Callable[[str]
     split_address(superlink)
     security.check(listen, ("ca", "certificate", "key"))
     security.check(superlink, ("ca", "certificate", "key"))
-    if listen == superlink:
-        raise ConfigError(f"--listen and --superlink are both {listen}; give the SuperLink a port of its own")
+    if is_same_place(listen, superlink):
+        raise ConfigError(
+            f"--listen {listen} and --superlink {superlink} are one place; give the SuperLink a port of its own"
+        )
     tls = tls_of(security)
     with open_door(listen) as door:
         asyncio.run(_serve(door, listen, superlink, security, tls, notice))

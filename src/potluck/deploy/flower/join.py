@@ -65,7 +65,7 @@ class Joining:
 
     def worker_words(self, socket_path: Path) -> list[str]:
         """The command line of the worker."""
-        words = [sys.executable, "-m", "potluck.deploy.flower.worker", "--client", self.client]
+        words = [sys.executable, "-P", "-m", "potluck.deploy.flower.worker", "--client", self.client]
         words += ["--model", self.model, "--data", self.data, "--home", str(self.home)]
         words += ["--socket", str(socket_path), "--device", self.device]
         words += ["--accept", str(self.accept)] if self.accept is not None else []

@@ -139,20 +139,23 @@ class Superlink:
         self._keep(relays=[])
 
     def _register(self) -> None:
-        """Register the clients' keys; those that are no longer among them are struck off."""
+        """Register the clients' keys, then strike off those that are no longer among them.
+
+        Flower takes no key twice, so none is struck off before it has taken all that are to count from now on.
+        """
         if self.security.client_keys is None or not self.security.node_keys:
             return
         kept: dict[str, str] = self._kept().get("keys", {})
         known = {" ".join(key.split()[:2]): node for key, node in kept.items()}  # without comments
         keys = bare_keys(self.security.client_keys, self.clients)
-        for key in [key for key in known if key not in keys]:
-            self._unregister_one(known[key])
-            del known[key]
-            self._keep(keys=known)
         for key, path in keys.items():
             if key not in known:
                 known[key] = self._register_one(path)
                 self._keep(keys=known)
+        for key in [key for key in known if key not in keys]:
+            self._unregister_one(known[key])
+            del known[key]
+            self._keep(keys=known)
 
     def _register_one(self, path: Path) -> str:
         """Register a key; the number of its node."""

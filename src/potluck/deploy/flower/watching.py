@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ class NodeWatch:
     def __init__(self, flower: Path) -> None:
         self.pulse, self.mark = flower / PULSE, flower / "taken-in"  # the mark: a server has taken this node
         self._refused_at: float | None = None
+        self._seen, self._seen_at = Pulse(), -math.inf  # the last pulse, and when it was new by our own clock
 
     def reason(self) -> str:
         """Why the server refuses the node; empty where that is not why it ended."""
@@ -76,11 +78,13 @@ class NodeWatch:
         return trouble(pulse, self.mark.exists(), time.monotonic() - self._refused_at)
 
     def stalled(self, lived: float) -> str:
-        """A sentence if no call has ended for long."""
+        """A sentence if no call has ended for long, whoever sets the clock meanwhile."""
         pulse = Pulse.read(self.pulse)
         if pulse.since is not None and not self.mark.exists():
             self.mark.touch()
-        silent = min(lived, time.time() - pulse.at)
+        if pulse != self._seen:
+            self._seen, self._seen_at = pulse, time.monotonic()
+        silent = min(lived, time.monotonic() - self._seen_at)
         return f"no call to the server has ended for {silent:.0f} s" if silent > STALL else ""
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from potluck.deploy.flower.watching import ALIVE
+from potluck.deploy.record_files import own_folder
 from potluck.deploy.resident import load_agreement
 from potluck.deploy.site import Site, metric_functions, model_entry
 from potluck.deploy.site_status import OrderNotes
@@ -111,7 +112,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _end_with_the_parent() -> None:
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 1 << 16):  # without a lock, over which the interpreter could not end
+        pass
     os._exit(0)
 
 
@@ -130,8 +132,7 @@ def main(words: Sequence[str] | None = None) -> int:
             metric_functions(given.metric),
         )
         threading.Thread(target=_end_with_the_parent, daemon=True).start()
-        site.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with RunFolder(site.home).locked():
+        with RunFolder(own_folder(site.home)).locked():
             site.notes = OrderNotes(site.home)
             work(site, Path(given.socket), 0o660 if given.shared else 0o600)
     except PotluckError as error:

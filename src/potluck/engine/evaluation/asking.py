@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from potluck.core.card import ClientId
+from potluck.engine.cohort import clients_needed
 from potluck.engine.evaluation.lapses import Lapses
 from potluck.engine.protocol import Engine, Examination, Failure, Outcome
 from potluck.engine.retries import Tries, Waits
@@ -35,7 +36,7 @@ class Asking:
         doubted = {one.client for one in asked if self.lapses.is_doubted(one.client)}
         not_awaited = doubted if is_last else doubted | self._away
         outcomes = self._first_outcomes(asked, doubted, is_last)
-        needed = round(self.quorum * len(asked))
+        needed = clients_needed(self.quorum, len(asked))
         tries = Tries(self.attempts, self.waits, self.waits.patience)
         while lost := _lost(outcomes.values()):
             enough = len(outcomes) - len(lost) >= needed

@@ -79,8 +79,9 @@ class Examiner:
         lines: list[Line] = []
         for answer, numbers in zip(answers, found, strict=True):
             sizes = self._sizes(answer.client)
+            told = self.federation.population.task_of(answer.client).rules.told
             parts = {
-                mode: split_parts(mode, numbers, sizes, self.settings.judge, self.metrics)
+                mode: split_parts(mode, numbers, sizes, self.settings.judge, told, tuple(self.metrics))
                 for mode in self.modes
             }
             lines += self._client_lines(when, round_, answer.client, parts)

@@ -24,14 +24,19 @@ def split_parts(
     numbers: Mapping[str, float],
     sizes: Mapping[str, int],
     judge: str | None,
-    further: Collection[str],
+    told: Sequence[str],
+    further: Sequence[str],
 ) -> Line:
-    """The splits of one log line; one without samples is left out."""
+    """The splits of one log line; one without samples is left out.
+
+    The order is that of what the task tells and of the `further` metrics: a client's own would decide what it is
+    judged by.
+    """
     line: Line = {}
     for split, size in sizes.items():
         if size:
             prefix = f"{mode}/{split}/"
-            own = {name.removeprefix(prefix): numbers[name] for name in numbers if name.startswith(prefix)}
+            own = {name: numbers[prefix + name] for name in (*told, *further) if prefix + name in numbers}
             line[split] = _measures(own, size, judge, further)
     return line
 

@@ -12,6 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from potluck.errors import ConfigError
+from potluck.report.format import fit_to_write
 from potluck.report.pictures.style import FONT, own_style
 
 FORMATS = ("png", "pdf", "svg")
@@ -55,7 +56,7 @@ def to_svg(figure: Figure) -> str:
         # The text is drawn with the reader's fonts, so it does not matter which characters ours lack.
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
         figure.savefig(buffer, format="svg", transparent=True, dpi=160, metadata=nothing)
-    text = buffer.getvalue()
+    text = fit_to_write(buffer.getvalue())
     svg = text[text.index("<svg") :].replace(f"'{FONT}'", f"'{FONT}', sans-serif")
     return re.sub(r'<g id="[a-zA-Z]+\w*_\d+"', "<g", svg)
 

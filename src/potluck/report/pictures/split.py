@@ -27,9 +27,8 @@ from potluck.report.pictures.style import (
     own_style,
     shorten,
 )
+from potluck.report.split_chart import MOST, left_out_of, round_numbers
 
-MOST_CLIENTS = 100  # more columns are not readable; the picture says what it leaves out
-MOST_CLASSES = 100
 MOST_MARKS = 2000  # more marks are drawn as an image, to keep pages small
 SMALL_CELL = 0.13  # inches; in smaller cells the areas of bubbles cannot be told apart
 
@@ -73,7 +72,7 @@ def split_picture(
     of clients, where not all are given.
     """
     everything = np.asarray(counts, np.int64).reshape(len(clients), -1)
-    table = everything[:MOST_CLIENTS, :MOST_CLASSES]
+    table = everything[:MOST, :MOST]
     names = list(class_names or map(str, range(everything.shape[1])))[: table.shape[1]]
     shown = [shorten(client, 12) for client in clients[: table.shape[0]]]
     layout = _split_layout(table, names, shown)
@@ -88,7 +87,7 @@ def split_picture(
     _draw_sizes(bars, everything[: table.shape[0]].sum(1))
     _size_key(figure, layout, int(table.max(initial=0)))
     everyone = everything.shape if total is None else (total, everything.shape[1])
-    note_below(figure, _left_out(everyone, table.shape))
+    note_below(figure, left_out_of(everyone, table.shape))
     return figure
 
 
@@ -159,28 +158,9 @@ def _size_key(figure: Figure, layout: _Layout, largest: int) -> None:
     top = layout.below + layout.cell * layout.rows - 0.1
     across = layout.left + layout.cell * layout.columns + 0.2
     key.text(across, top, "samples", color=FAINT, fontsize=8.5, va="center")
-    for index, value in enumerate(_round_numbers(largest)):
+    for index, value in enumerate(round_numbers(largest)):
         height_at = top - (index + 1) * step - 0.04
         _draw_marks(key, [across + 0.15], [height_at], np.array([value / largest]), layout.cell)
         key.text(
             across + 0.15 + layout.cell / 2 + 0.1, height_at, f"{value:,}", color=INK, fontsize=8, va="center"
         )
-
-
-def _round_numbers(largest: int) -> list[int]:
-    """Up to three round values for the key, largest first: about the largest, a third and a tenth of it."""
-    values = []
-    for share in (1.0, 0.35, 0.08):
-        target = max(1, int(largest * share))
-        scale = 10 ** (len(str(target)) - 1)
-        values.append(target // scale * scale)
-    return list(dict.fromkeys(values)) if largest else []
-
-
-def _left_out(all_of: tuple[int, ...], shown: tuple[int, ...]) -> str:
-    parts = [
-        f"the first {few:,} of {many:,} {word}"
-        for many, few, word in zip(all_of, shown, ("clients", "classes"), strict=True)
-        if few < many
-    ]
-    return f"Shown: {' and '.join(parts)}." if parts else ""

@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
+from potluck.report.format import shortened
 from potluck.report.measures import Measure
 from potluck.report.sheets import row_label, rows_of
 
@@ -154,9 +155,7 @@ def note_below(figure: Figure, text: str) -> None:
 
 def shorten(text: str, most: int) -> str:
     """Text on one line, cut with an ellipsis if too long; `$` is escaped so that it is not read as a formula."""
-    text = " ".join(text.split())
-    text = text if len(text) <= most else text[: most - 1] + "…"
-    return text.replace("$", r"\$")
+    return shortened(text, most).replace("$", r"\$")
 
 
 def score_ticks(axis: Axis, measure: Measure) -> None:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from matplotlib.figure import Figure
-
 from potluck.core.plain_values import shown
 from potluck.errors import ConfigError, RunError, nearest
 from potluck.files import read_json, write_json
@@ -16,11 +14,7 @@ from potluck.front_door import front_door
 from potluck.models import Entries
 from potluck.report import latex
 from potluck.report.comparison import disagreement_with
-from potluck.report.comparison_page import sweep_heat_map, variants_heat_map, write_sweep
-from potluck.report.pictures.clients import gain_bars
-from potluck.report.pictures.cost import cost_picture
-from potluck.report.pictures.curves import curves_picture
-from potluck.report.pictures.differences import interval_picture
+from potluck.report.comparison_page import sweep_heat_map, write_sweep
 from potluck.report.reading import reading, shown_from
 from potluck.report.render import Sheet, notebook, plain
 from potluck.report.sheets import comparison_sheet, measure_in, rounds_sheet, sweep_sheet, targets_sheet
@@ -31,23 +25,13 @@ from potluck.runs.stored import read_summary
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 COMPARISON, SWEEP = "comparison.json", "sweep.json"
-MARK = "experiment.yaml"  # marks the folder of a comparison; a folder without it is never written into
+MARK = "experiment.yaml"  # beside a lock it marks the folder of a comparison; no other is written into
 Kind = Literal["curves", "differences", "cost", "gains", "grid"]  # as in `potluck.plot`
-PICTURES = {
-    "curves": curves_picture,
-    "differences": lambda found: interval_picture(found) if _has_differences(found) else None,
-    "cost": cost_picture,
-    "gains": gain_bars,
-    "grid": variants_heat_map,
-}
 AGAIN = "run potluck compare again"
 ROWS = 40  # of a table in a notebook or at a prompt
-
-
-def _has_differences(comparison: Mapping[str, Any]) -> bool:
-    return any(entry.get("difference") for entry in comparison["methods"])
 
 
 @dataclass(frozen=True, repr=False)
@@ -133,6 +117,8 @@ class Comparison:
         """A matplotlib figure: `curves` over rounds, `differences` with intervals, what scores `cost` in rounds and
         bytes, the `gains` of all clients, or a heat map of variants that are a `grid`; `potluck.plot` has more.
         """
+        from potluck.runs.comparisons.pictures import PICTURES
+
         if kind not in PICTURES:
             raise ConfigError(f"there is no picture {kind!r}; {nearest(kind, PICTURES)}")
         figure = PICTURES[kind](self.comparison)

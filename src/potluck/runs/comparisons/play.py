@@ -20,6 +20,7 @@ from potluck.data import Split
 from potluck.engine.evaluation.checks import check_evaluation, judged_by
 from potluck.errors import RunError
 from potluck.experiment.differences import differences
+from potluck.experiment.export import to_values
 from potluck.experiment.plain import plain
 from potluck.experiment.schema import Experiment
 from potluck.files import check_name, refuse_links, write_json, write_whole
@@ -32,9 +33,9 @@ from potluck.runs.api import resume, run
 from potluck.runs.comparisons.comparison import COMPARISON, MARK, Comparison
 from potluck.runs.comparisons.references import BASELINE, check_reference, references, with_locals
 from potluck.runs.environment import check_version, data_facts
-from potluck.runs.folder import RunFolder
+from potluck.runs.folder import LOCK, RunFolder
 from potluck.runs.observers import Observer
-from potluck.runs.own_code import check_own_code
+from potluck.runs.own_code import check_own_code, reach
 from potluck.runs.pilots import settled
 from potluck.runs.results.run_result import RunResult, remaking
 from potluck.runs.resuming import ROUNDS, is_free
@@ -78,11 +79,12 @@ def compare_experiments(
     splits = {seed: first.variant(seed=seed).make_split(data) for seed in seeds}
     for experiment in experiments.values():
         check(experiment.variant(seed=seeds[0]), data, splits[seeds[0]], targets)
-    _make_folder(home.path, base)
+    _make_folder(home.path)
     with home.locked():
+        _check_begun([part for _, _, part in _parts(experiments, seeds, home)], data, splits)
+        write_whole(home / MARK, base.to_yaml().encode())
         folders: dict[str, list[Path]] = {label: [] for label in experiments}
         results: dict[tuple[str, int], RunResult] = {}
-        _check_longer([part for _, _, part in _parts(experiments, seeds, home)], data, splits)
         for label, seed, part in _parts(experiments, seeds, home):
             results[label, seed] = part.finish(data, splits[seed], watch, skip)
             folders[label].append(part.folder)
@@ -151,11 +153,10 @@ def _parts(
             yield label, seed, _Part(experiment.variant(seed=seed), home / f"{label}-seed{seed}", shown)
 
 
-def _check_longer(parts: Sequence[_Part], data: Data, splits: Mapping[int, Split]) -> None:
-    """Before any run gets more rounds, refuse what would be refused of the others: all have as many, or none."""
-    begun = [part for part in parts if part.begun]
-    if any(part.is_shorter for part in begun):
-        for part in begun:
+def _check_begun(parts: Sequence[_Part], data: Data, splits: Mapping[int, Split]) -> None:
+    """Before any run goes on, or gets more rounds, refuse what would be refused of the others."""
+    for part in parts:
+        if part.begun:
             part.check_same(data, splits[part.experiment.seed])
 
 
@@ -182,22 +183,25 @@ def check(experiment: Experiment, data: Data, split: Split, targets: Sequence[fl
     check_targets(targets, judged_by(experiment.evaluate, federation))
 
 
-def _make_folder(path: Path, experiment: Experiment) -> None:
-    """Make the folder, or reuse one that a comparison made; any other is refused."""
+def _make_folder(path: Path) -> None:
+    """Make the folder, or reuse one that a comparison made; any other is refused.
+
+    A comparison locks its folder before it writes its mark, which is a name that files of users have too.
+    """
     check_name(path)
     if path.is_file():
         raise RunError(f"{path} is a file; choose another folder")
     try:
         path.mkdir(parents=True, exist_ok=True)
-        foreign = not (path / MARK).exists() and any(path.iterdir())
+        names = {one.name for one in path.iterdir() if not one.name.startswith(f".{MARK}.")}
     except OSError as error:
         raise RunError(
             f"cannot make the folder {path}: {error.strerror or error}; choose another one"
         ) from error
-    if foreign:
+    begun = MARK in names and not names.isdisjoint({LOCK, COMPARISON})
+    if names - {LOCK} and not begun:
         raise RunError(f"{path} exists and holds something else than a comparison; choose another folder")
     refuse_links(path)
-    write_whole(path / MARK, experiment.to_yaml().encode())
 
 
 @dataclass(frozen=True)
@@ -226,14 +230,13 @@ class _Part:
             self._clear()
             return run(self.experiment, out=self.folder, watcher=watch(self.label), given=(data, split))
         rounds = self.experiment.training.rounds if self.is_shorter else None
-        self.check_same(data, split)
         if self._finished():
             skip(f"{self.label}: finished before, taken from {self.folder}")
             federation = settled(self.experiment, self.folder).build(data, split)
             result = RunResult(self.folder, self._summary(), _remake=remaking(federation))
             self._check_log(result)
             return result
-        given = bool(self.experiment.plugins) or not self.experiment.portable
+        given = not self.experiment.portable or bool(reach(to_values(self.experiment), {}))
         own = settled(self.experiment, self.folder) if given else None
         return resume(self.folder, rounds=rounds, watcher=watch(self.label), experiment=own)
 

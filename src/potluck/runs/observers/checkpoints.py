@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from potluck.engine.store.checkpoints import Checkpoint, Checkpoints, DamagedCheckpoint
-from potluck.errors import RunError, first_line
+from potluck.errors import RunError, first_line, kind_and_message
 from potluck.runs.folder import RunFolder
 from potluck.runs.log_marks import Marks
 from potluck.runs.observers.base import Observer, RoundEnd
@@ -135,6 +135,14 @@ class Checkpointer(Observer):
             raise RunError(
                 f"the checkpoint in {self.files.folder} is not one of this run: {first_line(error)}"
             ) from error
+
+    def unfit(self, round_: int, error: Exception) -> str:
+        """The sentence about a checkpoint after which no round can be played, and which others there are."""
+        older = [one for one in self.rounds() if one < round_ and self._logs_reach(one)]
+        return (
+            f"the checkpoint in {self.files.folder} does not fit this run: round {round_ + 1} fails with "
+            f"{kind_and_message(error)}; {_way_on(self.folder.path, older)}"
+        )
 
     def saved_round(self) -> int:
         """The round of the newest checkpoint on disk, 0 if there is none."""

@@ -165,7 +165,7 @@ class LiveDisplay(Display):
         super().__init__(console)
         self.runs = runs
         self.bars = Progress(
-            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
             BarColumn(bar_width=None, table_column=Column(ratio=1, max_width=40)),
             _Field("count"),
             _Field("accuracy"),

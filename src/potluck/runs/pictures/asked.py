@@ -15,8 +15,8 @@ from potluck.report.log import Metrics, read_config, read_mapping, read_metrics
 from potluck.report.measures import Measure, measure_of
 from potluck.report.reading import reading
 from potluck.report.scores import summarise
-from potluck.runs.comparisons.comparison import Comparison, Sweep, is_comparison, open_comparison
-from potluck.runs.open import refuse_other_folders
+from potluck.runs.comparisons.comparison import Comparison, Sweep
+from potluck.runs.open import looked_at
 from potluck.runs.results.open_run import open_run
 from potluck.runs.results.run_result import RunResult
 
@@ -161,8 +161,7 @@ def _opened(given: Any, or_trace: bool) -> Path | RunResult | Comparison | Sweep
         if or_trace:
             return home
         raise RunError(f"{home} is a file; give the folder of a run, or of a comparison")
-    refuse_other_folders(home)
-    return open_comparison(home) if is_comparison(home) else home
+    return looked_at(home)
 
 
 def _runs_of(given: Path | RunResult | Comparison | Sweep) -> Iterator[RunFiles]:

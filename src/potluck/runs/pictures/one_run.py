@@ -45,12 +45,12 @@ def split(asked: Asked) -> Figure:
     found = read_mapping(path) or {}
     with reading(path):
         counts, ids, names = _blocks(found)
-    if not counts:
-        raise RunError(
-            f"{path} counts no classes: the task of {run.folder} has none, or its data are at sites; draw "
-            "another kind, such as clients"
-        )
-    return split_picture(counts, ids, names)
+        if counts:
+            return split_picture(counts, ids, names)
+    raise RunError(
+        f"{path} counts no classes: the task of {run.folder} has none, or its data are at sites; draw another "
+        "kind, such as clients"
+    )
 
 
 def _blocks(found: Mapping[str, Any]) -> tuple[list[list[int]], list[str], list[str] | None]:

@@ -57,7 +57,7 @@ def _loaded(run: RunFiles, group: int) -> Dataset:
             f"{run.folder} was run from Python with models or data of its own, so a picture of its features needs "
             "the data: potluck.plot(…, data=dataset)"
         )
-    data = past.experiment().load_data()
+    data = past.experiment(remedy="give the data yourself: potluck.plot(…, data=dataset)").load_data()
     return data if isinstance(data, Dataset) else data[group]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
 
 from potluck.errors import ConfigError, ModelError, first_line
@@ -25,11 +26,20 @@ def exported(module: nn.Module, x: Tensor, who: str) -> ExportedProgram:
     batch = torch.export.Dim("batch", min=1)
     try:
         with torch.no_grad(), _quietly(), _PlainDistances():
-            return torch.export.export(module, (x,), dynamic_shapes=({0: batch},))
+            program = torch.export.export(module, (x,), dynamic_shapes=({0: batch},))
     except Exception as error:  # a user's forward pass may raise anything
         raise ModelError(
             f"{who} cannot be exported by torch.export ({_reason(error)}); take the module itself with model()"
         ) from error
+    _forget_lines(program)
+    return program
+
+
+def _forget_lines(program: ExportedProgram) -> None:
+    """Take out what `torch.export.save` would write of every node: lines of code, with the paths of their files."""
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, GraphModule) else ():
+            node.meta.pop("stack_trace", None)
 
 
 def _reason(error: Exception) -> str:

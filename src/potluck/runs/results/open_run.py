@@ -52,6 +52,14 @@ def open_run(
     return result
 
 
+def check_run(home: Path) -> None:
+    """Refuse the folder of a run of another format; and a finished run whose logs and summary do not agree."""
+    about = _about(home)
+    if (home / "summary.json").exists():
+        onward = to_go_on(home, portable=bool(about.get("portable", True)))
+        RunResult(home, read_summary(home, onward)).check_log()
+
+
 def _config(home: Path) -> dict[str, Any]:
     """What `config.yaml` says; its plugins are a list."""
     with reading(home / "config.yaml"):

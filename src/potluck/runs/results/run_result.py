@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from potluck.core.method import Method
 from potluck.core.plain_values import harmless
@@ -26,7 +23,7 @@ from potluck.report.format import counted, moment
 from potluck.report.log import Curve, read_config, read_mapping, read_metrics
 from potluck.report.measures import measure_of
 from potluck.report.page import write_report
-from potluck.report.pictures.curves import accuracy_over_rounds
+from potluck.report.predictions import FOLDER
 from potluck.report.reading import REMEDY, reading, shown_from
 from potluck.report.render import Sheet, notebook, plain
 from potluck.report.scores import disagreement, messages_block, seconds_per_round, summarise
@@ -41,6 +38,10 @@ from potluck.runs.predictions import confusion, read_predictions
 from potluck.runs.results.client_result import ClientResults, Line
 from potluck.runs.state import RunState
 from potluck.runs.stored import read_client_ids
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 SHOWN = 12  # clients that a printed result lists
 METRICS = "metrics.jsonl"
@@ -171,6 +172,8 @@ class RunResult:
     @shown_from(METRICS)
     def plot(self) -> Figure:
         """Scores over rounds, a line per moment and mode; the band is one standard deviation over clients."""
+        from potluck.report.pictures.curves import accuracy_over_rounds
+
         found = self.summary["accuracy"]
         measure = measure_of(found.get("metrics"), found.get("metric_facts"))
         return accuracy_over_rounds(self._curves(), measure=measure)
@@ -197,6 +200,11 @@ class RunResult:
         Rows and columns have the names of the classes where models are kept, else their numbers.
         """
         found, models = confusion(self.folder, **chosen), self.clients.models
+        stranger = next(iter(found.keys() - set(self.clients.ids)), None)
+        if stranger is not None:
+            raise RunError(
+                f"{self.folder / FOLDER} names client {stranger!r}, which the run has not; remove it"
+            )
         if models.kept_round is None:
             return found
         return {client: _with_names(table, models.class_names(client)) for client, table in found.items()}
@@ -262,7 +270,8 @@ def _with_names(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """A confusion matrix with the names of the classes, where there is one for each."""
     if len(names) != len(table):
         return table
-    return table.set_axis(pd.Index(names, name="label")).set_axis(pd.Index(names, name="prediction"), axis=1)
+    named = table.set_axis(list(names)).set_axis(list(names), axis=1)
+    return named.rename_axis(index="label", columns="prediction")
 
 
 def _no_score(found: Mapping[str, Any], measure: str) -> str:
