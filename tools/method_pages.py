@@ -1,5 +1,7 @@
 """Write a page in docs/methods/ for every method, from its docstring, contract and options, and their index.
 
+Each page has a drawing of what crosses, in docs/images/wire/.
+
     python tools/method_pages.py           write them
     python tools/method_pages.py --check   end with 1 if one of them is not up to date
 
@@ -24,9 +26,14 @@ from potluck.core.method import Method
 from potluck.core.options import options_of
 from potluck.methods.registry import find_method, method_names
 from potluck.report.format import count
+from potluck.report.pictures.files import XML, to_svg
+from potluck.report.pictures.style import PAPER
+from potluck.report.pictures.wire import wire_picture
 from potluck.report.render import Column, Sheet, markdown, words
 
 FOLDER = Path(__file__).parents[1] / "docs" / "methods"
+DRAWINGS = FOLDER.parent / "images" / "wire"
+CLIENTS = 8  # of the demo
 NOTES = "<!-- notes -->"
 TASKS = {
     "classes": "one class per sample, the same classes everywhere",
@@ -58,6 +65,8 @@ def pages(names: Sequence[str]) -> dict[Path, str]:
         method, explained = find_method(name), explained_in_demo(name)
         path = FOLDER / f"{name}.md"
         found[path] = page(method, explained) + hand_written(path)
+        if crosses(explained):
+            found[DRAWINGS / f"{name}.svg"] = drawing(explained)
         entries.append(method_entry(method, explained))
     found[FOLDER / "README.md"] = index(entries)
     return found
@@ -73,10 +82,27 @@ def hand_written(path: Path) -> str:
 def page(method: type[Method], explained: Mapping[str, Any] | None) -> str:
     """One method: what it is, what crosses, its options."""
     parts = [*described(method), facts(method)]
+    if crosses(explained):
+        title = parts[0].removeprefix("# ")
+        parts += [
+            "## What crosses",
+            f"![What crosses between server and clients in {title}](../images/wire/{method.name}.svg)",
+        ]
     for way, title in WAYS.items():
         parts += [f"## {title}", crossing(explained, way)]
     parts += ["## Options", markdown(options_sheet(method.name, options_of(method.Config))).rstrip()]
     return "\n\n".join(parts) + "\n"
+
+
+def crosses(explained: Mapping[str, Any] | None) -> bool:
+    """Whether there is a message to draw."""
+    return any(step["up"] or step["down"] for step in (explained or {}).get("steps", ()))
+
+
+def drawing(explained: Mapping[str, Any] | None) -> str:
+    """Server, clients and what crosses, as SVG on paper of its own, so that it can be read on dark pages too."""
+    svg = to_svg(wire_picture(explained or {}, {}, CLIENTS))
+    return f"{XML}{svg.replace('fill: none', f'fill: {PAPER}', 1)}"
 
 
 def described(method: type[Method]) -> list[str]:

@@ -1,10 +1,15 @@
-"""Hooks of the documentation site: pages from files outside docs/, an entry per method, links that lead outside."""
+"""Hooks of the documentation site: pages from files outside docs/, an entry per method, links that lead outside.
+
+Drawings of what crosses become part of their page, so that they follow its light or dark colours.
+"""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from markdown import Extension, Markdown
+from markdown.preprocessors import Preprocessor
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -18,16 +23,44 @@ OUTSIDE = {
     "CHANGELOG.md": "changelog.md",
 }
 LINK = re.compile(r"(!?)\[((?:[^\]\\]|\\.)*)\]\(([^)#\s]*)(#[^)\s]*)?\)|(src=\")([^\"]+)")
+DRAWING = re.compile(r'<p><img alt="([^"]*)" src="[./]*/(images/wire/[\w-]+\.svg)" */?></p>')
+COLORS = {"#24292f": "ink", "#6e7781": "faint", "#fefefe": "paper", "#0072b2": "down", "#d55e00": "up"}
 FENCE = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add a page per method to the navigation, in the order of their names."""
+    """Add a page per method to the navigation, in the order of their names, and examples of docstrings as code."""
+    config.markdown_extensions.append(Examples())  # type: ignore[arg-type]
     pages = sorted(path for path in (DOCS / "methods").glob("*.md") if path.stem not in ("README", "writing"))
     for section in config.nav or []:
         if "Methods" in section:
             section["Methods"].append({"Every method": [f"methods/{path.name}" for path in pages]})
     return config
+
+
+class Examples(Extension):
+    """Doctests in docstrings become blocks of code; Markdown would take `>>>` for quotations in quotations."""
+
+    def extendMarkdown(self, md: Markdown) -> None:
+        """Come before fenced blocks are read."""
+        md.preprocessors.register(_Examples(md), "doctests", 28)
+
+
+class _Examples(Preprocessor):
+    def run(self, lines: list[str]) -> list[str]:
+        """Put a fence around every paragraph that begins with a prompt."""
+        found: list[str] = []
+        inside = fenced = False
+        for line in [*lines, ""]:
+            fenced ^= line.startswith("```")
+            if not inside and not fenced and line.startswith(">>> "):
+                inside = True
+                found += ["", "```pycon"]
+            elif inside and not line.strip():
+                inside = False
+                found.append("```")
+            found.append(line)
+        return found[:-1]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -36,6 +69,20 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text = (ROOT / name).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=text))
     return files
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Put drawings of what crosses into the page, with its colours in place of their own."""
+    return DRAWING.sub(_drawing, html)
+
+
+def _drawing(match: re.Match[str]) -> str:
+    svg = (DOCS / match[2]).read_text("utf-8")
+    for color, name in COLORS.items():
+        svg = svg.replace(color, f"var(--wire-{name})")
+    return (
+        f'<div class="wire" role="img" aria-label="{match[1]}" tabindex="0">{svg[svg.index("<svg") :]}</div>'
+    )
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

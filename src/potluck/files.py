@@ -19,6 +19,7 @@ from potluck.errors import ConfigError, RunError
 WANDB_LOG = "wandb/*/logs/debug-core.log"
 
 
+WRITING = "make room on the disk, or choose a folder you may write to"
 UNFINISHED = ".unfinished"  # how the names of files end that are being written
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -42,7 +43,7 @@ def write_whole(path: Path, data: bytes, inner: bool = False) -> None:
                 temporary.unlink(missing_ok=True)
                 raise
     except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+        raise RunError(f"cannot write {path}: {error.strerror or error}; {WRITING}") from error
 
 
 def remove(path: Path) -> None:
@@ -53,7 +54,7 @@ def remove(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise RunError(f"cannot remove {path}: {error.strerror or error}") from error
+        raise RunError(f"cannot remove {path}: {error.strerror or error}; check its rights") from error
 
 
 def clear_unfinished(folder: Path) -> None:
@@ -112,13 +113,13 @@ def read_given(path: Path, what: str) -> str:
     try:
         return read_bounded(path).decode("utf-8").replace("\r\n", "\n")
     except FileNotFoundError as error:
-        raise ConfigError(f"there is no {what} {path}") from error
+        raise ConfigError(f"there is no {what} {path}; check the path") from error
     except IsADirectoryError as error:
         raise ConfigError(f"{path} is a folder; name the {what} in it") from error
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}; check its rights") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no {what}: it is no text in UTF-8") from error
+        raise ConfigError(f"{path} is no {what}: it is no text in UTF-8; save it as such") from error
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -279,7 +280,9 @@ def refuse_links(folder: Path) -> None:
         for path in _found(home):
             _check_place(path, home, folder)
     except OSError as error:
-        raise RunError(f"{folder} cannot be searched for links: {error.strerror or error}") from error
+        raise RunError(
+            f"{folder} cannot be searched for links: {error.strerror or error}; check its rights"
+        ) from error
 
 
 def _check_place(path: Path, home: Path, folder: Path) -> None:

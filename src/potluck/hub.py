@@ -28,7 +28,7 @@ def folder_of(source: str) -> Path | None:
     if path.is_dir():
         return path
     if path.is_absolute() or source.startswith((".", "~")) or source.count("/") != 1:
-        raise ModelError(f"there is no folder {path}")
+        raise ModelError(f"there is no folder {path}; check the path")
     return None
 
 
@@ -44,7 +44,9 @@ def loaded(load: Any, source: str, **options: Any) -> Any:
             _reach(source)
         return load(source, **options)
     except (OSError, ValueError) as error:
-        raise ModelError(f"{source} could not be loaded: {first_line(error)}") from error
+        raise ModelError(
+            f"{source} could not be loaded ({first_line(error)}); check the name, and that it was saved whole"
+        ) from error
 
 
 def _reach(repository: str) -> None:
@@ -56,5 +58,6 @@ def _reach(repository: str) -> None:
     # The hub's client raises errors of its HTTP library, which differs between versions.
     except Exception as error:
         raise ModelError(
-            f"there is no folder {repository} here, and as a hub repository: {first_line(error)}"
+            f"there is no folder {repository} here, and it cannot be fetched from the hub ({first_line(error)}); "
+            "check the name"
         ) from error

@@ -34,7 +34,7 @@ def load_plugin(name: str, folder: Path) -> ModuleType:
     """Import a module by name, or a file by its path, so that what it registers can be used."""
     is_file = (folder / name).is_file()
     if name.endswith(".py") and not is_file:
-        raise ConfigError(f"plugins: there is no file {folder / name}")
+        raise ConfigError(f"plugins: there is no file {folder / name}; check the path")
     if not name.strip() or (is_file and not name.endswith(".py")):
         raise ConfigError(f"plugins: {name!r} is no Python file; name a .py file, or a module")
     try:
@@ -44,7 +44,7 @@ def load_plugin(name: str, folder: Path) -> ModuleType:
         hint = f"; did you mean {name}.py?" if beside else ""
         raise ConfigError(f"plugins: {name} cannot be loaded: {_reason(error)}{hint}") from error
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"plugins: {name} cannot be loaded: {_reason(error)}") from error
+        raise ConfigError(f"plugins: {name} cannot be loaded: {_reason(error)}; mend the file") from error
 
 
 def _import_module(name: str, folder: Path) -> ModuleType:
@@ -184,7 +184,7 @@ def load_function(name: str) -> Callable[..., Any]:
     try:
         module = _import_file(Path(home))
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{home} cannot be loaded: {_reason(error)}") from error
+        raise ConfigError(f"{home} cannot be loaded: {_reason(error)}; mend the file") from error
     return _function(module, key, name, home)
 
 
@@ -211,6 +211,6 @@ def _find_module(name: str) -> ModuleType:
 def _function(module: ModuleType, key: str, name: str, home: str) -> Callable[..., Any]:
     function = getattr(module, key, None)
     if not callable(function):
-        raise ConfigError(f"{name!r}: there is no function {key!r} in {home}")
+        raise ConfigError(f"{name!r}: there is no function {key!r} in {home}; check the name")
     found: Callable[..., Any] = function
     return found

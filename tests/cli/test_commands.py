@@ -504,7 +504,7 @@ def test_a_target_that_is_no_score(place: Path, target: str) -> None:
     ("rounds", "said"),
     [
         ("0", "no round 0"),
-        ("9", "no round 9: the rounds are 1 to 4"),
+        ("9", "no round 9; choose from 1 to 4"),
         ("3", "does not evaluate round 3"),
         ("x", "'x'"),
     ],
@@ -569,7 +569,9 @@ def test_a_full_disk_is_no_internal_error(place: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device", "somewhere")
 
     monkeypatch.setattr(Experiment, "load", full)
-    assert refused("run", "small.yaml") == "error: somewhere: No space left on device"
+    assert refused("run", "small.yaml") == (
+        "error: somewhere: No space left on device; check the path, its rights and the room on the disk"
+    )
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
@@ -625,7 +627,10 @@ def test_the_signal_decides_the_exit_code() -> None:
 
 def test_help_is_quick_because_it_loads_nothing_heavy() -> None:
     heavy = ("torch", "numpy", "pydantic", "matplotlib")
-    script = f"import sys, potluck.cli.app; print([name for name in {heavy} if name in sys.modules])"
+    script = (
+        "import sys, potluck.cli.app; from potluck.cli import completion; completion.methods(''); "
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ended.stdout == "[]\n"
 

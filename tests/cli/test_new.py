@@ -65,7 +65,10 @@ def test_capitals_name_the_class_and_explain_finds_it_as_a_plugin(
 
 def test_a_plugin_that_is_not_there_is_told(place: Path) -> None:
     result = potluck("methods", "--plugin", "gone.py")
-    assert (result.exit_code, result.stderr) == (2, "error: plugins: there is no file gone.py\n")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "error: plugins: there is no file gone.py; check the path\n",
+    )
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ class TestContract:
     )
     def test_undeclared(self, content, name):
         contract = {"p": tensor("2", "numbers"), "model": state_of("model", "weights", optional=True)}
-        expected = f"client 7, step train: tensor '{name}' is not declared; declared: p, model"
+        expected = f"client 7, step train: tensor '{name}' is not declared; send only: p, model"
         with pytest.raises(MessageError) as caught:
             attempt(content, contract)
         assert str(caught.value) == expected
@@ -245,18 +245,18 @@ class TestContract:
             )
 
     def test_nothing_is_declared(self):
-        with pytest.raises(MessageError, match="tensor 'a' is not declared; declared: nothing"):
+        with pytest.raises(MessageError, match="tensor 'a' is not declared; send only: nothing"):
             attempt({"a": torch.zeros(1)}, {})
 
     @pytest.mark.parametrize(
         ("contract", "content", "sentence"),
         [
-            ({"p": tensor("2", "")}, {}, "tensor 'p' is missing"),
-            ({"m": state_of("model", "")}, {}, "group 'm' is missing"),
+            ({"p": tensor("2", "")}, {}, "tensor 'p' is missing; send it, or declare it optional"),
+            ({"m": state_of("model", "")}, {}, "group 'm' is missing; send it, or declare it optional"),
             (
                 {"m": state_of("model", "")},
                 {"m": {"w": torch.zeros(2)}},
-                "tensor 'm/b' is missing",
+                "tensor 'm/b' is missing; send it, or declare the group partial",
             ),
             (
                 {"p": tensor("2, d", "")},
@@ -414,7 +414,10 @@ class TestPartOfAPart:
     @pytest.mark.parametrize(
         ("content", "sentence"),
         [
-            ({"weight": torch.zeros(3, 9)}, "tensor 'head/bias' is missing"),
+            (
+                {"weight": torch.zeros(3, 9)},
+                "tensor 'head/bias' is missing; send it, or declare the group partial",
+            ),
             (
                 {"weight": torch.zeros(3, 8), "bias": torch.zeros(3)},
                 "tensor 'head/weight' has shape (3, 8), declared (3, 9)",

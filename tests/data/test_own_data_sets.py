@@ -289,7 +289,7 @@ def test_mean_and_std_may_be_a_number_or_an_array(as_given: Any) -> None:
 def test_a_mean_or_std_that_does_not_fit_is_told(mean: Any, std: Any) -> None:
     with pytest.raises(DataError, match="one mean and one positive std for each of the 3 channels"):
         from_arrays(np.zeros((6, 3, 8, 8)), np.arange(6) % 2, mean=mean, std=std)
-    with pytest.raises(DataError, match="mean and std are numbers, one for each channel, not 'half'"):
+    with pytest.raises(DataError, match="mean and std are 'half'; give numbers, one for each channel"):
         from_arrays(np.zeros((6, 3, 8, 8)), np.arange(6) % 2, mean="half", std=1)
 
 

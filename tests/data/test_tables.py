@@ -348,7 +348,7 @@ def test_nan_is_refused_where_a_run_does_not_fill_it(tmp_path: Path) -> None:
             "the number 1 and the text '1' would be one client",
         ),
         ({"a": patients()}, {"target": "stay", "by": "sex"}, "given one by one: leave out by"),
-        ([1, 2], {"target": "stay"}, "not a pandas frame"),
+        ([1, 2], {"target": "stay"}, "give a pandas frame"),
         (patients()[:0], {"target": "stay"}, "no row in it"),
     ],
 )

@@ -86,7 +86,8 @@ def test_a_site_does_not_join_for_a_metric_outside_its_agreement(tmp_path):
     refusal = enrol(site, "macro_f1")
     assert isinstance(refusal, Failure)
     assert refusal.reason == (
-        "client 0: the metric 'macro_f1' would be measured, this site agreed to: those of its task"
+        "client 0: the metric 'macro_f1' would be measured, this site agreed to: those of its task; "
+        "change its contract if that is meant"
     )
 
 

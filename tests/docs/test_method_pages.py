@@ -1,6 +1,7 @@
 """The pages in docs/methods/ say what docstrings, contracts and options say."""
 
 import importlib.util
+import re
 from functools import cache
 from pathlib import Path
 
@@ -20,8 +21,15 @@ def test_every_page_is_up_to_date() -> None:
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     tool.explained_in_demo = explained
-    old = [path.name for path, text in tool.pages(OURS).items() if path.read_text("utf-8") != text]
+    old = [
+        path.name for path, text in tool.pages(OURS).items() if said(path.read_text("utf-8")) != said(text)
+    ]
     assert not old, f"run `make pages`: {old}"
+
+
+def said(text: str) -> str | list[str]:
+    """Of a drawing its words: where they stand depends on the version of matplotlib."""
+    return re.findall("<text[^>]*>([^<]*)", text) if text.startswith("<?xml") else text
 
 
 def test_every_method_has_sizes_in_the_demo() -> None:

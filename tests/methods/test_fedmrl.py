@@ -624,7 +624,7 @@ class Bent(Sized):
         ({"mrl": "full"}, r"mrl: full needs one representation width, but client b"),
         (
             {"weight_small": lambda report: report["tiny"]},
-            "method.weight_small: the function fails: KeyError",
+            "method.weight_small: the function fails .KeyError",
         ),
         ({"weight_large": lambda report: -1}, r"method.weight_large: the function gives -1\.0"),
         ({"weight_large": lambda report: -report["small"]}, r"method.weight_large: the function gives -1\.0"),
@@ -685,7 +685,7 @@ def test_a_function_must_give_one_number_and_what_is_below_zero_counts_as_zero(k
     assert not game.round("a").failures
     assert torch.equal(game.part("a", "small")["head.weight"], before)
     assert game.state("a")["report/small"] == 0
-    with pytest.raises(ConfigError, match="gives 3 numbers, expected one"):
+    with pytest.raises(ConfigError, match="gives 3 numbers; return one"):
         weigh({"small": lambda report: torch.ones(3)}, {}, torch.device("cpu"))
 
 

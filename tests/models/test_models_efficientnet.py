@@ -163,7 +163,7 @@ def test_files_that_do_not_fit(saved, tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"side": 16}, "side is 16, expected a whole number from 32"),
+        ({"side": 16}, "side is 16; give a whole number from 32"),
         ({"side": 64.0}, "side is 64.0"),
         ({"mean": 0.5}, "mean and std .* give both"),
         ({"mean": [0.5, 0.5], "std": 0.5}, "mean has 2 values, the images have 3 channels"),

@@ -63,9 +63,9 @@ def test_exits_stand_where_they_are_asked_for():
         ({"after": [3, 3, 4]}, "expected rising numbers of blocks from 1 to 7"),
         ({"after": [3, 4, 8]}, "expected rising numbers of blocks from 1 to 7"),
         ({"depth": 19}, "there is no resnet of depth 19"),
-        ({"ratio": 0.1}, "expected a share of the width 8 that leaves a channel"),
-        ({"ratio": 1.5}, "expected a share of the width 8"),
-        ({"width": 0}, "width is 0, expected a positive whole number"),
+        ({"ratio": 0.1}, "give a share of the width 8 that leaves a channel"),
+        ({"ratio": 1.5}, "give a share of the width 8"),
+        ({"width": 0}, "width is 0; give a whole number from 1 on"),
     ],
 )
 def test_what_cannot_be_built_is_refused(options, sentence):

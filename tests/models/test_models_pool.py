@@ -58,7 +58,7 @@ def test_mapping_from_client_to_entry():
         pool.cover([*"a2c", *map(str, range(3, 13))])
     with pytest.raises(ConfigError, match="names client c, which does not exist"):
         pool.cover(["a", "2"])
-    with pytest.raises(ConfigError, match="client z: no model is given for it"):
+    with pytest.raises(ConfigError, match="client z: it has no model; name it"):
         pool.entry(0, "z", 3)
 
 

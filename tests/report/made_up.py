@@ -57,5 +57,25 @@ def write_predictions(folder, names, round_, classes, label=None):
         "prediction": found,
         "scores": scores.tolist(),
     }
+    write_table(folder, round_, table)
+
+
+def write_outputs(folder, round_, labels, predictions):
+    """Predictions of one sample per client that has several labels, or numbers."""
+    size = len(labels)
+    told = {"moment": HEADLINE["when"], "mode": HEADLINE["mode"], "split": "test"}
+    scores = [one if isinstance(one, list) else [one] for one in predictions]
+    table = {
+        "round": [round_] * size,
+        "client": [str(each) for each in range(size)],
+        **{name: [value] * size for name, value in told.items()},
+        "row": [*range(size)],
+        **{"label": labels, "prediction": predictions, "scores": scores},
+    }
+    write_table(folder, round_, table)
+
+
+def write_table(folder, round_, table):
+    """Predictions as a file of a run."""
     (folder / "predictions").mkdir(exist_ok=True)
     parquet.write_table(pa.table(table), folder / "predictions" / f"round-{round_:06d}.parquet")

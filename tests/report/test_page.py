@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import yaml
-from made_up import make_run, write_predictions
+from made_up import make_run, write_outputs, write_predictions
 from typer.testing import CliRunner
 
 from potluck.cli.app import app
@@ -362,6 +362,27 @@ def test_kept_predictions_are_shown_by_class_and_confidence(tmp_path):
         assert part in text
 
 
+@pytest.mark.parametrize(
+    ("labels", "predictions", "parts"),
+    [
+        ([1.0, 2.0, 3.0], [1.5, 2.0, float("nan")], ["output 0", "nan", "true value", "The largest errors"]),
+        ([1.0, 2.0, 3.0], [1.5, 2.5, 2.5], ["output 0 0.5 0.5 0.625", "0 0 1 1.5"]),
+        ([[0.5, 9.0]] * 3, [[0.5, 8.0]] * 3, ["output 0 0 0 –", "output 1 1 1 –", "0 0 output 1 9 8"]),
+        ([[1, 0], [1, 1], [0, 0]], [[1, 0], [0, 1], [0, 1]], [
+            "4 of 6 labels are right, and all labels of 1 of 3 samples.",
+            "label 0 2 1 100.00 % 50.00 % 66.67 %",
+        ]),
+    ],
+)  # fmt: skip
+def test_predictions_of_labels_and_numbers_are_shown(tmp_path, labels, predictions, parts):
+    folder = make_run(tmp_path / "run")
+    write_outputs(folder, 3, labels, predictions)
+    text = " ".join(" ".join(check(page.write_report(folder)).text).split())
+    for part in ("Test samples of round 3", *parts):
+        assert part in text
+    assert "Calibration" not in text
+
+
 @pytest.mark.parametrize("label", [10, -1])
 def test_a_class_that_cannot_be_is_the_fault_of_the_file(tmp_path, label):
     folder = make_run(tmp_path / "run")
@@ -390,9 +411,13 @@ def test_the_command_writes_pages_anew_or_says_one_sentence(tmp_path):
     done = CliRunner().invoke(app, ["report", str(run), "--json"])
     assert json.loads(done.stdout) == {"pages": [str(run / "report.html")]}
     (run.parent / "comparison.json").write_text('{"methods": 3}')
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "sweep.json").write_text('{"settings": {"a": {}}}')
     for folder, says in (
         (tmp_path, "is not the folder of a run"),
         (run.parent, "comparison.json is damaged"),
+        (tmp_path / "sweep", "a has no comparison.json: it is no finished comparison"),
+        (tmp_path / "gone", "there is no run folder"),
     ):
         refused = CliRunner().invoke(app, ["report", str(folder)])
         assert refused.exit_code == 2

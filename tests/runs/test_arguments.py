@@ -32,7 +32,7 @@ X = np.zeros((2, 3), np.float32)
     ("call", "sentence"),
     [
         (lambda: potluck.run({"data": "digits"}), r"run\(\*\*values\)"),  # type: ignore[arg-type]
-        (lambda: potluck.run(3), "not a int"),  # type: ignore[arg-type]
+        (lambda: potluck.run(3), "takes no int; give an Experiment"),  # type: ignore[arg-type]
         (lambda: potluck.run("trial.yaml", training={}), "run.. of a ready experiment takes no 'training'"),
         (
             lambda: potluck.run(**SETTINGS, observers=EarlyStopping(3)),
@@ -42,7 +42,7 @@ X = np.zeros((2, 3), np.float32)
         (lambda: potluck.run(**SETTINGS, observers=[EarlyStopping]), r"write EarlyStopping\(\)"),
         (lambda: potluck.resume("run", experiment={"data": "digits"}), "takes no mapping"),  # type: ignore[arg-type]
         (lambda: potluck.open(3), "folder: give a path, not 3"),  # type: ignore[arg-type]
-        (lambda: adapt("x"), "adapt takes a torch module, not 'x'"),  # type: ignore[arg-type]
+        (lambda: adapt("x"), "'x' is a str; give adapt a torch module"),  # type: ignore[arg-type]
         (lambda: check_method(3), "give a method by its name"),  # type: ignore[arg-type]
         (lambda: potluck.compare(**SETTINGS, methods={"name": "fedavg"}), "methods: give a list such as"),
         (
@@ -57,7 +57,7 @@ X = np.zeros((2, 3), np.float32)
         (lambda: potluck.resume("run", rounds="5"), "rounds: give a whole number, not '5'"),  # type: ignore[arg-type]
         (lambda: potluck.resume("run", rounds=True), "rounds: give a whole number, not True"),
         (lambda: potluck.resume("run", from_round="1"), "from_round: give a whole number"),  # type: ignore[arg-type]
-        (lambda: potluck.resume(RunResult(Path(), {})), r"takes the folder of a run: result\.folder"),  # type: ignore[arg-type]
+        (lambda: potluck.resume(RunResult(Path(), {})), r"takes the folder of a run; give result\.folder"),  # type: ignore[arg-type]
         (lambda: potluck.compare(methods={"a": 1}, **SETTINGS), "methods: give a list"),  # type: ignore[arg-type]
         (lambda: potluck.compare(out=3, **SETTINGS), "out: give a path, not 3"),  # type: ignore[arg-type]
         (lambda: Experiment.load(3), "path: give a path, not 3"),  # type: ignore[arg-type]
@@ -86,7 +86,7 @@ X = np.zeros((2, 3), np.float32)
             lambda: potluck.compare(**SETTINGS, seeds=[0, 1, 0]),
             "^seeds: 0 is named twice; name each seed once$",
         ),
-        (lambda: potluck.metric(low=2, high=1), "^metric: low=2 is not below high=1$"),
+        (lambda: potluck.metric(low=2, high=1), "^metric: low=2 is not below high=1; give the lowest"),
         (
             lambda: potluck.run(**SETTINGS, metrics=[{"name": "macro_f1", "low": 3}]),
             "^metrics: macro_f1 goes from low=3.0 to high=1.0: low must be below high$",

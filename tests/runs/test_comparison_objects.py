@@ -273,6 +273,13 @@ def test_a_sweep_over_two_keys_is_a_frame_a_table_and_a_heat_map(tmp_path: Path)
     assert [axes.get_title(loc="left") for axes in swept.plot().axes] == ["Local", "fedavg"]
     page = (tmp_path / "all" / "sweep.html").read_text()
     assert 'href="lr%3D0.1%2Cbatch_size%3D16/comparison.html"' in page
+    assert '<th scope="colgroup" colspan="2">training.batch_size</th>' in page
+    (tmp_path / "all" / "sweep.html").unlink()
+    anew = CliRunner().invoke(app, ["report", str(tmp_path / "all"), "--json"])
+    assert len(json.loads(anew.stdout)["pages"]) == 1 + 4 * (
+        1 + 2
+    )  # the sweep, its comparisons and their runs
+    assert (tmp_path / "all" / "sweep.html").read_text() == page
     again = open_comparison(tmp_path / "all")
     assert isinstance(again, potluck.Sweep)
     assert write_pages(tmp_path / "all")[0] == tmp_path / "all/sweep.html"

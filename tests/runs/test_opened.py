@@ -293,7 +293,7 @@ def _refused(tmp_path: Path, sentence: str, name: str, change: Any) -> None:
         ("about.json", "outline.clients.0.group", 1, "client 0 has a group or an architecture"),
         ("about.json", "outline.clients.0.view", {"shift": 3}, "a shift is"),
         ("about.json", "outline.seeds", {}, r"outline\.seeds\.split: "),
-        ("about.json", "outline.pool.rep_dim", 10**8, "rep_dim is 100000000, expected at most 65,536"),
+        ("about.json", "outline.pool.rep_dim", 10**8, "rep_dim is 100000000; give at most 65,536"),
         ("about.json", "outline.pool.architectures.mlp-small.options", {"rep_dim": 10**8}, "at most 65,536"),
         ("about.json", "outline.groups.0.task.input", [2**26], "a tensor of 8,589,934,592 numbers, more than"),
         ("about.json", "files", 3, "about.json is not the outline of a run: files: "),

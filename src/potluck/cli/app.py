@@ -5,6 +5,7 @@ Commands import what they need when they are called, so that `potluck --help` is
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -12,6 +13,7 @@ import typer
 from potluck.cli.compare import compare
 from potluck.cli.demo import demo
 from potluck.cli.doctor import doctor
+from potluck.cli.examples import EXAMPLES, FIRST, epilog, flowing
 from potluck.cli.exits import end_in_peace, end_on_signals, guarded
 from potluck.cli.federation import gate, keys, prune, serve
 from potluck.cli.inspect import explain, methods, split
@@ -31,31 +33,26 @@ app = typer.Typer(
     cls=Commands,
     help="Federated learning where everyone brings their own model.",
     no_args_is_help=True,
-    add_completion=False,
+    epilog=epilog(FIRST),
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (
-    demo,
-    run,
-    resume,
-    compare,
-    plot,
-    report,
-    serve,
-    gate,
-    join,
-    status,
-    watch,
-    methods,
-    explain,
-    split,
-    new,
-    doctor,
-    keys,
-    prune,
-):  # as --help lists them
-    app.command(_command.__name__, cls=Command)(guarded(_command))
+PANELS: dict[str, tuple[Callable[..., None], ...]] = {  # as --help lists them
+    "Start here": (demo, doctor, new),
+    "Run experiments": (run, resume, compare, watch),
+    "Look at methods, data and results": (methods, explain, split, plot, report),
+    "Federations of real sites": (serve, join, gate, status, keys, prune),
+}
+for _panel, _commands in PANELS.items():
+    for _command in _commands:
+        _name = _command.__name__
+        app.command(
+            _name,
+            cls=Command,
+            help=flowing(_command.__doc__ or ""),
+            rich_help_panel=_panel,
+            epilog=epilog(EXAMPLES[_name]),
+        )(guarded(_command))
 
 
 def _version(asked: bool) -> None:

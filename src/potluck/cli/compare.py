@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from potluck.cli import completion
 from potluck.cli.exits import Stopped
 from potluck.cli.options import AsJson, Debug, ExperimentFile, Overrides, check_experiment, words
 from potluck.cli.screen import MOST_ROWS, Screen
@@ -29,6 +30,7 @@ def compare(
             metavar="a,b,c",
             help="The methods; Local is always among them. The one the experiment names keeps its options, the "
             "others have their defaults; fedmrl.d1=50 sets an option of one method.",
+            autocompletion=completion.listed_methods,
         ),
     ] = None,
     seeds: Annotated[
@@ -54,6 +56,7 @@ def compare(
         typer.Option(
             metavar="METHOD",
             help="The method or variant to take differences to, then client by client too. Default: local.",
+            autocompletion=completion.methods,
         ),
     ] = None,
     view: Annotated[

@@ -78,7 +78,10 @@ def explained(error: BaseException) -> tuple[str, int]:
         return f"error: {error}", 2
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        return f"error: {where}{error.strerror or error}", 2
+        return (
+            f"error: {where}{error.strerror or error}; check the path, its rights and the room on the disk",
+            2,
+        )
     told = kind_and_message(error)
     place = own_place(error.__traceback__)
     if place is not None and isinstance(error, SystemExit):

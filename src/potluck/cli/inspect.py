@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from potluck.cli import completion
 from potluck.cli.demo import DEMO
 from potluck.cli.method_examples import FOR_DEMO, explained_in_demo, with_method
 from potluck.cli.options import RUNS, AsJson, Debug, ExperimentFile, Overrides, check_experiment
@@ -44,7 +45,12 @@ def methods(plugin: Plugins = None, json: AsJson = False, debug: Debug = False) 
 
 def explain(
     method: Annotated[
-        str, typer.Argument(metavar="METHOD", help="A method, or an experiment file for its own.")
+        str,
+        typer.Argument(
+            metavar="METHOD",
+            help="A method, or an experiment file for its own.",
+            autocompletion=completion.methods,
+        ),
     ],
     experiment: Annotated[
         str | None,
@@ -169,6 +175,8 @@ def _write_picture(entry: dict[str, Any], path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"cannot make the folder {path.parent}: {error.strerror or error}") from error
+        raise RunError(
+            f"cannot make the folder {path.parent}: {error.strerror or error}; choose another place"
+        ) from error
     write_whole(path, to_png(split_picture(counts, ids, entry["classes"])))
     return path

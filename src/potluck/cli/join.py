@@ -84,10 +84,10 @@ def join(
     if check is not None:
         return _check_site(Screen(json), client, model, data, check, write, metric or ())
     if write is not None:
-        raise ConfigError("--write goes with --check")
+        raise ConfigError("--write goes with --check; give both, or leave it out")
     check_log(log)
     if not server and only != "worker":
-        raise ConfigError("--server is missing: where is the server?")
+        raise ConfigError("--server is missing; give the address of the server, such as --server host:8000")
     from potluck.deploy.flower.connections import Security
     from potluck.deploy.flower.join import Joining, default_home
     from potluck.deploy.flower.join import join as take_part

@@ -228,5 +228,7 @@ def _write(files: dict[Path, str]) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"cannot make the folder {path.parent}: {error.strerror or error}") from error
+            raise RunError(
+                f"cannot make the folder {path.parent}: {error.strerror or error}; choose another place"
+            ) from error
         write_whole(path, text.encode())

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from potluck.cli import completion
 from potluck.errors import ConfigError, RunError
 
 RUNS = Path("runs")  # where results go unless --out names a folder
@@ -14,7 +15,11 @@ RUNS = Path("runs")  # where results go unless --out names a folder
 ExperimentFile = Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="The experiment file.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[key=value]...", help="Values to change, such as training.rounds=5 or seed=1."),
+    typer.Argument(
+        metavar="[key=value]...",
+        help="Values to change, such as training.rounds=5 or seed=1.",
+        autocompletion=completion.overrides,
+    ),
 ]
 AsJson = Annotated[
     bool, typer.Option("--json", help="JSON alone on standard output; progress on standard error.")
@@ -59,13 +64,13 @@ def words(text: str) -> list[str]:
 def check_experiment(file: Path) -> None:
     """Refuse a file that is not there at once: what reads it loads torch first, which takes seconds."""
     if not file.exists():
-        raise ConfigError(f"there is no experiment file {file}")
+        raise ConfigError(f"there is no experiment file {file}; check the path")
 
 
 def check_run(folder: Path) -> None:
     """Refuse a folder that is not there, at once."""
     if not folder.is_dir():
-        raise RunError(f"there is no run folder {folder}")
+        raise RunError(f"there is no run folder {folder}; check the path")
 
 
 def check_log(log: str) -> None:
@@ -73,4 +78,4 @@ def check_log(log: str) -> None:
     from potluck.deploy.logs import KINDS
 
     if log and log not in KINDS:
-        raise ConfigError(f"--log: {log!r} is neither {' nor '.join(KINDS)}")
+        raise ConfigError(f"--log: {log!r} is no form of a log; give {' or '.join(KINDS)}")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from potluck.cli import completion
 from potluck.cli.options import Debug
 from potluck.cli.screen import Screen
 
@@ -15,10 +16,20 @@ Words = str | None
 
 def plot(
     kind: Annotated[
-        str | None, typer.Argument(metavar="KIND", help="What to draw; without it, the kinds are listed.")
+        str | None,
+        typer.Argument(
+            metavar="KIND",
+            help="What to draw; without it, the kinds are listed.",
+            autocompletion=completion.pictures,
+        ),
     ] = None,
     runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUN...", help="Folders of runs, comparisons or sweeps.")
+        list[Path] | None,
+        typer.Argument(
+            metavar="RUN...",
+            help="Folders of runs, comparisons or sweeps.",
+            autocompletion=completion.results,
+        ),
     ] = None,
     out: Annotated[
         Path | None,

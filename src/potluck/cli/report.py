@@ -7,16 +7,22 @@ from typing import Annotated
 
 import typer
 
+from potluck.cli import completion
 from potluck.cli.options import AsJson, Debug
 from potluck.cli.screen import Screen
 
 Folders = Annotated[
-    list[Path], typer.Argument(metavar="FOLDER…", help="Runs, finished or still running, or comparisons.")
+    list[Path],
+    typer.Argument(
+        metavar="FOLDER…",
+        help="Runs, finished or still running, comparisons or sweeps.",
+        autocompletion=completion.results,
+    ),
 ]
 
 
 def report(folders: Folders, json: AsJson = False, debug: Debug = False) -> None:
-    """Write the page of a run or a comparison anew, also of a run that is still going on."""
+    """Write the pages of runs, comparisons and sweeps anew, also of a run that is still going on."""
     from potluck.runs.pages import write_pages
 
     screen = Screen(json)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from potluck.cli import completion
 from potluck.cli.exits import Stopped
 from potluck.cli.options import (
     AsJson,
@@ -62,7 +63,12 @@ def run(
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that was stopped.")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="The folder of a run that was stopped.", autocompletion=completion.results
+        ),
+    ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[key=value]...", help="Where to go on, such as engine.device=cpu."),

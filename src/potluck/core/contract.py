@@ -131,14 +131,14 @@ def check(
     known = dict(symbols)
     for name in message:
         if not _is_declared(name, contract):
-            raise MessageError(f"{who}: tensor {name!r} is not declared; declared: {_listed(contract)}")
+            raise MessageError(f"{who}: tensor {name!r} is not declared; send only: {_listed(contract)}")
     for name, field in contract.items():
         if field.like is not None:
             _check_group(message.group(name), name, field, shapes(field.like), who)
         elif name in message:
             _check_tensor(message[name], name, field, known, who)
         elif not field.optional:
-            raise MessageError(f"{who}: tensor {name!r} is missing")
+            raise MessageError(f"{who}: tensor {name!r} is missing; send it, or declare it optional")
 
 
 class Gate:
@@ -190,7 +190,7 @@ def _check_group(
     if not tensors and (field.optional or (shapes is not None and not shapes)):
         return
     if not tensors:
-        raise MessageError(f"{who}: group {name!r} is missing")
+        raise MessageError(f"{who}: group {name!r} is missing; send it, or declare it optional")
     for key, value in tensors.items():
         _check_dtype(value, f"{name}/{key}", field, who)
     if shapes is None:
@@ -203,7 +203,9 @@ def _check_group(
             raise MessageError(f"{who}: tensor '{name}/{key}' has shape {shape}, declared {shapes[key]}")
     if not field.partial and len(found) < len(shapes):
         missing = next(key for key in shapes if key not in found)
-        raise MessageError(f"{who}: tensor '{name}/{missing}' is missing")
+        raise MessageError(
+            f"{who}: tensor '{name}/{missing}' is missing; send it, or declare the group partial"
+        )
 
 
 def _found_shapes(tensors: Mapping[str, Tensor], field: Field, shapes: Shapes, who: str) -> Shapes:

@@ -56,7 +56,9 @@ def whole_shapes(
         sent = {key: shape for key, shape in found.items() if key.rpartition(":")[0] == name}
         shape = expected.get(name)
         if shape is None:
-            raise MessageError(f"the factor {next(iter(sent))!r} belongs to no tensor")
+            raise MessageError(
+                f"the factor {next(iter(sent))!r} belongs to no tensor; send u, s and v of one"
+            )
         rank = (sent.get(f"{name}:s") or (0,))[0]
         if not 1 <= rank <= largest_rank(shape) or sent != factor_shapes(name, shape, rank):
             shown = ", ".join(f"{key} {size}" for key, size in sent.items())

@@ -133,7 +133,9 @@ def metric(
     ...     return float((scores.argmax(1) != labels).mean())
     """
     if not low < high:
-        raise ConfigError(f"metric: low={low} is not below high={high}")
+        raise ConfigError(
+            f"metric: low={low} is not below high={high}; give the lowest and the highest value"
+        )
 
     def decorate(function: F) -> F:
         setattr(function, DECLARED, Declared(higher_is_better, low, high, takes))

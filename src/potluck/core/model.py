@@ -35,11 +35,11 @@ class Model(nn.Module):
 
     def stem(self, x: Tensor) -> Tensor:
         """The first layers, whose output has the same shape in every model of a family."""
-        raise ModelError(f"{type(self).__name__} has no stem(x) and body(s)")
+        raise ModelError(f"{type(self).__name__} has no stem(x) and body(s); define both in it")
 
     def body(self, s: Tensor) -> Tensor:
         """The layers between the stem and the features."""
-        raise ModelError(f"{type(self).__name__} has no stem(x) and body(s)")
+        raise ModelError(f"{type(self).__name__} has no stem(x) and body(s); define both in it")
 
     def features(self, x: Tensor) -> Tensor:
         """The representation of a batch, (batch, rep_dim)."""

@@ -403,7 +403,7 @@ def _function(name: Any, folder: Path) -> Callable[..., Any]:
         return find_function(name)
     file = (folder / home).resolve()
     if not file.is_file():
-        raise ConfigError(f"metrics: there is no file {file} for {name}")
+        raise ConfigError(f"metrics: there is no file {file}; check the path of {name}")
     return load_function(f"{file}:{key}")
 
 
@@ -500,7 +500,7 @@ def _try(metric: OwnMetric, settings: MetricSettings, task: Task) -> None:
     except Exception as error:
         raise TrialFailed(
             f"metrics: {who} fails on {metric.takes} {given.shape} and labels {answers.shape}: "
-            f"{type(error).__name__}: {first_line(error)}"
+            f"{type(error).__name__}: {first_line(error)}; mend the metric, or leave it out"
         ) from error
 
 

@@ -260,7 +260,7 @@ class Holder:
     def public(self) -> Public:
         """The public data, in the form that the models here can read."""
         if self.public_data is None:
-            raise ConfigError("there is no public data here; a method that uses it sets needs_public_data")
+            raise ConfigError("there is no public data here; set needs_public_data in the method")
         return self.public_data
 
     def enter(self, round_: int, rng: Rng, counters: dict[str, int], step: str = "") -> None:

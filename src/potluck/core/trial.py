@@ -33,7 +33,9 @@ def duplicate(module: _Module) -> _Module:
     try:
         return copy.deepcopy(module)
     except (RuntimeError, TypeError) as error:
-        raise ModelError(f"{kind(module)} cannot be copied: {first_line(error)}") from error
+        raise ModelError(
+            f"{kind(module)} cannot be copied ({first_line(error)}); give a function that builds it"
+        ) from error
 
 
 def trial_copy(module: _Module) -> _Module:
@@ -72,7 +74,7 @@ def attempt(module: nn.Module, function: Callable[[Tensor], Any], x: Tensor) -> 
     if not isinstance(result, Tensor):
         raise ModelError(
             f"{kind(module)} gave a {kind(result)}, expected one tensor (batch, classes), or an object that has it "
-            "as .logits"
+            "as .logits; return that from forward(x)"
         )
     return result
 

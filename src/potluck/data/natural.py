@@ -79,8 +79,8 @@ def _owners(data: Dataset, config: NaturalConfig) -> Owners:
             "data set or file for each client, or choose another kind of partition"
         )
     if config.by not in (None, data.owners.by):
-        known = "given one by one: leave out by" if data.owners.by is None else f"by {data.owners.by!r}"
-        raise DataError(f"data set {data.name!r} cannot be split by {config.by!r}: its clients are {known}")
+        known = "leave out by" if data.owners.by is None else f"write by: {data.owners.by}"
+        raise DataError(f"data set {data.name!r} cannot be split by {config.by!r}; {known}")
     return data.owners
 
 

@@ -235,7 +235,9 @@ def _decode(files: Files, names: Sequence[str], rows: int, shape: tuple[int, int
     try:
         images = np.empty((rows, *shape), dtype=np.uint8)
     except MemoryError as error:
-        raise DataError(f"{files[0].path.parent} has {rows:,} images, more than memory can hold") from error
+        raise DataError(
+            f"{files[0].path.parent} has {rows:,} images, more than memory can hold; use a machine with more"
+        ) from error
     row = 0
     for file in files:
         for position, content in enumerate(_image_bytes(file.path, names)):

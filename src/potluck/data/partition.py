@@ -40,7 +40,9 @@ Rows = tuple[np.ndarray, np.ndarray, np.ndarray]  # of one client: for training,
 def check_shares(validation: float, test: float) -> None:
     """Refuse shares of a client's rows that leave none for training."""
     if validation + test >= 1:
-        raise ValueError(f"validation {validation} and test {test} leave nothing to train on")
+        raise ValueError(
+            f"validation {validation} and test {test} leave nothing to train on; lower one of them"
+        )
 
 
 class PartitionConfig(BaseModel):
@@ -158,7 +160,7 @@ def check_against_data(rows: int, classes: int, config: PartitionConfig) -> None
         raise DataError(f"{rows} rows cannot be divided among {config.clients} clients: lower clients")
     if (config.classes_per_client or 0) > classes:
         raise DataError(
-            f"classes_per_client is {config.classes_per_client}, but the data has {classes} classes"
+            f"classes_per_client is {config.classes_per_client}, but the data has {classes} classes; lower it"
         )
     if config.clients * (config.shards_per_client or 0) > rows:
         raise DataError(

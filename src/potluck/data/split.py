@@ -73,7 +73,8 @@ class Split:
         place = self.clients.places.get(id)
         if place is None:
             raise DataError(
-                f"the split has no client {id!r}: it has {len(self)} clients, the first {self.ids[0]!r}"
+                f"the split has no client {id!r}: it has {len(self)} clients, the first {self.ids[0]!r}; "
+                "choose one of split.ids"
             )
         return self.clients[place]
 
@@ -375,7 +376,8 @@ def _check_client(path: Path, client: ClientSplit, rows: int, may_be_empty: bool
     outside = mine[(mine < 0) | (mine >= rows)]
     if len(outside):
         raise DataError(
-            f"{path}: client {client.id!r} has row {outside[0]}, but the data has rows 0 to {rows - 1}"
+            f"{path}: client {client.id!r} has row {outside[0]}, but the data has rows 0 to {rows - 1}; "
+            "use the split with the data it was made for"
         )
     values, counts = np.unique(mine, return_counts=True)
     if (counts > 1).any():

@@ -33,11 +33,12 @@ class Pieces:
         library("transformers")
         folder = folder_of(source)
         if folder is not None and not any((folder / name).is_file() for name in FILES):
-            raise ModelError(f"the folder {folder} has no tokenizer ({' or '.join(FILES)})")
+            raise ModelError(f"the folder {folder} has no tokenizer ({' or '.join(FILES)}); save one there")
         pieces = cls(source) if folder is None else cls(str(folder.resolve()), _times(folder))
         if pieces._tokenizer.pad_token_id != PAD:
             raise ModelError(
-                f"the tokenizer of {source} pads with id {pieces._tokenizer.pad_token_id}, expected {PAD}"
+                f"the tokenizer of {source} pads with id {pieces._tokenizer.pad_token_id}, expected {PAD}; "
+                "choose another tokenizer"
             )
         return pieces
 
@@ -51,7 +52,8 @@ class Pieces:
         special = self._tokenizer.num_special_tokens_to_add()
         if length <= special:
             raise ModelError(
-                f"a length of {length} leaves no room beside the {special} special tokens of {self.source}"
+                f"a length of {length} leaves no room beside the {special} special tokens of {self.source}; "
+                "raise length"
             )
         if not texts:
             return np.zeros((0, length), dtype=np.int64)

@@ -53,6 +53,10 @@ class Crossing(Settings):
     down: dict[str, Spec] = {}
 
 
+IF_MEANT = "change its contract if that is meant"
+ANEW = "write it anew with potluck join --check EXPERIMENT.yaml --write FILE"
+
+
 class Agreement(Settings):
     """Everything that a site will do and send; saved as `contract.json`, which can be edited by hand.
 
@@ -112,9 +116,9 @@ class Agreement(Settings):
         try:
             return cls.model_validate(json.loads(read_given(Path(path), "agreement")))
         except ValidationError as error:
-            raise ConfigError(f"{path} is no agreement: {one_sentence(error, cls)}") from error
+            raise ConfigError(f"{path} is no agreement: {one_sentence(error, cls)}; {ANEW}") from error
         except ValueError as error:
-            raise ConfigError(f"{path} is no agreement: it is not JSON: {error}") from error
+            raise ConfigError(f"{path} is no agreement: it is not JSON ({error}); {ANEW}") from error
 
     def write(self, path: Path | str) -> None:
         """Write the agreement to a new file."""
@@ -126,13 +130,15 @@ class Agreement(Settings):
     def admit_options(self, method: str, config: MethodConfig | Mapping[str, Any]) -> None:
         """Refuse another method, or options outside the pins, before the method's code sees them."""
         if method != self.method:
-            raise PinError(f"the server runs {method!r}, this site agreed to {self.method!r}")
+            raise PinError(f"the server runs {method!r}, this site agreed to {self.method!r}; {IF_MEANT}")
         given = options_of(config)
         for name, pin in self.options.items():
             if name not in given:
-                raise PinError(f"option {name!r} is not given, this site agreed to {_words(pin)}")
+                raise PinError(f"option {name!r} is not given, this site agreed to {_words(pin)}; {IF_MEANT}")
             if not fits(pin, given[name]):
-                raise PinError(f"option {name!r} is {given[name]!r}, this site agreed to {_words(pin)}")
+                raise PinError(
+                    f"option {name!r} is {given[name]!r}, this site agreed to {_words(pin)}; {IF_MEANT}"
+                )
 
     def admit(self, method: Method, client: Client) -> None:
         """Refuse a method that, with the server's options, would do anything beyond the agreement."""
@@ -143,7 +149,9 @@ class Agreement(Settings):
         """Refuse steps, tensors, card fields or bytes of an offer that go beyond this agreement."""
         told = next((field for field in offer.card if field not in self.card), None)
         if told is not None:
-            raise PinError(f"the card would tell {told!r}, this site agreed to: {', '.join(self.card)}")
+            raise PinError(
+                f"the card would tell {told!r}, this site agreed to: {', '.join(self.card)}; {IF_MEANT}"
+            )
         self.let_measure(offer.metrics)
         for step, crossing in offer.steps.items():
             if step == EVALUATE and step not in self.steps:
@@ -182,7 +190,9 @@ class Agreement(Settings):
         unknown = next((name for name in metrics if name not in self.metrics), None)
         if unknown is not None:
             known = ", ".join(self.metrics) or "those of its task"
-            raise PinError(f"the metric {unknown!r} would be measured, this site agreed to: {known}")
+            raise PinError(
+                f"the metric {unknown!r} would be measured, this site agreed to: {known}; {IF_MEANT}"
+            )
 
     def let_try(self, round_: int, attempt: int) -> None:
         """Refuse an attempt at a round beyond the agreed number, before anything is done."""
@@ -208,11 +218,11 @@ class Agreement(Settings):
 
     def _known(self, steps: Sequence[str]) -> None:
         if not steps:
-            raise PinError("a message came that names no step")
+            raise PinError("a message came that names no step; tell whoever runs the server")
         for step in steps:
             if step not in self.steps:
                 known = ", ".join(self.steps) or "none"
-                raise PinError(f"step {step!r} is asked for, this site agreed to: {known}")
+                raise PinError(f"step {step!r} is asked for, this site agreed to: {known}; {IF_MEANT}")
 
 
 # --- comparisons ----------------------------------------------------------------------------------------
@@ -239,9 +249,9 @@ def _compare(agreed: Specs, other: Specs, what: str) -> None:
     """Refuse a tensor that was not agreed to; tensors may be missing."""
     for name, spec in other.items():
         if name not in agreed:
-            raise PinError(f"{what} {name!r}, which this site has not agreed to")
+            raise PinError(f"{what} {name!r}, which this site has not agreed to; {IF_MEANT}")
         if not agreed[name].holds(spec):
-            raise PinError(f"{what} {name!r} as {spec}, this site agreed to {agreed[name]}")
+            raise PinError(f"{what} {name!r} as {spec}, this site agreed to {agreed[name]}; {IF_MEANT}")
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -268,7 +278,7 @@ def _words(pin: Any) -> str:
 
 
 def _too_much(what: str, total: int, most: int) -> str:
-    return f"{what} would send {total:,} bytes, this site agreed to {most:,}"
+    return f"{what} would send {total:,} bytes, this site agreed to {most:,}; {IF_MEANT}"
 
 
 def refuse_attempt(round_: int, attempt: int, most: int) -> None:

@@ -78,12 +78,13 @@ def check_words(value: Any, where: str) -> None:
     """Refuse a text that could name code, a file or a place elsewhere: a site loads nothing that a server names."""
     if isinstance(value, str) and ":" in value:
         raise ConfigError(
-            f"the server's options name the function {value!r}; a site runs no code but its own"
+            f"the server's options name the function {value!r}; a site runs no code but its own: "
+            "ask for an option without a function"
         )
     if isinstance(value, str) and not WORD.fullmatch(value):
         raise ConfigError(
             f"{where} is no plain word (letters, digits and . _ + -); a site takes no path and no repository from "
-            "a server"
+            "a server: ask for a plain name"
         )
     for key, inner in _inside(value, where):
         check_words(inner, key)
@@ -103,7 +104,8 @@ def check_models(count: int) -> None:
     """Refuse a pool of more models than any experiment has; each may be built to learn its size."""
     if count > MOST_MODELS:
         raise ConfigError(
-            f"the server's models.pool has {count:,} different models; this site goes up to {MOST_MODELS}"
+            f"the server's models.pool has {count:,} different models; this site goes up to "
+            f"{MOST_MODELS}: ask for fewer"
         )
 
 
@@ -111,7 +113,8 @@ def check_work(epochs: int, samples: int) -> None:
     """Refuse a round in which a client would train on too many samples; its own number is known by now."""
     if epochs * samples > MOST_SEEN:
         raise ConfigError(
-            f"training.epochs: {epochs:,} times this client's samples are more than {MOST_SEEN:,} in a round"
+            f"training.epochs: {epochs:,} times this client's samples are more than {MOST_SEEN:,} in a round; "
+            "ask for fewer epochs"
         )
 
 
@@ -148,19 +151,24 @@ def _most(where: str, value: Any, most: int) -> None:
     if value is None or isinstance(value, bool) or not isinstance(value, int | float):
         return  # its type is checked with the experiment
     if not -most <= value <= most:
-        raise ConfigError(f"the server asks for {where}: {_short(value)}; this site goes up to {most:,}")
+        raise ConfigError(
+            f"the server asks for {where}: {_short(value)}; this site goes up to {most:,}: ask for less"
+        )
 
 
 def _long(where: str, value: Any, most: int) -> None:
     if isinstance(value, list | tuple) and len(value) > most:
-        raise ConfigError(f"the server names {len(value):,} {where}; this site goes up to {most:,}")
+        raise ConfigError(
+            f"the server names {len(value):,} {where}; this site goes up to {most:,}: ask for less"
+        )
 
 
 def _check_lengths(value: Any, where: str) -> None:
     """Refuse a text, list or block that is longer than any experiment has, wherever it stands."""
     if isinstance(value, str) and len(value) > LONGEST_TEXT:
         raise ConfigError(
-            f"the server's {where} has {len(value):,} letters; this site reads {LONGEST_TEXT:,}"
+            f"the server's {where} has {len(value):,} letters; this site reads {LONGEST_TEXT:,}: "
+            "ask for a shorter one"
         )
     if isinstance(value, Mapping | list):
         _long(f"entries in {where}", [*value], MOST_SITES)
@@ -177,7 +185,8 @@ def _check_taken(values: Mapping[str, Any]) -> None:
         other = next((key for key in _block(block, where) if key not in known), None)
         if other is not None:
             raise ConfigError(
-                f"the server's welcome names {where}.{other}, which a site takes from no server"
+                f"the server's welcome names {where}.{other}, which a site takes from no server; "
+                "ask for a welcome without it"
             )
 
 

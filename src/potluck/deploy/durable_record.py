@@ -233,7 +233,9 @@ class DurableRecord(Record):
             self.history = History.from_json(dict(values))
             self.incarnation = int(str(values["incarnation"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RunError(f"the record in {self.folder} cannot be read: {error}") from error
+            raise RunError(
+                f"the record in {self.folder} cannot be read ({error}); bring the folder back from a copy"
+            ) from error
 
 
 def _listed(rounds: list[int]) -> str:

@@ -159,7 +159,7 @@ def _check_sizes(enrolled: Mapping[ClientId, Enrolment], public: int) -> None:
         if size > MOST_NUMBERS:
             raise ConfigError(
                 f"client {client} has samples of {size:,} numbers ({shape}), and a server takes at most "
-                f"{MOST_NUMBERS:,}"
+                f"{MOST_NUMBERS:,}; give it smaller samples"
             )
         if place == 0 and task.kind not in TEXTS and 4 * size * public > most_public():
             raise ConfigError(

@@ -29,7 +29,7 @@ def kept_enrolments(folder: RunFolder, fields: Iterable[str]) -> dict[ClientId, 
         return {}
     told, wanted = read_checked(path).get("clients"), set(fields)
     if not isinstance(told, dict):
-        raise RunError(f"{path} was not written by potluck: it is no mapping")
+        raise RunError(f"{path} was not written by potluck: it is no mapping; restore the file")
     found = {client: _read(client, about) for client, about in told.items()}
     for client, one in found.items():
         if one is None or one.card.client != client or set(one.card.extra) != wanted:

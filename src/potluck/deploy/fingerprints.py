@@ -33,7 +33,9 @@ def client_keys(folder: Path, clients: Iterable[str], may_lack: bool = False) ->
     owners = {key: client for client, key in found.items()}
     twice = next((client for client, key in found.items() if key and owners[key] != client), None)
     if twice is not None:
-        raise ConfigError(f"{folder}: the clients {twice} and {owners[found[twice]]} have the same key")
+        raise ConfigError(
+            f"{folder}: the clients {twice} and {owners[found[twice]]} have the same key; give each its own"
+        )
     return found
 
 
@@ -58,7 +60,7 @@ def _read(path: Path, client: str, take: Callable[[bytes], str] = fingerprint) -
         told = f"the key of client {client}, {path}, cannot be read: {error.strerror or error}"
         raise ConfigError(told) from error
     except (ValueError, IndexError) as error:
-        raise ConfigError(f"{path} is no public key such as ssh-keygen writes") from error
+        raise ConfigError(f"{path} is no public key; write one with ssh-keygen") from error
     if not line.split()[0].startswith(KIND):
         raise ConfigError(
             f"{path} is no ECDSA key, and Flower takes no other; make one with ssh-keygen -t ecdsa -b 384"

@@ -60,7 +60,9 @@ class KeyFolder:
             paths = [self.folder / f"{client}.pub" for client in self.clients]
             found = {path.name: path.stat() for path in paths if path.exists()}
         except OSError as error:
-            raise ConfigError(f"{self.folder} cannot be read: {error.strerror or error}") from error
+            raise ConfigError(
+                f"{self.folder} cannot be read: {error.strerror or error}; check its rights"
+            ) from error
         if not found:
-            raise ConfigError(f"{self.folder} holds no key of any client")
+            raise ConfigError(f"{self.folder} holds no key of any client; put <id>.pub of each there")
         return {name: (one.st_ino, one.st_mtime_ns, one.st_size) for name, one in found.items()}

@@ -40,9 +40,13 @@ def kept_runs(home: Path) -> list[KeptRun]:
     """The runs of a site, the one used last first."""
     folder = home / "runs"
     if not folder.is_dir() or folder.is_symlink():
-        raise RunError(f"{home} is no home folder of a site: it has no folder runs")
+        raise RunError(
+            f"{home} is no home folder of a site: it has no folder runs; name the folder of join --home"
+        )
     if not any((home / name).is_file() for name in (JOINED, "secret")):
-        raise RunError(f"{home} is no home folder of a site: it has neither {JOINED} nor secret")
+        raise RunError(
+            f"{home} is no home folder of a site: it has neither {JOINED} nor secret; name that of join --home"
+        )
     names = {path.stem for path in folder.iterdir() if path.suffix in ("", WELCOME, SUFFIX)}
     found = [_kept_run(folder / name) for name in names if _files(folder / name)]
     return sorted(found, key=lambda kept: (-kept.used, kept.run))
@@ -96,7 +100,9 @@ def _round(record: Path) -> int:
     try:
         history = History.from_json(RecordFiles(record, MANIFEST).read_manifest() or {})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RunError(f"the record in {record} cannot be read: {error}") from error
+        raise RunError(
+            f"the record in {record} cannot be read ({error}); bring the folder back from a copy"
+        ) from error
     return max([*history.rounds, *(one.round for one in history.done.values())])
 
 
@@ -106,7 +112,7 @@ def _rounds(welcome: Path) -> int:
         told = read_json(read_own(welcome))["welcome"]["experiment"]["training"]["rounds"]
         return whole(told, 0, MOST_ROUNDS, "a number of rounds")
     except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{welcome} cannot be read: {error}") from error
+        raise RunError(f"{welcome} cannot be read ({error}); bring the folder back from a copy") from error
 
 
 def _remove(record: Path) -> None:

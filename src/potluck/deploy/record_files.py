@@ -30,7 +30,9 @@ def own_folder(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise RunError(f"cannot make the folder {path}: {error.strerror or error}") from error
+        raise RunError(
+            f"cannot make the folder {path}: {error.strerror or error}; choose another --home"
+        ) from error
     return path
 
 
@@ -39,7 +41,7 @@ def read_own(path: Path, most: int = SETTINGS) -> bytes:
     try:
         return read_bounded(path, most, follow=False)
     except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise RunError(f"{path} cannot be read: {error.strerror or error}; check its rights") from error
 
 
 def write_own(path: Path, data: bytes) -> None:
@@ -54,7 +56,9 @@ def write_own(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         unfinished.replace(path)
     except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+        raise RunError(
+            f"cannot write {path}: {error.strerror or error}; make room, or check its rights"
+        ) from error
 
 
 class RecordFiles:
@@ -98,7 +102,10 @@ class RecordFiles:
         try:
             return dict(safetensors.torch.load(data))
         except (SafetensorError, ValueError, KeyError) as error:
-            raise RunError(f"the client state in {self.folder / name} cannot be read: {error}") from error
+            raise RunError(
+                f"the client state in {self.folder / name} cannot be read ({error}); "
+                "bring the folder back from a copy"
+            ) from error
 
     def write_manifest(self, values: dict[str, Any]) -> None:
         """Write the manifest, with its own checksum."""
@@ -118,7 +125,9 @@ class RecordFiles:
                 raise ValueError("it is not as it was written")
             return dict(json.loads(text))
         except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise RunError(f"the record in {self.folder} cannot be read: {path}: {error}") from error
+            raise RunError(
+                f"the record in {self.folder} cannot be read ({path}: {error}); bring the folder back from a copy"
+            ) from error
 
     def clean(self, named: Collection[str]) -> None:
         """Remove files of earlier exchanges and half-written ones; of a link the link alone."""
@@ -130,7 +139,10 @@ class RecordFiles:
         """Give new files higher numbers than those that are named; a name that is none of ours is refused."""
         other = next((name for name in named if not NAME.fullmatch(name)), None)
         if other is not None:
-            raise RunError(f"the record in {self.folder} names {other!r}, which is no file beside it")
+            raise RunError(
+                f"the record in {self.folder} names {other!r}, which is no file beside it; "
+                "bring the folder back from a copy"
+            )
         self._number = max((int(name.partition("-")[0]) for name in named), default=0)
 
 

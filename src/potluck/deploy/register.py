@@ -74,7 +74,9 @@ class Register:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "all of it"
-            raise RunError(f"{self.path} was not written by potluck: {where}: {first['msg']}") from None
+            raise RunError(
+                f"{self.path} was not written by potluck: {where}: {first['msg']}; restore the file"
+            ) from None
 
     def note(self, **changes: Any) -> None:
         """Change some values; they are on disk when this returns."""

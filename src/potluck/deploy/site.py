@@ -161,7 +161,10 @@ class Site(Orders):
     def enrol(self, offer: Mapping[str, Any]) -> Enrolment:
         """Join a run: a new one from its start, a known one where it was left."""
         if offer.get("potluck") != __version__:
-            raise ConfigError(f"the server runs potluck {offer.get('potluck')}, this site {__version__}")
+            raise ConfigError(
+                f"the server runs potluck {offer.get('potluck')}, this site {__version__}; "
+                "install the same version on both sides"
+            )
         check_welcome(offer)
         run = str(offer["run"])
         kept = self._welcome_file(run)
@@ -234,17 +237,23 @@ class Site(Orders):
         told = (*SENT, "data", "engine", "partition", *(("public",) if "public" in values else ()))
         missing = next((key for key in told if key not in values), None)
         if missing is not None:
-            raise ConfigError(f"the server's welcome cannot be read: {missing} is missing")
+            raise ConfigError(
+                f"the server's welcome cannot be read: {missing} is missing; "
+                "run the same version of potluck on both sides"
+            )
         experiment = Experiment.make(**{key: values[key] for key in told})
         if not isinstance(experiment.partition, Sites) or not isinstance(experiment.data, DataConfig):
             raise ConfigError(
-                "the server's experiment has data or a split of its own; a site brings its own data"
+                "the server's experiment has data or a split of its own, and a site brings its own data; "
+                "ask for one without"
             )
         if self.agreement is not None:
             self.agreement.let_play(experiment.training.rounds)
         roster = experiment.partition.sites
         if self.client not in roster:
-            raise ConfigError(f"the server's experiment is for the clients {', '.join(roster)}")
+            raise ConfigError(
+                f"the server's experiment is for the clients {', '.join(roster)}; join as one of them"
+            )
         check_models(len(experiment.pool().keys))
         return experiment
 

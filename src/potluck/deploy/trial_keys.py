@@ -87,11 +87,11 @@ def _check(servers: Sequence[str], clients: Sequence[str], days: int) -> None:
     if not servers:
         raise ConfigError("--server: name the host, or hosts, under which clients reach the server")
     if not 1 <= days <= MOST_DAYS:
-        raise ConfigError(f"--days: a certificate holds 1 to {MOST_DAYS:,} days (given: {days})")
+        raise ConfigError(f"--days: {days} is out of range; give 1 to {MOST_DAYS:,}")
     for server in servers:
         if not (_address(server) or (HOST_NAME.fullmatch(server) and len(server) <= LONGEST_HOST)):
             raise ConfigError(
-                f"--server: {server!r} is neither a host name nor an IP address (without a port)"
+                f"--server: {server!r} is neither a host name nor an IP address; give one, without a port"
             )
     for client in clients:
         if not CLIENT_NAME.fullmatch(client) or client.endswith(".pub"):
@@ -100,11 +100,11 @@ def _check(servers: Sequence[str], clients: Sequence[str], days: int) -> None:
             )
         if len(client) > LONGEST_CLIENT:
             raise ConfigError(
-                f"--clients: {client[:20]}… has {len(client):,} letters; the name of a key file has at most "
+                f"--clients: {client[:20]}… has {len(client):,} letters; choose a name of at most "
                 f"{LONGEST_CLIENT}"
             )
         if clients.count(client) > 1:
-            raise ConfigError(f"--clients: {client!r} is named twice")
+            raise ConfigError(f"--clients: {client!r} is named twice; name each client once")
 
 
 def _make(servers: Sequence[str], clients: Sequence[str], days: int) -> dict[str, bytes]:

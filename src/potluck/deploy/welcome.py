@@ -31,7 +31,9 @@ def welcome(experiment: Experiment, run: str) -> dict[str, Any]:
     Of a model a client hears what it is built like; weights that it begins with come with the messages.
     """
     if not experiment.portable or not isinstance(experiment.partition, Sites):
-        raise ConfigError("a federation needs an experiment file with partition: {sites: […], classes: …}")
+        raise ConfigError(
+            "a federation needs to know its sites; write partition: {sites: […], classes: …} in its file"
+        )
     assert isinstance(experiment.data, DataConfig)
     values = experiment.model_dump(mode="json", include=set(SENT))
     values["models"] = without_weights(values["models"])

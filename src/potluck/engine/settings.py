@@ -116,7 +116,8 @@ class EngineSettings(Settings):
             ) from error
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise ConfigError(
-                f"engine.device: {name} is not there, this machine has {torch.cuda.device_count()} GPUs"
+                f"engine.device: {name} is not there, this machine has {torch.cuda.device_count()} GPUs; "
+                "use auto, or cpu"
             )
         return device
 

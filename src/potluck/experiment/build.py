@@ -90,7 +90,9 @@ def split_data(experiment: ExperimentSettings, data: Data) -> Split:
 
 def _split_group(experiment: ExperimentSettings, group: ClientGroup, data: Dataset, rng: Rng) -> Split:
     if isinstance(group.partition, Sites):
-        raise ConfigError("the sites of this experiment split nothing: each brings its own data")
+        raise ConfigError(
+            "the sites of this experiment split nothing, as each brings its own data; leave out the split"
+        )
     if isinstance(group.partition, Split):
         return group.partition
     if isinstance(group.partition, IndexFile):

@@ -78,10 +78,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         values = yaml.load(read_given(path, "experiment file"), Loader=_Yaml)
     except RecursionError as error:
-        raise ConfigError(f"{path} is nested too deeply for an experiment") from error
+        raise ConfigError(f"{path} is nested too deeply for an experiment; write it flat") from error
     except _NO_VALUE as error:
         raise ConfigError(
-            f"{path} has a value that is not what it is marked as: {first_line(error)}"
+            f"{path} has a value that is not what it is marked as ({first_line(error)}); correct it"
         ) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -93,7 +93,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} holds no experiment: it must be a mapping of keys to values")
     if not _is_small(values):
         raise ConfigError(
-            f"{path} is too large for an experiment: nested too deeply, or repeated by its anchors"
+            f"{path} is too large for an experiment: nested too deeply, or repeated by its anchors; "
+            "write it without them"
         )
     return values
 
@@ -166,7 +167,7 @@ def read_override(override: str) -> tuple[str, Any]:
     try:
         value = yaml.load(text, Loader=_Yaml)
     except (yaml.YAMLError, RecursionError, *_NO_VALUE) as error:
-        raise ConfigError(f"the value of {override!r} is not YAML") from error
+        raise ConfigError(f"the value of {override!r} is not YAML; put quotes around it") from error
     unspaced = (
         [one for one in value if ":" in str(one) and value[one] is None] if isinstance(value, dict) else []
     )
@@ -204,11 +205,11 @@ def _descend(place: Any, step: str, override: str) -> Any:
         place[at] = {"name": place[at]}
     inner = place[at]
     if not isinstance(inner, dict | list):
-        raise ConfigError(f"{override!r}: {step!r} is a value, not a block with keys")
+        raise ConfigError(f"{override!r}: {step!r} is a value and has no keys; write {step}=VALUE")
     return inner
 
 
 def _position(place: list[Any], step: str, override: str) -> int:
     if not step.isdigit() or int(step) >= len(place):
-        raise ConfigError(f"{override!r}: {step!r} is no position in a list of {len(place)}")
+        raise ConfigError(f"{override!r}: {step!r} is no position in a list of {len(place)}; count from 0")
     return int(step)

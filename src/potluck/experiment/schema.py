@@ -120,7 +120,7 @@ def _load_plugins(values: Mapping[str, Any], folder: Path) -> None:
     homes: dict[str, tuple[Any, ModuleType]] = {}
     for plugin in plugins:
         if not isinstance(plugin, str | Path):
-            raise ConfigError(f"plugins: {plugin!r} names no .py file and no module")
+            raise ConfigError(f"plugins: {plugin!r} is no .py file and no module; check the name")
         module = load_plugin(str(plugin), folder)
         for method in sorted(register_again(module)):
             other, known = homes.setdefault(method, (plugin, module))

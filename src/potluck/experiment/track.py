@@ -62,6 +62,6 @@ class TrackSettings(Settings):
                 raise ValueError("give names of trackers, or one name with its options in each entry")
             ((name, options),) = named.items()
             if name in found:
-                raise ValueError(f"{name} is named twice")
+                raise ValueError(f"{name} is named twice; name it once")
             found[name] = {} if options is None else options
         return found

@@ -65,7 +65,9 @@ class ClientBuilder:
         self._samples = [client_samples(group.data, mine) for group, mine in zip(groups, own, strict=True)]
         self._place_data(torch.device(device))
         for client in {*self.overrides} - {*population.ids} if self.overrides else ():
-            raise ConfigError(f"training.per_client names client {client!r}, which does not exist")
+            raise ConfigError(
+                f"training.per_client names client {client!r}, which does not exist; leave it out"
+            )
 
     def on(self, device: torch.device) -> ClientBuilder:
         """The same builder with its data on another device."""

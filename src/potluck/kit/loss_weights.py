@@ -59,7 +59,7 @@ def _weight(value: Any, term: str) -> Tensor:
     weight = torch.as_tensor(value, dtype=torch.float32)
     if weight.numel() != 1:
         shape = "×".join(map(str, weight.shape))
-        raise ConfigError(f"the function that weighs the {term} loss gives {shape} numbers, expected one")
+        raise ConfigError(f"the function that weighs the {term} loss gives {shape} numbers; return one")
     return weight.reshape(()).clamp_min(0)
 
 
@@ -79,7 +79,7 @@ def _tried(rule: Rule, report: Mapping[str, Tensor], name: str) -> float:
     try:
         value = float(rule(report))
     except Exception as error:  # it is the user's, and may raise anything
-        raise ConfigError(f"{name}: the function fails: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{name}: the function fails ({type(error).__name__}: {error}); mend it") from error
     if not _is_weight(value):
-        raise ConfigError(f"{name}: the function gives {value}, expected a number from 0")
+        raise ConfigError(f"{name}: the function gives {value}; return a number from 0 on")
     return value

@@ -69,7 +69,9 @@ class OrderedWidths(SubNetworks):
     def further(self, task: Task) -> list[Shapes]:
         """The tensors of the widths that the options add."""
         if self.config.widths and self.pool is None:
-            raise ConfigError(f"{self.name}: method.widths needs named models; the server knows none")
+            raise ConfigError(
+                f"{self.name}: method.widths needs named models, and the server knows none; leave it out"
+            )
         return [
             self.shapes_in(self.pool.build(entry, task, who="method.widths"))
             for entry in self.config.widths

@@ -43,7 +43,7 @@ def adapt(
     skips the trial, for a module that has passed it before.
     """
     if not isinstance(module, nn.Module):
-        raise ModelError(f"{who}: adapt takes a torch module, not {module!r} ({type(module).__name__})")
+        raise ModelError(f"{who}: {module!r} is a {type(module).__name__}; give adapt a torch module")
     with blame(who):
         model = _adapted(duplicate(module), head, rep_dim, task, classes, adapter, check)
         if stem is not None or body is not None:
@@ -63,7 +63,7 @@ def _adapted(
     check: bool,
 ) -> Model:
     if task is not None and classes not in (None, task.classes):
-        raise ModelError(f"classes={classes} was asked for, the task has {task.counted}")
+        raise ModelError(f"classes={classes} was asked for, the task has {task.counted}; leave out classes")
     check_width(rep_dim)
     if isinstance(net, Model):
         check_complete(net)
@@ -140,7 +140,9 @@ def _width(net: nn.Module, path: str, task: Task | None, check: bool, maps: bool
     if task is not None and (check or declared is None):
         width = head_input_width(net, path, kind(net), task, maps)
         if isinstance(net, Model) and width != declared:
-            raise ModelError(f"features() of {kind(net)} gave {width} columns, expected {declared}")
+            raise ModelError(
+                f"features() of {kind(net)} gave {width} columns, expected {declared}; set its rep_dim to {width}"
+            )
         return width
     if declared is None:
         raise ModelError(f"layer {path!r} holds no linear layer; pass task= so that its width can be probed")
@@ -196,9 +198,7 @@ def _paths(paths: str | Sequence[str] | None) -> tuple[str, ...]:
 def _name_parts(model: Model, stem: tuple[str, ...], body: tuple[str, ...]) -> None:
     """Set the layers of stem and body."""
     if not isinstance(model, Adapted):
-        raise ModelError(
-            f"{kind(model)} is a Model: it defines stem(x) and body(s) itself, stem= is not for it"
-        )
+        raise ModelError(f"{kind(model)} is a Model: it defines stem(x) and body(s) itself; leave out stem=")
     top = [name for name, _ in model.trunk.named_children()]
     for path in (*stem, *body):
         find_layer(model.trunk, path)

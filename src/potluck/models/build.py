@@ -142,7 +142,9 @@ def _run(builder: Callable[..., nn.Module], name: str, arguments: dict[str, Any]
     except ModelError:
         raise
     except Exception as error:  # a user's builder may raise anything
-        raise ModelError(f"{name} could not be built: {kind(error)}: {first_line(error)}") from error
+        raise ModelError(
+            f"{name} could not be built ({kind(error)}: {first_line(error)}); check its options"
+        ) from error
     if not isinstance(made, nn.Module):
         raise ModelError(f"{name} gave a {kind(made)}, expected a torch.nn.Module")
     return made

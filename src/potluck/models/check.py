@@ -29,9 +29,9 @@ def check_model(model: Model, task: Task, who: str = "model") -> None:
 def check_width(width: int | None, option: str = "rep_dim") -> None:
     """Refuse a width that is neither None nor a positive whole number, or that no model has."""
     if width is not None and (not isinstance(width, int) or isinstance(width, bool) or width < 1):
-        raise ModelError(f"{option} is {width!r}, expected a positive whole number")
+        raise ModelError(f"{option} is {width!r}; give a whole number from 1 on")
     if width is not None and width > MOST_WIDTH:
-        raise ModelError(f"{option} is {shown(width)}, expected at most {MOST_WIDTH:,}")
+        raise ModelError(f"{option} is {shown(width)}; give at most {MOST_WIDTH:,}")
 
 
 def check_complete(model: Model) -> None:
@@ -110,16 +110,18 @@ def check_contract(model: Model, task: Task) -> None:
     features = attempt(trial, trial.features, x)
     wanted = (len(x), model.rep_dim)
     if tuple(features.shape) != wanted:
-        raise ModelError(f"features() gave {tuple(features.shape)}, expected {wanted}")
+        raise ModelError(f"features() gave {tuple(features.shape)}, expected {wanted}; return that")
     _check_parts(trial, x, features)
     dense = task.kind == "segmentation"  # pixel scores depend on more than the features
     scores = attempt(trial, trial, x) if dense else attempt(trial, trial.head, features)
     _expect_scores(scores, len(x), task)
     if not dense and type(model).forward is not Model.forward and not agree(attempt(trial, trial, x), scores):
-        raise ModelError(f"forward(x) differs from head(features(x)) in {kind(model)}")
+        raise ModelError(f"forward(x) differs from head(features(x)) in {kind(model)}; make them the same")
     for part, values in (("features()", features), ("the head", scores)):
         if not bool(values.isfinite().all()):
-            raise ModelError(f"{part} gave values that are not finite")
+            raise ModelError(
+                f"{part} gave values that are not finite; look for a division by zero, or load other weights"
+            )
 
 
 def _check_parts(trial: Model, x: Tensor, features: Tensor) -> None:
@@ -138,11 +140,11 @@ def _check_parts(trial: Model, x: Tensor, features: Tensor) -> None:
 def _expect_scores(scores: Tensor, samples: int, task: Task) -> None:
     wanted = (samples, *task.scores)
     if scores.ndim != len(wanted) or len(scores) != samples:
-        raise ModelError(f"the head gave {tuple(scores.shape)}, expected {wanted}")
+        raise ModelError(f"the head gave {tuple(scores.shape)}, expected {wanted}; return that")
     if scores.shape[1] != task.classes:
         raise ModelError(
             f"the head gives {scores.shape[1]} scores, the task has {task.counted}; change the model's last layer, "
             f"or give the model as {{model: …, classes: {task.classes}}} for a new one"
         )
     if tuple(scores.shape) != wanted:
-        raise ModelError(f"the scores are {tuple(scores.shape)}, expected {wanted}")
+        raise ModelError(f"the scores are {tuple(scores.shape)}, expected {wanted}; return that")

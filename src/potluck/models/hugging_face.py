@@ -20,9 +20,9 @@ LORA_TARGETS = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin")
 def check_options(config: object, lora: object) -> None:
     """Refuse options of a wrong type, in one sentence."""
     if config is not None and not isinstance(config, Mapping):
-        raise ModelError(f"config is {config!r}, expected settings of the network and their values")
+        raise ModelError(f"config is {config!r}; give settings of the network and their values")
     if not isinstance(lora, int) or isinstance(lora, bool) or lora < 0:
-        raise ModelError(f"lora is {lora!r}, expected a rank: a whole number, or 0 for none")
+        raise ModelError(f"lora is {lora!r}; give a rank, a whole number, or 0 for none")
 
 
 def network_settings(family: str, weights: str | None, config: Mapping[str, Any] | None) -> Any:
@@ -32,20 +32,24 @@ def network_settings(family: str, weights: str | None, config: Mapping[str, Any]
         known = transformers.AutoConfig.for_model(family)
         unknown = [name for name in config or {} if not hasattr(known, name)]
         if unknown:
-            raise ModelError(f"config: {family} has no setting {unknown[0]!r}")
+            raise ModelError(f"config: {family} has no setting {unknown[0]!r}; leave it out")
         for name, value in (config or {}).items():
             usual = getattr(known, name)
             if isinstance(value, str) and isinstance(usual, int | float):
                 raise ModelError(f"config: {name} is {value!r}, expected a number such as {usual}")
         return transformers.AutoConfig.for_model(family, **(config or {}))
     if config is not None:
-        raise ModelError("config is for networks without weights; weights bring their own")
+        raise ModelError(
+            "config is for networks without weights, as weights bring their own; leave out one of them"
+        )
     folder = folder_of(weights)
     if folder is not None and not (folder / "config.json").is_file():
-        raise ModelError(f"the folder {folder} has no config.json")
+        raise ModelError(f"the folder {folder} has no config.json; give a folder that save_pretrained wrote")
     settings = loaded(transformers.AutoConfig.from_pretrained, weights)
     if settings.model_type != family:
-        raise ModelError(f"the weights {weights} are those of a {settings.model_type}, expected {family}")
+        raise ModelError(
+            f"the weights {weights} are those of a {settings.model_type}; give those of a {family}"
+        )
     return settings
 
 
@@ -56,7 +60,7 @@ def make_network(settings: Any, weights: str | None) -> nn.Module:
         try:
             network: nn.Module = auto.from_config(settings)
         except ValueError as error:
-            raise ModelError(f"config: {first_line(error)}") from error
+            raise ModelError(f"config: {first_line(error)}; correct that setting") from error
     else:
         network = loaded(auto.from_pretrained, weights, config=settings, use_safetensors=True)
     if getattr(network, "pooler", None) is not None:

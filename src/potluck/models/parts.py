@@ -68,7 +68,7 @@ def scaled(width: int, scale: float) -> int:
     5
     """
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale <= 64:
-        raise ModelError(f"scale is {scale!r}, expected a number above 0 and up to 64")
+        raise ModelError(f"scale is {scale!r}; give a number above 0 and up to 64")
     return math.ceil(round(width * scale, 6))
 
 

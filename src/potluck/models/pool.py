@@ -109,7 +109,7 @@ class ModelPool:
         """The key of a client's architecture."""
         if self._clients is not None:
             if client_id not in self._clients:
-                raise ConfigError(f"client {client_id}: no model is given for it in the mapping of models")
+                raise ConfigError(f"client {client_id}: it has no model; name it in the mapping of models")
             return self._places[self._clients[client_id]]
         if not 0 <= client_index < total:
             raise ConfigError(
@@ -268,7 +268,9 @@ def _listed(entries: Entries) -> tuple[dict[str, int] | None, list[Entry]]:
         clients = {str(client): place for place, client in enumerate(entries)}
         listed: list[Entry] = list(entries.values())
         if len(clients) != len(listed):
-            raise ConfigError("the mapping of models names a client twice, as a number and as a text")
+            raise ConfigError(
+                "the mapping of models names a client twice, as a number and as a text; name it once"
+            )
     else:
         clients = None
         given = list(entries) if isinstance(entries, list | tuple) else [cast(Entry, entries)]

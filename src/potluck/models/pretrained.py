@@ -27,10 +27,14 @@ def load_weights(model: nn.Module, source: str | Path, name: str) -> None:
         if key.startswith(OWN_PARTS):
             continue
         if key not in found:
-            raise ModelError(f"the weights {path} do not fit {name}: {key!r} is missing")
+            raise ModelError(
+                f"the weights {path} do not fit {name}: {key!r} is missing; give weights of that model"
+            )
         if found[key].shape != value.shape:
             shapes = f"{tuple(found[key].shape)}, expected {tuple(value.shape)}"
-            raise ModelError(f"the weights {path} do not fit {name}: {key!r} has shape {shapes}")
+            raise ModelError(
+                f"the weights {path} do not fit {name}: {key!r} has shape {shapes}; give weights of that model"
+            )
     with torch.no_grad():
         for key in _taken(own, found):
             own[key].copy_(found[key])
@@ -50,7 +54,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         found: dict[str, Tensor] = load_file(path)
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"the weights {path} are no safetensors file: {error}") from error
+        raise ModelError(f"the weights {path} are no safetensors file ({error}); save them as one") from error
     return found
 
 

@@ -22,8 +22,10 @@ ACROSS, UP = 1000, 500  # the units of the drawing; the page stretches it
 MOST_POINTS = 240  # of a line; a screen has few more pixels for it
 FEW_POINTS = 12  # lines of so few have dots
 COLORS, DASHES = 6, 3  # looks are numbered: the colours in turn, then again with dashes and with dots
+MOST_DOTS = 500  # of a cloud of samples
 NAMED = 32  # characters of names that fit below bars on a phone
 REFERENCE, GREY = "reference", "grey"
+PLAIN = Measure("value", is_share=False)  # numbers that are no scores
 
 Box = tuple[float, float, float, float]  # left, right, bottom, top
 Tick = tuple[float, str]  # a place in percent, and what stands there
@@ -215,6 +217,20 @@ def calibration_chart(bins: Sequence[Mapping[str, Any]], percent: Callable[[floa
     up = [(100 - place, text) for place, text in ticks]
     key = [("c0 d0", "", "accuracy"), (REFERENCE, "", "accuracy = confidence")]
     return Chart("Accuracy over confidence", lines, ticks, up, "confidence", key)
+
+
+def against_truth(true: Floats, predicted: Floats, name: str) -> Chart:
+    """Predicted over true values, a dot per sample (of many, for some); on the dashed diagonal both are equal."""
+    known = np.flatnonzero(np.isfinite(true) & np.isfinite(predicted))
+    chosen = known[:: max(1, -(-len(known) // MOST_DOTS))]
+    low, high = score_limits(np.concatenate([true[chosen], predicted[chosen]]), PLAIN)
+    box = (low, high, low, high)
+    dots = dots_of(places_in(true[chosen], predicted[chosen], box))
+    up = score_ticks(box, PLAIN)
+    across = [(100 - place, text) for place, text in up]
+    key = [("c0 d0", "", f"{name}, as predicted for a sample"), (REFERENCE, "", "predicted = true")]
+    lines = [Line(REFERENCE, f"M0 {UP}L{ACROSS} 0"), Line("c0 d0", "", dots=dots)]
+    return Chart(f"Predicted over true values: {name}", lines, across, up, "true value", key)
 
 
 # --- a small chart per client ---------------------------------------------------------------------------

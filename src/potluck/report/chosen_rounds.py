@@ -17,7 +17,7 @@ def check_rounds(rounds: Sequence[int], last: int, every: int, who: str) -> None
     """Refuse rounds that `who`, an experiment of `last` rounds with `evaluate.every`, does not evaluate."""
     for number in rounds:
         if not 1 <= number <= last:
-            raise ConfigError(f"{who} has no round {number}: the rounds are 1 to {last}")
+            raise ConfigError(f"{who} has no round {number}; choose from 1 to {last}")
         if number % every and number != last:
             raise ConfigError(
                 f"{who} does not evaluate round {number}; give multiples of evaluate.every, {every}, or {last}"

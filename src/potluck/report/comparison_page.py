@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -10,7 +11,9 @@ from urllib.parse import quote
 from potluck.files import read_bounded, write_whole
 from potluck.report.comparison_charts import bytes_chart, curves_chart, gains_chart, intervals_chart
 from potluck.report.format import VIEW_NAMES, capital, counted, method_label
+from potluck.report.grids import Grid, grids, shares
 from potluck.report.html import in_words, render
+from potluck.report.measures import Measure
 from potluck.report.page import SETTINGS, split_part
 from potluck.report.render import Column, Sheet, words
 from potluck.report.sheets import (
@@ -60,7 +63,7 @@ def write_comparison(path: Path, comparison: Mapping[str, Any]) -> Path:
         "differences": differences_sheet(comparison),
         "clients": gains_chart(comparison),
         "intervals": intervals_chart(comparison),
-        "heat": variants_heat_map(comparison),
+        "heat": Heat(_variants_grids(comparison), measure_in(comparison)),
         "curves": curves_chart(comparison),
         "bytes": bytes_chart(comparison),
         "split": _split(path.parent, comparison),
@@ -76,24 +79,40 @@ def _view(comparison: Mapping[str, Any]) -> str:
     return VIEW_NAMES.get(comparison.get("view", "last"), "")
 
 
+@dataclass(frozen=True)
+class Heat:
+    """Tables of scores on a page, coloured by how good they are among all."""
+
+    grids: Sequence[Grid]
+    measure: Measure
+
+    def cells(self, values: Sequence[float | None]) -> list[tuple[str, float | None]]:
+        """Every value of a row in words, and how good it is."""
+        share = shares(self.grids, self.measure)
+        return [(self.measure.value(value), None if value is None else share(value)) for value in values]
+
+
 def variants_heat_map(comparison: Mapping[str, Any]) -> Figure | None:
     """The scores of variants over the two keys that they change, a map for every product; None without one."""
+    from potluck.report.pictures.grids import heat_map
+
+    drawn, measure = _variants_grids(comparison), measure_in(comparison)
+    note = f"{capital(measure.with_unit)}: {about_means(comparison)}{_by_reported_mode(comparison)}"
+    return heat_map(drawn, measure, note) if drawn else None
+
+
+def _variants_grids(comparison: Mapping[str, Any]) -> list[Grid]:
     changes = {
         label: {key: in_words(value) for key, value in each.items()}
         for label, each in (comparison.get("variants") or {}).items()
     }
-    if not changes:
-        return None
-    from potluck.report.pictures.grids import grids, heat_map
-
     found = {entry["method"]: entry["accuracy"]["mean"] for entry in comparison["methods"]}
-    measure, drawn = measure_in(comparison), []
+    measure, drawn = measure_in(comparison), list[Grid]()
     for keys in dict.fromkeys(tuple(each) for each in changes.values()):
         part = {label: each for label, each in changes.items() if tuple(each) == keys}
         if len(keys) == 2 and len(part) >= 4:
             drawn += grids(part, {measure.head: found})
-    note = f"{capital(measure.with_unit)}: {about_means(comparison)}{_by_reported_mode(comparison)}"
-    return heat_map(drawn, measure, note) if drawn else None
+    return drawn
 
 
 def _by_reported_mode(comparison: Mapping[str, Any]) -> str:
@@ -154,7 +173,7 @@ def write_sweep(path: Path, sweep: Mapping[str, Any], comparisons: Mapping[str, 
         "measure": capital(measure.name),
         "lower": "" if measure.higher_is_better else " Lower is better.",
         "means": capital(about_means(first)),
-        "heat": sweep_heat_map(sweep, comparisons),
+        "heat": Heat(_sweep_grids(sweep, comparisons), measure),
         "sheet": sweep_sheet(sweep["settings"], comparisons),
         "links": [(setting, f"{quote(setting)}/comparison.html") for setting in comparisons],
         "settings": _settings(Path(path).parent / next(iter(comparisons))),
@@ -165,8 +184,15 @@ def write_sweep(path: Path, sweep: Mapping[str, Any], comparisons: Mapping[str, 
 
 def sweep_heat_map(sweep: Mapping[str, Any], comparisons: Mapping[str, Mapping[str, Any]]) -> Figure:
     """The score of every method in every setting and mode."""
-    from potluck.report.pictures.grids import grids, heat_map
+    from potluck.report.pictures.grids import heat_map
 
+    first = next(iter(comparisons.values()))
+    measure = measure_in(first)
+    note = f"{capital(measure.with_unit)}: {about_means(first)}"
+    return heat_map(_sweep_grids(sweep, comparisons), measure, note)
+
+
+def _sweep_grids(sweep: Mapping[str, Any], comparisons: Mapping[str, Mapping[str, Any]]) -> list[Grid]:
     scores: dict[str, dict[str, float | None]] = {}
     for setting, comparison in comparisons.items():
         for row in in_given_order(comparison):
@@ -175,6 +201,4 @@ def sweep_heat_map(sweep: Mapping[str, Any], comparisons: Mapping[str, Mapping[s
         setting: {key: in_words(value) for key, value in sweep["settings"][setting].items()}
         for setting in comparisons
     }
-    first = next(iter(comparisons.values()))
-    measure = measure_in(first)
-    return heat_map(grids(changes, scores), measure, f"{capital(measure.with_unit)}: {about_means(first)}")
+    return grids(changes, scores)

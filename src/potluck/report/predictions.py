@@ -137,8 +137,59 @@ class Answers:
         ]
 
 
-def answers(folder: Path, key: Key) -> Answers | None:
-    """The last kept predictions at a moment and in a mode; None where there are none with one class per sample."""
+@dataclass(frozen=True)
+class Outputs:
+    """What was predicted for test samples that have several labels, or numbers: a row each."""
+
+    clients: tuple[str, ...]  # of every sample, as all below
+    row: Integers
+    label: Floats  # a column per label, or per output of a regression
+    prediction: Floats
+
+    @property
+    def is_labels(self) -> bool:
+        """Whether a sample has or lacks labels; otherwise these are the numbers of a regression."""
+        return all(bool(np.isin(values, (0, 1)).all()) for values in (self.label, self.prediction))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The test samples of the last kept round, at one moment and in one mode, whatever the clients' tasks."""
+
+    round: int
+    file: Path
+    table: pa.Table
+
+    def answers(self) -> Answers | None:
+        """The samples that have one class each; None where there are none."""
+        table = self.table.filter(self._has_class())
+        with reading(self.file, "remove it"):
+            return _answers(self.round, table) if len(table) else None
+
+    def outputs(self, clients: Iterable[str]) -> Outputs | None:
+        """The others, of clients whose samples have equally many labels; None where there are none."""
+        table = self.table.filter(pc.invert(self._has_class()))
+        table = table.filter(pc.is_in(table["client"], pa.array([*clients], pa.string())))
+        with reading(self.file, "remove it"):
+            return (
+                Outputs(
+                    tuple(table["client"].to_pylist()),
+                    table["row"].to_numpy(),
+                    *(_in_columns(table[name]) for name in ("label", "prediction")),
+                )
+                if len(table)
+                else None
+            )
+
+    def _has_class(self) -> pa.ChunkedArray:
+        """By sample: one label and a score for each of several classes."""
+        return pc.and_(
+            pc.equal(_widths(self.table["label"]), 1), pc.greater(_widths(self.table["scores"]), 1)
+        )
+
+
+def kept_predictions(folder: Path, key: Key) -> Kept | None:
+    """The last kept predictions at a moment and in a mode; None where there are none."""
     files = kept_files(folder)
     if not files:
         return None
@@ -148,12 +199,31 @@ def answers(folder: Path, key: Key) -> Answers | None:
         chosen = {"moment": key[0], "mode": key[1], "split": "test"}
         for name, value in chosen.items():
             table = table.filter(pc.field(name) == value)
-        classes = pa.types.is_integer(table["label"].type) and pa.types.is_integer(table["prediction"].type)
-        return _answers(round_, table.combine_chunks()) if classes and len(table) else None
+        return Kept(round_, file, table.combine_chunks()) if len(table) else None
+
+
+def _widths(column: pa.ChunkedArray) -> Any:
+    """How many numbers there are by sample."""
+    is_list = pa.types.is_list(column.type)
+    return pc.list_value_length(column) if is_list else pa.array(np.ones(len(column), np.int32))
+
+
+def _flat(column: pa.ChunkedArray) -> Any:
+    values = pc.list_flatten(column) if pa.types.is_list(column.type) else column
+    return values.to_numpy()
+
+
+def _in_columns(column: pa.ChunkedArray) -> Floats:
+    """Lists of one length as a table of numbers."""
+    widths = set(_widths(column).to_pylist())
+    if len(widths) > 1:
+        raise ValueError("samples of one data set have different numbers of labels")
+    values: Floats = _flat(column).astype(np.float64).reshape(len(column), -1)
+    return values
 
 
 def _answers(round_: int, table: pa.Table) -> Answers:
-    numbers = {name: table[name].to_numpy() for name in ("row", "label", "prediction")}
+    numbers = {name: _flat(table[name]).astype(np.int64) for name in ("row", "label", "prediction")}
     names = table["client"].to_pylist()
     clients = tuple(sorted(set(names), key=natural))
     places = {name: place for place, name in enumerate(clients)}

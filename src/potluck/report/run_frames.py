@@ -72,7 +72,7 @@ def read_lines(log: Path, round_: int | None = None) -> list[dict[str, Any]]:
         lines = enumerate(log_lines(log), 1)
         return [_measured(log, number, line) for number, line in lines if line.startswith(begin)]
     except OSError as error:
-        raise RunError(f"{log} cannot be read: {error}") from error
+        raise RunError(f"{log} cannot be read: {error}; {REMEDY}") from error
 
 
 def _measured(log: Path, number: int, text: bytes) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def _check_watcher(watcher: Any) -> None:
 
 def _check_folder(folder: Any) -> None:
     if isinstance(folder, RunResult):
-        raise ConfigError("resume() takes the folder of a run: result.folder")
+        raise ConfigError("resume() takes the folder of a run; give result.folder")
     check_path("folder", folder)
 
 
@@ -117,7 +117,9 @@ def check_experiment(who: str, experiment: Any, values: Mapping[str, Any]) -> No
         raise ConfigError(f"{who}() takes no mapping; write {how}")
     if not isinstance(experiment, Experiment | Path | str):
         kind = type(experiment).__name__
-        raise ConfigError(f"{who}() takes an Experiment, the path of a file or keyword values, not a {kind}")
+        raise ConfigError(
+            f"{who}() takes no {kind}; give an Experiment, the path of a file or keyword values"
+        )
     if values:
         raise ConfigError(
             f"{who}() of a ready experiment takes no {next(iter(values))!r}; load it with other values first: "

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from potluck.core.validation import checked
 from potluck.errors import RunError
 from potluck.files import (
+    WRITING,
     check_name,
     check_writable,
     clear_unfinished,
@@ -101,7 +102,9 @@ class RunFolder:
                     return cls.taken_over(path, error)
                 number += 1
             except OSError as error:
-                raise RunError(f"cannot make the folder {path}: {error.strerror or error}") from error
+                raise RunError(
+                    f"cannot make the folder {path}: {error.strerror or error}; choose another one"
+                ) from error
 
     @classmethod
     def taken_over(cls, path: Path, error: OSError | None = None) -> RunFolder:
@@ -124,7 +127,7 @@ class RunFolder:
     def begun(cls, path: Path) -> RunFolder:
         """The folder of a run that has begun; anything else is refused."""
         if not path.is_dir():
-            raise RunError(f"there is no run folder {path}")
+            raise RunError(f"there is no run folder {path}; check the path")
         with reading(path):
             refuse_links(path)
         if any((path / name).exists() for name in COMPARED):
@@ -205,7 +208,9 @@ class RunFolder:
         except OSError as error:
             if error.filename != str(self / LOCK):
                 raise
-            raise RunError(f"cannot lock {self.path}: .lock: {error.strerror or error}") from error
+            raise RunError(
+                f"cannot lock {self.path}: .lock: {error.strerror or error}; check its rights"
+            ) from error
 
     def _lock(self, handle: int) -> None:
         try:
@@ -225,7 +230,7 @@ class RunFolder:
                     os.ftruncate(handle, length)
                     raise
         except OSError as error:
-            raise RunError(f"cannot write {self / name}: {error.strerror or error}") from error
+            raise RunError(f"cannot write {self / name}: {error.strerror or error}; {WRITING}") from error
 
     def lines(self, name: str) -> Iterator[dict[str, Any]]:
         """The lines of a log, none if it does not exist."""
@@ -296,7 +301,7 @@ class RunFolder:
                 if os.fstat(handle).st_size > length:
                     os.ftruncate(handle, length)
         except OSError as error:
-            raise RunError(f"cannot write {self / name}: {error.strerror or error}") from error
+            raise RunError(f"cannot write {self / name}: {error.strerror or error}; {WRITING}") from error
 
 
 def _is_unfinished(name: str) -> bool:

@@ -28,7 +28,8 @@ class LogMarks:
             length = _length(self.folder / name)
             if length < seen:
                 raise RunError(
-                    f"{self.folder / name} became shorter while the run went on: lines of it are lost"
+                    f"{self.folder / name} became shorter while the run went on; "
+                    "let nobody else write there, and resume the run"
                 )
             if length > seen:
                 _hash_part(self.folder / name, content, seen, length)

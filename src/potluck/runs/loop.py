@@ -32,6 +32,7 @@ from potluck.engine.store.state_files import StateFiles
 from potluck.errors import PotluckError, RoundFailed, RunError
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
+from potluck.files import WRITING
 from potluck.front_door import own_place
 from potluck.report.again import to_go_on
 from potluck.report.format import measured
@@ -160,7 +161,8 @@ class Run:
         except (RunError, OSError) as error:
             if not _is_full(error):
                 raise
-            raise RunError(f"{error}; make room, then go on with: {self._onward}") from error
+            full = str(error).removesuffix(f"; {WRITING}")
+            raise RunError(f"{full}; make room, then go on with: {self._onward}") from error
         finally:
             for tracker in self.trackers:
                 tracker.close()

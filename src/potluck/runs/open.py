@@ -53,7 +53,7 @@ def looked_at(home: Path) -> Path | Comparison | Sweep:
 
 def _refuse_other_folders(home: Path) -> None:
     if not home.is_dir():
-        raise RunError(f"there is no run folder {home}")
+        raise RunError(f"there is no run folder {home}; check the path")
     with reading(home):
         refuse_links(home)
     if not is_comparison(home) and not (home / ENVIRONMENT).exists():

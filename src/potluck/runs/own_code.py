@@ -202,4 +202,6 @@ def _hash(file: Path) -> str:
             b"".join(read_bounded(one, LARGEST_CODE) for one in (file, *imported_beside(file)))
         ).hexdigest()
     except OSError as error:
-        raise RunError(f"{file} cannot be read: {error.strerror or error}") from error
+        raise RunError(
+            f"{file} cannot be read: {error.strerror or error}; check the path and its rights"
+        ) from error

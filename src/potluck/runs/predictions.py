@@ -149,7 +149,9 @@ def confusion(
         frame = _chosen(frame, "mode", mode or str(frame["mode"].iloc[0]))
         frame = _chosen(frame, "split", split)
         if not pd.api.types.is_integer_dtype(frame["label"]):
-            raise RunError(f"{folder}: only a task with one class per sample has a confusion matrix")
+            raise RunError(
+                f"{folder}: only tasks with one class per sample have a confusion matrix; choose another picture"
+            )
         classes = range(max(map(len, frame["scores"])))
         tables = {
             str(client): pd.crosstab(part["label"], part["prediction"])

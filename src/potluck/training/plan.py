@@ -24,7 +24,7 @@ class Plan(Sequence[Rows]):
         self._total = steps if steps is not None else len(next(iter(streams.values())))
         if self._total and not all(len(stream) for stream in streams.values()):
             empty = next(name for name, stream in streams.items() if not len(stream))
-            raise ConfigError(f"the stream {empty!r} has no samples")
+            raise ConfigError(f"the stream {empty!r} has no samples; give it rows, or leave it out")
 
     def __len__(self) -> int:
         return self._total

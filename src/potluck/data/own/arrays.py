@@ -112,7 +112,9 @@ class Settings:
         if self.classes is not None and not _is_whole(self.classes):
             raise DataError(f"{self.name}: classes: give a whole number, not {self.classes!r}")
         if self.vocabulary is not None and self.task not in (None, "classification"):
-            raise DataError(f"{self.name}: texts can be classified, but {self.task} is asked for")
+            raise DataError(
+                f"{self.name}: texts can be classified, but {self.task} is asked for; leave out task"
+            )
 
     @property
     def tokens(self) -> int | None:
@@ -168,7 +170,7 @@ def _check_count(piece: Piece, labels: int) -> None:
     if len(piece.x) != labels or not labels:
         raise DataError(
             f"{piece.where}: x is {describe(to_tensor(piece.where, piece.x))}, which does not give one sample per "
-            f"label ({labels})"
+            f"label ({labels}); give as many samples as labels"
         )
 
 
@@ -179,7 +181,7 @@ def _joined(parts: Sequence[tuple[str, Tensor]], what: str) -> Tensor:
         if part.shape[1:] != first.shape[1:] or part.dtype != first.dtype:
             raise DataError(
                 f"{where}: the {what} differ in shape or type from the others: they are {describe(part)}, those of "
-                f"{parts[0][0]} {describe(first)}"
+                f"{parts[0][0]} {describe(first)}; give all the same"
             )
     return torch.cat([part for _, part in parts]) if len(parts) > 1 else first
 
@@ -222,7 +224,9 @@ def describe(tensor: Tensor) -> str:
 def _samples(piece: Piece, about: Settings) -> Tensor:
     samples = to_tensor(piece.where, piece.x)
     if not samples.numel():
-        raise DataError(f"{piece.where}: there is no row in it (x is {describe(samples)})")
+        raise DataError(
+            f"{piece.where}: there is no row in it (x is {describe(samples)}); give samples, or leave this part out"
+        )
     if samples.ndim < 2:
         hint = "for one feature per sample give x[:, None]" if samples.ndim else "give (samples, features)"
         raise DataError(f"{piece.where}: x is {describe(samples)}, without an axis of features; {hint}")
@@ -236,7 +240,8 @@ def _tokens(where: str, x: Tensor, vocabulary: int) -> Tensor:
         raise DataError(f"{where}: token ids must be integers (samples, length), not {describe(x)}")
     if int(x.min()) < 0 or int(x.max()) >= vocabulary:
         raise DataError(
-            f"{where}: token ids reach from {int(x.min())} to {int(x.max())}, outside 0 to {vocabulary - 1}"
+            f"{where}: token ids reach from {int(x.min())} to {int(x.max())}, outside 0 to {vocabulary - 1}; "
+            "raise vocabulary, or correct the ids"
         )
     return x.long()
 
@@ -295,7 +300,7 @@ def _per_channel(name: str, given: Any, channels: int) -> tuple[float, ...]:
     try:
         values = np.asarray(() if given is None else given, dtype=float)
     except (TypeError, ValueError) as error:
-        raise DataError(f"{name}: mean and std are numbers, one for each channel, not {given!r}") from error
+        raise DataError(f"{name}: mean and std are {given!r}; give numbers, one for each channel") from error
     return (float(values),) * channels if values.ndim == 0 else tuple(values.flatten().tolist())
 
 

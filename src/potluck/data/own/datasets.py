@@ -242,7 +242,7 @@ def _refuse(where: str, source: Any) -> None:
                 "arrays (x, y)"
             )
     if not len(source):
-        raise DataError(f"{where}: there is no row in it")
+        raise DataError(f"{where}: there is no row in it; give samples, or leave this part out")
 
 
 def _read_tensors(where: str, source: torch.utils.data.TensorDataset, part: str, client: str | None) -> _Read:
@@ -254,7 +254,9 @@ def _read_tensors(where: str, source: torch.utils.data.TensorDataset, part: str,
 def _pairs(where: str, items: Sequence[Any], task: TaskName) -> tuple[np.ndarray, np.ndarray]:
     for number, item in enumerate(items):
         if not isinstance(item, tuple | list) or len(item) != 2:
-            raise DataError(f"{where}: item {number} is no pair of a sample and a label")
+            raise DataError(
+                f"{where}: item {number} is no pair of a sample and a label; return (x, y) for each item"
+            )
     labels = [
         _class_of(where, f"item {number}", label) if task == "classification" else _array(label)
         for number, (_, label) in enumerate(items)
@@ -288,7 +290,7 @@ def _read_rows(
     what, column = _samples_column(where, rows, columns, others)
     texts = what == "text"
     if texts and columns.task != "classification":
-        raise DataError(f"{where}: texts can be classified, but {columns.task} is asked for")
+        raise DataError(f"{where}: texts can be classified, but {columns.task} is asked for; leave out task")
     read = [
         (row[column], _label_of(where, label, row, columns.task), row.get(columns.by or "")) for row in rows
     ]
@@ -376,7 +378,7 @@ def _samples(where: str, values: Sequence[Any], column: str | None = None) -> np
 def _stacked(where: str, what: str, values: Sequence[Any]) -> np.ndarray:
     arrays = [np.asarray(value) for value in values]
     if len({array.shape for array in arrays}) != 1:
-        raise DataError(f"{where}: the {what} are not all of one shape")
+        raise DataError(f"{where}: the {what} are not all of one shape; bring them to one first")
     return np.stack(arrays)
 
 

@@ -40,7 +40,8 @@ class Column:
         if len(stray):
             raise DataError(
                 f"{where}: column {self.name!r} has {values[stray[0]]!r}, which is none of its categories: "
-                f"{', '.join(self.categories)}"
+                f"{', '.join(self.categories)}; "
+                "correct it, or add it to them"
             )
         return hot.astype(np.float32)
 
@@ -111,7 +112,10 @@ def numbers(where: str, frame: pd.DataFrame, columns: Sequence[str]) -> np.ndarr
     for column in columns:
         values = frame[column]
         if values.dtype.kind not in "biuf" and not values.isna().all():
-            raise DataError(f"{where}: column {column!r} holds no numbers but {values.dtype}")
+            raise DataError(
+                f"{where}: column {column!r} holds no numbers but {values.dtype}; "
+                "turn it into numbers, or leave it out"
+            )
     found: np.ndarray = frame[list(columns)].to_numpy(dtype=np.float32, na_value=np.nan)
     endless = np.argwhere(np.isinf(found))
     if len(endless):
@@ -142,7 +146,7 @@ def check_frame(where: str, frame: Any) -> None:
     import pandas as pd
 
     if not isinstance(frame, pd.DataFrame):
-        raise DataError(f"{where}: this is a {type(frame).__name__}, not a pandas frame")
+        raise DataError(f"{where}: this is a {type(frame).__name__}; give a pandas frame")
     twice = frame.columns[frame.columns.duplicated()].tolist()
     if twice:
         raise DataError(f"{where}: two columns are called {twice[0]!r}: rename one")

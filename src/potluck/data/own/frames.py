@@ -92,7 +92,7 @@ class Table:
         if self.by is not None and not isinstance(self.by, str):
             raise DataError(f"{self.name}: by: give the name of a column, not {self.by!r}")
         if self.by in self.targets:
-            raise DataError(f"{self.name}: {self.by!r} is target and by: a client is not what is predicted")
+            raise DataError(f"{self.name}: {self.by!r} is target and by; name two different columns")
         if not isinstance(self.categorical, str | Mapping):
             self._check_names("categorical", self.categorical, empty=True)
         for column, values in self.categorical.items() if isinstance(self.categorical, Mapping) else ():
@@ -110,7 +110,7 @@ class Table:
                 f"{self.name}: {key}: give the name of a column, or a list of names, not {given!r}"
             )
         if twice := next((one for one in names if names.count(one) > 1), None):
-            raise DataError(f"{self.name}: {key} names {twice!r} twice")
+            raise DataError(f"{self.name}: {key} names {twice!r} twice; name each column once")
 
     @property
     def targets(self) -> list[str]:
@@ -133,7 +133,7 @@ class Table:
                     "frame.rename(columns=str)"
                 )
             if not len(frame):
-                raise DataError(f"{where}: there is no row in it")
+                raise DataError(f"{where}: there is no row in it; give rows, or leave this table out")
             if self.by is not None and client is not None:
                 raise DataError(f"{where}: the clients are given one by one: leave out by")
         tables = [(where, frame) for _, _, where, frame in found]
@@ -187,7 +187,9 @@ class Table:
         if twice := next((column for column in chosen if column in apart), None):
             raise DataError(f"{self.name}: {twice!r} is not to be learned from: take it out of features")
         if not chosen:
-            raise DataError(f"{self.name}: there is no column to learn from beside {', '.join(apart)}")
+            raise DataError(
+                f"{self.name}: there is no column to learn from beside {', '.join(apart)}; add one"
+            )
         return chosen
 
     # --- features -----------------------------------------------------------------------------------------
@@ -279,7 +281,8 @@ class Table:
             return self.class_names or (self.targets if task == "multi-label" else None)
         if len(self.targets) > 1:
             raise DataError(
-                f"{self.name}: a class is one column, but the targets are {', '.join(self.targets)}"
+                f"{self.name}: a class is one column, but the targets are {', '.join(self.targets)}; "
+                "name one of them"
             )
         values = {one for _, frame in tables for one in frame[self.targets[0]].dropna().tolist()}
         texts = any(isinstance(value, str) for value in values)

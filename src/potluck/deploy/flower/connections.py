@@ -117,10 +117,14 @@ def check_server(address: str, security: Security) -> None:
             trust.wrap_socket(channel, server_hostname=host).close()
     except ssl.SSLCertVerificationError as error:
         told = f"the certificate of {address} is not to be trusted: {error.verify_message}"
-        raise ConfigError(f"{told}; is {security.ca} of its authority?") from error
+        raise ConfigError(
+            f"{told}; give the certificate of its authority with --ca, not {security.ca}"
+        ) from error
     except ssl.SSLError as error:
         if not security.plain:
-            raise ConfigError(f"{address} does not speak TLS, this site asks for it with --ca") from error
+            raise ConfigError(
+                f"{address} does not speak TLS; leave out --ca, or start the server with TLS"
+            ) from error
         return
     except OSError:
         return

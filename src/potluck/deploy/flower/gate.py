@@ -205,11 +205,15 @@ def tls_of(security: Security) -> ssl.SSLContext | None:
         context.load_cert_chain(security.certificate, security.key, password=lambda: "")
     except (ssl.SSLError, OSError, ValueError) as error:
         files = f"{security.certificate} and {security.key}"
-        raise ConfigError(f"{files} are no certificate and its key, without a password: {error}") from error
+        raise ConfigError(
+            f"{files} are no certificate and its key ({error}); give a PEM file of each, without a password"
+        ) from error
     try:
         ssl.create_default_context(cafile=security.ca)
     except (ssl.SSLError, OSError) as error:
-        raise ConfigError(f"{security.ca} is no certificate of an authority: {error}") from error
+        raise ConfigError(
+            f"{security.ca} is no certificate of an authority ({error}); give its PEM file"
+        ) from error
     return context
 
 
@@ -222,7 +226,7 @@ def open_door(address: str) -> socket.socket:
     except OSError as error:
         why = {errno.EADDRINUSE: "somebody listens there already", errno.EACCES: "only root may"}
         told = why.get(error.errno or 0, error.strerror or str(error))
-        raise ConfigError(f"--listen {address}: {told}") from error
+        raise ConfigError(f"--listen {address}: {told}; choose another address") from error
     door.setblocking(False)
     return door
 
@@ -234,7 +238,7 @@ def gate(listen: str, superlink: str, security: Security, notice: Callable[[str]
     security.check(superlink, ("ca", "certificate", "key"))
     if is_same_place(listen, superlink):
         raise ConfigError(
-            f"--listen {listen} and --superlink {superlink} are one place; the SuperLink needs a port of its own"
+            f"--listen {listen} and --superlink {superlink} are one place; give the SuperLink a port of its own"
         )
     tls = tls_of(security)
     with open_door(listen) as door:

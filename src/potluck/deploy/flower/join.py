@@ -50,15 +50,15 @@ class Joining:
     def check(self) -> None:
         """Refuse options that cannot work, before a process starts."""
         if self.only not in HALVES:
-            raise ConfigError(f"--only: {self.only!r} is neither worker nor node")
+            raise ConfigError(f"--only: {self.only!r} is no half of a site; give worker or node")
         if self.only and self.socket is None:
-            raise ConfigError("--only needs --socket: where worker and node meet")
+            raise ConfigError("--only needs --socket; give the path at which worker and node meet")
         if self.only != "worker":
             require_flower()
             split_address(self.server)
             self.security.check(self.server, ("ca",))
         if self.only != "node" and not (self.model and self.data):
-            raise ConfigError("--model and --data are missing: what does this client bring?")
+            raise ConfigError("--model and --data are missing; give FILE.py:FUNCTION for each")
         own = [
             Path(word.rpartition(":")[0]) for word in (self.model, self.data, *self.metrics) if ".py:" in word
         ]
@@ -123,7 +123,7 @@ def alone(home: Path) -> Iterator[None]:
     try:
         handle = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise ConfigError(f"cannot write {lock}: {error.strerror}") from error
+        raise ConfigError(f"cannot write {lock}: {error.strerror}; choose another --home") from error
     with os.fdopen(handle, "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

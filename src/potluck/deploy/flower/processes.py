@@ -46,7 +46,7 @@ def require_files(*paths: Path | None) -> None:
     """Refuse files that do not exist."""
     missing = next((path for path in paths if path is not None and not path.is_file()), None)
     if missing is not None:
-        raise ConfigError(f"there is no file {missing}")
+        raise ConfigError(f"there is no file {missing}; check the path")
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -208,7 +208,7 @@ def start_superlink(address: str, security: Security, home: Path, database: Path
     while not is_open(address):
         if not process.alive or time.monotonic() > end:
             process.end()
-            raise RunError(f"the SuperLink does not start: {process.tail()} (see {process.log})")
+            raise RunError(f"the SuperLink does not start: {process.tail()}; see {process.log}")
         time.sleep(0.1)
     return process
 

@@ -77,7 +77,9 @@ class Relay:
             self._await(time.monotonic() + timeout)
             return frames.receive(self._channel, most)
         except (EOFError, OSError, frames.TooLarge) as error:
-            raise Lost(f"the connection to Flower is lost ({error}); the same command goes on") from error
+            raise Lost(
+                f"the connection to Flower is lost ({error}); run the same command again to go on"
+            ) from error
 
     def _await(self, end: float) -> None:
         """Wait until an answer begins to come."""
@@ -154,7 +156,8 @@ class Courier:
                     f"{why}; it is sought for up to {self.patience:g} s, then the same is asked again"
                 )
         raise RunError(
-            f"Flower's relay was lost {TRIES} times over the same exchange; the same command goes on"
+            f"Flower's relay was lost {TRIES} times over the same exchange; "
+            "run the same command again to go on"
         )
 
     def _reconnect(self, to: Collection[Node]) -> Relay:

@@ -84,7 +84,9 @@ def read_told(folder: Path, trust: bool = False) -> Told:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "all of it"
-        raise RunError(f"{path} was not written by potluck: {where}: {first['msg']}") from None
+        raise RunError(
+            f"{path} was not written by potluck: {where}: {first['msg']}; restore the file"
+        ) from None
     elsewhere = told.folder != folder.resolve()
     if not trust and (elsewhere or not is_sealed(told.sealed, told.seal)):
         why = f"{TOLD} says {told.folder}" if elsewhere else f"or {TOLD} was changed since"

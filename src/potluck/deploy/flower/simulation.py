@@ -56,8 +56,8 @@ def ready(experiment: Experiment) -> Experiment:
         )
     if not experiment.portable:
         raise ConfigError(
-            "engine.name: flower-simulation needs an experiment that a file can say; models and data that are "
-            "Python objects cannot be handed to its processes"
+            "engine.name: flower-simulation cannot hand models and data that are Python objects to its processes; "
+            "name them in an experiment file, or leave out engine.name"
         )
     if experiment.engine.device not in ("auto", "cpu"):
         raise ConfigError("engine.device: flower-simulation computes on the CPU; use cpu")
@@ -124,7 +124,9 @@ def simulating(experiment: Experiment, clients: int, home: Path, records: Path) 
         try:
             channel, _ = door.accept()
         except OSError as error:
-            raise RunError(f"Flower's simulation does not start: {process.tail()} ({process.log})") from error
+            raise RunError(
+                f"Flower's simulation does not start: {process.tail()}; see {process.log}"
+            ) from error
         stack.callback(channel.close)
         try:
             yield Relay(channel)
@@ -133,7 +135,7 @@ def simulating(experiment: Experiment, clients: int, home: Path, records: Path) 
                 process.popen.wait(ENDING)
             if process.alive:
                 raise
-            raise RunError(f"Flower's simulation has ended: {process.tail()} ({process.log})") from error
+            raise RunError(f"Flower's simulation has ended: {process.tail()}; see {process.log}") from error
 
 
 # --- in Ray's workers -----------------------------------------------------------------------------------

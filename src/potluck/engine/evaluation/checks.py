@@ -29,7 +29,9 @@ def check_evaluation(settings: EvaluateSettings, federation: Federation) -> None
     for client in federation.population.first_clients if settings.predictions != "none" else ():
         kind = federation.population.task_of(client).kind
         if kind not in PREDICTED:
-            raise ConfigError(f"evaluate.predictions: none are kept for {kind}, the task of client {client}")
+            raise ConfigError(
+                f"evaluate.predictions: none are kept for {kind}, the task of client {client}; leave it out"
+            )
 
 
 def measured_by(federation: Federation) -> list[str]:

@@ -37,7 +37,10 @@ class MetricNotices:
         for client, error in [*failed.items()][:1]:
             everywhere = {client for client, _, _ in values} <= set(failed)
             if is_first and everywhere and all(value is None for _, _, value in values):
-                raise RunError(f"the metric {name} fails for every client; for client {client}: {error}")
+                raise RunError(
+                    f"the metric {name} fails for every client; for client {client}: {error}; "
+                    "mend the metric, or leave it out"
+                )
             self._say_once("failed", name, f"failed for client {client} and is null in the log: {error}")
 
     def _note_outside(self, name: str, lines: Sequence[Line]) -> None:

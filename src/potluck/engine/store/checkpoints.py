@@ -149,7 +149,9 @@ class Checkpoints:
         readable = self._readable()
         if round_ is not None and round_ not in readable:
             there = ", ".join(map(str, readable)) or "none"
-            raise RunError(f"{os.fspath(self.folder)} has no checkpoint of round {round_}; there: {there}")
+            raise RunError(
+                f"{os.fspath(self.folder)} has no checkpoint of round {round_}; choose from: {there}"
+            )
         manifest = readable[round_] if round_ is not None else self._newest(readable)
         if manifest is None:
             self._clean()
@@ -252,7 +254,9 @@ class Checkpoints:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise RunError(f"{self.folder} cannot be cleaned: {error.strerror or error}") from error
+            raise RunError(
+                f"{self.folder} cannot be cleaned: {error.strerror or error}; check its rights"
+            ) from error
 
 
 def _summed(path: Path, known: Mapping[str, str]) -> tuple[Path, str]:

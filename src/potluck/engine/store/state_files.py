@@ -14,7 +14,7 @@ from torch import Tensor
 
 from potluck.core.packed import Layout, Packed, State, views
 from potluck.errors import RunError
-from potluck.files import held
+from potluck.files import WRITING, held
 
 Packing = tuple[int, Layout]  # length and layout of a packed state's single piece of memory
 
@@ -45,7 +45,9 @@ class StateFiles:
                 _write(state, place / path.name)
             return path
         except (OSError, SafetensorError) as error:
-            raise RunError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
+            raise RunError(
+                f"cannot write {path}: {getattr(error, 'strerror', None) or error}; {WRITING}"
+            ) from error
 
 
 def _write(state: State, path: Path) -> None:
@@ -86,7 +88,7 @@ def read(path: Path, packing: Packing | None = None, pinned: bool = False) -> St
     try:
         found = safetensors.torch.load_file(path)
     except (OSError, SafetensorError) as error:
-        raise RunError(f"the client state in {path} cannot be read: {error}") from error
+        raise RunError(f"the client state in {path} cannot be read ({error}); run it again") from error
     length, layout = packing or (0, ())
     flat = torch.zeros(length, pin_memory=pinned)
     packed = views(flat, layout)

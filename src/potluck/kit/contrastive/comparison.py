@@ -77,7 +77,7 @@ class Comparison:
     def reduce(self, losses: Tensor, reduction: Reduction) -> Tensor:
         """The mean over the anchors whose sample some peer has; or, with "none", each loss, zero for the others."""
         if reduction not in ("mean", "none"):
-            raise ConfigError(f"reduction is {reduction!r}, expected 'mean' or 'none'")
+            raise ConfigError(f"reduction is {reduction!r}; give 'mean' or 'none'")
         answered = self.weight
         if self.present is not None:
             answered = answered * torch.stack(self.present).any(0)
@@ -114,7 +114,7 @@ def prepare(
 def _check(anchor: Tensor, peers: Sequence[Tensor], weight: Tensor | None, present: Masks | None) -> None:
     """Refuse shapes that cannot be compared."""
     if anchor.ndim != 2:
-        raise ConfigError(f"the anchor has shape {tuple(anchor.shape)}, expected samples × width")
+        raise ConfigError(f"the anchor has shape {tuple(anchor.shape)}; give samples × width")
     rows, width = anchor.shape
     if rows < 2:
         raise ConfigError(f"a batch of {rows} has no negatives; contrast at least 2 public samples")
@@ -128,10 +128,10 @@ def _check(anchor: Tensor, peers: Sequence[Tensor], weight: Tensor | None, prese
             )
         if len(peer) != rows:
             raise ConfigError(
-                f"peer {place} represents {len(peer)} samples and the anchor {rows}, not the same"
+                f"peer {place} represents {len(peer)} samples and the anchor {rows}; give the same"
             )
     if present is not None and len(present) != len(peers):
-        raise ConfigError(f"there are {len(present)} masks for {len(peers)} peers")
+        raise ConfigError(f"there are {len(present)} masks for {len(peers)} peers; give one each")
     for name, mask in [("weight", weight), *(("a mask of present", mask) for mask in present or ())]:
         if mask is not None and tuple(mask.shape) != (rows,):
             raise ConfigError(f"{name} has shape {tuple(mask.shape)}, expected {(rows,)}")

@@ -105,7 +105,7 @@ def gramian(
     are for `anchor`.
     """
     if negatives not in ("tuples", "anchor"):
-        raise ConfigError(f"negatives is {negatives!r}, expected 'tuples' or 'anchor'")
+        raise ConfigError(f"negatives is {negatives!r}; give 'tuples' or 'anchor'")
     with full_precision(anchor):
         expect_positive("tau", tau)
         compared = prepare(anchor, peers, weight, present, normalize=True)
@@ -113,7 +113,7 @@ def gramian(
             return compared.reduce(_gramian_by_sample(compared, tau, smoothing), reduction)
         if smoothing or isinstance(tau, Tensor):
             raise ConfigError(
-                "smoothed labels and learned temperatures are for negatives 'anchor', not 'tuples'"
+                "smoothed labels and learned temperatures are not for negatives 'tuples'; set negatives to 'anchor'"
             )
         room = tuples_within(memory, len(peers) + 1, compared.anchor)
         return compared.reduce(_gramian_by_tuple(compared, tau, room), reduction)

@@ -152,7 +152,9 @@ class Rescale(nn.Module):
 def _per_colour(name: str, values: Values, colours: int) -> Tensor:
     listed = [values] * colours if isinstance(values, int | float) else list(values)
     if len(listed) != colours:
-        raise ModelError(f"{name} has {len(listed)} values, the images have {colours} channels")
+        raise ModelError(
+            f"{name} has {len(listed)} values, the images have {colours} channels; give one for each"
+        )
     return torch.tensor(listed, dtype=torch.float32).view(colours, 1, 1)
 
 
@@ -161,7 +163,7 @@ def _enlarged(task: Task, side: int) -> tuple[int, int]:
     height, width = task.input[1:]
     least = min(height, width)
     if not isinstance(side, int) or side < least:
-        raise ModelError(f"side is {side!r}, expected a whole number from {least}, the image's own, on")
+        raise ModelError(f"side is {side!r}; give a whole number from {least}, the image's own, on")
     return round(height * side / least), round(width * side / least)
 
 

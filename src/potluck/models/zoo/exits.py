@@ -142,9 +142,7 @@ def _register(level: int) -> None:
                 f"there is no resnet of depth {depth!r}; {nearest(str(depth), map(str, RESNETS))}"
             )
         if isinstance(ratio, bool) or not 0 < ratio <= 1 or int(width * ratio) < 1:
-            raise ModelError(
-                f"ratio is {ratio!r}, expected a share of the width {width} that leaves a channel"
-            )
+            raise ModelError(f"ratio is {ratio!r}; give a share of the width {width} that leaves a channel")
         return ExitResNet(task, depth, level, _places(depth, after), stem, int(width * ratio))
 
 

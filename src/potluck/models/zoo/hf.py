@@ -78,7 +78,7 @@ class ImageTransformer(Transformer):
             settings.num_channels = colours
         elif colours not in (1, settings.num_channels):
             raise ModelError(
-                f"the weights are for {settings.num_channels} channels, the images have {colours}"
+                f"the weights are for {settings.num_channels} channels, the images have {colours}; choose others"
             )
         self.colours = settings.num_channels
         self.size: tuple[int, ...]
@@ -134,7 +134,9 @@ class TextTransformer(Transformer):
     def prepare(self, settings: Any, task: Task, fixed: bool) -> None:
         """The task's vocabulary, and enough positions for its texts."""
         if task.vocabulary is None:
-            raise ModelError("a text model needs a task with a vocabulary")
+            raise ModelError(
+                "a text model needs a task with a vocabulary; give it texts, or choose another model"
+            )
         if not fixed:
             settings.vocab_size = task.vocabulary
         elif settings.vocab_size != task.vocabulary:
@@ -144,7 +146,9 @@ class TextTransformer(Transformer):
             )
         if task.input[0] > settings.max_position_embeddings:
             longest = settings.max_position_embeddings
-            raise ModelError(f"the texts have {task.input[0]} tokens, the network takes {longest} at most")
+            raise ModelError(
+                f"the texts have {task.input[0]} tokens, the network takes {longest} at most; lower data.length"
+            )
 
     def features(self, x: Tensor) -> Tensor:
         """The representation of a batch of token ids."""

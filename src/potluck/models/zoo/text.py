@@ -21,7 +21,9 @@ class TextModel(Model):
     def __init__(self, task: Task, rep_dim: int) -> None:
         super().__init__()
         if task.vocabulary is None:
-            raise ModelError("a text model needs a task with a vocabulary")
+            raise ModelError(
+                "a text model needs a task with a vocabulary; give it texts, or choose another model"
+            )
         self.rep_dim = rep_dim
         self.embedding = nn.Embedding(task.vocabulary, EMBEDDING, padding_idx=PADDING)
         self.fc = nn.Linear(EMBEDDING, rep_dim)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
-from potluck.report.format import method_label
+from potluck.report.grids import Grid, shares
 from potluck.report.measures import Measure
 from potluck.report.pictures.style import (
     FAINT,
@@ -27,43 +25,6 @@ from potluck.report.pictures.style import (
 FOOT = 0.3  # inches below a heat map, for a note
 
 
-@dataclass(frozen=True)
-class Grid:
-    """A table of values to be drawn as a heat map; None where there is no value."""
-
-    title: str
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-    values: tuple[tuple[float | None, ...], ...]
-    row_name: str = ""
-    column_name: str = ""
-
-
-def grids(
-    changes: Mapping[str, Mapping[str, Any]], scores: Mapping[str, Mapping[str, float | None]]
-) -> list[Grid]:
-    """Heat maps over settings: `changes` has the values of each setting by key, `scores` a row per name.
-
-    Two keys give a matrix for each name; anything else one matrix, with a row per name and a column per setting.
-    """
-    keys = list(dict.fromkeys(key for each in changes.values() for key in each))
-    same = all(set(each) == set(keys) for each in changes.values())
-    if len(keys) == 2 and same:
-        return [_matrix(name, keys, changes, row) for name, row in scores.items()]
-    columns = tuple(changes)
-    values = tuple(tuple(row.get(setting) for setting in columns) for row in scores.values())
-    return [Grid("", tuple(map(method_label, scores)), columns, values)]
-
-
-def _matrix(
-    name: str, keys: Sequence[str], changes: Mapping[str, Mapping[str, Any]], row: Mapping[str, float | None]
-) -> Grid:
-    down, across = (list(dict.fromkeys(str(each[key]) for each in changes.values())) for key in keys)
-    place = {(str(each[keys[0]]), str(each[keys[1]])): setting for setting, each in changes.items()}
-    values = tuple(tuple(row.get(place.get((one, other), "")) for other in across) for one in down)
-    return Grid(method_label(name), tuple(down), tuple(across), values, keys[0], keys[1])
-
-
 @own_style()
 def heat_map(grids: Sequence[Grid], measure: Measure, note: str = "") -> Figure:
     """Tables of scores, one below the other; the better a value, the stronger its colour. `note` stands below."""
@@ -76,27 +37,23 @@ def heat_map(grids: Sequence[Grid], measure: Measure, note: str = "") -> Figure:
     width = left + right + cell * across
     width, whole = max(width, 0.4 + 0.066 * len(note)), sum(heights) + FOOT
     figure = Figure(figsize=(width, whole))
-    known = [value for grid in grids for row in grid.values for value in row if value is not None]
-    low, high = min(known, default=0.0), max(known, default=1.0)
-    top = whole
+    share_of, top = shares(grids, measure), whole
     for grid, height in zip(grids, heights, strict=True):
         top -= height
         share = cell * len(grid.columns) / width
         rows = 0.34 * len(grid.rows)
         axes = figure.add_axes((left / width, (top + 0.55) / whole, share, rows / whole))
-        _draw_grid(axes, grid, measure, low, high)
+        _draw_grid(axes, grid, measure, share_of)
     note_below(figure, note)
     return figure
 
 
-def _draw_grid(axes: Axes, grid: Grid, measure: Measure, low: float, high: float) -> None:
+def _draw_grid(axes: Axes, grid: Grid, measure: Measure, share_of: Callable[[float], float]) -> None:
     clean_axes(axes)
     for row, values in enumerate(grid.values):
         for column, value in enumerate(values):
             if value is not None:
-                share = (value - low) / (high - low) if high > low else 0.5
-                share = share if measure.higher_is_better else 1 - share
-                color = to_rgba(PALETTE[0], 0.08 + 0.57 * share)
+                color = to_rgba(PALETTE[0], 0.08 + 0.57 * share_of(value))
                 axes.bar(column, 1, width=0.98, bottom=row - 0.49, color=color, linewidth=0)
             axes.text(column, row, measure.value(value), ha="center", va="center", color=INK, fontsize=8.5)
     axes.set_xlim(-0.5, len(grid.columns) - 0.5)

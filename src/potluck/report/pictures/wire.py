@@ -116,8 +116,9 @@ def _size(sizes: Sizes, message: tuple[str, str], fields: Sequence[Mapping[str, 
     elif all(isinstance(field.get("bytes"), int | float) for field in fields):
         told = f"{size(sum(field['bytes'] for field in fields))} of numbers"
     else:
-        return ""
-    return f"{told}, {count(times)} times a round" if times else told
+        told = ""
+    often = f"{count(times)} times a round" if times else ""
+    return ", ".join(part for part in (told, often) if part)
 
 
 def _records(contract: Mapping[str, Any]) -> list[_Arrow]:

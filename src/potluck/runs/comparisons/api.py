@@ -140,7 +140,8 @@ def _check_views(seeds: Any, targets: Any, rounds: Any, view: str) -> None:
             raise ConfigError(f"{key}: give a list of numbers, not {given!r}")
         wrong = [one for one in given if isinstance(one, bool) or not isinstance(one, kind)]
         if wrong:
-            raise ConfigError(f"{key}: {wrong[0]!r} is no {'whole ' if kind is Integral else ''}number")
+            whole = "whole " if kind is Integral else ""
+            raise ConfigError(f"{key}: {wrong[0]!r} is no {whole}number; give {whole}numbers")
     check_view(view)
 
 

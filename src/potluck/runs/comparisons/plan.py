@@ -453,5 +453,7 @@ def _refuse_unused(own: Mapping[str, Sequence[str]], methods: Collection[str]) -
     for method in own:
         if method not in methods:
             raise ConfigError(
-                f"{own[method][0]!r} sets an option of {method}, which is not one of the methods"
+                f"{own[method][0]!r} sets an option of {method}, which is not one of the methods; "
+                "name it among them, or "
+                "leave the option out"
             )

@@ -195,7 +195,9 @@ def _make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
         names = {one.name for one in path.iterdir() if not one.name.startswith(f".{MARK}.")}
     except OSError as error:
-        raise RunError(f"cannot make the folder {path}: {error.strerror or error}") from error
+        raise RunError(
+            f"cannot make the folder {path}: {error.strerror or error}; choose another one"
+        ) from error
     begun = MARK in names and not names.isdisjoint({LOCK, COMPARISON})
     if names - {LOCK} and not begun:
         raise RunError(f"{path} exists and holds something else than a comparison; choose another folder")

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from potluck.errors import RunError, first_line
-from potluck.files import held, read_bounded, sha256
+from potluck.files import WRITING, held, read_bounded, sha256
 
 ABOUT = "about.json"
 SUMS = "SHA256SUMS"
@@ -58,7 +58,9 @@ def write_models(
         with held(folder.parent) as home:
             _write_whole(home / folder.name, clients, {**about, "checksums": SUMS}, outline)
     except (OSError, SafetensorError) as error:
-        raise RunError(f"cannot write {folder}: {getattr(error, 'strerror', None) or error}") from error
+        raise RunError(
+            f"cannot write {folder}: {getattr(error, 'strerror', None) or error}; {WRITING}"
+        ) from error
 
 
 def _write_whole(
@@ -187,6 +189,6 @@ def read_state(path: Path, moment: str) -> dict[str, Tensor]:
     try:
         found = safetensors.torch.load_file(path)
     except (OSError, SafetensorError) as error:
-        raise RunError(f"the model in {path} cannot be read: {error}") from error
+        raise RunError(f"the model in {path} cannot be read ({error}); restore it from a copy") from error
     parts = {name: name.partition("/") for name in found}
     return {rest: found[name] for name, (when, _, rest) in parts.items() if when in (BOTH, moment)}

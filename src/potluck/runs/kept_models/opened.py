@@ -149,11 +149,14 @@ class OpenedModels:
             raise ConfigError(f"of the moment {moment!r} no models are kept; {nearest(moment, moments)}")
         if client not in files:
             raise RunError(
-                f"client {client} was never measured, so its model is not kept (evaluate.who: sampled)"
+                f"client {client} was never measured, so its model is not kept (evaluate.who: sampled); "
+                "measure all clients with evaluate.who=all"
             )
         path = round_folder(self.folder / FOLDER, self.round) / Path(files[client]).name
         if not path.resolve().is_relative_to(self.folder.resolve()):
-            raise RunError(f"{path} leads out of the run folder, so it is not read")
+            raise RunError(
+                f"{path} leads out of the run folder and is not read; put the models into the folder"
+            )
         return path
 
 

@@ -161,7 +161,8 @@ def _like(outline: Outline, client: ClientId) -> Mapping[str, Any]:
         return found
     if not client.startswith(UNLISTED):
         raise RunError(
-            f"client {client} was never measured, so nothing is kept of it (evaluate.who: sampled)"
+            f"client {client} was never measured, so nothing is kept of it (evaluate.who: sampled); "
+            "measure all clients with evaluate.who=all"
         )
     ends = itertools.accumulate(group["clients"] for group in outline["groups"])
     group = next(number for number, end in enumerate(ends) if int(client.removeprefix(UNLISTED)) < end)

@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 
 from potluck.errors import ConfigError
 from potluck.report.format import capital, counted
+from potluck.report.grids import Grid
 from potluck.report.measures import Measure
-from potluck.report.pictures.grids import Grid, heat_map
+from potluck.report.pictures.grids import heat_map
 from potluck.report.pictures.options import OptionLine, Value, option_picture
 from potluck.runs.pictures.asked import Asked, RunFiles
 from potluck.runs.pictures.settings import flat, in_words, keys_over, labels, short, shown, varied

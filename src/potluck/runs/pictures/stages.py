@@ -37,7 +37,9 @@ class Staged:
     def __init__(self, client: Client) -> None:
         part = client.parts.get("model")
         if part is None or not isinstance(part.module, Model):
-            raise RunError(f"client {client.id} has no private model of its own to look into")
+            raise RunError(
+                f"client {client.id} has no private model of its own to look into; choose others with clients"
+            )
         self.model = part.module.eval()
 
     @cached_property

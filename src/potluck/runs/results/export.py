@@ -28,7 +28,9 @@ def exported(module: nn.Module, x: Tensor, who: str) -> ExportedProgram:
         with torch.no_grad(), _quietly(), _PlainDistances():
             program = torch.export.export(module, (x,), dynamic_shapes=({0: batch},))
     except Exception as error:  # a user's forward pass may raise anything
-        raise ModelError(f"{who} cannot be exported by torch.export: {_reason(error)}") from error
+        raise ModelError(
+            f"{who} cannot be exported by torch.export ({_reason(error)}); take the module itself with model()"
+        ) from error
     _forget_lines(program)
     return program
 
@@ -70,7 +72,9 @@ def write_onnx(module: nn.Module, x: Tensor, path: Path, who: str) -> None:
             made.save(Path(folder) / "model.onnx", external_data=False)
             content = (Path(folder) / "model.onnx").read_bytes()
     except Exception as error:
-        raise ModelError(f"{who} cannot be written as ONNX: {first_line(error)}") from error
+        raise ModelError(
+            f"{who} cannot be written as ONNX ({first_line(error)}); take the module itself with model()"
+        ) from error
     write_whole(path, content)
 
 

@@ -82,7 +82,9 @@ def _about(home: Path) -> Mapping[str, Any]:
     """What the folder says of its origin; a folder of another format is refused."""
     about = RunFolder(home).about()
     if not isinstance(about.get("code", {}), Mapping):
-        raise RunError(f"{home / ENVIRONMENT} is not the environment of a run: code is no mapping")
+        raise RunError(
+            f"{home / ENVIRONMENT} is not the environment of a run: code is no mapping; restore it from a copy"
+        )
     if about.get("format") != FORMAT:
         raise RunError(
             f"{home} was made by potluck {about.get('potluck')} in another format than {FORMAT}; open it with "

@@ -74,7 +74,9 @@ def _check_ids(samples: Tensor, data: Dataset, client: ClientId) -> None:
         return
     outside = samples[(samples < 0) | (samples >= known)]
     if len(outside):
-        raise DataError(f"client {client} knows the token ids 0 to {known - 1}, not {int(outside[0])}")
+        raise DataError(
+            f"client {client} knows the token ids 0 to {known - 1}, not {int(outside[0])}; use its tokenizer"
+        )
 
 
 def _hint(given: torch.Size, wanted: torch.Size) -> str:
