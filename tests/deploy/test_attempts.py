@@ -106,6 +106,15 @@ def test_attempts_beyond_the_agreed_bytes_are_counted_and_cost_no_work_where_siz
     assert len(done) == (0 if known else 2)
 
 
+def test_attempts_that_end_in_values_that_are_not_finite_are_counted_and_name_no_tensor(tmp_path):
+    site = joined(tmp_path, agreement=contract(tmp_path, attempts_per_round=3))
+    told = [
+        ask(site, request(small(site, 1e30 + start * 1e29), incarnation=start)).reason for start in range(4)
+    ]
+    assert told[:3] == ["client 0: what would leave is not finite; lower training.optimizer.lr"] * 3
+    assert "round 1 was asked for 3 times" in told[3]
+
+
 def test_the_proposal_counts_one_attempt(tmp_path):
     agreed = contract(tmp_path)
     largest = {name: spec.largest() for name, spec in agreed.steps["train"].up.items()}

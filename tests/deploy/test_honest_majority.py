@@ -12,7 +12,7 @@ from potluck.engine.norms import Ratios, SentPart, norm_ratios
 from potluck.engine.protocol import Failure, Request
 from potluck.errors import RoundFailed
 
-NOT_FINITE = "tensor 'x' would leave and is not finite; lower training.optimizer.lr"
+NOT_FINITE = "what would leave is not finite; lower training.optimizer.lr"
 
 
 def of(link, *clients):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -97,13 +98,13 @@ class GuardedPerformer(Performer):
         attempt = self.record.attempt(round_)
         self._let_try(round_, attempt)
         self._let_in(client, request.steps, request.down)
-        self._let_out(request.steps, round_, self._certain(client, request.steps))
-        client.attempt = attempt if self.fresh else 1
-        answer = super().perform(client, request, first)
-        name = answer.up.not_finite()
-        if name is not None:
-            raise StepFailed(f"tensor {name!r} would leave and is not finite; lower training.optimizer.lr")
-        self._let_out(request.steps, round_, answer.up)
+        with self._counted(round_):
+            self._let_out(request.steps, round_, self._certain(client, request.steps))
+            client.attempt = attempt if self.fresh else 1
+            answer = super().perform(client, request, first)
+            if answer.up.not_finite() is not None:  # which tensor is the site's own affair
+                raise StepFailed("what would leave is not finite; lower training.optimizer.lr")
+            self._let_out(request.steps, round_, answer.up)
         return answer
 
     def examine(self, client: Client, examination: Examination) -> Answer:
@@ -156,11 +157,15 @@ class GuardedPerformer(Performer):
         return certain_message(self.method, client, steps) if self.agreement is not None else Message()
 
     def _let_out(self, steps: tuple[str, ...], round_: int, up: Message) -> None:
-        """Refuse what goes beyond the agreement. The attempt counts: a site works for nothing only so often."""
-        if self.agreement is None:
-            return
-        try:
+        """Refuse what goes beyond the agreement."""
+        if self.agreement is not None:
             self.agreement.let_out(steps, round_, up, self.record.sent(round_))
+
+    @contextmanager
+    def _counted(self, round_: int) -> Iterator[None]:
+        """Count an attempt of which nothing leaves, too: a site works for nothing only so often."""
+        try:
+            yield
         except PotluckError:
             self.record.refuse(round_)
             raise
