@@ -63,7 +63,7 @@ def test_strangers_are_refused_and_the_others_go_on(federation):
 
 TAMPERED_SITE = """
 import dataclasses, pathlib, torch
-import potluck.deploy.site as own
+import potluck.deploy.orders as own
 from potluck.engine.protocol import Answer
 from potluck.core.message import Message
 

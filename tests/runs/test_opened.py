@@ -283,7 +283,7 @@ def _refused(tmp_path: Path, sentence: str, name: str, change: Any) -> None:
         ("summary.json", "accuracy", 5, "summary.json is not the summary of a run: accuracy: "),
         ("summary.json", "messages", {"up": 3}, r"messages\.up: "),
         ("split.json", "clients", 3, "split.json is not the split of a run: clients: "),
-        ("environment.json", "code", [], "environment.json is not the environment of a run"),
+        ("environment.json", "code", [], "environment.json is not what potluck says of a run: code"),
         ("about.json", "outline.groups", None, r"outline\.groups: "),
         ("about.json", "outline.groups.0.stored.type", "load", r"outline\.groups\.0\.stored\.type: "),
         ("about.json", "outline.groups.0.task.kind", "other", r"task\.kind: "),

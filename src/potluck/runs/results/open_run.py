@@ -11,7 +11,7 @@ from potluck.errors import RunError
 from potluck.models import Entries
 from potluck.plugins import load_plugin
 from potluck.report.again import to_go_on
-from potluck.report.log import ENVIRONMENT, read_config
+from potluck.report.log import read_config
 from potluck.report.reading import reading
 from potluck.runs.folder import FORMAT, RunFolder
 from potluck.runs.kept_models.given import Plugins
@@ -81,10 +81,6 @@ def _warn_of_edits(home: Path, known: Mapping[str, str]) -> None:
 def _about(home: Path) -> Mapping[str, Any]:
     """What the folder says of its origin; a folder of another format is refused."""
     about = RunFolder(home).about()
-    if not isinstance(about.get("code", {}), Mapping):
-        raise RunError(
-            f"{home / ENVIRONMENT} is not the environment of a run: code is no mapping; restore it from a copy"
-        )
     if about.get("format") != FORMAT:
         raise RunError(
             f"{home} was made by potluck {about.get('potluck')} in another format than {FORMAT}; open it with "
