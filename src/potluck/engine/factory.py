@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from potluck.engine.multi_gpu import MultiGpuEngine, MultiGpuStore, homes
 from potluck.engine.protocol import Engine
-from potluck.engine.registry import LOCAL, Player, find_engine, register_engine
-from potluck.engine.serial import SerialEngine
+from potluck.engine.registry import RAY, Player, find_engine, register_engine
 from potluck.engine.settings import EngineSettings
 from potluck.engine.store.budget import Budget
 from potluck.engine.store.client_store import ClientStore
 from potluck.engine.store.state_files import StateFiles
-from potluck.engine.workers import WorkersEngine, worker_count
+from potluck.engine.this_machine import Notice
 from potluck.federation.builder import ClientBuilder
-
-Notice = Callable[[str], None]
 
 
 def player(name: str) -> Player | None:
@@ -40,19 +35,14 @@ def make_engine(
     return MultiGpuEngine(engines, devices, home), MultiGpuStore(stores, home)
 
 
-@register_engine(LOCAL)
-def local_engine(
+@register_engine(RAY)
+def ray_engine(
     clients: ClientBuilder, settings: EngineSettings, store: ClientStore, notice: Notice
 ) -> Engine:
-    """The engine of this machine for one device. On a CPU the number of workers does not change the numbers."""
-    if clients.device.type == "cuda":
-        from potluck.engine.cuda.engine import STREAMS, CudaEngine
+    """The engine of a Ray cluster."""
+    from potluck.engine.ray.cluster import check_installed
 
-        streams = settings.streams if settings.streams != "auto" else STREAMS
-        return CudaEngine(clients, store, streams=streams, notice=notice)
-    workers = settings.workers
-    if workers == "auto":
-        workers = worker_count(clients, clients.population.cohort_size, settings.threads)
-    if workers > 1:
-        return WorkersEngine(clients, store, workers, settings.threads)
-    return SerialEngine(clients, store)
+    check_installed()
+    from potluck.engine.ray.engine import RayEngine
+
+    return RayEngine(clients, settings, store, notice)

@@ -15,6 +15,7 @@ from potluck.errors import ConfigError, nearest
 
 GROUP = "potluck.engines"  # of entry points
 LOCAL = "local"  # the engines of this machine; the factory chooses between them
+RAY = "ray"  # the machines of a cluster
 T = TypeVar("T")
 
 

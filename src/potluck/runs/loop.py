@@ -22,6 +22,7 @@ from potluck.engine.evaluation.settings import Moment
 from potluck.engine.factory import make_engine
 from potluck.engine.ledger import Ledger
 from potluck.engine.norms import largest_ratio
+from potluck.engine.numerics import precision, threads
 from potluck.engine.protocol import Engine
 from potluck.engine.retries import Tries, Waits
 from potluck.engine.rounds import Rounds
@@ -32,7 +33,6 @@ from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.report.again import to_go_on
 from potluck.report.format import measured
-from potluck.runs.environment import precision, threads
 from potluck.runs.folder import RunFolder
 from potluck.runs.kept_models.keeping import KeptModels, MeasuredStates
 from potluck.runs.observers import Observer, Observers, RoundEnd, StopRun
