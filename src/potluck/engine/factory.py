@@ -19,6 +19,17 @@ def player(name: str) -> Player | None:
     return found if hasattr(found, "play") else None
 
 
+def check_engine(settings: EngineSettings) -> None:
+    """Refuse an engine that is not installed, or a cluster that is not there, before anything is made."""
+    find_engine(settings.name)
+    if settings.name == RAY:
+        from potluck.engine.ray.cluster import check_address, check_installed
+
+        check_installed()
+        if settings.address is not None:
+            check_address(settings.address)
+
+
 def make_engine(
     clients: ClientBuilder, settings: EngineSettings, files: StateFiles, notice: Notice
 ) -> tuple[Engine, ClientStore | MultiGpuStore]:
@@ -40,9 +51,7 @@ def ray_engine(
     clients: ClientBuilder, settings: EngineSettings, store: ClientStore, notice: Notice
 ) -> Engine:
     """The engine of a Ray cluster."""
-    from potluck.engine.ray.cluster import check_installed
-
-    check_installed()
+    check_engine(settings)
     from potluck.engine.ray.engine import RayEngine
 
     return RayEngine(clients, settings, store, notice)

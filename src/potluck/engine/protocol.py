@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 from potluck.core.card import ClientId
 from potluck.core.message import Message
@@ -101,6 +102,10 @@ class Engine(ABC):
     def at_server(self, server: Server) -> AbstractContextManager[None]:
         """Around the server's half of a round: an engine may have a faster way to run the server's training."""
         return contextlib.nullcontext()
+
+    def remarks(self) -> dict[str, Any]:
+        """What the summary of a run says of its engine."""
+        return {}
 
     def close(self) -> None:  # noqa: B027  (an engine may have nothing to release)
         """Release what the engine holds: processes, memory."""

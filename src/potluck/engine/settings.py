@@ -7,7 +7,7 @@ import re
 from typing import Any, Literal, Self
 
 import torch
-from pydantic import ByteSize, Field, field_validator
+from pydantic import ByteSize, Field, field_validator, model_validator
 
 from potluck.core.settings import Settings
 from potluck.core.state import Precision
@@ -66,6 +66,12 @@ class EngineSettings(Settings):
             if str(value).strip() == "auto"
             else as_size(value, "20GB or 512MB, a number of bytes, or auto")
         )
+
+    @model_validator(mode="after")
+    def _address_of_a_cluster(self) -> Self:
+        if self.address is not None and self.name != RAY:
+            raise ValueError(f"address is that of a Ray cluster; set engine.name to {RAY} as well")
+        return self
 
     def memory_bytes(self) -> int | None:
         """The bytes that stored client states may take in device and host memory together, None for `auto`."""

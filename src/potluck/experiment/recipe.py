@@ -11,6 +11,7 @@ from typing import Any
 from potluck.core.dataset import Data, Dataset
 from potluck.data import Split
 from potluck.data import registry as data_sets
+from potluck.engine.registry import LOCAL
 from potluck.errors import DataError
 from potluck.experiment.export import to_values
 from potluck.experiment.origins import registered_here
@@ -47,7 +48,7 @@ class ExperimentRecipe:
         files = _code_files(experiment)
         return cls(
             read,
-            _without_folders(to_values(experiment), files),
+            _without_folders(to_values(_played_here(experiment)), files),
             None if experiment.portable else _absolute(experiment),
             tuple(map(_registered, names)),
             federation.split,
@@ -64,11 +65,16 @@ class ExperimentRecipe:
         for kind, name, made in self.registered:
             _register(kind, name, made)
         experiment: Any = self.given if self.given is not None else self.read(FILE.absolute(), self.values)
-        there = experiment.engine.model_copy(update={"name": "local", "device": device})
-        built: Federation = experiment.variant(engine=there).build(split=self.split)
+        built: Federation = _played_here(experiment, device).build(split=self.split)
         if _fingerprints(built.data) != self.fingerprints:
             raise DataError("its data are not those of the experiment, though they have the same name")
         return built.clients
+
+
+def _played_here(experiment: Any, device: str = "auto") -> Any:
+    """The same experiment on an engine of the machine that builds it."""
+    here = experiment.engine.model_copy(update={"name": LOCAL, "device": device, "address": None})
+    return experiment.variant(engine=here)
 
 
 def _absolute(experiment: ExperimentSettings) -> ExperimentSettings:

@@ -143,7 +143,7 @@ class Run:
                 reported=self.examiner.modes[0],
                 advice=[sentence for advisor in self.advisors for sentence in advisor.sentences],
                 stopped=self.stopped,
-                remarks=self.remarks,
+                remarks=self.remarks | self.engine.remarks(),
             )
             self.observers.end(self.folder.path)
             return result

@@ -90,9 +90,13 @@ class RayEngine(StoringEngine):
         """For the summary: every home with the share of the time that it was at work."""
         whole = max(self._seconds, 1e-9)
         homes = [
-            {"node": home.node, "busy": min(home.seconds / whole, 1.0), "answers": home.answers, "lost": lost}
-            for lost, group in ((False, self.homes.alive), (True, self.homes.gone))
-            for home in group
+            {
+                "node": one.node,
+                "busy": min(one.seconds / whole, 1.0),
+                "answers": one.answers,
+                "lost": one.lost,
+            }
+            for one in self.homes.known
         ]
         return {"homes": homes}
 

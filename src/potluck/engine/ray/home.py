@@ -10,13 +10,14 @@ from __future__ import annotations
 import platform
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from potluck.core.card import ClientId
 from potluck.core.message import Message

@@ -60,6 +60,7 @@ class Home:
     share: deque[AnyRequest] = field(default_factory=deque)
     seconds: float = 0.0  # at work
     answers: int = 0
+    lost: bool = False
 
     def begin(
         self, requests: Sequence[AnyRequest], letters: Sequence[list[np.ndarray]], commons: Sequence[Any]
@@ -104,7 +105,7 @@ class Homes:
         self.spots = choose_spots(settings, str(own.device), nodes, most)
         self.alive: list[Home] = []
         self.coming: list[Home] = []  # replacements that are not open yet
-        self.gone: list[Home] = []
+        self.known: list[Home] = []  # all that were ever open
         self.losses = 0  # in a row, without an answer in between
         self._code = {name: file.read_bytes() for name, file in recipe.files().items()}
         self._parcel = ray.put(pack(recipe))
@@ -167,10 +168,10 @@ class Homes:
         if "refused" in about:
             raise ConfigError(f"engine.name: {home.node}: {about['refused']}")
         home.fingerprint, home.opening = about["fingerprint"], None
-        first = next((other for other in [*self.alive, *self.gone]), None)
-        if first is not None:
-            self._compare(first, home)
+        if self.known:
+            self._compare(self.known[0], home)
         self.alive.append(home)
+        self.known.append(home)
 
     def _compare(self, first: Home, home: Home) -> None:
         for key, value in home.fingerprint.items():
@@ -193,7 +194,7 @@ class Homes:
         """Give a home up; returns the requests that it has not answered, the one it was at first."""
         self._kill(home)
         self.alive.remove(home)
-        self.gone.append(home)
+        home.lost = True
         self.losses += 1
         self.notice(f"a home on {home.node} is lost ({why}); its clients go on elsewhere")
         left = [*(home.call.waiting if home.call is not None else ()), *home.share]
