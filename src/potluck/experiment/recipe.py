@@ -60,12 +60,16 @@ class ExperimentRecipe:
         """Plugins, and the modules of the user's program."""
         return self.code
 
-    def clients(self, device: str) -> ClientBuilder:
-        """Make the clients on a device of this machine."""
+    def experiment(self, device: str) -> Any:
+        """The experiment, to be played on a device of this machine."""
         for kind, name, made in self.registered:
             _register(kind, name, made)
-        experiment: Any = self.given if self.given is not None else self.read(FILE.absolute(), self.values)
-        built: Federation = _played_here(experiment, device).build(split=self.split)
+        found = self.given if self.given is not None else self.read(FILE.absolute(), self.values)
+        return _played_here(found, device)
+
+    def clients(self, device: str) -> ClientBuilder:
+        """Make the clients on a device of this machine."""
+        built: Federation = self.experiment(device).build(split=self.split)
         if _fingerprints(built.data) != self.fingerprints:
             raise DataError("its data are not those of the experiment, though they have the same name")
         return built.clients

@@ -49,6 +49,15 @@ class HomeActor:
         assert self.home is not None, "a home is opened before it is asked"
         yield from self.home.serve(letters, commons)
 
+    def play(self, code: dict[str, bytes], parcel: Any, device: str) -> str | None:
+        """Do a job on its own, such as a whole run; a sentence if it failed."""
+        if code:
+            _work_beside(code)
+        from potluck.engine.ray.parcel import unpack
+
+        sentence: str | None = unpack(parcel).play(device)
+        return sentence
+
     def leave(self) -> None:
         """Remove what lies on this machine's disk; the process may be killed afterwards."""
         _leave()

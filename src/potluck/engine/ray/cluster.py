@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from potluck.errors import ConfigError, first_line
@@ -28,11 +29,8 @@ QUIET = {
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # print nothing when a machine dies: potluck says it
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-ALONE = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the one way to let Ray listen on loopback alone
-    "RAY_AUTH_MODE": "token",
-    "RAY_AUTH_TOKEN": secrets.token_hex(32),  # Ray reads it once per process
-}
+OWN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # Ray reads it once per process
+ALONE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # 0: the one way to let Ray listen on loopback alone
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,8 @@ class Node:
 
 
 def check_installed() -> None:
-    """Refuse to go on without Ray, or with a version that is not known to work."""
+    """Refuse to go on without Ray, or with a version that is not known to work. Call it before ray is imported."""
+    os.environ.update(QUIET)
     try:
         version = metadata.version("ray")
     except metadata.PackageNotFoundError:
@@ -64,7 +63,6 @@ class Cluster:
 
     def __init__(self, address: str | None) -> None:
         check_installed()
-        os.environ.update(QUIET)
         self._end = contextlib.ExitStack()
         atexit.register(self.close)
         try:
@@ -96,15 +94,18 @@ class Cluster:
         atexit.unregister(self.close)
 
     def _connect(self, address: str | None) -> None:
-        _stay_alone(address is None)
         if address is None:
+            os.environ.update(OWN)
+            _stay_alone(True)
             folder = tempfile.mkdtemp(prefix="potluck-ray-", dir="/tmp")  # paths of sockets must be short
             self._end.callback(shutil.rmtree, folder, ignore_errors=True)
             cpus = len(os.sched_getaffinity(0))
             self._init(address="local", num_cpus=cpus, include_dashboard=False, _temp_dir=folder)
             return
         check_address(address)
+        _stay_alone(_is_alone(address))
         try:
+            _greet(address)
             self._init(address=address)
         except Exception as error:  # Ray raises errors of many kinds
             raise ConfigError(f"engine.address: {_why(error, address)}") from error
@@ -157,20 +158,39 @@ def _why(error: Exception, address: str) -> str:
 
 
 def _stay_alone(alone: bool) -> None:
-    """Let the Ray that starts now listen on loopback alone and want a token, or join others as the user set it.
-
-    Ray reads these variables when it is imported, so it is told again.
-    """
+    """Let Ray use the loopback address alone, or any. It read its variables when it was imported: tell it again."""
     import ray._private.ray_constants as constants
     import ray._raylet as raylet
 
-    for name, value in ALONE.items():
-        if alone:
-            os.environ[name] = value
-        elif os.environ.get(name) == value:
-            del os.environ[name]
+    if alone:
+        os.environ[ALONE] = "0"
     constants.ENABLE_RAY_CLUSTER = not alone
     raylet.Config.initialize("")
+
+
+def _is_alone(address: str) -> bool:
+    """Whether a cluster listens on loopback alone; Ray would look for it at this machine's outward address."""
+    import ray
+
+    host, _, port = address.rpartition(":")
+    outward = ray.util.get_node_ip_address()
+    return host in LOOPBACK and (outward in LOOPBACK or not _listens(outward, int(port)))
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), REACH).close()
+    except OSError:
+        return False
+    return True
+
+
+def _greet(address: str) -> None:
+    """Ask the head who it is: it says at once if it wants another token, which `ray.init` takes long to do."""
+    from ray._raylet import GcsClient
+
+    with _without_stderr():
+        GcsClient(address=address)
 
 
 def _is_connected() -> bool:
@@ -184,6 +204,18 @@ def _has_token() -> bool:
 
     mode: Callable[[], Any] | None = getattr(raylet, "get_authentication_mode", None)
     return mode is not None and "TOKEN" in str(mode()).upper()
+
+
+@contextlib.contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Ray's compiled half writes what it raises to stderr as well, past Python."""
+    with contextlib.ExitStack() as stack:
+        kept = os.dup(2)
+        stack.callback(os.close, kept)
+        stack.callback(os.dup2, kept, 2)
+        with Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
 
 
 @contextlib.contextmanager

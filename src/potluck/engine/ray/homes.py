@@ -79,7 +79,7 @@ class Home:
         except RayTaskError:
             raise
         except RayError as error:
-            raise Lost(_in_short(error)) from error
+            raise Lost(in_short(error)) from error
         request, self.call.since = self.call.waiting.popleft(), time.monotonic()
         if not self.call.waiting:
             self.call = None
@@ -144,7 +144,7 @@ class Homes:
                 greetings[ref].node, greetings[ref].process = ray.get(ref)
                 found.append(greetings[ref])
             except RayError as error:
-                reason = _in_short(error)
+                reason = in_short(error)
         if not found:
             raise ConfigError(f"engine.name: no home could be started on the Ray cluster: {reason}")
         return sorted(found, key=homes.index)
@@ -161,7 +161,7 @@ class Homes:
         except RayTaskError as error:
             return {"refused": f"its clients cannot be made: {first_line(error.cause)}"}
         except RayError as error:
-            return {"refused": _in_short(error)}
+            return {"refused": in_short(error)}
 
     def _admit(self, home: Home, about: Mapping[str, Any]) -> None:
         """Take a home that is like the others; a `ConfigError` says why another one is refused."""
@@ -285,7 +285,7 @@ class Homes:
             ray.kill(home.actor, no_restart=True)
 
 
-def _in_short(error: Exception) -> str:
+def in_short(error: Exception) -> str:
     """Ray's reason in one line; it writes many."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     cause = [line for line in lines if "Error:" in line]
