@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.core.dataset import Data, Dataset
+from potluck.core.method import register_made
 from potluck.data import Split
 from potluck.data import registry as data_sets
 from potluck.engine.registry import LOCAL
@@ -44,7 +45,10 @@ class ExperimentRecipe:
     @classmethod
     def of(cls, experiment: ExperimentSettings, federation: Federation, read: Read) -> ExperimentRecipe:
         """The recipe of a federation that was built here."""
-        names = registered_here(experiment.method.name, experiment.groups, experiment.plugins)
+        plugins = (
+            experiment.plugins if experiment.portable else ()
+        )  # objects travel with what they are made of
+        names = registered_here(experiment.method.name, experiment.groups, plugins)
         files = _code_files(experiment)
         return cls(
             read,
@@ -77,7 +81,9 @@ class ExperimentRecipe:
 
 def _played_here(experiment: Any, device: str = "auto") -> Any:
     """The same experiment on an engine of the machine that builds it."""
-    here = experiment.engine.model_copy(update={"name": LOCAL, "device": device, "address": None})
+    here = experiment.engine.model_copy(
+        update={"name": LOCAL, "device": device, "workers": 1, "address": None}
+    )
     return experiment.variant(engine=here)
 
 
@@ -145,8 +151,10 @@ def _registered(name: str) -> tuple[str, str, Any]:
 
 
 def _register(kind: str, name: str, made: Any) -> None:
-    """Register the same here; a method did that itself when it was unpickled."""
-    if kind == "data":
+    """Register the same here."""
+    if kind == "method":
+        register_made(made)
+    elif kind == "data":
         data_sets.register(name)(made)
     elif kind == "model":
         models.register(name, takes=made.takes, smallest=made.smallest)(made.builder)
