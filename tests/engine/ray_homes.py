@@ -32,7 +32,11 @@ class WarmHomes(Homes):
             yield home, found
             WarmHomes.seen += 1
             if self.seen in self.kills and self.alive:
-                os.kill(self.alive[-1].process, signal.SIGKILL)
+                self.strike()
+
+    def strike(self) -> None:
+        """What happens after a chosen reply."""
+        os.kill(self.alive[-1].process, signal.SIGKILL)
 
     def close(self) -> None:
         self.pool += [home.actor for home in self.alive if home.call is None]
@@ -43,13 +47,14 @@ class WarmHomes(Homes):
 class Engines:
     """Makes Ray engines with two homes, one at a time, and hears what they say."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: EngineSettings | None = None) -> None:
+        self.settings = settings or EngineSettings(name="ray", workers=2)
         self.heard: list[str] = []
         self.made: list[RayEngine] = []
 
     def __call__(self, clients: ClientBuilder) -> RayEngine:
         self.close()
-        self.made.append(RayEngine(clients, EngineSettings(name="ray", workers=2), notice=self.heard.append))
+        self.made.append(RayEngine(clients, self.settings, notice=self.heard.append))
         return self.made[0]
 
     def kill_after(self, *replies: int) -> None:

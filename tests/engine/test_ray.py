@@ -88,15 +88,16 @@ def own_model(input: tuple[int, ...], classes: int) -> torch.nn.Module:
     )
 
 
-def test_code_and_data_of_the_user_travel(engines: Engines, tmp_path: Path) -> None:
-    """A method in a plugin, models and data given as objects; begun on a cluster, ended here."""
+@pytest.mark.parametrize("as_file", [False, True], ids=["objects", "a file"])
+def test_code_and_data_of_the_user_travel(engines: Engines, tmp_path: Path, as_file: bool) -> None:
+    """A method in a plugin, models and data by name or given as objects; begun on a cluster, ended here."""
     (tmp_path / "mine.py").write_text(PLUGIN)
     (tmp_path / "beside.py").write_text("NAME = 'mine-on-ray'\n")
     values: dict[str, Any] = {
-        "data": Bench("local").data,
+        "data": "digits" if as_file else Bench("local").data,
         "partition": {"kind": "iid", "clients": 3},
-        "models": [own_model, "mlp-small"],
-        "training": {"rounds": 3, "batch_size": 8},
+        "models": ["conv-small" if as_file else own_model, "mlp-small"],
+        "training": {"rounds": 3, "batch_size": 64},
         "checkpoint": {"every": 0},
         "plugins": [str(tmp_path / "mine.py")],
         "method": "mine-on-ray",
@@ -106,6 +107,7 @@ def test_code_and_data_of_the_user_travel(engines: Engines, tmp_path: Path) -> N
     run(here, out=tmp_path / "here")
     with pytest.raises(Interrupted):
         run(there, out=tmp_path / "there", watcher=StopAfter(2))
+    assert there.portable is as_file
     resume(tmp_path / "there", experiment=here)
     for name in ("metrics.jsonl", "ledger.jsonl"):
         assert (tmp_path / "there" / name).read_bytes() == (tmp_path / "here" / name).read_bytes()

@@ -47,8 +47,8 @@ def register_engine(name: str) -> Callable[[T], T]:
 
 
 def engine_names() -> list[str]:
-    """The names of all engines that can be used, `local` first."""
-    return list(dict.fromkeys([LOCAL, *_registered, *_installed()]))
+    """The names of all engines, ours first."""
+    return list(dict.fromkeys([LOCAL, RAY, *_registered, *_installed()]))
 
 
 def find_engine(name: str) -> Any:
