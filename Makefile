@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  || { echo "potluck needs Python 3.11 or newer; found $$($(PYTHON) --version). Set PYTHON=/path/to/python3.11"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing potluck and what it needs into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,flower,export,metrics]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,flower,export,metrics,ray]'
 	@touch $@
 
 install: $(STAMP)  ## build .venv
@@ -32,8 +32,8 @@ check: $(STAMP)  ## lint, formatting, imports between floors, types, documentati
 test: check  ## all checks and tests, a process per core
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-test-faults: $(STAMP)  ## federations of real processes on Flower, with kills and refusals (more than an hour)
-	@$(BIN)/python -m pytest tests/deploy -m faults
+test-faults: $(STAMP)  ## federations of real processes on Flower and Ray, with kills and refusals (two hours)
+	@$(BIN)/python -m pytest tests/deploy tests/engine -m faults
 
 docs: $(STAMP)  ## serve the documentation site on this machine
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve

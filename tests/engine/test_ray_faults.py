@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -65,9 +66,11 @@ class Machines:
         self.imitated.remove_node(self.nodes.pop(), allow_graceful=False)
 
     def mend(self) -> None:
-        """Have two machines again."""
+        """Have two machines again; it takes the head a while to notice that one is gone."""
         while len(self.nodes) < 2:
             self.nodes.append(self._add())
+        while sum("CPU" in node["Resources"] for node in ray.nodes() if node["Alive"]) > 2:
+            time.sleep(0.2)
 
     def close(self) -> None:
         WarmHomes.pool.clear()
