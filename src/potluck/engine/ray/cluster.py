@@ -28,6 +28,7 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # tell nobody
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # print nothing when a machine dies: potluck says it
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_niceness": "0",  # homes do the work: they are no less urgent than their driver
 }
 OWN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # Ray reads it once per process
 ALONE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # 0: the one way to let Ray listen on loopback alone

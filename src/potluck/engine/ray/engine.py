@@ -93,8 +93,10 @@ class RayEngine(StoringEngine):
             {
                 "node": one.node,
                 "busy": min(one.seconds / whole, 1.0),
-                "answers": one.answers,
                 "lost": one.lost,
+                "answers": one.answers,
+                "bytes_sent": one.sent,
+                "bytes_received": one.received,
             }
             for one in self.homes.known
         ]

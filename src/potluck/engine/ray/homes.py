@@ -26,6 +26,7 @@ from potluck.federation.builder import Recipe
 START = (
     25.0  # seconds in which an actor must say that it is there; one without room on the cluster never does
 )
+PATIENCE = 120.0  # seconds to wait for a home when a run has lost all of them
 LEAVE = 2.0  # seconds to clear up in
 TICK = 1.0  # seconds between looks at deadlines and at new homes
 LOSSES = 3  # homes lost in a row, for each there was, before nobody tries again
@@ -60,6 +61,8 @@ class Home:
     share: deque[AnyRequest] = field(default_factory=deque)
     seconds: float = 0.0  # at work
     answers: int = 0
+    sent: int = 0  # bytes, but for common downlinks
+    received: int = 0
     lost: bool = False
 
     def begin(
@@ -68,6 +71,7 @@ class Home:
         """Send letters; their replies come one by one."""
         replies = self.actor.serve.options(num_returns="streaming").remote(letters, *commons)
         self.call = Call(replies, deque(requests), time.monotonic())
+        self.sent += sum(array.nbytes for letter in letters for array in letter)
 
     def next_reply(self) -> tuple[AnyRequest, TensorFrame]:
         """The reply that has just come."""
@@ -84,6 +88,7 @@ class Home:
         if not self.call.waiting:
             self.call = None
         self.answers += 1
+        self.received += sum(array.nbytes for array in arrays)
         return request, TensorFrame.unpack(arrays)
 
 
@@ -234,7 +239,7 @@ class Homes:
 
     def wait_for_one(self) -> None:
         """Wait until there is a home; a `RunError` if none comes."""
-        until = time.monotonic() + START
+        until = time.monotonic() + PATIENCE
         while not self.alive:
             if not self.coming and self.losses <= LOSSES * len(self.spots):
                 self._replace(self.spots[0])
