@@ -207,17 +207,15 @@ def main() -> None:
     from ray.cluster_utils import Cluster  # noqa: TID251
 
     started = time.perf_counter()
-    imitated = Cluster(True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    try:
+    with contextlib.ExitStack() as stack:
+        imitated = Cluster(True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        stack.callback(imitated.shutdown)
         for _ in range(2):
             imitated.add_node(num_cpus=1)
         print(f"a head and two machines started in {time.perf_counter() - started:.1f} s", flush=True)
-        connection = clusters.Cluster(imitated.address)
+        stack.callback(clusters.Cluster(imitated.address).close)
         for part in options.only or PARTS:
             PARTS[part](imitated.address, 2 if options.tiny else options.rounds)
-        connection.close()
-    finally:
-        imitated.shutdown()
 
 
 if __name__ == "__main__":

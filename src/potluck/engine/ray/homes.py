@@ -114,7 +114,11 @@ class Homes:
         self.losses = 0  # in a row, without an answer in between
         self._code = {name: file.read_bytes() for name, file in recipe.files().items()}
         self._parcel = ray.put(pack(recipe))
-        self._start()
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
 
     # --- starting ---
 
@@ -164,7 +168,7 @@ class Homes:
         except GetTimeoutError:
             return {"refused": f"it is not ready within engine.deadline ({self.settings.deadline:g} s)"}
         except RayTaskError as error:
-            return {"refused": f"its clients cannot be made: {first_line(error.cause)}"}
+            return {"refused": f"its clients cannot be made: {first_line(error.cause or error)}"}
         except RayError as error:
             return {"refused": in_short(error)}
 
@@ -272,9 +276,11 @@ class Homes:
 
     def abandon(self) -> None:
         """End the homes that are at work: what they still send would be taken for the answer to a later request."""
-        for home in [one for one in self.alive if one.call is not None]:
-            self._kill(home)
-            self.alive.remove(home)
+        for home in [*self.alive]:
+            home.share.clear()
+            if home.call is not None:
+                self._kill(home)
+                self.alive.remove(home)
 
     def close(self) -> None:
         """End all homes; those at rest clear up before."""
