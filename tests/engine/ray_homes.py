@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,12 +21,16 @@ from potluck.federation.builder import ClientBuilder
 class WarmHomes(Homes):
     """Homes whose processes outlive their engine, as starting one takes seconds."""
 
-    pool: list[Any] = []
+    pool: list[tuple[str, Any]] = []  # machine and process
     kills: frozenset[int] = frozenset()  # after which replies, counted from 1, a home is killed
     seen = 0
 
     def _make(self, spot: Spot, anywhere: bool = False) -> Home:
-        return Home(self.pool.pop(), spot) if self.pool else super()._make(spot, anywhere)
+        warm = next((one for one in self.pool if one[0] == spot.node and not anywhere), None)
+        if warm is None:
+            return super()._make(replace(spot, node="") if anywhere else spot, anywhere)
+        self.pool.remove(warm)
+        return Home(warm[1], spot)
 
     def replies(self) -> Iterator[Any]:
         for home, found in super().replies():
@@ -39,8 +44,9 @@ class WarmHomes(Homes):
         os.kill(self.alive[-1].process, signal.SIGKILL)
 
     def close(self) -> None:
-        self.pool += [home.actor for home in self.alive if home.call is None]
-        self.alive = [home for home in self.alive if home.call is not None]
+        kept = [home for home in self.alive if home.call is None and home.spot.node]
+        self.pool += [(home.spot.node, home.actor) for home in kept]
+        self.alive = [home for home in self.alive if home not in kept]
         super().close()
 
 

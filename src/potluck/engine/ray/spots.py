@@ -25,8 +25,7 @@ class Spot:
         """How Ray is told; a home that replaces another may be anywhere."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        here = NodeAffinitySchedulingStrategy(self.node, soft=True)
-        strategy = "DEFAULT" if anywhere else here
+        strategy = "DEFAULT" if anywhere else NodeAffinitySchedulingStrategy(self.node, soft=True)
         return {"num_cpus": self.cpus, "num_gpus": self.gpus, "scheduling_strategy": strategy}
 
 
