@@ -33,6 +33,7 @@ ray = pytest.importorskip("ray")
 from ray_homes import Engines, WarmHomes, same  # noqa: E402
 
 import potluck.engine.ray.engine as ray_engine  # noqa: E402
+import potluck.engine.ray.homes as ray_homes  # noqa: E402
 from potluck.engine.ray import cluster as clusters  # noqa: E402
 from potluck.engine.ray.balance import Seconds, shared_out  # noqa: E402
 from potluck.engine.ray.cluster import Cluster, Node  # noqa: E402
@@ -59,6 +60,7 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def engines(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engines]:
     monkeypatch.setattr(ray_engine, "Homes", WarmHomes)
+    monkeypatch.setattr(ray_homes, "START", 120.0)  # tests share their cores with others
     found = Engines()
     found.kill_after()
     yield found

@@ -29,6 +29,7 @@ ray = pytest.importorskip("ray")
 from ray_homes import Engines, WarmHomes, same  # noqa: E402
 
 import potluck.engine.ray.engine as ray_engine  # noqa: E402
+import potluck.engine.ray.homes as ray_homes  # noqa: E402
 from potluck.engine.ray import cluster as clusters  # noqa: E402
 from potluck.engine.ray.homes import Home  # noqa: E402
 
@@ -49,6 +50,7 @@ class Machines:
     """A head without work and two machines with a home each, all on this one."""
 
     def __init__(self) -> None:
+        clusters.check_installed()
         os.environ.update(clusters.OWN)
         clusters._stay_alone(True)
         from ray.cluster_utils import Cluster  # noqa: TID251
@@ -93,6 +95,7 @@ def machines() -> Iterator[Machines]:
 def engines(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engines]:
     machines.mend()
     monkeypatch.setattr(ray_engine, "Homes", WarmHomes)
+    monkeypatch.setattr(ray_homes, "START", 120.0)  # tests share their cores with others
     found = Engines(machines.settings)
     found.kill_after()
     yield found
