@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import socket
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,7 +41,7 @@ from potluck.engine.ray.cluster import Cluster, Node  # noqa: E402
 from potluck.engine.ray.engine import RayEngine  # noqa: E402
 from potluck.engine.ray.home import HomeProcess  # noqa: E402
 from potluck.engine.ray.home import opened as home_opened  # noqa: E402
-from potluck.engine.ray.homes import LOSSES, Home, Homes  # noqa: E402
+from potluck.engine.ray.homes import LOSSES, Home, Homes, _packed  # noqa: E402
 from potluck.engine.ray.parcel import pack, unpack  # noqa: E402
 from potluck.engine.ray.spots import Spot, choose_spots, home_settings  # noqa: E402
 
@@ -336,6 +337,12 @@ def test_data_that_a_home_does_not_have(monkeypatch: pytest.MonkeyPatch, tmp_pat
         None,
         {"refused": "its data are not those of the experiment, though they have the same name"},
     )
+
+
+def test_what_cannot_be_sent_is_refused() -> None:
+    lock = threading.Lock()
+    with pytest.raises(ConfigError, match=r"^engine.name: what was given from Python cannot be sent .*lock"):
+        _packed(SimpleNamespace(given=lambda: lock))  # type: ignore[arg-type]
 
 
 def test_nobody_left_is_one_sentence() -> None:

@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from potluck.engine.protocol import Examination, Request
 from potluck.engine.ray.actor import HomeActor
 from potluck.engine.ray.cluster import Cluster
-from potluck.engine.ray.parcel import pack
+from potluck.engine.ray.parcel import Parcel, pack
 from potluck.engine.ray.spots import Spot, choose_spots, home_settings
 from potluck.engine.settings import EngineSettings
 from potluck.engine.wire import TensorFrame
@@ -113,7 +113,8 @@ class Homes:
         self.known: list[Home] = []  # all that were ever open
         self.losses = 0  # in a row, without an answer in between
         self._code = {name: file.read_bytes() for name, file in recipe.files().items()}
-        self._parcel = ray.put(pack(recipe))
+        self._names = {node.id: node.name for node in nodes}
+        self._parcel = ray.put(_packed(recipe))
         try:
             self._start()
         except BaseException:
@@ -126,10 +127,14 @@ class Homes:
         homes = [self._make(spot) for spot in self.spots]
         self.coming = homes  # so that `close` ends them, whatever happens now
         greeted = self._greeted(homes)
-        if len(greeted) < len(homes):
+        late = [self._names[home.spot.node] for home in homes if home not in greeted]
+        if not greeted:
+            raise ConfigError(
+                f"engine.name: no home could be started on the Ray cluster within {START:g} s: no machine has room"
+            )
+        if late:
             self.notice(
-                f"{len(homes) - len(greeted)} of {len(homes)} homes did not start within {START:g} s; the "
-                "run goes on with the others"
+                f"no room for a home on {', '.join(late)}; the run goes on with {len(greeted)} of {len(homes)}"
             )
         for home in greeted:
             self._open(home)
@@ -142,21 +147,20 @@ class Homes:
         return Home(ray.remote(HomeActor).options(**options).remote(), spot)
 
     def _greeted(self, homes: Sequence[Home]) -> list[Home]:
-        """The homes that say hello in time; the others are given up."""
+        """The homes that say hello in time; the others wait for room, and are given up."""
         greetings = {home.actor.hello.remote(): home for home in homes}
         ready, late = ray.wait(list(greetings), num_returns=len(homes), timeout=START)
         for ref in late:
             self._kill(greetings[ref])
-        reason, found = f"no machine had room for one within {START:g} s", list[Home]()
         for ref in ready:
+            home = greetings[ref]
             try:
-                greetings[ref].node, greetings[ref].process = ray.get(ref)
-                found.append(greetings[ref])
+                home.node, home.process = ray.get(ref)
             except RayError as error:
-                reason = in_short(error)
-        if not found:
-            raise ConfigError(f"engine.name: no home could be started on the Ray cluster: {reason}")
-        return sorted(found, key=homes.index)
+                raise ConfigError(
+                    f"engine.name: no home can be started on {self._names[home.spot.node]}: {in_short(error)}"
+                ) from error
+        return [home for home in homes if home.node]
 
     def _open(self, home: Home) -> None:
         home.opening = home.actor.open.remote(self._code, self._parcel, self.values, home.spot.share)
@@ -294,6 +298,16 @@ class Homes:
     def _kill(self, home: Home) -> None:
         with contextlib.suppress(Exception):  # it may be gone, or the cluster with it
             ray.kill(home.actor, no_restart=True)
+
+
+def _packed(recipe: Recipe) -> Parcel:
+    try:
+        return pack(recipe)
+    except Exception as error:  # objects of the user's raise what they like
+        raise ConfigError(
+            "engine.name: what was given from Python cannot be sent to other processes "
+            f"({first_line(error)}); name data and models in the experiment, or use engine.name=local"
+        ) from error
 
 
 def in_short(error: Exception) -> str:
