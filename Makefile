@@ -39,8 +39,8 @@ pytest: $(STAMP)
 test: lint  ## all checks and tests, a process per core; types are checked beside the tests
 	@$(MAKE) --no-print-directory -j2 pytest types
 
-test-faults: $(STAMP)  ## federations of real processes on Flower, with kills and refusals (more than an hour)
-	@$(BIN)/python -m pytest tests/deploy -m faults
+test-faults: $(STAMP)  ## federations of real processes on Flower and homes on Ray, with kills and refusals (two hours)
+	@$(BIN)/python -m pytest tests/deploy tests/engine -m faults
 
 docs: $(STAMP)  ## serve the documentation site on this machine
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve

@@ -22,10 +22,10 @@ from potluck import from_arrays
 from potluck.core.dataset import Dataset
 from potluck.core.rng import Rng
 from potluck.data import ClientSplit, Split
+from potluck.engine.numerics import precision
 from potluck.engine.serial import SerialEngine
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
-from potluck.runs.environment import precision
 from speed import CNNS, FEDMRL, MOMENTUM, WEIGHT_DECAY, EngineRunner, serial_engine
 
 CLIENTS, TRAIN, TEST, ROUNDS = 25, 100, 100, 20

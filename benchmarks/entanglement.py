@@ -31,6 +31,7 @@ from torch import Tensor
 
 from potluck.core.card import ClientId
 from potluck.core.message import Message
+from potluck.engine.numerics import threads
 from potluck.engine.protocol import Answer, Examination, Outcome, Request
 from potluck.engine.rounds import Rounds
 from potluck.engine.serial import SerialEngine
@@ -38,7 +39,6 @@ from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.kit.class_means import ClassStats
 from potluck.kit.shared_head import representations
-from potluck.runs.environment import threads
 from potluck.testing.faulty_engines import Wrapped
 
 CLIENTS, ROUNDS = 5, 60

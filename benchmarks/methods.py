@@ -32,6 +32,7 @@ from potluck.core.dataset import Dataset
 from potluck.core.rng import Rng
 from potluck.data import ClientSplit, Split
 from potluck.engine.cuda.engine import CudaEngine
+from potluck.engine.numerics import precision
 from potluck.engine.protocol import Engine, Outcome, Request
 from potluck.engine.rounds import Rounds
 from potluck.engine.serial import SerialEngine
@@ -39,7 +40,6 @@ from potluck.errors import PotluckError
 from potluck.experiment.overrides import read_yaml
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
-from potluck.runs.environment import precision
 from potluck.testing.faulty_engines import Wrapped
 
 FILE = Path(__file__).parent.parent / "examples" / "results" / "all_methods.yaml"

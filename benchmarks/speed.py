@@ -66,6 +66,7 @@ from potluck.core.rng import Rng
 from potluck.core.state import Precision
 from potluck.data import ClientSplit, PartitionConfig, Split
 from potluck.engine.cuda.engine import CudaEngine
+from potluck.engine.numerics import precision, threads
 from potluck.engine.protocol import Answer, Engine, Examination
 from potluck.engine.rounds import Rounds
 from potluck.engine.serial import SerialEngine
@@ -77,7 +78,6 @@ from potluck.errors import ConfigError, PotluckError, RoundFailed
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
 from potluck.files import write_whole
-from potluck.runs.environment import precision, threads
 from potluck.version import __version__
 
 R = TypeVar("R")

@@ -28,6 +28,7 @@ from potluck.core.message import Message
 from potluck.core.packed import Packed, State
 from potluck.core.state import Report
 from potluck.engine.cohort import Cohort
+from potluck.engine.numerics import threads
 from potluck.engine.protocol import Answer, Engine, Examination, Failure, Request, Stamp
 from potluck.engine.rounds import Rounds
 from potluck.engine.runner import StoringEngine
@@ -41,7 +42,6 @@ from potluck.experiment.schema import Experiment
 from potluck.federation.builder import ClientBuilder
 from potluck.methods.fedmrl import FedMRL
 from potluck.runs.api import resume, run
-from potluck.runs.environment import threads
 from potluck.runs.loop import Interrupted
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")

@@ -378,6 +378,11 @@ def register_again(module: ModuleType) -> set[str]:
     return {*own}
 
 
+def register_made(method: type[Method]) -> None:
+    """Register a method whose class was put together without its name, as unpickling does."""
+    _registry[method.name] = method
+
+
 def registered() -> Mapping[str, type[Method]]:
     """The methods defined so far, by name; importing `potluck.methods` defines those of this library."""
     return _registry

@@ -60,6 +60,11 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(_LOADERS))
 
 
+def find_loader(name: str) -> Loader:
+    """The function that is registered under a name."""
+    return _LOADERS[name]
+
+
 def origin(name: str) -> str:
     """The Python module that registered a data set."""
     return str(_LOADERS[name].__module__) if name in _LOADERS else ""

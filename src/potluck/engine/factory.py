@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from potluck.engine.multi_gpu import MultiGpuEngine, MultiGpuStore, homes
 from potluck.engine.protocol import Engine
-from potluck.engine.registry import LOCAL, Player, find_engine, register_engine
-from potluck.engine.serial import SerialEngine
+from potluck.engine.registry import RAY, Player, find_engine, register_engine
 from potluck.engine.settings import EngineSettings
 from potluck.engine.store.budget import Budget
 from potluck.engine.store.client_store import ClientStore
 from potluck.engine.store.state_files import StateFiles
-from potluck.engine.workers import WorkersEngine, worker_count
+from potluck.engine.this_machine import Notice
 from potluck.federation.builder import ClientBuilder
-
-Notice = Callable[[str], None]
 
 
 def player(name: str) -> Player | None:
     """What plays the runs of an engine that does so itself, None for an engine that `make_engine` builds."""
     found = find_engine(name)
     return found if hasattr(found, "play") else None
+
+
+def check_engine(settings: EngineSettings) -> None:
+    """Refuse an engine that is not installed, or a cluster that is not there, before anything is made."""
+    find_engine(settings.name)
+    if settings.name == RAY:
+        from potluck.engine.ray.cluster import check_address, check_installed
+
+        check_installed()
+        if settings.address is not None:
+            check_address(settings.address)
 
 
 def make_engine(
@@ -40,19 +46,12 @@ def make_engine(
     return MultiGpuEngine(engines, devices, home), MultiGpuStore(stores, home)
 
 
-@register_engine(LOCAL)
-def local_engine(
+@register_engine(RAY)
+def ray_engine(
     clients: ClientBuilder, settings: EngineSettings, store: ClientStore, notice: Notice
 ) -> Engine:
-    """The engine of this machine for one device. On a CPU the number of workers does not change the numbers."""
-    if clients.device.type == "cuda":
-        from potluck.engine.cuda.engine import STREAMS, CudaEngine
+    """The engine of a Ray cluster."""
+    check_engine(settings)
+    from potluck.engine.ray.engine import RayEngine
 
-        streams = settings.streams if settings.streams != "auto" else STREAMS
-        return CudaEngine(clients, store, streams=streams, notice=notice)
-    workers = settings.workers
-    if workers == "auto":
-        workers = worker_count(clients, clients.population.cohort_size, settings.threads)
-    if workers > 1:
-        return WorkersEngine(clients, store, workers, settings.threads)
-    return SerialEngine(clients, store)
+    return RayEngine(clients, settings, store, notice)

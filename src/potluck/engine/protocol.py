@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 from potluck.core.card import ClientId
 from potluck.core.message import Message
@@ -115,6 +116,10 @@ class Engine(ABC):
     @property
     def work_seconds(self) -> Mapping[ClientId, float]:
         """How long each client was at work on the steps of the newest round; empty where that cannot be told."""
+        return {}
+
+    def remarks(self) -> dict[str, Any]:
+        """What the summary of a run says of its engine."""
         return {}
 
     def close(self) -> None:  # noqa: B027  (an engine may have nothing to release)

@@ -15,6 +15,7 @@ from potluck.errors import ConfigError, nearest
 
 GROUP = "potluck.engines"  # of entry points
 LOCAL = "local"  # the engines of this machine; the factory chooses between them
+RAY = "ray"  # the machines of a cluster
 T = TypeVar("T")
 
 
@@ -46,8 +47,8 @@ def register_engine(name: str) -> Callable[[T], T]:
 
 
 def engine_names() -> list[str]:
-    """The names of all engines that can be used, `local` first."""
-    return list(dict.fromkeys([LOCAL, *_registered, *_installed()]))
+    """The names of all engines, ours first."""
+    return list(dict.fromkeys([LOCAL, RAY, *_registered, *_installed()]))
 
 
 def find_engine(name: str) -> Any:

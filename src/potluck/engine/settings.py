@@ -7,11 +7,11 @@ import re
 from typing import Any, Literal, Self
 
 import torch
-from pydantic import ByteSize, Field, field_validator
+from pydantic import ByteSize, Field, field_validator, model_validator
 
 from potluck.core.settings import Settings
 from potluck.core.state import Precision
-from potluck.engine.registry import LOCAL, engine_names
+from potluck.engine.registry import LOCAL, RAY, engine_names
 from potluck.errors import ConfigError
 
 SIZE = re.compile(r"\d+(?:\.\d+)?\s*(?:(?:[KMGT]i?)?B|)", re.IGNORECASE)  # a number and its unit
@@ -27,17 +27,21 @@ def as_size(value: Any, such: str) -> str:
 class EngineSettings(Settings):
     """Where the clients run."""
 
-    name: str = LOCAL  # `flower-simulation`: on Flower's simulation with Ray
+    name: str = LOCAL  # `ray`: on a Ray cluster; `flower-simulation`: on Flower's simulation with Ray
     device: str | tuple[str, ...] = (
         "auto"  # `cpu`, `cuda:0`; several GPUs share the clients: `[cuda:0, cuda:1]`
     )
     precision: Precision = "float32"
     threads: int = Field(default=1, ge=1, le=1024)  # per client; the number of threads changes the last bits
-    workers: int | Literal["auto"] = "auto"  # processes on a CPU; their number changes nothing but the time
+    workers: int | Literal["auto"] = (
+        "auto"  # processes, or homes on a cluster; they change nothing but the time
+    )
     streams: int | Literal["auto"] = "auto"  # on a GPU: queues the clients of a cohort are spread over
-    deadline: float = Field(default=600.0, gt=0)  # of a federation: seconds a client has for an exchange
+    deadline: float = Field(default=600.0, gt=0)  # of federations and clusters: seconds without an answer
     patience: float = Field(default=600.0, gt=0)  # of a federation: seconds to wait for clients to join
     memory: ByteSize | Literal["auto"] = "auto"  # for stored states on device and host; the rest goes to disk
+    address: str | None = None  # of `ray`: the head of a cluster, `10.0.0.5:6379`; none: one on this machine
+    mixed: bool = False  # of `ray`: whether machines may be unlike, so that numbers depend on who plays whom
 
     @field_validator("name", mode="before")
     @classmethod
@@ -63,6 +67,12 @@ class EngineSettings(Settings):
             else as_size(value, "20GB or 512MB, a number of bytes, or auto")
         )
 
+    @model_validator(mode="after")
+    def _address_of_a_cluster(self) -> Self:
+        if self.address is not None and self.name != RAY:
+            raise ValueError(f"address is that of a Ray cluster; set engine.name to {RAY} as well")
+        return self
+
     def memory_bytes(self) -> int | None:
         """The bytes that stored client states may take in device and host memory together, None for `auto`."""
         return None if self.memory == "auto" else int(self.memory)
@@ -77,7 +87,12 @@ class EngineSettings(Settings):
         return self.torch_devices()[0]
 
     def torch_devices(self) -> tuple[torch.device, ...]:
-        """The devices, checked now: each is there and can compute with `precision`."""
+        """The devices of this process, checked now: each is there and can compute with `precision`.
+
+        On a Ray cluster the homes have the devices; server and stored states are in this machine's memory.
+        """
+        if self.name == RAY:
+            return (torch.device("cpu"),)
         names = (self.device,) if isinstance(self.device, str) else self.device
         if not names:
             raise ConfigError("engine.device: name at least one device, or auto")

@@ -10,11 +10,13 @@ if it is malformed.
 
 from __future__ import annotations
 
+import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -120,24 +122,50 @@ class TensorFrame:
 
     def send(self, channel: socket.socket) -> None:
         """Send the note, the form of every tensor, and then the memory of each."""
-        groups = {name: _pieces(group) for name, group in self.groups.items()}
-        layouts = {name: group.layout for name, group in self.groups.items() if isinstance(group, Packed)}
-        forms = {
-            name: [[key, str(value.dtype).removeprefix("torch."), value.shape] for key, value in group]
-            for name, group in groups.items()
-        }
-        head = {"note": self.note, "groups": forms, "layouts": layouts}
-        frames.send(channel, head, [_memory(value) for group in groups.values() for _, value in group])
+        frames.send(channel, self._head(), self._memories())
 
     @classmethod
     def receive(cls, channel: socket.socket) -> TensorFrame:
         """Receive the next frame, each tensor straight into its own memory; `EOFError` if the sender is gone."""
         head, _ = frames.receive_head(channel)
+        return cls._filled(head, lambda place: frames.fill(channel, place))
+
+    def pack(self) -> list[np.ndarray]:
+        """The same as flat arrays of bytes: the head, then the memory of each tensor, which is not copied."""
+        head = np.frombuffer(json.dumps(self._head()).encode(), np.uint8)
+        return [head, *map(np.asarray, self._memories())]
+
+    @classmethod
+    def unpack(cls, arrays: Sequence[np.ndarray]) -> TensorFrame:
+        """The frame in flat arrays; all is copied, as other processes may read the same memory."""
+        rest = iter(arrays)
+
+        def fill(place: memoryview) -> None:
+            np.asarray(place)[:] = next(rest)
+
+        return cls._filled(json.loads(next(rest).tobytes()), fill)
+
+    def _head(self) -> dict[str, Any]:
+        forms = {
+            name: [
+                [key, str(value.dtype).removeprefix("torch."), value.shape] for key, value in _pieces(group)
+            ]
+            for name, group in self.groups.items()
+        }
+        layouts = {name: group.layout for name, group in self.groups.items() if isinstance(group, Packed)}
+        return {"note": self.note, "groups": forms, "layouts": layouts}
+
+    def _memories(self) -> list[memoryview]:
+        return [_memory(value.contiguous()) for group in self.groups.values() for _, value in _pieces(group)]
+
+    @classmethod
+    def _filled(cls, head: Mapping[str, Any], fill: Callable[[memoryview], None]) -> TensorFrame:
+        """The frame with this head; `fill` writes the bytes of the next tensor."""
         groups: dict[str, State] = {}
         for name, forms in head["groups"].items():
             group = {key: torch.empty(shape, dtype=getattr(torch, kind)) for key, kind, shape in forms}
             for value in group.values():
-                frames.fill(channel, _memory(value))
+                fill(_memory(value))
             layout = head["layouts"].get(name)
             groups[name] = group if layout is None else Packed(group.pop(FLAT), _as_tuple(layout), group)
         return cls(head["note"], groups)
@@ -178,7 +206,7 @@ def read_done(frame: TensorFrame) -> Done:
 
 def _pieces(group: State) -> list[tuple[str, Tensor]]:
     named = {FLAT: group.flat, **group.loose} if isinstance(group, Packed) else group
-    return [(name, value.detach().contiguous()) for name, value in named.items()]
+    return [(name, value.detach()) for name, value in named.items()]
 
 
 def _memory(tensor: Tensor) -> memoryview:

@@ -195,15 +195,7 @@ class WorkersEngine(StoringEngine):
             raise StepFailed(
                 f"its worker process {self._dismiss(worker)}; if memory ran out, lower engine.workers"
             ) from None
-        note = frame.note
-        if "exit" in note:
-            raise OwnExit(note["exit"])
-        if "fault" in note:
-            fault = WorkerFault(note["fault"])
-            fault.add_note(note["traceback"])
-            raise fault
-        if "failure" in note:
-            raise StepFailed(note["failure"])
+        raise_trouble(frame)
         return stored(self.store, request, read_done(frame)).answer
 
 
@@ -301,16 +293,34 @@ class WorkerSide:
         """Do an errand; there is always something to send back, also after an error."""
         try:
             return done_frame(self.runner.work(read_errand(frame), self.seats))
-        except PotluckError as error:
-            return TensorFrame({"failure": str(error)})
         except BaseException as error:
-            place = own_place(error.__traceback__) if isinstance(error, SystemExit) else None
-            if place is not None:
-                return TensorFrame({"exit": place})
-            text = "".join(traceback.format_exception(error))
-            return TensorFrame({"fault": f"{type(error).__name__}: {error}", "traceback": text})
+            return trouble_frame(error)
         finally:
             _flush()
+
+
+def trouble_frame(error: BaseException) -> TensorFrame:
+    """An error on its way to the parent process: a failure of the client, or a fault with its traceback."""
+    if isinstance(error, PotluckError):
+        return TensorFrame({"failure": str(error)})
+    place = own_place(error.__traceback__) if isinstance(error, SystemExit) else None
+    if place is not None:
+        return TensorFrame({"exit": place})
+    text = "".join(traceback.format_exception(error))
+    return TensorFrame({"fault": f"{type(error).__name__}: {error}", "traceback": text})
+
+
+def raise_trouble(frame: TensorFrame) -> None:
+    """Raise what a frame says went wrong; nothing if it has an answer."""
+    note = frame.note
+    if "exit" in note:
+        raise OwnExit(note["exit"])
+    if "fault" in note:
+        fault = WorkerFault(note["fault"])
+        fault.add_note(note["traceback"])
+        raise fault
+    if "failure" in note:
+        raise StepFailed(note["failure"])
 
 
 def _flush() -> None:

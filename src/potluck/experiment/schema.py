@@ -17,6 +17,7 @@ from potluck.data import Split
 from potluck.errors import ConfigError
 from potluck.experiment import build, export
 from potluck.experiment.overrides import Override, apply_override, as_overrides, read_yaml
+from potluck.experiment.recipe import ExperimentRecipe
 from potluck.experiment.settings import ExperimentSettings
 from potluck.federation.federation import Federation
 from potluck.front_door import front_door
@@ -87,7 +88,9 @@ class Experiment(ExperimentSettings):
     @front_door()
     def build(self, data: Data | None = None, split: Split | None = None) -> Federation:
         """The federation that the experiment is about, checked by its method."""
-        return build.build_federation(self, data, split)
+        federation = build.build_federation(self, data, split)
+        federation.clients.recipe = lambda: ExperimentRecipe.of(self, federation, type(self).of_file)
+        return federation
 
 
 def _refuse_several(override: Override) -> None:

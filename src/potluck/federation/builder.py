@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -30,6 +32,16 @@ from potluck.federation.groups import GroupData, shared_test
 from potluck.federation.private_models import PrivateModels, fingerprint
 
 Publics = Callable[[torch.device], Sequence[Public]]  # the public data on a device, as each group sees them
+
+
+class Recipe(Protocol):
+    """What another process needs to make the same clients; the machines of a cluster are sent one, as a pickle."""
+
+    def files(self) -> Mapping[str, Path]:
+        """Code of the user's that must lie in the other process's folder: its name there, and the file here."""
+
+    def clients(self, device: str) -> ClientBuilder:
+        """Make the clients in this process; a `PotluckError` if its data or code are not those of the sender."""
 
 
 class ClientBuilder:
@@ -58,6 +70,7 @@ class ClientBuilder:
         self.metrics = dict(metrics or {})
         self.training, self.overrides = training, dict(overrides or {})
         self._seeds, self._make_publics, self._secret = seeds, publics, secret or seeds.secret
+        self.recipe: Callable[[], Recipe] | None = None  # to make the same clients in another process
         self._kinds: dict[ClientId, str] = {}
         self._flexible: dict[str, bool] = {}
         self._shared_tests: dict[int, np.ndarray] = {}

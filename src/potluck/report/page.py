@@ -227,8 +227,21 @@ def _remarks(run: _Run) -> list[str]:
         "client could train"
         for one in run.summary.get("bad_starts") or ()
     ]
-    found = [told, f"excluded from the run: {excluded}" if excluded else "", *went_back, *bad_starts]
+    homes = _homes(run.summary.get("homes") or ())
+    found = [told, f"excluded from the run: {excluded}" if excluded else "", *went_back, *bad_starts, *homes]
     return [f"{capital(sentence)}." for sentence in found if sentence]
+
+
+def _homes(homes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How busy the homes of a cluster were, machine by machine, and how many were lost."""
+    nodes = {home["node"]: [one for one in homes if one["node"] == home["node"]] for home in homes}
+    shares = [
+        f"{node} with {counted(len(own), 'home')}, at work {', '.join(format(one['busy'], '.0%') for one in own)}"
+        for node, own in nodes.items()
+    ]
+    lost = sum(bool(home["lost"]) for home in homes)
+    told = f"; {counted(lost, 'home')} lost on the way, which changed no number" if lost else ""
+    return [f"played on a Ray cluster: {'; '.join(shares)}{told}"] if homes else []
 
 
 def _comparison(run: _Run) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from potluck.core.dataset import Data
 from potluck.data import Split
 from potluck.engine.evaluation.checks import check_evaluation
-from potluck.engine.factory import player
+from potluck.engine.factory import check_engine, player
 from potluck.engine.store.budget import check_memory
 from potluck.errors import ConfigError, RoundFailed, RunError, check_path
 from potluck.experiment.build import check_data_here
@@ -243,6 +243,7 @@ def resume(
 
 def _ready(experiment: Experiment) -> Experiment:
     """The experiment as its engine plays it; refused if the engine is not installed."""
+    check_engine(experiment.engine)
     own = player(experiment.engine.name)
     ready: Experiment = experiment if own is None else own.ready(experiment)
     return ready
@@ -271,6 +272,10 @@ def _play(
         going = Run(experiment, folder, federation, watcher)
     except KeyboardInterrupt as error:
         raise Interrupted(folder.path, to_go_on(folder.path, experiment.portable)) from error
+    except ConfigError:  # its engine cannot be made, so the same command can try again
+        if past is None:
+            shutil.rmtree(folder.path, ignore_errors=True)
+        raise
     if past is not None:
         going.restore(lambda: past.record(experiment, federation), past.from_round)
     return going.play()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +24,6 @@ from potluck.runs.own_code import own_code, reach
 from potluck.runs.own_objects import own_sources
 from potluck.runs.started_here import seal
 from potluck.version import __version__
-
-
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Compute with this many threads. Their number changes the order of sums, and so the last bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
-def precision(name: str) -> Iterator[None]:
-    """Let matrix products on a GPU round to tf32, unless the precision is float32."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = name != "float32"
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 def environment(experiment: Experiment, federation: Federation) -> dict[str, Any]:

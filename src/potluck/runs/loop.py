@@ -24,6 +24,7 @@ from potluck.engine.evaluation.settings import Moment
 from potluck.engine.factory import make_engine
 from potluck.engine.ledger import Ledger
 from potluck.engine.norms import largest_ratio
+from potluck.engine.numerics import precision, threads
 from potluck.engine.protocol import Engine
 from potluck.engine.retries import Tries, Waits
 from potluck.engine.rounds import Rounds
@@ -36,7 +37,6 @@ from potluck.files import WRITING
 from potluck.front_door import own_place
 from potluck.report.again import to_go_on
 from potluck.report.format import measured
-from potluck.runs.environment import precision, threads
 from potluck.runs.folder import RunFolder
 from potluck.runs.kept_models.keeping import KeptModels, MeasuredStates
 from potluck.runs.observers import Observer, Observers, RoundEnd, StopRun
@@ -151,7 +151,7 @@ class Run:
                 reported=self.examiner.modes[0],
                 advice=[sentence for advisor in self.advisors for sentence in advisor.sentences],
                 stopped=self.stopped,
-                remarks=self.remarks,
+                remarks=self.remarks | self.engine.remarks(),
             )
             self.observers.end(self.folder.path)
             return result

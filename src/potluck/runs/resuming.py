@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from potluck.data import Split
+from potluck.engine.registry import LOCAL, RAY
 from potluck.errors import ConfigError, RunError
 from potluck.experiment.blocks import IndexFile
 from potluck.experiment.differences import Difference, differences
@@ -46,6 +47,8 @@ FREE = (
     "engine.workers",
     "engine.streams",
     "engine.memory",
+    "engine.address",
+    "engine.mixed",
     "checkpoint.every",
     "track",
     "keep",
@@ -231,7 +234,9 @@ class Past:
 
 
 def is_free(one: Difference) -> bool:
-    """Whether a setting may change while a run goes on."""
+    """Whether a setting may change while a run goes on; engines that keep states in its folder may, too."""
+    if one.key == "engine.name" and {one.there, one.here} == {LOCAL, RAY}:
+        return True
     return one.is_below(*FREE) or DATA_FOLDER.fullmatch(one.key) is not None
 
 

@@ -24,6 +24,7 @@ from potluck.core.streams import Stream
 from potluck.core.task import Task
 from potluck.data import ClientSplit, Split, from_arrays
 from potluck.engine.cohort import Cohort
+from potluck.engine.numerics import threads
 from potluck.engine.protocol import Engine
 from potluck.engine.rounds import Rounds
 from potluck.engine.runner import StoringEngine
@@ -32,7 +33,6 @@ from potluck.errors import ConfigError
 from potluck.experiment.schema import Experiment
 from potluck.federation.builder import ClientBuilder
 from potluck.federation.federation import Federation
-from potluck.runs.environment import threads
 from potluck.testing.faulty_engines import Heard, Spy
 
 CLASSES = 3

@@ -18,10 +18,12 @@ from potluck.core.dataset import Data
 from potluck.core.rng import Rng
 from potluck.data import Split
 from potluck.engine.evaluation.checks import check_evaluation, judged_by
+from potluck.engine.registry import RAY
 from potluck.errors import RunError
 from potluck.experiment.differences import differences
 from potluck.experiment.export import to_values
 from potluck.experiment.plain import plain
+from potluck.experiment.recipe import ExperimentRecipe
 from potluck.experiment.schema import Experiment
 from potluck.files import check_name, refuse_links, write_json, write_whole
 from potluck.report.chosen_rounds import check_rounds, with_rounds
@@ -31,6 +33,7 @@ from potluck.report.log import View, read_config
 from potluck.report.targets import check_targets, with_targets
 from potluck.runs.api import resume, run
 from potluck.runs.comparisons.comparison import COMPARISON, MARK, Comparison
+from potluck.runs.comparisons.elsewhere import RunJob, play_elsewhere
 from potluck.runs.comparisons.references import BASELINE, check_reference, references, with_locals
 from potluck.runs.environment import check_version, data_facts
 from potluck.runs.folder import LOCK, RunFolder
@@ -85,6 +88,9 @@ def compare_experiments(
         write_whole(home / MARK, base.to_yaml().encode())
         folders: dict[str, list[Path]] = {label: [] for label in experiments}
         results: dict[tuple[str, int], RunResult] = {}
+        if base.engine.name == RAY:
+            _spread([part for _, _, part in _parts(experiments, seeds, home)], data, splits, skip)
+            skip = _silent
         for label, seed, part in _parts(experiments, seeds, home):
             results[label, seed] = part.finish(data, splits[seed], watch, skip)
             folders[label].append(part.folder)
@@ -151,6 +157,24 @@ def _parts(
         for label, experiment in experiments.items():
             shown = f"{label}, seed {seed}" if len(seeds) > 1 else label
             yield label, seed, _Part(experiment.variant(seed=seed), home / f"{label}-seed{seed}", shown)
+
+
+def _spread(parts: Sequence[_Part], data: Data, splits: Mapping[int, Split], told: Skip) -> None:
+    """Play what is left to play on a cluster, each run as a whole at one of its homes."""
+    jobs = [part.job(data, splits[part.experiment.seed]) for part in parts if not part.is_done]
+    if jobs:
+        play_elsewhere(parts[0].experiment.engine, jobs, told)
+
+
+def _finish(experiment: Experiment, folder: Path, split: Split) -> None:
+    """Play one run of a comparison in another process."""
+    _Part(experiment, folder, folder.name).finish(
+        experiment.load_data(), split, lambda label: Observer(), _silent
+    )
+
+
+def _silent(sentence: str) -> None:
+    """Say nothing."""
 
 
 def _check_begun(parts: Sequence[_Part], data: Data, splits: Mapping[int, Split]) -> None:
@@ -223,6 +247,17 @@ class _Part:
         training = read_config(self.folder).get("training")
         rounds = training.get("rounds") if isinstance(training, Mapping) else None
         return isinstance(rounds, int) and rounds < self.experiment.training.rounds
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it was played to its end."""
+        return self.begun and not self.is_shorter and self._finished()
+
+    def job(self, data: Data, split: Split) -> RunJob:
+        """The run as a job for another process."""
+        built = self.experiment.build(data, split)
+        recipe = ExperimentRecipe.of(self.experiment, built, Experiment.of_file)
+        return RunJob(self.label, self.folder.resolve(), recipe, _finish)
 
     def finish(self, data: Data, split: Split, watch: Watch, skip: Skip) -> RunResult:
         """Run it, go on with it (also to more rounds than it had), or skip it if it is finished."""

@@ -1,0 +1,232 @@
+"""A Ray cluster: one that is started on this machine for a run, or one that is there already."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from potluck.errors import ConfigError, first_line
+
+INSTALL = "install it with: pip install 'potluck[ray]'"
+VERSIONS = (2, 55, 1), (2, 61)  # from the first, below the second
+REACH = 5.0  # seconds in which a machine must take a connection
+TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with it"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # tell nobody
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # print nothing when a machine dies: potluck says it
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_niceness": "0",  # homes do the work: they are no less urgent than their driver
+}
+OWN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # Ray reads it once per process
+ALONE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # 0: the one way to let Ray listen on loopback alone
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine of a cluster."""
+
+    id: str
+    name: str
+    cpus: int
+    gpus: int
+
+
+def check_installed() -> None:
+    """Refuse to go on without Ray, or with a version that is not known to work. Call it before ray is imported."""
+    os.environ.update(QUIET)
+    try:
+        version = metadata.version("ray")
+    except metadata.PackageNotFoundError:
+        raise ConfigError(f"engine.name: ray needs Ray; {INSTALL}") from None
+    numbers = tuple(int(word) for word in version.split(".")[:3] if word.isdigit())
+    if not VERSIONS[0] <= numbers < VERSIONS[1]:
+        low, high = (".".join(map(str, one)) for one in VERSIONS)
+        raise ConfigError(
+            f"engine.name: Ray {version} is installed, potluck works with {low} and newer, below {high}; {INSTALL}"
+        )
+
+
+class Cluster:
+    """A connection to a cluster; closing it ends what it started."""
+
+    def __init__(self, address: str | None) -> None:
+        check_installed()
+        self._end = contextlib.ExitStack()
+        atexit.register(self.close)
+        try:
+            if not _is_connected():
+                self._connect(address)
+        except BaseException:
+            self.close()
+            raise
+
+    def nodes(self) -> list[Node]:
+        """The machines that are alive, in a fixed order."""
+        import ray
+
+        alive = [one for one in ray.nodes() if one["Alive"]]
+        found = [
+            Node(
+                one["NodeID"],
+                f"{one['NodeManagerHostname']} ({one['NodeManagerAddress']})",
+                int(one["Resources"].get("CPU", 0)),
+                int(one["Resources"].get("GPU", 0)),
+            )
+            for one in alive
+        ]
+        return sorted(found, key=lambda node: (node.name, node.id))
+
+    def close(self) -> None:
+        """Leave the cluster; one that was started here ends, and its files go."""
+        self._end.close()
+        atexit.unregister(self.close)
+
+    def _connect(self, address: str | None) -> None:
+        if address is None:
+            os.environ.update(OWN)
+            _stay_alone(True)
+            folder = tempfile.mkdtemp(prefix="potluck-ray-", dir="/tmp")  # paths of sockets must be short
+            self._end.callback(shutil.rmtree, folder, ignore_errors=True)
+            cpus = len(os.sched_getaffinity(0))
+            self._init(address="local", num_cpus=cpus, include_dashboard=False, _temp_dir=folder)
+            return
+        check_address(address)
+        _stay_alone(_is_alone(address))
+        try:
+            _greet(address)
+            self._init(address=address)
+        except Exception as error:  # Ray raises errors of many kinds
+            raise ConfigError(f"engine.address: {_why(error, address)}") from error
+        self._refuse_open_doors(address)
+
+    def _init(self, **options: Any) -> None:
+        import ray
+
+        with _own_signals():
+            self._end.callback(ray.shutdown)
+            ray.init(log_to_driver=False, logging_level="ERROR", configure_logging=True, **options)
+
+    def _refuse_open_doors(self, address: str) -> None:
+        """Refuse a cluster that takes commands from anybody, unless only this machine reaches it."""
+        if _has_token() or address.rpartition(":")[0] in LOOPBACK:
+            return
+        raise ConfigError(
+            f"engine.address: the cluster at {address} takes commands without a token, so whoever reaches it runs "
+            "code on its machines; start it with RAY_AUTH_MODE=token, as docs/cluster.md shows"
+        )
+
+
+def check_address(address: str) -> None:
+    """Refuse an address that is none, or where nobody listens."""
+    host, _, port = address.rpartition(":")
+    if "://" in address or not host or not port.isdigit():
+        raise ConfigError(
+            f"engine.address: give the head of a Ray cluster, such as 10.0.0.5:6379, not {address!r}"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH).close()
+    except OSError as error:
+        raise ConfigError(
+            f"engine.address: nobody listens at {address} ({error.strerror or error}); start a Ray cluster there "
+            f"with: ray start --head --port={port}"
+        ) from error
+
+
+def _why(error: Exception, address: str) -> str:
+    """Why Ray could not connect. It is terse about tokens: a wrong one is only a time-out."""
+    text = str(error)
+    if "Version mismatch" in text or ("version" in text.lower() and "mismatch" in text.lower()):
+        return f"the cluster at {address} has other versions: {' '.join(text.split())}"
+    if "token" in text.lower() or "auth" in text.lower():
+        return f"the cluster at {address} wants its token: {TOKEN}"
+    return (
+        f"the cluster at {address} does not answer ({first_line(error)}); does a node of it run on this machine, "
+        f"and is its token here? {TOKEN}"
+    )
+
+
+def _stay_alone(alone: bool) -> None:
+    """Let Ray use the loopback address alone, or any. It read its variables when it was imported: tell it again."""
+    import ray._private.ray_constants as constants
+    import ray._raylet as raylet
+
+    if alone:
+        os.environ[ALONE] = "0"
+    constants.ENABLE_RAY_CLUSTER = not alone
+    raylet.Config.initialize("")
+
+
+def _is_alone(address: str) -> bool:
+    """Whether a cluster listens on loopback alone; Ray would look for it at this machine's outward address."""
+    import ray
+
+    host, _, port = address.rpartition(":")
+    outward = ray.util.get_node_ip_address()
+    return host in LOOPBACK and (outward in LOOPBACK or not _listens(outward, int(port)))
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), REACH).close()
+    except OSError:
+        return False
+    return True
+
+
+def _greet(address: str) -> None:
+    """Ask the head who it is: it says at once if it wants another token, which `ray.init` takes long to do."""
+    from ray._raylet import GcsClient
+
+    with _without_stderr():
+        GcsClient(address=address)
+
+
+def _is_connected() -> bool:
+    import ray
+
+    return bool(ray.is_initialized())
+
+
+def _has_token() -> bool:
+    import ray._raylet as raylet
+
+    mode: Callable[[], Any] | None = getattr(raylet, "get_authentication_mode", None)
+    return mode is not None and "TOKEN" in str(mode()).upper()
+
+
+@contextlib.contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Ray's compiled half writes what it raises to stderr as well, past Python."""
+    with contextlib.ExitStack() as stack:
+        kept = os.dup(2)
+        stack.callback(os.close, kept)
+        stack.callback(os.dup2, kept, 2)
+        with Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the handler of SIGTERM, which `ray.init` replaces."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,317 @@
+"""The homes of a run as its driver sees them: started, asked, lost and replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+from potluck.engine.protocol import Examination, Request
+from potluck.engine.ray.actor import HomeActor
+from potluck.engine.ray.cluster import Cluster
+from potluck.engine.ray.parcel import Parcel, pack
+from potluck.engine.ray.spots import Spot, choose_spots, home_settings
+from potluck.engine.settings import EngineSettings
+from potluck.engine.wire import TensorFrame
+from potluck.errors import ConfigError, RunError, first_line
+from potluck.federation.builder import Recipe
+
+START = (
+    25.0  # seconds in which an actor must say that it is there; one without room on the cluster never does
+)
+PATIENCE = 120.0  # seconds to wait for a home when a run has lost all of them
+LEAVE = 2.0  # seconds to clear up in
+TICK = 1.0  # seconds between looks at deadlines and at new homes
+LOSSES = 3  # homes lost in a row, for each there was, before nobody tries again
+
+AnyRequest = Request | Examination
+
+
+class Lost(Exception):
+    """A home is gone, or does not answer; the message is why."""
+
+
+@dataclass
+class Call:
+    """What a home is busy with: replies as they come, and the requests that have none yet, in order."""
+
+    replies: Any
+    waiting: deque[AnyRequest]
+    since: float  # when the last reply came
+
+
+@dataclass(eq=False)
+class Home:
+    """A home, and what it has to do."""
+
+    actor: Any
+    spot: Spot
+    node: str = ""
+    process: int = 0  # its number on that machine
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
+    opening: Any = None  # what its opening will say, while it is under way
+    call: Call | None = None
+    share: deque[AnyRequest] = field(default_factory=deque)
+    seconds: float = 0.0  # at work
+    answers: int = 0
+    sent: int = 0  # bytes, but for common downlinks
+    received: int = 0
+    lost: bool = False
+
+    def begin(
+        self, requests: Sequence[AnyRequest], letters: Sequence[list[np.ndarray]], commons: Sequence[Any]
+    ) -> None:
+        """Send letters; their replies come one by one."""
+        replies = self.actor.serve.options(num_returns="streaming").remote(letters, *commons)
+        self.call = Call(replies, deque(requests), time.monotonic())
+        self.sent += sum(array.nbytes for letter in letters for array in letter)
+
+    def next_reply(self) -> tuple[AnyRequest, TensorFrame]:
+        """The reply that has just come."""
+        assert self.call is not None
+        try:
+            arrays = ray.get(next(self.call.replies))
+        except StopIteration:
+            raise Lost("its process ended in the middle of a call") from None
+        except RayTaskError:
+            raise
+        except RayError as error:
+            raise Lost(in_short(error)) from error
+        request, self.call.since = self.call.waiting.popleft(), time.monotonic()
+        if not self.call.waiting:
+            self.call = None
+        self.answers += 1
+        self.received += sum(array.nbytes for array in arrays)
+        return request, TensorFrame.unpack(arrays)
+
+
+class Homes:
+    """All homes of a run. One that is lost is replaced; the engine gives its requests to others."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        recipe: Recipe,
+        settings: EngineSettings,
+        most: int,
+        notice: Callable[[str], None],
+    ) -> None:
+        nodes = cluster.nodes()
+        self.settings, self.notice = settings, notice
+        own = home_settings(settings, nodes)
+        self.values = own.model_dump(mode="json")
+        self.spots = choose_spots(settings, str(own.device), nodes, most)
+        self.alive: list[Home] = []
+        self.coming: list[Home] = []  # replacements that are not open yet
+        self.known: list[Home] = []  # all that were ever open
+        self.losses = 0  # in a row, without an answer in between
+        self._code = {name: file.read_bytes() for name, file in recipe.files().items()}
+        self._names = {node.id: node.name for node in nodes}
+        self._parcel = ray.put(_packed(recipe))
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    # --- starting ---
+
+    def _start(self) -> None:
+        homes = [self._make(spot) for spot in self.spots]
+        self.coming = homes  # so that `close` ends them, whatever happens now
+        greeted = self._greeted(homes)
+        late = [self._names[home.spot.node] for home in homes if home not in greeted]
+        if not greeted:
+            raise ConfigError(
+                f"engine.name: no home could be started on the Ray cluster within {START:g} s: no machine has room"
+            )
+        if late:
+            self.notice(
+                f"no room for a home on {', '.join(late)}; the run goes on with {len(greeted)} of {len(homes)}"
+            )
+        for home in greeted:
+            self._open(home)
+        for home in greeted:
+            self._admit(home, self._opened(home))
+        self.coming = []
+
+    def _make(self, spot: Spot, anywhere: bool = False) -> Home:
+        options = {"max_restarts": 0, "max_task_retries": 0, **spot.options(anywhere)}
+        return Home(ray.remote(HomeActor).options(**options).remote(), spot)
+
+    def _greeted(self, homes: Sequence[Home]) -> list[Home]:
+        """The homes that say hello in time; the others wait for room, and are given up."""
+        greetings = {home.actor.hello.remote(): home for home in homes}
+        ready, late = ray.wait(list(greetings), num_returns=len(homes), timeout=START)
+        for ref in late:
+            self._kill(greetings[ref])
+        for ref in ready:
+            home = greetings[ref]
+            try:
+                home.node, home.process = ray.get(ref)
+            except RayError as error:
+                raise ConfigError(
+                    f"engine.name: no home can be started on {self._names[home.spot.node]}: {in_short(error)}"
+                ) from error
+        return [home for home in homes if home.node]
+
+    def _open(self, home: Home) -> None:
+        home.opening = home.actor.open.remote(self._code, self._parcel, self.values, home.spot.share)
+
+    def _opened(self, home: Home) -> Mapping[str, Any]:
+        try:
+            about: Mapping[str, Any] = ray.get(home.opening, timeout=self.settings.deadline)
+            return about
+        except GetTimeoutError:
+            return {"refused": f"it is not ready within engine.deadline ({self.settings.deadline:g} s)"}
+        except RayTaskError as error:
+            return {"refused": f"its clients cannot be made: {first_line(error.cause or error)}"}
+        except RayError as error:
+            return {"refused": in_short(error)}
+
+    def _admit(self, home: Home, about: Mapping[str, Any]) -> None:
+        """Take a home that is like the others; a `ConfigError` says why another one is refused."""
+        if "refused" in about:
+            raise ConfigError(f"engine.name: {home.node}: {about['refused']}")
+        home.fingerprint, home.opening = about["fingerprint"], None
+        if self.known:
+            self._compare(self.known[0], home)
+        self.alive.append(home)
+        self.known.append(home)
+
+    def _compare(self, first: Home, home: Home) -> None:
+        for key, value in home.fingerprint.items():
+            other = first.fingerprint.get(key, "none")
+            if other == value:
+                continue
+            unlike = f"{first.node} has {key} {other}, {home.node} has {value}"
+            if key == "potluck":
+                raise ConfigError(f"engine.name: {unlike}; install the same version on all machines")
+            if not self.settings.mixed:
+                raise ConfigError(
+                    f"engine.mixed: {unlike}, so numbers would depend on who plays whom; use machines that are "
+                    "alike, or allow it with engine.mixed=true"
+                )
+            self.notice(f"numbers may differ from those of other machines: {unlike}")
+
+    # --- losing and replacing ---
+
+    def lose(self, home: Home, why: str) -> list[AnyRequest]:
+        """Give a home up; returns the requests that it has not answered, the one it was at first."""
+        self._kill(home)
+        self.alive.remove(home)
+        home.lost = True
+        self.losses += 1
+        self.notice(f"a home on {home.node} is lost ({why}); its clients go on elsewhere")
+        left = [*(home.call.waiting if home.call is not None else ()), *home.share]
+        home.call = None
+        home.share.clear()
+        if self.losses <= LOSSES * len(self.spots):
+            self._replace(home.spot)
+        return left
+
+    def refill(self) -> None:
+        """Ask again for homes that could not be replaced; admit those that came."""
+        self._arrivals()
+        for spot in self.spots[len(self.alive) + len(self.coming) :]:
+            self._replace(spot)
+
+    def _replace(self, spot: Spot) -> None:
+        home = self._make(spot, anywhere=True)
+        home.node = "another machine"
+        self.coming.append(home)
+        self._open(home)
+
+    def _arrivals(self, seconds: float = 0.0) -> None:
+        """Admit replacements that are open by now, or within some seconds; those that failed are dropped."""
+        refs = {home.opening: home for home in self.coming}
+        ready = ray.wait(list(refs), num_returns=1, timeout=seconds)[0] if refs else []
+        for home in map(refs.__getitem__, ready):
+            self.coming.remove(home)
+            about = self._opened(home)
+            try:
+                if "refused" not in about:
+                    home.node, home.process = ray.get(home.actor.hello.remote(), timeout=START)
+                self._admit(home, about)
+            except (ConfigError, RayError) as error:
+                self._kill(home)
+                self.losses += 1
+                self.notice(f"a home could not be replaced: {first_line(error)}")
+
+    def wait_for_one(self) -> None:
+        """Wait until there is a home; a `RunError` if none comes."""
+        until = time.monotonic() + PATIENCE
+        while not self.alive:
+            if not self.coming and self.losses <= LOSSES * len(self.spots):
+                self._replace(self.spots[0])
+            if not self.coming or time.monotonic() > until:
+                raise RunError(
+                    "no home is left on the Ray cluster, and none can be started; when its machines are back, "
+                    "go on with potluck resume"
+                )
+            self._arrivals(TICK)
+
+    # --- asking ---
+
+    def replies(self) -> Iterator[tuple[Home, tuple[AnyRequest, TensorFrame] | Lost]]:
+        """Wait for the next replies; a home that is gone or overdue gives `Lost`."""
+        busy = {home.call.replies: home for home in self.alive if home.call is not None}
+        ready = ray.wait(list(busy), num_returns=1, timeout=TICK, fetch_local=False)[0] if busy else []
+        for home in map(busy.__getitem__, ready):
+            try:
+                reply = home.next_reply()
+                self.losses = 0
+                yield home, reply
+            except Lost as loss:
+                yield home, loss
+        for home in [*busy.values()]:
+            if home.call is not None and time.monotonic() - home.call.since > self.settings.deadline:
+                yield home, Lost(f"no answer within engine.deadline, {self.settings.deadline:g} s")
+        self._arrivals()
+
+    # --- ending ---
+
+    def abandon(self) -> None:
+        """End the homes that are at work: what they still send would be taken for the answer to a later request."""
+        for home in [*self.alive]:
+            home.share.clear()
+            if home.call is not None:
+                self._kill(home)
+                self.alive.remove(home)
+
+    def close(self) -> None:
+        """End all homes; those at rest clear up before."""
+        idle = [home.actor.leave.remote() for home in self.alive if home.call is None and self._code]
+        if idle and ray.is_initialized():
+            ray.wait(idle, num_returns=len(idle), timeout=LEAVE)
+        for home in [*self.alive, *self.coming]:
+            self._kill(home)
+        self.alive, self.coming = [], []
+
+    def _kill(self, home: Home) -> None:
+        with contextlib.suppress(Exception):  # it may be gone, or the cluster with it
+            ray.kill(home.actor, no_restart=True)
+
+
+def _packed(recipe: Recipe) -> Parcel:
+    try:
+        return pack(recipe)
+    except Exception as error:  # objects of the user's raise what they like
+        raise ConfigError(
+            "engine.name: what was given from Python cannot be sent to other processes "
+            f"({first_line(error)}); name data and models in the experiment, or use engine.name=local"
+        ) from error
+
+
+def in_short(error: Exception) -> str:
+    """Ray's reason in one line; it writes many."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    cause = [line for line in lines if "Error:" in line]
+    return (cause or lines or [type(error).__name__])[-1 if cause else 0].rstrip(".")

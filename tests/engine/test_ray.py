@@ -1,0 +1,352 @@
+"""The Ray engine: the bits of the serial engine, also when homes are killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import StopAfter
+from potluck import Experiment
+from potluck.core.card import ClientId
+from potluck.engine.factory import check_engine
+from potluck.engine.serial import SerialEngine
+from potluck.engine.settings import EngineSettings
+from potluck.engine.transactions import Errand, opened
+from potluck.engine.wire import TensorFrame, errand_frame, read_done
+from potluck.engine.workers import WorkerFault
+from potluck.errors import ConfigError, RunError
+from potluck.runs.api import resume, run
+from potluck.runs.loop import Interrupted
+from potluck.testing.bench import ALL, Bench
+
+ray = pytest.importorskip("ray")
+
+from ray_homes import Engines, WarmHomes, same  # noqa: E402
+
+import potluck.engine.ray.engine as ray_engine  # noqa: E402
+import potluck.engine.ray.homes as ray_homes  # noqa: E402
+from potluck.engine.ray import cluster as clusters  # noqa: E402
+from potluck.engine.ray.balance import Seconds, shared_out  # noqa: E402
+from potluck.engine.ray.cluster import Cluster, Node  # noqa: E402
+from potluck.engine.ray.engine import RayEngine  # noqa: E402
+from potluck.engine.ray.home import HomeProcess  # noqa: E402
+from potluck.engine.ray.home import opened as home_opened  # noqa: E402
+from potluck.engine.ray.homes import LOSSES, Home, Homes, _packed  # noqa: E402
+from potluck.engine.ray.parcel import pack, unpack  # noqa: E402
+from potluck.engine.ray.spots import Spot, choose_spots, home_settings  # noqa: E402
+
+SCHEDULE: list[Sequence[ClientId]] = [ALL, ("0", "2"), ALL]
+ON_RAY = EngineSettings(name="ray")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A cluster on this machine, for all tests."""
+    found = Cluster(None)
+    yield found
+    WarmHomes.pool.clear()
+    found.close()
+
+
+@pytest.fixture
+def engines(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engines]:
+    monkeypatch.setattr(ray_engine, "Homes", WarmHomes)
+    monkeypatch.setattr(ray_homes, "START", 120.0)  # tests share their cores with others
+    found = Engines()
+    found.kill_after()
+    yield found
+    found.close()
+
+
+# --- the same bits --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedproto", "fedmd"])
+def test_the_bits_of_the_serial_engine(engines: Engines, method: str) -> None:
+    played = Bench(method, make_engine=engines).play(SCHEDULE)
+    assert same(Bench(method).play(SCHEDULE).states(), played.states())
+
+
+PLUGIN = """
+from potluck.methods.fedproto import FedProto
+from beside import NAME
+
+class Mine(FedProto):
+    name = NAME
+"""
+
+
+def own_model(input: tuple[int, ...], classes: int) -> torch.nn.Module:
+    return torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, classes)
+    )
+
+
+@pytest.mark.parametrize("as_file", [False, True], ids=["objects", "a file"])
+def test_code_and_data_of_the_user_travel(engines: Engines, tmp_path: Path, as_file: bool) -> None:
+    """A method in a plugin, models and data by name or given as objects; begun on a cluster, ended here."""
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    (tmp_path / "beside.py").write_text("NAME = 'mine-on-ray'\n")
+    values: dict[str, Any] = {
+        "data": "digits" if as_file else Bench("local").data,
+        "partition": {"kind": "iid", "clients": 3},
+        "models": ["conv-small" if as_file else own_model, "mlp-small"],
+        "training": {"rounds": 3, "batch_size": 64},
+        "checkpoint": {"every": 0},
+        "plugins": [str(tmp_path / "mine.py")],
+        "method": "mine-on-ray",
+    }
+    here = Experiment.make(**values, engine={"device": "cpu", "workers": 1})
+    there = Experiment.make(**values, engine={"name": "ray", "workers": 2})
+    run(here, out=tmp_path / "here")
+    with pytest.raises(Interrupted):
+        run(there, out=tmp_path / "there", watcher=StopAfter(2))
+    assert there.portable is as_file
+    resume(tmp_path / "there", experiment=here)
+    for name in ("metrics.jsonl", "ledger.jsonl"):
+        assert (tmp_path / "there" / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
+
+
+# --- homes that fail; last, as they must be started again -------------------------------------------------
+
+
+def test_a_killed_home_leaves_no_trace(engines: Engines) -> None:
+    engines.kill_after(2)
+    played = Bench("scaffold", make_engine=engines).play(SCHEDULE)
+    assert engines.lost == 1
+    assert same(Bench("scaffold").play(SCHEDULE).states(), played.states())
+
+
+def test_a_fault_ends_the_round_and_leaves_nothing_behind(engines: Engines) -> None:
+    """A home that raises is ended, and requests that were not handed out are not done later."""
+    engines.settings = EngineSettings(name="ray", workers=1)
+    played = Bench("local", make_engine=engines).play([ALL])
+    engine = played.local
+    assert isinstance(engine, RayEngine)
+    before = played.states()
+    request = SimpleRequest.of(played, "0")
+    broken = dataclasses.replace(request, steps=("nonsense",))
+    with pytest.raises(WorkerFault, match="nonsense"):
+        engine.run([broken, *(SimpleRequest.of(played, client) for client in ("1", "2", "3"))])
+    assert not any(home.share for home in engine.homes.alive)
+    engine.settle(2, ALL, ())
+    assert same(before, played.states())
+
+
+# --- a home, without a cluster --------------------------------------------------------------------------
+
+
+class InProcess(SerialEngine):
+    """Sends every request through a home in this process, as a driver would."""
+
+    def __init__(self, clients: Any, at_once: bool = False) -> None:
+        super().__init__(clients)
+        settings = EngineSettings(device="cpu", workers=1)
+        home, about = home_opened(lambda: unpack(pack(clients.recipe())), settings.model_dump(), 1.0)
+        assert isinstance(home, HomeProcess), about
+        self.home, self.numbers = home, itertools.count(1)
+        self.home.at_once = at_once
+        self.versions: dict[ClientId, int] = {}
+
+    def run(self, requests: Sequence[Any]) -> list[Any]:
+        errands = [opened(self.store, request) for request in requests]
+        assert all(isinstance(one, Errand) for one in errands)
+        replies = self.home.serve([self.letter(one) for one in errands if isinstance(one, Errand)], ())
+        found = [read_done(TensorFrame.unpack(reply)) for reply in replies]
+        for request, done in zip(requests, found, strict=True):
+            self.store.record(request.client).store(request, done)
+        return [done.answer for done in found]
+
+    def letter(self, errand: Errand) -> list[np.ndarray]:
+        client = errand.request.client
+        version = self.versions.get(client, 0)
+        self.versions[client] = next(self.numbers)
+        frame = errand_frame(errand)
+        note = {**frame.note, "version": version, "becomes": self.versions[client], "common": None}
+        groups = {name: group for name, group in frame.groups.items() if name != "state"}
+        return TensorFrame(note, groups).pack()
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once, as a GPU does"])
+def test_a_home_keeps_what_its_clients_ended_with(at_once: bool) -> None:
+    """No state is sent at all: rounds of two exchanges go on from what the home has."""
+    bench = Bench("fedmd", make_engine=lambda clients: InProcess(clients, at_once))
+    assert same(Bench("fedmd").play(SCHEDULE).states(), bench.play(SCHEDULE).states())
+
+
+def test_a_home_says_what_it_does_not_have() -> None:
+    played = Bench("local", make_engine=InProcess).play([ALL])
+    engine = played.local
+    assert isinstance(engine, InProcess)
+    engine.home.limit = 0
+    engine.home._trim()
+    assert list(engine.home.versions) == ["3"]
+    letters = [
+        engine.letter(Errand(request, None, first=True))
+        for request in [SimpleRequest.of(played, client) for client in ("0", "3")]
+    ]
+    missing, found = (TensorFrame.unpack(reply).note for reply in engine.home.serve(letters, ()))
+    assert missing["missing"]
+    assert found["reply"]["client"] == "3"
+
+
+class SimpleRequest:
+    """A request to train in the next round."""
+
+    @staticmethod
+    def of(played: Any, client: ClientId) -> Any:
+        from potluck.core.message import Message
+        from potluck.engine.protocol import Request
+
+        return Request(client, ("train",), Message(), played.rounds.stamp(client, 2, 1, 1))
+
+
+# --- balance --------------------------------------------------------------------------------------------
+
+
+def test_the_longest_first_and_at_home_where_that_costs_nothing() -> None:
+    costs = {"a": 4.0, "b": 3.0, "c": 2.0, "d": 1.0}
+    everyone_at = {"a": 0, "b": 0, "c": 1, "d": None}
+    shares = shared_out(list(costs), [0, 1], costs.__getitem__, everyone_at.__getitem__)
+    assert shares == {0: ["a", "d"], 1: ["b", "c"]}  # b leaves home: it would end at 7, the ideal is 5
+    seconds = Seconds()
+    assert seconds.expected("cnn", 10) == 10
+    seconds.note("cnn", 10, 1.0)
+    assert seconds.expected("cnn", 20) == pytest.approx(2.0)
+    assert seconds.expected("another", 20) == pytest.approx(2.0)
+
+
+# --- bad input ------------------------------------------------------------------------------------------
+
+NODES = [Node("1", "north", 4, 0), Node("2", "south", 2, 0)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "settings", "sentence"),
+    [
+        (NODES, {"device": "cuda"}, "engine.device: no machine of the cluster has a GPU: north with 4 cores"),
+        (
+            NODES,
+            {"workers": 7},
+            "engine.workers: 7 homes of 1 cores are asked for, the cluster has room for 6",
+        ),
+        (NODES, {"threads": 8}, "engine.threads: no machine of the cluster has 8 cores: north with 4"),
+        (NODES, {"device": ("cuda:0", "cuda:1")}, "engine.device: a home of a Ray cluster has one device"),
+        (NODES, {"device": "tpu"}, "engine.device: there is no device 'tpu'"),
+    ],
+)
+def test_what_a_cluster_does_not_have(nodes: list[Node], settings: Mapping[str, Any], sentence: str) -> None:
+    asked = EngineSettings(name="ray", **settings)
+    with pytest.raises(ConfigError, match=f"^{sentence}"):
+        choose_spots(asked, str(home_settings(asked, nodes).device), nodes, 100)
+
+
+def test_homes_are_dealt_out_to_machines_in_turn() -> None:
+    spots = choose_spots(EngineSettings(name="ray", threads=2), "cpu", NODES, 100)
+    assert [(spot.node, spot.cpus, spot.share) for spot in spots] == [
+        ("1", 2, 0.5),
+        ("2", 2, 1),
+        ("1", 2, 0.5),
+    ]
+    gpus = [Node("1", "north", 4, 1), Node("2", "south", 2, 1)]
+    asked = EngineSettings(name="ray", workers=4)
+    assert home_settings(asked, gpus).device == "cuda"
+    assert [spot.gpus for spot in choose_spots(asked, "cuda", gpus, 100)] == [0.5] * 4
+
+
+def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{door.getsockname()[1]}"
+    for address, sentence in {
+        nobody: f"engine.address: nobody listens at {nobody} .*; start a Ray cluster there",
+        "head": "engine.address: give the head of a Ray cluster, such as 10.0.0.5:6379, not 'head'",
+        "ray://head:10001": "engine.address: give the head of a Ray cluster",
+    }.items():
+        with pytest.raises(ConfigError, match=f"^{sentence}"):
+            check_engine(ON_RAY.model_copy(update={"address": address}))
+    with pytest.raises(ConfigError, match=r"address is that of a Ray cluster; set engine\.name to ray"):
+        EngineSettings(address="head:1")
+    monkeypatch.setattr(clusters, "_has_token", lambda: False)
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.5:1 takes commands without a token"):
+        Cluster._refuse_open_doors(SimpleNamespace(), "10.0.0.5:1")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("version", ["2.55.0", "2.61.0", "3.0.0"])
+def test_another_version_of_ray(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(clusters.metadata, "version", lambda name: version)
+    with pytest.raises(
+        ConfigError, match=f"^engine.name: Ray {version} is installed, potluck works with 2.55.1"
+    ):
+        check_engine(ON_RAY)
+
+
+class FewHomes(Homes):
+    """Homes that are compared, without a cluster."""
+
+    def __init__(self, mixed: bool) -> None:
+        self.settings, self.heard = EngineSettings(name="ray", mixed=mixed), list[str]()
+        self.notice, self.alive, self.known = self.heard.append, [], []
+        self.coming, self.spots, self.losses = [], [Spot("1", 1, 0, 1)], 0
+
+    def take(self, node: str, **about: Any) -> None:
+        self._admit(Home(None, None, node), about)  # type: ignore[arg-type]
+
+
+def test_unlike_machines_are_refused_by_name() -> None:
+    one, other = {"potluck": "1", "torch": "2.13"}, {"potluck": "1", "torch": "2.12"}
+    homes = FewHomes(mixed=False)
+    homes.take("north", fingerprint=one)
+    with pytest.raises(ConfigError, match=r"^engine.mixed: north has torch 2.13, south has 2.12, so numbers"):
+        homes.take("south", fingerprint=other)
+    with pytest.raises(
+        ConfigError, match=r"^engine.name: north has potluck 1, south has 2; install the same"
+    ):
+        homes.take("south", fingerprint=one | {"potluck": "2"})
+    with pytest.raises(ConfigError, match=r"^engine.name: south: there is no data set"):
+        homes.take("south", refused="there is no data set")
+    mixed = FewHomes(mixed=True)
+    mixed.take("north", fingerprint=one)
+    mixed.take("south", fingerprint=other)
+    assert mixed.heard == [
+        "numbers may differ from those of other machines: north has torch 2.13, south has 2.12"
+    ]
+
+
+def test_data_that_a_home_does_not_have(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    values: dict[str, Any] = {
+        "partition": {"kind": "iid", "clients": 2},
+        "models": ["mlp-small"],
+        "method": "local",
+    }
+    built = Experiment.make(data="digits", **values).build()
+    recipe = built.clients.recipe()  # type: ignore[misc]
+    engine = EngineSettings(device="cpu", workers=1).model_dump()
+    other = recipe.__class__(**{**vars(recipe), "fingerprints": ("another",)})  # type: ignore[call-arg]
+    assert home_opened(lambda: other, engine, 1.0) == (
+        None,
+        {"refused": "its data are not those of the experiment, though they have the same name"},
+    )
+
+
+def test_what_cannot_be_sent_is_refused() -> None:
+    lock = threading.Lock()
+    with pytest.raises(ConfigError, match=r"^engine.name: what was given from Python cannot be sent .*lock"):
+        _packed(SimpleNamespace(given=lambda: lock))  # type: ignore[arg-type]
+
+
+def test_nobody_left_is_one_sentence() -> None:
+    homes = FewHomes(mixed=False)
+    homes.losses = LOSSES + 1
+    with pytest.raises(RunError, match=r"^no home is left on the Ray cluster.*potluck resume$"):
+        homes.wait_for_one()
