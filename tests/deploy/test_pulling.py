@@ -248,6 +248,22 @@ def test_a_relay_ends_with_the_server_also_in_the_middle_of_an_exchange(monkeypa
         assert not relay.is_alive()
 
 
+def test_a_relay_that_hangs_in_a_call_is_ended_when_its_server_is_gone(monkeypatch):
+    ended = []
+    monkeypatch.setattr(apps.os, "_exit", ended.append)
+    monkeypatch.setattr(apps, "GRACE", 0.0)
+    server, channel = socket.socketpair()
+    watch = threading.Thread(target=apps.end_with, args=(channel,), daemon=True)
+    watch.start()
+    server.send(b"an order")
+    watch.join(0.1)
+    assert not ended
+    server.close()
+    watch.join(10)
+    assert ended == [1]
+    channel.close()
+
+
 @pytest.mark.parametrize(
     "key", [b"", b"no key", b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"]
 )

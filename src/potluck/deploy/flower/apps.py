@@ -7,9 +7,11 @@ from `potluck serve`, which holds the run, to Flower's Grid and returns the answ
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import select
 import socket
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -28,6 +30,7 @@ from potluck.engine import frames
 ORDER = "order"
 WORKER_WAIT = 60.0  # seconds to wait for a worker that is being restarted
 PULL = 0.3  # seconds between two polls for answers
+GRACE = 10.0  # seconds that a relay has to end by itself when its server is gone
 
 client = ClientApp()
 server = ServerApp()
@@ -74,12 +77,16 @@ def ask_worker(path: str, order: bytes, wait: float = WORKER_WAIT) -> bytes:
 @server.main()
 def relay(grid: Grid, context: Context) -> None:
     """Relay letters from `potluck serve` until it ends."""
-    serve_relay(grid, str(context.run_config["socket"]))
+    serve_relay(grid, str(context.run_config["socket"]), end_with)
 
 
-def serve_relay(grid: Grid, path: str) -> None:
-    """Answer requests from the socket at a path, for nodes or for an exchange, until it is closed."""
+def serve_relay(grid: Grid, path: str, watch: Callable[[socket.socket], None] = lambda channel: None) -> None:
+    """Answer requests from the socket at a path, for nodes or for an exchange, until it is closed.
+
+    `watch` is called beside it, in a thread of its own.
+    """
     with frames.connect(path) as channel, contextlib.suppress(EOFError, BrokenPipeError, ConnectionError):
+        threading.Thread(target=watch, args=(channel,), daemon=True).start()
         while True:
             note, letters = frames.receive(channel)
             if note["ask"] == "nodes":
@@ -91,6 +98,18 @@ def serve_relay(grid: Grid, path: str) -> None:
                 told = exchange(grid, note["to"], letters, note["timeout"], note["most"], gone)
                 failures, answers, seconds = told
                 frames.send(channel, {"failures": failures, "seconds": seconds}, answers)
+
+
+def end_with(channel: socket.socket) -> None:
+    """End this process soon after its server is gone.
+
+    The SuperLink ends with a killed server, and Flower repeats a call to it for minutes.
+    """
+    hung_up = select.poll()
+    hung_up.register(channel, getattr(select, "POLLRDHUP", select.POLLHUP))
+    hung_up.poll()
+    time.sleep(GRACE)
+    os._exit(1)
 
 
 def is_closed(channel: socket.socket) -> bool:
