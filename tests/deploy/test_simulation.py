@@ -123,7 +123,7 @@ def test_a_simulation_that_dies_is_not_waited_for(monkeypatch, tmp_path):
 def test_an_experiment_that_processes_cannot_be_told_is_refused(monkeypatch):
     monkeypatch.setattr(simulation, "installed", lambda name: True)
     own = {"models": {"pool": lambda task, rep_dim: None}}
-    with pytest.raises(ConfigError, match="needs an experiment that a file can say"):
+    with pytest.raises(ConfigError, match="cannot hand models and data that are Python objects"):
         simulation.ready(sites.simulated("local", **own, **ENGINE))
     with pytest.raises(ConfigError, match="computes on the CPU"):
         simulation.ready(sites.simulated("local", engine={"name": "flower-simulation", "device": "cuda:0"}))
