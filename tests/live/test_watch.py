@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -21,6 +22,7 @@ from potluck.live.status_file import write_status
 from potluck.report.render import plain
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+SETTINGS = {"name": "trial", "method": {"name": "fedavg"}, "training": {"rounds": 3}}
 EVIL = "<img src=x onerror=alert(1)>"
 
 
@@ -165,6 +167,77 @@ def test_what_is_damaged_is_named_and_the_rest_is_shown(tmp_path):
     assert (now.round, now.score) == (3, 0.3)
     (run / "environment.json").write_text("[]")
     assert Follower(run).look().round == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("environment.json", json.dumps({"settings": SETTINGS, "metrics": one}))
+        for one in (5, {"accuracy": 7}, {"accuracy": {}})
+    ]
+    + [("timing.jsonl", f'{{"round": 1, "seconds": {one}}}') for one in ("NaN", "1e999", "1.7e308", "-1")]
+    + [("timing.jsonl", f'{{"round": {one}, "seconds": 1}}') for one in ("-1" + "0" * 400, "1" + "0" * 17)]
+    + [("ledger.jsonl", f'{{"direction": "up", "bytes": 1{"0" * 400}}}')]
+    + [("metrics.jsonl", json.dumps(measured(10**17, "0", 0.5)))],
+)
+def test_one_odd_run_takes_nothing_from_the_others(tmp_path, name, said):
+    make_run(tmp_path / "fine", state="finished")
+    odd = make_run(tmp_path / "odd")
+    (odd / name).write_text(said + "\n")
+    code, told = command("status", tmp_path)
+    assert (code, "damaged" in told) == (0, True)
+    assert command("status", odd)[0] == 0
+    with shown(0, Watch([tmp_path])) as address:
+        state = json.loads(got(f"{address}state.json")[2], parse_constant=pytest.fail)
+    assert [run["label"] for run in state["runs"]] == ["fine", "odd"]
+    assert name in state["runs"][1]["problem"]
+
+
+def test_whatever_a_look_raises_is_told_of_that_run_alone(tmp_path, monkeypatch):
+    make_run(tmp_path / "run")
+    monkeypatch.setattr("potluck.live.snapshot._curve", lambda means: 1 / 0)
+    (found,) = Watch([tmp_path]).look()
+    assert (found.state, "is damaged" in found.problem) == ("unreadable", True)
+    code, said = command("status", tmp_path / "run")
+    assert (code, "is damaged" in said) == (2, True)
+
+
+def test_a_folder_that_may_not_be_entered_is_left_out(tmp_path, monkeypatch):
+    make_run(tmp_path / "mine", state="finished")
+    (tmp_path / "other").mkdir()
+    stat = Path.stat
+
+    def closed(path, **options):
+        if path.parent.name == "other":
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", closed)
+    assert [one.label for one in Watch([tmp_path]).look()] == ["mine"]
+
+
+def test_a_site_without_test_rows_does_not_turn_the_best_around(tmp_path):
+    run = make_run(tmp_path / "run")
+    lines = [measured(r, "0", 0) | {"test": {"score": 5.0 - r, "metric": "mse"}} for r in (1, 2, 3)]
+    write_lines(run / "metrics.jsonl", [*lines, measured(3, "1", 0) | {"test": None}])
+    now = Follower(run).look()
+    assert (now.measure.name, now.score, now.best) == ("mse", 2.0, 2.0)
+
+
+def test_a_site_tells_the_page_only_what_a_status_has(tmp_path):
+    facts = {
+        "kind": "site",
+        "client": "a",
+        "half": "both",
+        "started": 1.0,
+        "curve": 5,
+        "score": 1,
+        "loss": "abc",
+    }
+    write_status(tmp_path, facts)
+    told = Follower(tmp_path).look().to_json()
+    assert told["client"] == "a"
+    assert not {"curve", "score", "loss"} & {*told}
 
 
 def test_held_out_and_missing_clients_have_no_part_in_the_mean():

@@ -14,13 +14,16 @@ from typing import Any
 from potluck.core.plain_values import printable
 from potluck.errors import first_line
 from potluck.files import opened
+from potluck.live.status_file import LARGEST
 
 CHUNK = 8 << 20  # bytes read at once
 LONGEST = 1 << 20  # bytes of a line
 SEAM = 64  # bytes before the place read last, by which a log is known again
 RECENT = 20  # rounds, whose median says how long one takes: the first is slower
 MOMENTS = ("after_aggregation", "after_training", "before")  # the headline is the first one logged
-FAULTS = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+FAULTS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+MOST_ROUNDS = 10**9
+LARGEST_SCORE = 1e100  # what is beyond is left out of a mean, as what is not finite
 Key = tuple[str, str]  # moment, mode
 
 
@@ -97,7 +100,7 @@ class Means:
     def add(self, score: float | None, loss: float | None) -> None:
         """Add a client."""
         for sums, value in ((self.scores, score), (self.losses, loss)):
-            if value is not None and math.isfinite(value):
+            if _counts(value):
                 sums[0], sums[1] = sums[0] + value, sums[1] + 1
 
     @property
@@ -123,12 +126,13 @@ class Evaluations:
         """Count a line; clients that were held out or not measured have no part in the mean."""
         if line.get("held_out") or "missing" in line:
             return
-        key, round_ = (str(line["when"]), str(line.get("mode", "default"))), int(line["round"])
+        key, round_ = (str(line["when"]), str(line.get("mode", "default"))), round_of(line["round"])
         test = line.get("test") or {}  # a client may have no test samples
         score = test.get("score", test.get("accuracy"))
-        self.metrics.add(str(test.get("metric", "accuracy")))
+        if score is not None:
+            self.metrics.add(printable(str(test.get("metric", "accuracy"))))
         self.rounds.setdefault(key, {}).setdefault(round_, Means()).add(score, test.get("loss"))
-        if score is not None and math.isfinite(score):
+        if _counts(score):
             if self.last.get(key, (0, {}))[0] != round_:
                 self.last[key] = round_, {}
             self.last[key][1][printable(str(line["client"]))] = float(score)
@@ -137,6 +141,25 @@ class Evaluations:
     def headline(self) -> Key | None:
         """The moment and mode that a run is judged by, as in its report."""
         return min(self.rounds, key=lambda key: _rank(key[0]), default=None)
+
+
+def round_of(value: Any) -> int:
+    """A number of rounds, if a run can have so many."""
+    if not 0 <= value <= MOST_ROUNDS:
+        raise ValueError(f"no run has {str(value)[:20]} rounds")
+    return int(value)
+
+
+def _measured(value: Any) -> Any:
+    """A number of bytes or seconds, if there can be so many; not a number is none."""
+    if not 0 <= value < LARGEST:
+        raise ValueError(f"{str(value)[:20]} is beyond all that is measured")
+    return value
+
+
+def _counts(value: Any) -> bool:
+    """Whether a score or loss has a part in a mean."""
+    return value is not None and math.isfinite(value) and abs(value) <= LARGEST_SCORE
 
 
 def _rank(moment: str) -> int:
@@ -151,7 +174,7 @@ class Traffic:
 
     def take(self, line: Mapping[str, Any]) -> None:
         """Count a message."""
-        self.bytes[line["direction"]] += int(line["bytes"])
+        self.bytes[line["direction"]] += int(_measured(line["bytes"]))
 
 
 class Times:
@@ -164,7 +187,7 @@ class Times:
 
     def take(self, line: Mapping[str, Any]) -> None:
         """Count a round."""
-        self.round, seconds = int(line["round"]), float(line["seconds"])
+        self.round, seconds = round_of(line["round"]), float(_measured(line["seconds"]))
         self.total += seconds
         self.recent = [*self.recent, seconds][-RECENT:]
 

@@ -61,7 +61,7 @@ def _linger(asked: float, answered: threading.Event) -> None:
 
 def _state(watch: Watch, query: str) -> Page:
     """All snapshots as JSON; nothing where the page has them already, `?have=` says which it has."""
-    runs = json.dumps([one.to_json() for one in watch.look()])
+    runs = json.dumps([one.to_json() for one in watch.look()], allow_nan=False)
     mark = hashlib.sha256(runs.encode()).hexdigest()[:16]
     if query == f"have={mark}":
         return Page("application/json", b"", 204)

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from potluck.core.metrics import common_facts, metric_facts
+from potluck.core.metrics import MetricFacts, common_facts, metric_facts
 from potluck.core.plain_values import printable
-from potluck.errors import RunError
+from potluck.errors import RunError, first_line
 from potluck.files import read_json
 from potluck.live.board import ClientStatus
-from potluck.live.log_tails import FAULTS, Evaluations, RunLogs, thinned
-from potluck.live.status_file import FILES, read_status
+from potluck.live.log_tails import FAULTS, Evaluations, RunLogs, round_of, thinned
+from potluck.live.status_file import FILES, FORMS, read_status
 from potluck.report.format import measured, rounded
 from potluck.report.measures import Measure
 
@@ -102,7 +102,8 @@ class Snapshot:
     def to_json(self) -> dict[str, Any]:
         """The snapshot as plain values; of a site, what it tells."""
         if self.kind == "site":
-            return {**self.site, "folder": self.folder, "label": self.label, "alive": self.alive}
+            told = {name: value for name, value in self.site.items() if name in FORMS["site"].model_fields}
+            return {**told, "folder": self.folder, "label": self.label, "alive": self.alive}
         return {name: value for name, value in asdict(self).items() if name != "site"}
 
 
@@ -119,8 +120,12 @@ class Follower:
     def look(self, now: float | None = None) -> Snapshot:
         """The folder as it stands now. What is wrong with it is an error where there is nothing else to show."""
         moment, facts = time.time() if now is None else now, self._facts()
-        with self._alone:
-            return self._site(facts, moment) if facts.get("kind") == "site" else self._run(facts, moment)
+        try:
+            with self._alone:
+                return self._site(facts, moment) if facts.get("kind") == "site" else self._run(facts, moment)
+        except FAULTS as error:
+            said = f"{type(error).__name__}: {first_line(error)}"
+            raise RunError(f"{self.folder} is damaged ({said}); copy it again, or remove it") from error
 
     def look_kindly(self, now: float | None = None) -> Snapshot:
         """The same, where whatever is wrong is told in the snapshot: others are watched beside it."""
@@ -190,7 +195,7 @@ class Follower:
     def _told(self, facts: Facts, now: float) -> dict[str, Any]:
         """What the process of a run tells of itself; of one that tells nothing, what its files say."""
         if not facts:
-            return {"state": "finished" if (self.folder / "summary.json").exists() else "unfinished"}
+            return {"state": "finished" if _has(self.folder, "summary.json") else "unfinished"}
         ended = facts["state"] in ENDED
         alive = not ended and now - facts["updated"] < STALE
         names = (
@@ -227,12 +232,14 @@ class Follower:
 
 
 def _settings(about: Facts) -> dict[str, Any]:
-    settings = about["settings"]
+    settings, metrics = about["settings"], about.get("metrics") or {}
+    for name, facts in metrics.items():
+        MetricFacts.from_json(name, facts)
     return {
         "name": printable(str(settings["name"])),
         "method": printable(str(settings["method"]["name"])),
-        "rounds": int(settings["training"]["rounds"]),
-        "metrics": about.get("metrics"),
+        "rounds": round_of(settings["training"]["rounds"]),
+        "metrics": metrics,
     }
 
 
@@ -322,7 +329,7 @@ class Watch:
     @property
     def expects_more(self) -> bool:
         """Whether further runs are to be expected: not in runs, nor in comparisons that have a result."""
-        return not all(is_run(one) or any((one / name).exists() for name in RESULTS) for one in self.folders)
+        return not all(is_run(one) or _has(one, *RESULTS) for one in self.folders)
 
 
 def _refusal(folder: Path) -> str:
@@ -334,14 +341,19 @@ def _refusal(folder: Path) -> str:
     )
 
 
+def _has(folder: Path, *names: str) -> bool:
+    """Whether one of these files can be seen in a folder: in one that may not be entered there is none."""
+    return any(os.path.exists(folder / name) for name in names)  # noqa: PTH110  (Path.exists raises)
+
+
 def is_run(folder: Path) -> bool:
     """Whether a folder is that of a run, also of one that is just beginning, or the home of a site."""
-    return any((folder / name).exists() for name in SIGNS)
+    return _has(folder, *SIGNS)
 
 
 def is_watchable(folder: Path) -> bool:
     """Whether there is something to watch in a folder, or will be."""
-    return bool(find_runs(folder)) or any((folder / name).exists() for name in COMPARED)
+    return bool(find_runs(folder)) or _has(folder, *COMPARED)
 
 
 def find_runs(folder: Path) -> list[Path]:

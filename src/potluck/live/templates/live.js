@@ -72,7 +72,7 @@ function ticks(low, high, most, whole) {
   let step = [1, 2, 2.5, 5, 10].map(one => one * power).find(one => one >= rough * 0.999);
   if (whole) step = Math.max(1, step === 2.5 ? 5 : Math.ceil(step));
   const found = [];
-  for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-6; at += step) found.push(at);
+  for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-6 && found.length < 50; at += step) found.push(at);
   return found;
 }
 // Lines over rounds: [{look, name, rounds, values}]; null where there is nothing to draw.
