@@ -47,9 +47,11 @@ def watch(
 
     Only files are read: a run does not notice. In a terminal it ends with the runs; a page stays until Ctrl-C.
     """
-    from potluck.live.snapshot import Watch
+    from potluck.live.snapshot import Watch, is_to_come
 
-    watched = Watch(folders)
+    watched = Watch(folders, patient=True)
+    for folder in filter(is_to_come, folders):
+        typer.echo(f"no run has begun in {folder} so far: waiting for one (Ctrl-C ends the watch)", err=True)
     try:
         if page is not None:
             _on_page(watched, page, json)

@@ -87,7 +87,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "it is not YAML"
-        problem = "a tab; use spaces" if "'\\t'" in problem else problem
+        problem = "a tab; use spaces" if "'\\t'" in problem else PLAIN.get(problem, problem)
         raise ConfigError(f"{path}{where}: {problem}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no experiment: it must be a mapping of keys to values")
