@@ -426,7 +426,7 @@ def test_a_server_logs_every_round_with_the_time(tmp_path):
 def test_a_form_of_log_that_there_is_not_is_named():
     outcome = CliRunner().invoke(app, ["join", "--client", "a", "--server", "127.0.0.1:1", "--log", "xml"])
     assert outcome.exit_code == 2
-    assert "'xml' is neither text nor json" in outcome.output
+    assert "'xml' is no form of a log" in outcome.output
 
 
 # --- Prometheus -----------------------------------------------------------------------------------------

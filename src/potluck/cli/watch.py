@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from potluck.cli import completion
 from potluck.cli.exits import Ended
 from potluck.cli.options import AsJson, Debug
 from potluck.cli.screen import Screen, notes_first
@@ -28,6 +29,7 @@ Folders = Annotated[
     typer.Argument(
         metavar="FOLDER…",
         help="Runs, comparisons, federations, homes of sites, or folders with some of them.",
+        autocompletion=completion.results,
     ),
 ]
 

@@ -17,7 +17,11 @@ from potluck.errors import ALIKE, ConfigError, RunError, nearest
 M = TypeVar("M", bound=BaseModel)
 KINDS = ("int", "float", "str", "bool")  # how pydantic names the branches of a value of several kinds
 INPUT = "Input should be "
-PLAIN = {"a valid integer": "a whole number", "a valid number": "a number", "a valid boolean": "true or false"}
+PLAIN = {
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+}
 _SHOWN = 200  # characters of a wrong value
 
 

@@ -55,7 +55,9 @@ class Snapshot:
     folder: str
     label: str = ""  # a short name, different from those of the other runs that are watched
     kind: str = "run"  # or server, or site
-    state: str = "unfinished"  # starting, waiting, playing, writing, finished, stopped, gone; at a site, in words
+    state: str = (
+        "unfinished"  # starting, waiting, playing, writing, finished, stopped, gone; at a site, in words
+    )
     why: str = ""  # it was stopped
     problem: str = ""  # what cannot be read
     alive: bool = False  # whether its process still tells of itself
