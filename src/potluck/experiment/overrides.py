@@ -63,11 +63,11 @@ _Yaml.add_implicit_resolver(
 )
 
 
-# What PyYAML raises itself where a value is not what its tag says: !!bool maybe, !!float x, 2001-99-99.
 _PLAIN = {
-    "mapping values are not allowed here": "a colon that is not expected; check the indentation of this line and the "
-    "one before, and put a text with a colon in quotes",
+    "mapping values are not allowed here": "a colon that is not expected; check the indentation of this line and "
+    "the one before, and put a text with a colon in quotes",
 }
+# What PyYAML raises itself where a value is not what its tag says: !!bool maybe, !!float x, 2001-99-99.
 _NO_VALUE = (ValueError, KeyError, AttributeError, TypeError, OverflowError)
 
 

@@ -40,7 +40,7 @@ def _start_seconds() -> float:
 
 
 START = _start_seconds()
-TOO_SLOW = f"not within {START:g} s: the machine is busy; run the same command again, with {STARTING}=600 for more time"
+TOO_SLOW = f"not within {START:g} s: the machine is busy; run it again, with {STARTING}=600 for more time"
 
 
 def installed(package: str) -> bool:
