@@ -69,6 +69,8 @@ def clear_unfinished(folder: Path) -> None:
 
 def check_writable(path: Path, remedy: str = "choose another place") -> None:
     """Refuse a place where `write_whole` could not make a file, before there is anything to write."""
+    if not path.parent.exists():
+        raise RunError(f"cannot write {path}: there is no folder {path.parent}; make it first, or {remedy}")
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass

@@ -225,7 +225,10 @@ def test_a_round_gives_up_when_patience_is_over(tmp_path):
 def test_a_refusal_is_no_lapse_and_is_not_asked_for_again(tmp_path):
     """A site whose contract has no evaluation trains and is never measured; waiting for it would be for nothing."""
     link, time, experiment = Link(tmp_path), Time(), sites.federated(FEDMRL)
-    refused = "client 1: step 'evaluate' is asked for, this site agreed to: train; change its contract if that is meant"
+    refused = (
+        "client 1: step 'evaluate' is asked for, this site agreed to: train; "
+        "change its contract if that is meant"
+    )
     federation = link.sites[1].federation(welcome(experiment, REHEARSAL)["experiment"], REHEARSAL)
     agreed, _ = propose(federation, "1")
     link.sites[1].agreement = agreed.model_copy(update={"steps": {"train": agreed.steps["train"]}})

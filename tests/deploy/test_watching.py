@@ -1,5 +1,6 @@
 """Processes of a site: they end with their parent, leftovers are found, and one that hangs is started again."""
 
+import contextlib
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -349,9 +351,16 @@ class Slow:
 def worker(place):
     site, path = Slow(), place / "w"
     threading.Thread(target=work, args=(site, path), daemon=True).start()
-    until(path.exists)
+    until(partial(takes_calls, path))  # the file is there a moment before
     yield site, path
     site.go.set()
+
+
+def takes_calls(path):
+    with contextlib.suppress(OSError):
+        frames.connect(str(path)).close()
+        return True
+    return False
 
 
 def ask(path, order):

@@ -188,7 +188,7 @@ def test_an_undefined_metric_is_null_for_that_client_and_said_once(tmp_path):
         ([{"name": "macro_f1", "options": {"average": "micro"}}], "options go with sklearn"),
         ([3], "give the name of a metric"),
         (["sklearn:zzzz"], "scikit-learn has no metric 'zzzz'; the nearest are "),
-        (["nowhere.py:mine"], "nowhere.py for nowhere.py:mine"),
+        (["nowhere.py:mine"], "nowhere.py; check the path of nowhere.py:mine"),
         ([{"name": lambda scores, labels: 1.0, "called": "correct"}], "'correct' has a meaning in the log"),
     ],
 )

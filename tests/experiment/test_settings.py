@@ -42,7 +42,7 @@ BASE: dict[str, Any] = {
         ({"partition": {"kind": "iid", "clients": 3, "held_out": [9]}}, "held_out: give a number or a share"),
         (
             {"partition": {"kind": "iid", "clients": 3, "held_out": "x"}},
-            "held_out: input.* integer or .* number",
+            "held_out: input.* a whole number or a number",
         ),
         ({"data": (np.zeros((3, 2)), np.zeros(3))}, r"data: give the name.*from_arrays\(x, y\), from_frame"),
         ({"federation": {"min_clients": 2}}, "federation is a list of groups"),

@@ -102,7 +102,7 @@ def test_a_run_is_seen_while_it_goes_on_and_when_it_has_ended(tmp_path):
     assert (first.round, first.score, first.alive) == (1, None, True)
     assert second.score == pytest.approx(looks.ends[1].accuracy, abs=1e-6)
     assert second.loss == pytest.approx(looks.ends[1].loss, abs=1e-6)
-    assert last.seconds_left == 0
+    assert last.seconds_left is None
     assert second.left(second.round_ended) == second.seconds_left == round(second.seconds_per_round, 3)
     assert second.left(second.round_ended + 1e6) == pytest.approx(0, abs=1e-3)
     assert second.messages["up"] > 10_000
@@ -221,7 +221,7 @@ def test_a_site_without_test_rows_does_not_turn_the_best_around(tmp_path):
     lines = [measured(r, "0", 0) | {"test": {"score": 5.0 - r, "metric": "mse"}} for r in (1, 2, 3)]
     write_lines(run / "metrics.jsonl", [*lines, measured(3, "1", 0) | {"test": None}])
     now = Follower(run).look()
-    assert (now.measure.name, now.score, now.best) == ("mse", 2.0, 2.0)
+    assert (now.measure.name, now.score, now.best) == ("MSE", 2.0, 2.0)
 
 
 def test_a_site_tells_the_page_only_what_a_status_has(tmp_path):
@@ -298,7 +298,7 @@ def test_several_runs_are_shown_side_by_side(tmp_path):
     (tmp_path / "all" / "elsewhere").symlink_to(tmp_path / "all" / "sweep")
     found = Watch([tmp_path / "all"]).look()
     assert [(one.label, one.state) for one in found] == [
-        ("broken", "unreadable"), ("run", "playing"), ("fedavg-seed0", "finished"),
+        ("broken", "unreadable"), ("fedavg-seed0/run", "playing"), ("sweep/fedavg-seed0", "finished"),
     ]  # fmt: skip
     sheet = plain(overview_sheet(found, "3 runs"))
     assert "broken: " in sheet
@@ -310,14 +310,16 @@ def test_several_runs_are_shown_side_by_side(tmp_path):
     assert [one.label for one in Watch(twins).look()] == ["a/run", "b/run"]
 
 
-@pytest.mark.parametrize("name", ["none", "empty", "file"])
-def test_where_there_is_nothing_to_watch_one_sentence_says_so(tmp_path, name):
+@pytest.mark.parametrize(("name", "waits"), [("none", True), ("empty", True), ("file", False), (".", False)])
+def test_where_there_is_nothing_to_watch_one_sentence_says_so(tmp_path, name, waits, monkeypatch):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
+    monkeypatch.setattr("time.sleep", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     for verb in ("watch", "status"):
         code, said = command(verb, tmp_path / name)
-        assert code == 2
-        assert said.startswith("error: there is no ")
+        patient = waits and verb == "watch"
+        assert code == (0 if patient else 2)
+        assert said.startswith("no run has begun in " if patient else "error: there is no ")
 
 
 # --- the page -------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def test_perfect_agreement_has_a_gradient():
 def test_smoothing_and_learning_are_for_anchors():
     z = torch.eye(3)
     for wrong in ({"smoothing": 0.1}, {"tau": torch.tensor(0.1)}):
-        with pytest.raises(ConfigError, match="are for negatives 'anchor'"):
+        with pytest.raises(ConfigError, match="set negatives to 'anchor'"):
             gramian(z, [z], **wrong)
 
 

@@ -127,7 +127,7 @@ def test_an_earlier_round_is_played_on_from_to_the_same_end(whole: Path, tmp_pat
     assert len((folder / "timing.jsonl").read_text().splitlines()) == 5
     resume(folder)
     assert same_logs(folder, whole)
-    with pytest.raises(RunError, match=r"no checkpoint of round 2; there: 4, 5, 6"):
+    with pytest.raises(RunError, match=r"no checkpoint of round 2; choose from: 4, 5, 6"):
         resume(folder, from_round=2)
 
 

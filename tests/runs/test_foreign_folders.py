@@ -469,9 +469,7 @@ def test_a_comparison_with_a_run_elsewhere_is_refused(tmp_path: Path, elsewhere:
 # --- half-made folders ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "names", [(), (".lock",), (".lock", "split.json", "contract.json", "environment.json")]
-)
+@pytest.mark.parametrize("names", [(".lock",), (".lock", "split.json", "contract.json", "environment.json")])
 def test_a_half_made_folder_is_told_what_it_is(folder: Path, tmp_path: Path, names: tuple[str, ...]) -> None:
     half = tmp_path / "half"
     half.mkdir()

@@ -215,5 +215,5 @@ def test_an_edited_plugin_leaves_runs_alone_that_do_not_use_it(plugin: Path) -> 
 
 
 def test_a_plugin_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^plugins: there is no file .*nowhere\.py$"):
+    with pytest.raises(ConfigError, match=r"^plugins: there is no file .*nowhere\.py; check the path$"):
         Experiment.make(**VALUES, plugins=[str(tmp_path / "nowhere.py")])

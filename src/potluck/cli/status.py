@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from potluck.cli import completion
 from potluck.cli.options import AsJson, Debug
 from potluck.cli.screen import Screen, notes_first
 
@@ -17,6 +18,7 @@ def status(
         typer.Argument(
             metavar="FOLDER",
             help="A run, the home of `potluck join`, or a folder with several runs, such as a comparison.",
+            autocompletion=completion.results,
         ),
     ],
     json: AsJson = False,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from potluck.cli import completion
 from potluck.cli.exits import Ended
 from potluck.cli.options import AsJson, Debug
 from potluck.cli.screen import Screen, notes_first
@@ -28,6 +29,7 @@ Folders = Annotated[
     typer.Argument(
         metavar="FOLDER…",
         help="Runs, comparisons, federations, homes of sites, or folders with some of them.",
+        autocompletion=completion.results,
     ),
 ]
 
@@ -47,9 +49,11 @@ def watch(
 
     Only files are read: a run does not notice. In a terminal it ends with the runs; a page stays until Ctrl-C.
     """
-    from potluck.live.snapshot import Watch
+    from potluck.live.snapshot import Watch, is_to_come
 
-    watched = Watch(folders)
+    watched = Watch(folders, patient=True)
+    for folder in filter(is_to_come, folders):
+        typer.echo(f"no run has begun in {folder} so far: waiting for one (Ctrl-C ends the watch)", err=True)
     try:
         if page is not None:
             _on_page(watched, page, json)

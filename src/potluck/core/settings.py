@@ -93,8 +93,8 @@ class OptimizerSettings(Settings):
             default = type(self).model_fields[key].default
             if getattr(self, key) != default:
                 raise ValueError(
-                    f"{key} has no meaning for {self.name}; leave it out, behind a command by the whole block, "
-                    f"'training.optimizer={{name: {self.name}, lr: {self.lr:g}}}'"
+                    f"{key} has no meaning for {self.name}; leave it out (on the command line, "
+                    f"'training.optimizer={{name: {self.name}, lr: {self.lr:g}}}' replaces the whole block)"
                 )
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs a momentum above 0")

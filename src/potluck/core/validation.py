@@ -17,6 +17,11 @@ from potluck.errors import ALIKE, ConfigError, RunError, nearest
 M = TypeVar("M", bound=BaseModel)
 KINDS = ("int", "float", "str", "bool")  # how pydantic names the branches of a value of several kinds
 INPUT = "Input should be "
+PLAIN = {
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+}
 _SHOWN = 200  # characters of a wrong value
 
 
@@ -78,11 +83,13 @@ def _told(errors: Sequence[ErrorDetails]) -> str:
         return "write letters, digits and . _ -, with a letter or digit first"
     if first["type"] == "path_type":
         return "give the path of a file"
-    message = first["msg"].removeprefix("Value error, ")
+    message = first["msg"].removeprefix("Value error, ").partition(", unable to")[0]
     if first["loc"] and _is_kind(str(first["loc"][-1])) and message.startswith(INPUT):
         same = [one["msg"] for one in errors if one["loc"][:-1] == first["loc"][:-1]]
         kinds = [one.removeprefix(INPUT).partition(", unable")[0] for one in same if one.startswith(INPUT)]
         message = INPUT + " or ".join(dict.fromkeys(kinds)).replace("a valid tuple", "a list of them")
+    for words, plain in PLAIN.items():
+        message = message.replace(words, plain)
     return message[:1].lower() + message[1:]
 
 

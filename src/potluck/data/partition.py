@@ -104,9 +104,11 @@ class PartitionConfig(BaseModel):
             if field == needed and getattr(self, field) is None:
                 raise ValueError(f"kind {self.kind} needs {field}")
             if field != needed and getattr(self, field) is not None:
+                kinds = [kind for kind, wanted in _NEEDS.items() if wanted == field]
                 raise ValueError(
-                    f"{field} has no meaning for kind {self.kind}: leave it out, behind a command by the whole "
-                    f"block, 'partition={{kind: {self.kind}, clients: {self.clients}}}'"
+                    f"{field} has no meaning for kind {self.kind}: choose kind {' or '.join(kinds)}, or leave "
+                    f"{field} out (on the command line, 'partition={{kind: {self.kind}, clients: {self.clients}}}' "
+                    "replaces the whole block)"
                 )
 
     @property

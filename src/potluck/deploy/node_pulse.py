@@ -123,6 +123,7 @@ def trouble(pulse: Pulse, known: bool, refused_for: float) -> str:
             "the same key, or it was taken off the register; ask the operator (flwr supernode list)"
         )
     return (
-        "the server does not know the node's key, or another node is online with it: ask the operator to register "
-        "it (flwr supernode register)"
+        "the server does not know the node's key, or another node is online with it; it is tried again, as a "
+        "server that is just starting soon knows it; if this goes on, ask the operator to register it "
+        "(flwr supernode register)"
     )

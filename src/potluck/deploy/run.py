@@ -91,7 +91,8 @@ def _reported(folder: RunFolder) -> RunResult:
 
 
 def describe(board: Board, experiment: Experiment, engine: FlowerEngine, register: Register) -> Board:
-    """Let an engine write on a board, which has the run and its clients on it already."""
+    """Let an engine write on a board, which has the run and its clients on it already: they are waited for."""
+    board.state = "waiting"
     engine.board, board.run, board.rounds = board, register.values.run, experiment.training.rounds
     board.name, board.method = experiment.name, experiment.method.name
     for client in (*engine.ids, *sorted(engine.excluded)):

@@ -63,6 +63,10 @@ _Yaml.add_implicit_resolver(
 )
 
 
+_PLAIN = {
+    "mapping values are not allowed here": "a colon that is not expected; check the indentation of this line and "
+    "the one before, and put a text with a colon in quotes",
+}
 # What PyYAML raises itself where a value is not what its tag says: !!bool maybe, !!float x, 2001-99-99.
 _NO_VALUE = (ValueError, KeyError, AttributeError, TypeError, OverflowError)
 
@@ -87,7 +91,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "it is not YAML"
-        problem = "a tab; use spaces" if "'\\t'" in problem else problem
+        problem = "a tab; use spaces" if "'\\t'" in problem else _PLAIN.get(problem, problem)
         raise ConfigError(f"{path}{where}: {problem}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no experiment: it must be a mapping of keys to values")

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from potluck.core.plain_values import printable
 from potluck.errors import first_line
@@ -157,7 +157,7 @@ def _measured(value: Any) -> Any:
     return value
 
 
-def _counts(value: Any) -> bool:
+def _counts(value: Any) -> TypeGuard[float]:
     """Whether a score or loss has a part in a mean."""
     return value is not None and math.isfinite(value) and abs(value) <= LARGEST_SCORE
 

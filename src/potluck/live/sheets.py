@@ -37,6 +37,8 @@ def state_in_words(now: Snapshot, moment: float) -> str:
         return f"gone: its process has not been heard of for {span(moment - (now.updated or moment))}"
     if now.state == "unfinished":
         return "unfinished, and no process tells of it"
+    if now.state == "writing":
+        return "writing models and report"
     return f"{now.state}: {now.why}" if now.why else now.state
 
 
@@ -113,7 +115,7 @@ def _run(now: Snapshot, moment: float, rows: int) -> Sheet:
         Column("refusals", lambda row: row[1].refusals or (0 if served else None), count),
         words("last refusal", lambda row: row[1].refused or NOTHING),
     ]
-    title = f"{now.name or now.label} ({now.method})" if now.method else now.name or now.label
+    title = f"{now.label} ({now.method})" if now.method else now.label
     columns = columns if shown else columns[:1]
     sheet = Sheet(f"{title}, {now.folder}", tuple(columns), shown, tuple(_notes(now, moment)))
     return sheet.without_empty_columns().first(rows, "--json")

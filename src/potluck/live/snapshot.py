@@ -55,7 +55,9 @@ class Snapshot:
     folder: str
     label: str = ""  # a short name, different from those of the other runs that are watched
     kind: str = "run"  # or server, or site
-    state: str = "unfinished"  # starting, waiting, playing, finished, stopped, gone; at a site, in words
+    state: str = (
+        "unfinished"  # starting, waiting, playing, writing, finished, stopped, gone; at a site, in words
+    )
     why: str = ""  # it was stopped
     problem: str = ""  # what cannot be read
     alive: bool = False  # whether its process still tells of itself
@@ -274,7 +276,7 @@ def _curve(means: Sequence[tuple[int, Any]]) -> Curve:
 def _left(told: Facts, per_round: float | None) -> float | None:
     """Seconds from the end of the last round to that of the run, if rounds take as long as the last ones did."""
     rest = int(told["rounds"]) - int(told["round"])
-    if not told.get("alive") or told["state"] != "playing" or per_round is None or rest < 0:
+    if not told.get("alive") or told["state"] != "playing" or per_round is None or rest <= 0:
         return None
     return round(per_round * rest, 3)
 
@@ -294,15 +296,20 @@ def _clients(board: Facts, evaluations: Evaluations) -> dict[str, ClientView]:
 class Watch:
     """Follows all runs in some folders; runs that begin later are found, too."""
 
-    def __init__(self, folders: Sequence[Path], facts: Callable[[], Facts] | None = None) -> None:
-        """`facts` are those of this very process, where it watches itself."""
+    def __init__(
+        self, folders: Sequence[Path], facts: Callable[[], Facts] | None = None, patient: bool = False
+    ) -> None:
+        """`facts` are those of this very process, where it watches itself.
+
+        A `patient` watch also takes folders in which nothing is so far, or that are not there yet.
+        """
         self.folders, self._own = folders, facts
         self._followers: dict[Path, Follower] = {}
         self._found: list[Path] = []
         self._searched = -RESCAN
         self._alone = threading.Lock()  # the page is asked from several threads
         for folder in folders:
-            if facts is None and not is_watchable(folder):
+            if facts is None and not is_watchable(folder) and not (patient and is_to_come(folder)):
                 raise RunError(_refusal(folder))
 
     def look(self) -> list[Snapshot]:
@@ -316,8 +323,13 @@ class Watch:
         """Find the runs that there are now."""
         own = self._own is not None
         each = [[folder] if own else find_runs(folder) for folder in self.folders]
-        self._found, self._searched = [*dict.fromkeys(run for runs in each for run in runs)], time.monotonic()
-        labels = _labels(self._found)
+        below = {
+            run: len(run.parts) - len(folder.parts)
+            for folder, runs in zip(self.folders, each, strict=True)
+            for run in runs
+        }
+        self._found, self._searched = [*below], time.monotonic()
+        labels = _labels(below)
         for run in self._found:
             self._followers.setdefault(run, Follower(run, facts=self._own)).label = labels[run]
 
@@ -334,7 +346,8 @@ class Watch:
 
 def _refusal(folder: Path) -> str:
     if not folder.is_dir():
-        return f"there is no folder {folder}; name that of a run"
+        remedy = "it is a file; name the folder of a run" if folder.exists() else "name that of a run"
+        return f"there is no folder {folder}: {remedy}"
     return (
         f"there is no run in {folder}: give the folder of a run, a comparison or a federation, a folder with some "
         "of them, or the home of potluck join"
@@ -354,6 +367,11 @@ def is_run(folder: Path) -> bool:
 def is_watchable(folder: Path) -> bool:
     """Whether there is something to watch in a folder, or will be."""
     return bool(find_runs(folder)) or _has(folder, *COMPARED)
+
+
+def is_to_come(folder: Path) -> bool:
+    """Whether a folder is not there so far, or empty: a run may begin in it."""
+    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
 
 
 def find_runs(folder: Path) -> list[Path]:
@@ -380,10 +398,13 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
             yield from _below(path, depth - 1)
 
 
-def _labels(runs: Sequence[Path]) -> dict[Path, str]:
-    """Short names by which the runs differ: as much of the path as is needed."""
-    parts = {run: run.resolve().parts for run in runs}
-    length = 1
-    while length < 10 and len({part[-length:] for part in parts.values()}) < len(runs):
-        length += 1
-    return {run: printable("/".join(part[-length:])) for run, part in parts.items()}
+def _labels(below: Mapping[Path, int]) -> dict[Path, str]:
+    """Short names by which the runs differ: the path below the folder that was named, and more where needed."""
+    parts, more = {run: run.resolve().parts for run in below}, 0
+
+    def named(run: Path) -> str:
+        return printable("/".join(parts[run][-max(below[run], 1) - more :]))
+
+    while more < 10 and len({named(run) for run in below}) < len(below):
+        more += 1
+    return {run: named(run) for run in below}

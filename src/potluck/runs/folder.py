@@ -145,6 +145,8 @@ class RunFolder:
 
     def _half_made(self) -> str:
         """What to do with a folder that is not whole: an empty shell can go, anything else is not potluck's."""
+        if not any(self.path.iterdir()):
+            return ": it is empty; name the folder of a run"
         if self.is_shell():
             return f": its run was stopped before the first round; remove it (rm -r {self.path}) and run it again"
         return ", so it is no run folder, or files of it are gone; put them back, or start the run anew elsewhere"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.core.plain_values import printable
-from potluck.deploy.flower.processes import START, environment, program
+from potluck.deploy.flower.processes import START, TOO_SLOW, environment, program
 from potluck.errors import RunError
 
 NAME = "potluck"  # of the SuperLink in Flower's configuration
@@ -37,7 +37,7 @@ def flwr(home: Path, log: str, what: str, *words: str) -> dict[str, Any]:
             )
         said, failed = f"{decoded(done.stderr)}\n{decoded(done.stdout)}", done.returncode != 0
     except subprocess.TimeoutExpired:
-        said, failed = f"it took more than {START:g} s", True
+        said, failed = TOO_SLOW, True
     with file.open("a", encoding="utf-8") as record:
         record.write(said)
     answer = answered(said)

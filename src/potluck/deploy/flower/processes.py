@@ -22,12 +22,25 @@ from potluck.deploy.flower.connections import Security, is_open, split_address
 from potluck.errors import ConfigError, RunError
 from potluck.files import read_json, write_json
 
-START = 120.0  # seconds Flower's processes have to start
+STARTING = "POTLUCK_FLOWER_START"  # in the environment: the seconds that Flower's processes have to start
 GRACE = 10.0  # seconds a process has to end by itself
 LOOK_BACK = 1 << 16  # bytes of a log in which an error is looked for
 PULSE = "pulse.json"  # what a SuperNode notes of its calls
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 FLOWER_ERROR = re.compile(r"^ERROR\s*:\s*(.+(?:\n.+)*)", re.MULTILINE)  # up to the next empty line
+
+
+def _start_seconds() -> float:
+    """What the environment allows, else two minutes."""
+    told = os.environ.get(STARTING, "120")
+    with contextlib.suppress(ValueError):
+        if 0 < (seconds := float(told)) <= 86400:
+            return seconds
+    raise ConfigError(f"{STARTING} is {told!r}: give it seconds, such as 600")
+
+
+START = _start_seconds()
+TOO_SLOW = f"not within {START:g} s: the machine is busy; run it again, with {STARTING}=600 for more time"
 
 
 def installed(package: str) -> bool:
@@ -206,9 +219,11 @@ def start_superlink(address: str, security: Security, home: Path, database: Path
     process = Process(words, log, environment(home), name="the SuperLink", note=note)
     end = time.monotonic() + START
     while not is_open(address):
-        if not process.alive or time.monotonic() > end:
+        late = time.monotonic() > end
+        if not process.alive or late:
             process.end()
-            raise RunError(f"the SuperLink does not start: {process.tail()}; see {process.log}")
+            why = TOO_SLOW if late else process.tail()
+            raise RunError(f"the SuperLink does not start: {why}; see {process.log}")
         time.sleep(0.1)
     return process
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def serve(
     experiment = prepared(experiment)
     files = key_folder(experiment, security, watcher)
     keys = chosen_keys(files, security, address, begun=(folder / REGISTER).exists())
-    home, board = open_folder(folder), Board(name=experiment.name, method=experiment.method.name)
+    home, board, sites = open_folder(folder), starting_board(experiment), sites_of(experiment).sites
 
     def facts() -> dict[str, Any]:
         return board.facts() | about_here(folder)
@@ -60,10 +61,12 @@ def serve(
         own_flower(folder),
         exposed(prometheus, Follower(folder, facts=facts).look),
         shown(page, Watch([folder], facts)) as url,
-        relaying(address, security, place, patience, watcher.notice, sites_of(experiment).sites) as courier,
+        contextlib.ExitStack() as stack,
     ):
         if url:
             watcher.notice(f"this run can be followed at {url}")
+        connected = relaying(address, security, place, patience, watcher.notice, sites)
+        courier = stack.enter_context(connected)
         watcher.notice(f"waiting at {address} for the clients of {experiment.name}")
         for client in (client for client, key in (keys or {}).items() if not key):
             watcher.notice(
@@ -83,6 +86,15 @@ def serve(
             changed_keys=dict if files is None else files.changed,
             board=board,
         )
+
+
+def starting_board(experiment: Experiment) -> Board:
+    """The board of a server whose clients are known, and none of them is connected so far."""
+    rounds = experiment.training.rounds
+    board = Board(name=experiment.name, method=experiment.method.name, state="starting", rounds=rounds)
+    for client in sites_of(experiment).sites:
+        board.client(client)
+    return board
 
 
 def key_folder(experiment: Experiment, security: Security, watcher: Watcher) -> KeyFolder | None:

@@ -63,6 +63,7 @@ class Superlink:
         if is_open(self.address):
             self.notice(f"a SuperLink is at {self.address} already: it is used, and left running")
             return
+        self.notice(f"starting Flower at {self.address}: this takes seconds, on a busy machine minutes")
         self._start()
         self._register()
 

@@ -127,7 +127,7 @@ function key(lines, show) {
 const look = place => place < LINES ? `c${place % 6} d${Math.floor(place / 6)}` : "grey";
 
 // --- a run ---
-const GOING = ["starting", "waiting", "playing"], TROUBLE = ["stopped", "gone", "unreadable", "unfinished"];
+const GOING = ["starting", "waiting", "playing", "writing"], TROUBLE = ["stopped", "gone", "unreadable", "unfinished"];
 const lookOf = run => run.alive || GOING.includes(run.state) ? "going" : TROUBLE.includes(run.state) ? "trouble" : "finished";
 const badge = run => make("span", {class: `state ${lookOf(run)}`}, run.state);
 function left(run) {
@@ -142,7 +142,8 @@ function cards(run) {
   const box = make("div", {class: "headline"}), clients = Object.values(run.clients);
   const bar = run.rounds ? make("progress", {max: run.rounds, value: run.round, "aria-label": "rounds played"}) : "";
   const going = run.round_ended && run.alive && run.round < run.rounds
-    ? ticking(() => `round ${count(run.round + 1)} has taken ${duration(Math.max(0, now() - run.round_ended))}`) : "";
+    ? ticking(() => `round ${count(run.round + 1)} has taken ${duration(Math.max(0, now() - run.round_ended))}`)
+    : run.alive && run.state === "writing" ? "writing models and report" : "";
   const round = card("Round", run.rounds ? `${count(run.round)} / ${count(run.rounds)}` : NOTHING, going);
   round.append(bar);
   box.append(round);
@@ -158,7 +159,7 @@ function cards(run) {
   if (run.kind === "server" && run.alive) {
     const part = clients.filter(one => !one.excluded), here = part.filter(one => one.connected).length;
     const refused = clients.filter(one => one.refusals).length;
-    box.append(card("Connected", `${here} of ${part.length}`, refused ? `${refused} had answers refused` : "clients"));
+    box.append(card("Connected", `${here} of ${part.length}`, refused ? `${refused} had answers refused` : awaited(run) || "clients"));
   }
   const up = run.messages.up || 0, down = run.messages.down || 0;
   if (up + down) box.append(card("Messages", size(up + down), `${size(up)} up, ${size(down)} down`));
@@ -171,6 +172,11 @@ function cards(run) {
   }
   if (box.children.length > 6) box.classList.add("many");
   return box;
+}
+function awaited(run) {
+  const away = Object.entries(run.clients).filter(([, one]) => !one.excluded && !one.connected).map(([name]) => name);
+  const more = away.length > 4 ? ` and ${count(away.length - 4)} more` : "";
+  return run.state !== "playing" && away.length ? `waiting for ${away.slice(0, 4).join(", ")}${more}` : "";
 }
 function curves(run) {
   const show = value => score(run, value);
@@ -262,8 +268,8 @@ function site(run) {
   return make("table", {class: "plain"}, body);
 }
 function detail(run) {
-  const isSite = run.kind === "site", name = isSite ? `client ${run.client}` : run.name || run.label;
-  const about = [run.method, run.folder].filter(Boolean).join(" · ");
+  const isSite = run.kind === "site", name = isSite ? `client ${run.client}` : run.label;
+  const about = [run.name === run.label ? "" : run.name, run.method, run.folder].filter(Boolean).join(" · ");
   const box = [make("div", {class: "headed"}, make("h2", {}, name), badge(run)), make("p", {class: "lead"}, about)];
   for (const told of [run.problem, ended(run)]) if (told) box.push(make("p", {class: "problem"}, told));
   if (run.state === "unreadable") return box;
@@ -286,7 +292,7 @@ function ended(run) {
 // --- all runs ---
 function overview(runs) {
   const names = new Set(runs.filter(run => run.score != null).map(run => run.measure.name));
-  const heads = ["run", "round", names.size === 1 ? [...names][0] : "score", "loss", "left", "state"];
+  const heads = ["run", "state", "round", names.size === 1 ? [...names][0] : "score", "loss", "left"];
   const body = make("tbody");
   for (const run of runs) {
     const pick = () => { picked = run.folder; draw(); };
@@ -295,12 +301,12 @@ function overview(runs) {
     body.append(make("tr", {class: "pick", onclick: pick, "aria-selected": run.folder === picked ? "true" : null},
       make("td", {class: "name"}, make("span", {class: `dot ${lookOf(run)}`, "aria-hidden": "true"}),
         make("button", {type: "button", "data-head": run.folder}, run.label)),
+      make("td", {}, run.state),
       make("td", {class: "right"}, run.rounds ? `${count(run.round)} of ${count(run.rounds)}` : NOTHING, bar),
       make("td", {class: "right"}, isSite ? NOTHING : score(run, run.score)), make("td", {class: "right"}, number(run.loss)),
-      make("td", {class: "right"}, run.seconds_left == null ? NOTHING : ticking(() => duration(left(run)))),
-      make("td", {}, run.state)));
+      make("td", {class: "right"}, run.seconds_left == null ? NOTHING : ticking(() => duration(left(run))))));
   }
-  const head = make("tr", {}, ...heads.map((name, at) => make("th", {scope: "col", class: at > 0 && at < 5 && "right"}, name)));
+  const head = make("tr", {}, ...heads.map((name, at) => make("th", {scope: "col", class: at > 1 && "right"}, name)));
   return make("div", {class: "scroll", tabindex: "0"}, make("table", {}, make("thead", {}, head), body));
 }
 function together(runs) {
@@ -324,7 +330,7 @@ function draw() {
   const scrolled = [...document.querySelectorAll(".scroll")].map(one => one.scrollLeft);
   if (!runs.some(run => run.folder === picked)) picked = ((runs.find(run => run.alive) || runs.at(-1)) || {}).folder;
   const chosen = runs.find(run => run.folder === picked);
-  const name = runs.length === 1 ? (chosen.name || chosen.label) : `${runs.length} runs`;
+  const name = runs.length === 1 ? chosen.label : `${runs.length} runs`;
   document.getElementById("title").textContent = runs.length === 1 ? "Potluck, live" : `Potluck, live: ${name}`;
   document.title = `${name} · Potluck`;
   const all = document.getElementById("overview");

@@ -24,8 +24,7 @@ class BoardNotes(Observer):
         """The rounds begin."""
         board = self.board
         board.name, board.method, board.rounds, board.round = name, method, rounds, done
-        board.state = "playing"
-        self.renew()
+        self._standing()
 
     def round(self, end: RoundEnd) -> None:
         """Count the round; who dropped out after its answer had come is known only now."""
@@ -33,6 +32,13 @@ class BoardNotes(Observer):
         self.board.worked(end.client_seconds)
         for client, reason in end.failures.items():
             self.board.dropped(client, reason)
+        if end.round == self.board.rounds:
+            self._standing()
+
+    def _standing(self) -> None:
+        """Rounds are being played, or after the last one models and report are being written."""
+        self.board.state = "playing" if self.board.round < self.board.rounds else "writing"
+        self.renew()
 
     def advise(self, sentence: str) -> None:
         """Keep it, as everything that is said."""
