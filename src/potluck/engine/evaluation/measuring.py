@@ -112,5 +112,5 @@ def _pieces(sums: Tensor, shapes: Sequence[tuple[int, ...]]) -> Sequence[Tensor]
     """The sums of a batch, each in its shape; single numbers are taken apart in one operation."""
     if not any(shapes):
         return sums.unbind()
-    pieces = sums.split([math.prod(shape) for shape in shapes])
+    pieces = torch.split(sums, [math.prod(shape) for shape in shapes])
     return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
