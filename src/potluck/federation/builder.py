@@ -108,7 +108,7 @@ class ClientBuilder:
         )
 
     def copied_client(self, client_id: ClientId, other: Client) -> Client:
-        """A live client like another one of its kind, in any state: copying a deep model is faster than building it.
+        """A live client like another one of its kind, in any state; faster than to build it where a model is deep.
 
         A module that holds a function, as a hook does, is built: its copy could call into the other's.
         """
