@@ -58,7 +58,7 @@ class Public:
             rows, rng = np.arange(len(self)), self.rng.child("round", round_)
             self._orders.clear()  # every client asks for it in every exchange, and of one round only
             self._orders[key] = shuffled_batches(rows, batch_size, passes, "drop", rng)
-        return list(self._orders[key])
+        return [rows.copy() for rows in self._orders[key]]
 
     @cached_property
     def _orders(self) -> dict[tuple[int, int, int], list[np.ndarray]]:
