@@ -20,7 +20,7 @@ from potluck.core.contract import (
     tensor,
 )
 from potluck.core.formulas import formula_value
-from potluck.core.message import Message
+from potluck.core.message import LastMessage, Message
 from potluck.core.method import Method
 from potluck.core.task import Task
 from potluck.errors import MessageError
@@ -466,3 +466,22 @@ def test_the_largest_size_follows_from_the_contract() -> None:
     assert most == real.nbytes
     assert largest_size(contract, {"C": 10, "d": 4}, lambda part: None) is None
     assert largest_size({"rows": tensor("n, d", "open")}, {"d": 4}, shapes.get) is None
+
+
+def test_the_same_tensors_are_the_same_message_until_one_is_replaced() -> None:
+    """A server sends one thing to many clients: it is put in order and measured once."""
+    messages, small, counts = LastMessage(), {"w": torch.ones(2, 3)}, torch.ones(4)
+    first = messages.of({"small": small, "counts": counts})
+    assert messages.of({"small": dict(small), "counts": counts}) is first
+    assert messages.of(first) is first
+    counts.add_(1)
+    assert torch.equal(messages.of({"small": small, "counts": counts})["counts"], counts)
+    counts.data = torch.zeros(4)
+    assert torch.equal(messages.of({"small": small, "counts": counts})["counts"], torch.zeros(4))
+    counts.data = counts.data[:2]
+    assert messages.of({"small": small, "counts": counts})["counts"].shape == (2,)
+    small["w"] = torch.ones(2, 3)
+    assert messages.of({"small": small, "counts": counts})["small/w"].data_ptr() == small["w"].data_ptr()
+    assert list(messages.of({"counts": counts})) == ["counts"]
+    with pytest.raises(MessageError, match="'counts' of a message is a float"):
+        messages.of({"counts": 1.0})  # type: ignore[dict-item]

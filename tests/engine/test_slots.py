@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from potluck.core.message import Message
 from potluck.core.streams import Source, Stream
 from potluck.engine.cuda.graphs import _play
 from potluck.engine.cuda.slots import Exchange, Slots
+from potluck.engine.protocol import Request, Stamp
 from potluck.errors import ConfigError
 from potluck.training.plan import Plan
 
@@ -23,6 +25,7 @@ class SlotOf:
 
     def __init__(self, client: str, stream: Any) -> None:
         self.kind, self.stream = client[0], stream
+        self.known: set[Any] = set()
         self.itself = self  # as graphs know their slot
 
 
@@ -37,7 +40,11 @@ class Gpu:
 
     def place(self, *clients: str, build: Callable[..., Any] = SlotOf) -> list[Any]:
         """Where the clients of one exchange work."""
-        return self.slots.spread(requests(*clients), Exchange(), build, lambda request, slot: slot)  # type: ignore[arg-type, return-value]
+        return self.spread(requests(*clients), build)
+
+    def spread(self, asked: Sequence[Any], build: Callable[..., Any] = SlotOf) -> list[Any]:
+        """Where these requests are served."""
+        return self.slots.spread(asked, Exchange(), build, lambda request, slot: slot)  # type: ignore[return-value]
 
     def serve(
         self,
@@ -68,6 +75,10 @@ def requests(*clients: str) -> list[Any]:
     return [SimpleNamespace(client=client) for client in clients]
 
 
+def training(client: str) -> Request:
+    return Request(client, ("train",), Message(), Stamp("", 1, 1, 1, 0))
+
+
 def named(request: Any) -> Any:
     return request.client
 
@@ -76,6 +87,18 @@ def test_a_client_comes_back_to_its_slot(gpu: Gpu) -> None:
     first, second = gpu.place("a1", "a2")
     assert first is not second
     assert gpu.place("a2", "a1") == [second, first]
+
+
+def test_clients_train_where_others_have_trained_though_all_are_evaluated(gpu: Gpu) -> None:
+    """A slot captures a step when it first comes there: ten slots are enough for cohorts of ten."""
+    everyone = [f"a{number}" for number in range(6)]
+    gpu.slots.limit = 6
+    trained = gpu.spread([training("a0"), training("a1")])
+    evaluated = gpu.place(*everyone)
+    assert len({*evaluated}) == 6
+    for cohort in (("a2", "a3"), ("a4", "a0"), ("a5", "a1")):
+        assert {*gpu.spread([training(client) for client in cohort])} == {*trained}
+        assert gpu.place(*everyone) == evaluated
 
 
 def test_a_slot_that_is_taken_is_left_to_who_came_first(gpu: Gpu) -> None:

@@ -52,9 +52,17 @@ class Public:
 
     def order(self, round_: int, batch_size: int, passes: int = 1) -> list[np.ndarray]:
         """The rows of every batch of a round, the same on every side; a short last batch is dropped."""
-        self.check_batch(batch_size, "a public batch")
-        rows, rng = np.arange(len(self)), self.rng.child("round", round_)
-        return shuffled_batches(rows, batch_size, passes, "drop", rng)
+        key = round_, batch_size, passes
+        if key not in self._orders:
+            self.check_batch(batch_size, "a public batch")
+            rows, rng = np.arange(len(self)), self.rng.child("round", round_)
+            self._orders.clear()  # every client asks for it in every exchange, and of one round only
+            self._orders[key] = shuffled_batches(rows, batch_size, passes, "drop", rng)
+        return [rows.copy() for rows in self._orders[key]]
+
+    @cached_property
+    def _orders(self) -> dict[tuple[int, int, int], list[np.ndarray]]:
+        return {}
 
     def stream(self, round_: int, batch_size: int, passes: int = 1) -> Stream:
         """The batches of `order` as a stream for `fit`."""

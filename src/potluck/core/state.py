@@ -246,7 +246,9 @@ class Holder:
         self._inner: dict[str, Part] = {}  # parts of parts that were asked for
         self.flat: Tensor | None = None
         self.layout: Layout = ()
-        self._unpacked: dict[str, Tensor] | None = None
+        self._fixed: dict[str, Tensor] = {}  # tensors of modules, and single ones, that `pack` left alone
+        self._mappings: tuple[str, ...] = ()
+        self._addresses: dict[str, int] = {}
         self.task = task
         self.device = torch.device(device)
         self.precision: Precision = precision
@@ -296,7 +298,7 @@ class Holder:
         """Take over the declared state of a method."""
         self.parts = {name: Part(value, buffers, remember) for name, value in state.items()}
         self._inner = {}
-        self.flat, self.layout, self._unpacked = None, (), None
+        self.flat, self.layout = None, ()
 
     @torch.no_grad()
     def pack(self) -> None:
@@ -320,8 +322,14 @@ class Holder:
             floats[name].data = view
         for name, part in self.parts.items():
             part.block = _block(name, part, self.flat, self.layout)
-        if not any(isinstance(part.content, dict) for part in self.parts.values()):
-            self._unpacked = self._loose()
+        self._addresses = self._places()
+        self._mappings = tuple(name for name, part in self.parts.items() if isinstance(part.content, dict))
+        inside = tuple(f"{name}/" for name in self._mappings)
+        self._fixed = {
+            name: value
+            for name, value in self.tensors().items()
+            if name not in self._addresses and not name.startswith(inside)
+        }
 
     def memory(self) -> list[Tensor]:
         """Tensors that together cover all memory of the state."""
@@ -358,12 +366,17 @@ class Holder:
 
         Modules and single tensors stay where `pack` put them; only a mapping has to be looked through again.
         """
-        if self._unpacked is not None:
-            return self._unpacked
         if self.flat is None:
             return self.tensors()
-        packed = self._places()
-        return {name: value for name, value in self.tensors().items() if packed.get(name) != value.data_ptr()}
+        if not self._mappings:
+            return self._fixed
+        named = (
+            (f"{part}/{key}", value)
+            for part in self._mappings
+            for key, value in self.parts[part].content.items()
+        )
+        packed = self._addresses
+        return self._fixed | {name: value for name, value in named if packed.get(name) != value.data_ptr()}
 
     def __getitem__(self, name: str) -> Part:
         """A part, or a module inside one: `client["model/head"]`."""

@@ -137,9 +137,11 @@ class Acceptance:
     ) -> dict[ClientId, str]:
         """Why values are not taken: all are reduced on the device and read back at once."""
         seen = Reductions(self.server.device)
+        ranged = any(field.ranged or field.low_rank for field in contract.values())
         for answer in answers:
             seen.add_largest(answer)
-            seen.add_singles(answer, excess(answer.up, contract, self.method.symbols(self._card(answer))))
+            symbols = self.method.symbols(self._card(answer)) if ranged else {}
+            seen.add_singles(answer, excess(answer.up, contract, symbols) if ranged else None)
             if not self.method.sends_changes:
                 seen.add_variances(answer)
         if self.largest_ratio is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from potluck.core.card import Card, ClientId
-from potluck.core.message import Message
+from potluck.core.message import LastMessage
 from potluck.core.method import Down, Method
 from potluck.core.replies import Replies
 from potluck.core.server import Server
@@ -48,6 +48,7 @@ class Cohort:
         self.failures: dict[ClientId, str] = {}
         self.lost: set[ClientId] = set()  # of these, who gave no answer
         self.exchange = 0
+        self._messages = LastMessage()
 
     @property
     def ids(self) -> tuple[ClientId, ...]:
@@ -127,7 +128,7 @@ class Cohort:
             content = self.method.downlink(self.server, client)
         else:
             content = down(client) if callable(down) else down
-        message = content if isinstance(content, Message) else Message(content)
+        message = self._messages.of(content)
         contract = self.method.down_contract(steps[0])
         self.acceptance.check(client, message, contract, f"step {steps[0]}", "down")
         purpose = self.method.steps()[steps[0]].purpose

@@ -30,10 +30,20 @@ class InitialStates:
 
     def of(self, client: ClientId) -> State:
         """The initial state of a client; clients with the same origin and kind share it."""
-        key = self.clients.origin(client), self.clients.kind(client)
+        key = self._key(client)
         state = self._known.pop(key, None)
-        if state is None:
-            state = self.clients.build_client(client).snapshot()
+        return self._keep(key, state if state is not None else self.clients.build_client(client).snapshot())
+
+    def learn(self, client: ClientId, live: Client) -> None:
+        """Take the initial state from a client that was just built, so that none is built for it."""
+        key = self._key(client)
+        if key not in self._known:
+            self._keep(key, live.snapshot())
+
+    def _key(self, client: ClientId) -> tuple[str, str]:
+        return self.clients.origin(client), self.clients.kind(client)
+
+    def _keep(self, key: tuple[str, str], state: State) -> State:
         self._known[key] = state
         if len(self._known) > INITIAL_STATES:
             self._known.popitem(last=False)
@@ -50,12 +60,18 @@ class KindSeats:
     def sit(self, client: ClientId, state: State | None) -> Client:
         """The live client of this kind, with the data and the state of this client."""
         kind = self.clients.kind(client)
-        live = self._live.pop(kind, None) or self.clients.build_client(client)
+        live = self._live.pop(kind, None) or self._built(client, learn=state is None)
         self._live[kind] = live
         if len(self._live) > SEATS:
             self._live.popitem(last=False)
         self.clients.assign(live, client)
         live.restore(state if state is not None else self.initial.of(client))
+        return live
+
+    def _built(self, client: ClientId, learn: bool) -> Client:
+        live = self.clients.build_client(client)
+        if learn:
+            self.initial.learn(client, live)
         return live
 
     def live(self) -> list[Client]:

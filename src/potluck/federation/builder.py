@@ -119,10 +119,26 @@ class ClientBuilder:
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if source.channels_last and not flexible:
             source = replace(source, contiguous=True)
-        client = Client(task, source, self.device, self.precision)
+        return self._live(
+            client_id, source, {name: to_device(value, self.device) for name, value in state.items()}
+        )
+
+    def copied_client(self, client_id: ClientId, other: Client) -> Client:
+        """A live client like another one of its kind, in any state; faster than to build it where a model is deep.
+
+        A module that holds a function, as a hook does, is built: its copy could call into the other's.
+        """
+        if not all(map(_is_plain, other.modules().values())):
+            return self.build_client(client_id)
+        state = {name: part.content for name, part in other.parts.items()}
+        return self._live(client_id, other.source, copy.deepcopy(state))
+
+    def _live(self, client_id: ClientId, source: Source, state: Mapping[str, object]) -> Client:
+        """A live client with this state, in one piece of memory."""
+        client = Client(self.population.task_of(client_id), source, self.device, self.precision)
         client.public_data = self.public(client_id)
         buffers: BufferPolicy = self.method.config.buffers
-        client.declare({name: to_device(value, self.device) for name, value in state.items()}, buffers)
+        client.declare(state, buffers)
         client.pack()
         self.assign(client, client_id)
         return client
@@ -216,6 +232,28 @@ def to_device(value: object, device: torch.device) -> object:
             value[name] = tensor.to(device)
         return value
     return value.to(device) if hasattr(value, "to") else value
+
+
+_PLAIN = (str, int, float, type, type(None), torch.dtype, torch.device)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether a module and those below it hold data alone, so that a copy shares nothing with it."""
+    return all(
+        key == "_modules" or _is_data(value)
+        for layer in module.modules()
+        for key, value in vars(layer).items()
+    )
+
+
+def _is_data(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return value.is_leaf  # others have a history, which is not copied
+    if isinstance(value, dict):
+        return all(map(_is_data, value.values()))
+    if isinstance(value, list | tuple | set):
+        return all(map(_is_data, value))
+    return isinstance(value, _PLAIN)
 
 
 def _runs_channels_last(model: Model, task: Task) -> bool:

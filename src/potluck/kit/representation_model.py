@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 
 from torch import nn
@@ -12,6 +13,16 @@ from potluck.errors import ModelError
 
 def representation_model(model: Model) -> list[str]:
     """The parts to name in `fit(train=…)` so that a client's model is trained without its head."""
+    if model not in _known:
+        _known[model] = _parts(model)
+    return list(_known[model])
+
+
+# Walking a module is slow, and a client may ask in every exchange.
+_known: weakref.WeakKeyDictionary[Model, list[str]] = weakref.WeakKeyDictionary()
+
+
+def _parts(model: Model) -> list[str]:
     parts = [f"model/{name}" for name in _without(model, {id(value) for value in model.head.parameters()})]
     if not parts:
         raise ModelError(f"{type(model).__name__} has nothing to train before its head")

@@ -109,8 +109,16 @@ class CudaEngine(StoringEngine):
                     main.wait_stream(stream)
 
     def _new_slot(self, main: torch.cuda.Stream, client: ClientId, stream: torch.cuda.Stream) -> Slot:
-        """A live client built on the main stream, which the slot's own stream waits for."""
-        live = self.clients.build_client(client)
+        """A live client built on the main stream, which the slot's own stream waits for.
+
+        The first one of a kind tells the state that clients of its origin start with; the others are copies.
+        """
+        first = next(iter(self.slots.of_kind(self.clients.kind(client))), None)
+        if first is None:
+            live = self.clients.build_client(client)
+            self._initial.learn(client, live)
+        else:
+            live = self.clients.copied_client(client, first.client)
         stream.wait_stream(main)
         runner = GraphRunner(live, self._rows, self._tell)
         return Slot(live, stream, runner, torch.Generator(live.device))

@@ -21,6 +21,8 @@ from potluck.engine.protocol import Examination, Outcome, Request
 from potluck.errors import ConfigError
 
 R = TypeVar("R", Request, Examination)
+Work = tuple[str, ...]  # what a client does in a slot: the names of its steps
+EVALUATION: Work = ("evaluate",)
 
 
 @dataclass(eq=False)
@@ -34,6 +36,7 @@ class Slot:
     holds: weakref.ref[State] | None = (
         None  # the stored state that equals the client's memory, if there is one
     )
+    known: set[Work] = field(default_factory=set)  # what was done in it: it has graphs for that
 
 
 Build = Callable[[ClientId, torch.cuda.Stream], Slot]
@@ -71,7 +74,7 @@ class Slots:
         self.device, self.kind, self.limit, self.streams = device, kind, limit, streams
         self.notice = notice
         self._pools: dict[str, list[Slot]] = {}
-        self._homes: dict[ClientId, Slot] = {}  # the slot each client was in last
+        self._homes: dict[tuple[ClientId, Work], Slot] = {}  # the slot in which each client last did what
 
     def all(self) -> list[Slot]:
         """Every slot there is."""
@@ -119,7 +122,7 @@ class Slots:
         """Let every client work in a slot; the outcomes are in the order of the requests."""
         outcomes = {}
         for request in self._in_turn(requests):
-            outcomes[id(request)] = work(request, self._taken(request.client, exchange, build))
+            outcomes[id(request)] = work(request, self._taken(request, exchange, build))
         return [outcomes[id(request)] for request in requests]
 
     def _shrink(self, used: int, kinds: int) -> None:
@@ -146,25 +149,29 @@ class Slots:
 
     # --- who works where --------------------------------------------------------------------------------
 
-    def _taken(self, client: ClientId, exchange: Exchange, build: Build) -> Slot:
-        slot = self._slot(client, exchange, build)
-        self._homes[client] = slot
+    def _taken(self, request: R, exchange: Exchange, build: Build) -> Slot:
+        work = request.steps if isinstance(request, Request) else EVALUATION
+        slot = self._slot(request.client, work, exchange, build)
+        self._homes[request.client, work] = slot
+        slot.known.add(work)
         exchange.take(slot)
         return slot
 
-    def _slot(self, client: ClientId, exchange: Exchange, build: Build) -> Slot:
-        """The client's last slot, which has graphs for its batches; else a free one of its kind, or a new one.
+    def _slot(self, client: ClientId, work: Work, exchange: Exchange, build: Build) -> Slot:
+        """The slot where the client did this last; else a free one of its kind, or a new one.
 
-        A state is copied as one piece, so a client can work in any slot of its kind. If no more slots are allowed,
-        clients queue at those of their kind, one after the other, or a slot of another kind makes room.
+        A state is copied as one piece, so a client can work in any slot of its kind, at best in one that has graphs
+        for this work: where many clients are evaluated and few train, few slots need graphs of training. If no
+        more slots are allowed, clients queue at those of their kind, one after the other, or a slot of another
+        kind makes room.
         """
-        home = self._homes.get(client)
+        home = self._homes.get((client, work))
         if home is not None and home not in exchange.busy:
             return home
         pool = self._pools.setdefault(self.kind(client), [])
-        free = next((slot for slot in pool if slot not in exchange.busy), None)
-        if free is not None:
-            return free
+        free = [slot for slot in pool if slot not in exchange.busy]
+        if free:
+            return next((slot for slot in free if work in slot.known), free[0])
         count = sum(map(len, self._pools.values()))
         if count >= self.limit and pool:
             return next(slot for slot in exchange.busy if slot in pool)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from potluck.core.card import ClientId
-from potluck.core.message import Message
+from potluck.core.message import LastMessage
 from potluck.engine.acceptance import no_message
 from potluck.engine.evaluation.asking import Asking
 from potluck.engine.evaluation.examined import Examined, Line
@@ -47,6 +47,7 @@ class Examiner:
         self.others: Mapping[ClientId, str] = {}  # who belongs here and cannot be asked, with the reason
         self.asking = Asking(rounds.engine, notice, attempts, waits or Waits(), quorum)
         self._notices = MetricNotices(self.facts, notice)
+        self._messages = LastMessage()
 
     def examine(
         self, when: Moment, cohort: Sequence[ClientId], round_: int, attempt: int, ledger: Ledger
@@ -129,7 +130,7 @@ class Examiner:
         """Clients are measured on the newest downlink, except after training: then as training left them."""
         down = None
         if when != "after_training":
-            down = Message(self.federation.method.downlink(self.rounds.server, client))
+            down = self._messages.of(self.federation.method.downlink(self.rounds.server, client))
             ledger.add(client, "evaluate", "down", "evaluate", down)
         stamp = self.rounds.stamp(client, round_, attempt)
         task = self.federation.population.task_of(client)

@@ -101,10 +101,16 @@ def _put_together(task: Task, parts: Sequence[Any], modes: int, raw: bool = Fals
     added, whole = task.rules.sums(task.classes), _rows(task, raw)
     columns = list(zip(*parts, strict=True)) if whole else [parts]
     sums = columns[0][0] if len(parts) == 1 else torch.stack(list(columns[0])).sum(0)
-    pieces = iter(sums.split([math.prod(shape) for shape in added.values()] * modes))
+    pieces = iter(_pieces(sums, [*added.values()] * modes))
     rows = iter([torch.cat(list(column)) for column in columns[1:]])
     return [
-        {name: next(pieces).view(shape) for name, shape in added.items()}
-        | {name: next(rows) for name in whole}
-        for _ in range(modes)
+        {name: next(pieces) for name in added} | {name: next(rows) for name in whole} for _ in range(modes)
     ]
+
+
+def _pieces(sums: Tensor, shapes: Sequence[tuple[int, ...]]) -> Sequence[Tensor]:
+    """The sums of a batch, each in its shape; single numbers are taken apart in one operation."""
+    if not any(shapes):
+        return sums.unbind()
+    pieces = torch.split(sums, [math.prod(shape) for shape in shapes])
+    return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
