@@ -47,6 +47,7 @@ OPTIONS = {
     "fedhenn": {"samples": 30},
     "cofed": {"margin": 0.0},
     "feddf": {"steps": 4, "every": 2, "patience": 4},
+    "fed-et": {"steps": 2},
     "creamfl": {"server_model": "mlp-small"},
 }
 SAME_MODEL = {"models": {"pool": "conv-small", "rep_dim": 16, "init": "per_client"}}
@@ -193,7 +194,9 @@ def test_sites_that_start_again_between_two_rounds_go_on_where_they_were(tmp_pat
     assert sites.log(tmp_path / "run") == sites.log(tmp_path / "serial")
 
 
-@pytest.mark.parametrize("method", ["fedmrl", "fedproto", "fedin", "fedre", "fedgh", "fedallrep"])
+@pytest.mark.parametrize(
+    "method", ["fedmrl", "fedproto", "fedin", "fedre", "fedgh", "fedallrep", "feddf", "fed-et"]
+)
 def test_the_largest_legal_message_is_known_and_no_honest_one_is_larger(tmp_path, method):
     found = make_site("0", tmp_path)
     enrol(found, method)
@@ -206,6 +209,12 @@ def test_the_largest_legal_message_is_known_and_no_honest_one_is_larger(tmp_path
         )
         downs.append(exchange.down.nbytes)
     assert max(downs) == downs[0]
+
+
+def test_a_site_whose_model_the_server_cannot_build_is_refused(tmp_path):
+    found = make_site("0", tmp_path, sites.builder("2"))
+    refused = enrol(found, "feddf").reason
+    assert "feddf: the model of client 0 has other tensors than the architecture" in refused
 
 
 WRONG_UPLOADS = {
