@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from potluck.core.card import ClientId
 from potluck.core.contract import Shapes, shapes_of
+from potluck.core.model import Models
 from potluck.core.population import Population
 from potluck.core.state import BufferPolicy, Part
 from potluck.errors import Misfits
-from potluck.models import ModelPool
 
 
-def require_built_names(population: Population, pool: ModelPool, buffers: BufferPolicy) -> None:
+def require_built_names(population: Population, pool: Models, buffers: BufferPolicy) -> None:
     """Refuse clients with other tensors than the models that the server builds for them.
 
     In a simulation both are of one architecture, so that there is nothing to compare and nothing is built.
@@ -28,8 +28,8 @@ def require_built_names(population: Population, pool: ModelPool, buffers: Buffer
         if dict(population.names(client)) != dict(built[kind]):
             wrong[client] = (
                 f"{population.method_name}: the model of client {client} has other tensors than the architecture "
-                "that the experiment names for it, of which the server has one too; name that of the site in models, "
-                "or bring the one that is named"
+                "that the experiment names for it, of which the server has one too; name that of the site in "
+                "models, or bring the one that is named"
             )
     if wrong:
         raise Misfits(wrong)
