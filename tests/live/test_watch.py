@@ -3,10 +3,13 @@
 import json
 import re
 import shutil
+import socket
 import subprocess
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -15,6 +18,7 @@ import potluck
 from potluck.cli.app import app
 from potluck.live.board import MOST_CLIENTS, Board
 from potluck.live.log_tails import Evaluations, LogTail, Means, thinned
+from potluck.live.loopback import CONNECTIONS, Page, answering
 from potluck.live.page import shown
 from potluck.live.sheets import overview_sheet, status_sheet
 from potluck.live.snapshot import Follower, Watch
@@ -352,6 +356,23 @@ def test_the_page_is_whole_and_answers_this_machine_alone(tmp_path):
         code, said = command("watch", run, "--page", port)
         assert code == 2
         assert re.search(rf"--page: port {port} of 127.0.0.1 cannot be used: .*; choose another one", said)
+
+
+def test_slow_callers_and_a_lack_of_threads_take_no_place_for_long(monkeypatch):
+    with answering(0, "--page", lambda path, query: Page("text/plain", b"hi")) as port:
+        slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(CONNECTIONS)]
+        for one in slow:
+            one.sendall(b"GET / HTTP/1.1\r\nX: ")
+        for _ in range(3):
+            assert got(f"http://127.0.0.1:{port}/")[2] == "hi"
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+            for _ in range(5):
+                with pytest.raises(OSError):
+                    got(f"http://127.0.0.1:{port}/")
+        assert got(f"http://127.0.0.1:{port}/")[2] == "hi"
+        for one in slow:
+            one.close()
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
