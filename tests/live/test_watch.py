@@ -1,6 +1,7 @@
 """Runs that are watched: one snapshot, whoever shows it, and nothing that is wrong with a folder ends the watch."""
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -20,6 +21,7 @@ from potluck.live.board import MOST_CLIENTS, Board
 from potluck.live.log_tails import Evaluations, LogTail, Means, thinned
 from potluck.live.loopback import CONNECTIONS, Page, answering
 from potluck.live.page import shown
+from potluck.live.prometheus import exposition
 from potluck.live.sheets import overview_sheet, status_sheet
 from potluck.live.snapshot import Follower, Watch
 from potluck.live.status_file import write_status
@@ -195,6 +197,20 @@ def test_one_odd_run_takes_nothing_from_the_others(tmp_path, name, said):
         state = json.loads(got(f"{address}state.json")[2], parse_constant=pytest.fail)
     assert [run["label"] for run in state["runs"]] == ["fine", "odd"]
     assert name in state["runs"][1]["problem"]
+
+
+def test_half_a_letter_a_pipe_and_a_copy_are_told_as_they_are(tmp_path):
+    run = make_run(tmp_path / "run")
+    line = measured(3, "0", 0.5)
+    line["test"] |= {"metric": "\ud800", "score": 0.5}
+    write_lines(run / "metrics.jsonl", [line])
+    assert 'potluck_score{measure="?"} 0.5' in exposition(Follower(run).look()).encode().decode()
+    status = json.loads((run / "status.json").read_text())
+    (run / "status.json").write_text(json.dumps(status | {"updated": status["updated"] - 7200}))
+    assert "gone: its process has not been heard of for 2 h" in command("status", run)[1]  # its logs are new
+    (run / "status.json").unlink()
+    os.mkfifo(run / "status.json")
+    assert re.search(r"status.json cannot be read: it is no plain file; remove it", command("status", run)[1])
 
 
 def test_whatever_a_look_raises_is_told_of_that_run_alone(tmp_path, monkeypatch):
