@@ -30,8 +30,8 @@ from potluck.errors import ConfigError
 from potluck.files import UNFINISHED, sync_folder
 
 CA, SERVER, CLIENTS = "ca", "server", "clients"  # ca.crt, server.crt, clients/NAME
-MOVED_FIRST = (CLIENTS, f"{SERVER}.key", f"{SERVER}.crt", f"{CA}.key")
-MARK = f"{CA}.crt"  # moved last
+MARK = f"{CA}.crt"  # the last file that comes into a folder
+WRITTEN, MOVED = f".keys{UNFINISHED}", ".keys.complete"  # folders inside, while files are written and moved
 LOST = "lost+found"  # what a file system has in its first folder
 DAYS = 30  # validity of the certificates
 MOST_DAYS = 3650
@@ -57,23 +57,25 @@ def make_keys(folder: Path, servers: Sequence[str], clients: Sequence[str], days
     """Write all keys into a new folder, or an empty one, and return the files; one that is there stays what it is.
 
     The server's certificate is valid for the names and addresses in `servers` only. `MARK` comes last: a folder
-    that has it has all keys. What a killed call has left is removed by the next one.
+    that has it has all keys. What a killed call has left is removed by the next one, or moved where it belongs.
     """
     _check(servers, clients, days)
     try:
         with _made(folder), _held_alone(folder) as alone:
             if alone:
-                _remove_unfinished(folder)
+                _tidy(folder)
             taken = min((path for path in folder.iterdir() if path.name != LOST), default=None)
             if taken is not None:
                 raise ConfigError(f"{taken} exists; keys are never overwritten, choose another folder")
             files = _make(servers, clients, days)
-            (folder / UNFINISHED).mkdir(mode=0o700)
+            (folder / WRITTEN).mkdir(mode=0o700)
             try:
-                _fill(folder, folder / UNFINISHED, files)
+                _write_all(folder / WRITTEN, files)
+                (folder / WRITTEN).rename(folder / MOVED)
             except BaseException:
-                _remove_unfinished(folder)
+                shutil.rmtree(folder / WRITTEN)
                 raise
+            _move(folder)
     except OSError as error:
         raise ConfigError(
             f"cannot make keys in {folder}: {error.strerror or error}; choose another folder"
@@ -118,31 +120,31 @@ def _held_alone(folder: Path) -> Iterator[bool]:
         os.close(handle)
 
 
-def _fill(folder: Path, unfinished: Path, files: Mapping[str, bytes]) -> None:
-    """Write the files into a folder inside, then move them where they belong, the mark last."""
-    (unfinished / CLIENTS).mkdir(mode=0o700)
+def _write_all(folder: Path, files: Mapping[str, bytes]) -> None:
+    (folder / CLIENTS).mkdir(mode=0o700)
     for name, content in files.items():
-        _write(unfinished / name, content, mode=0o600 if b"PRIVATE KEY" in content else 0o644)
-    for place in (unfinished / CLIENTS, unfinished):
+        _write(folder / name, content, mode=0o600 if b"PRIVATE KEY" in content else 0o644)
+    for place in (folder / CLIENTS, folder):
         sync_folder(place)
-    for name in MOVED_FIRST:
-        (unfinished / name).rename(folder / name)
-    sync_folder(folder)
-    (unfinished / MARK).rename(folder / MARK)
-    unfinished.rmdir()
-    sync_folder(folder)
 
 
-def _remove_unfinished(folder: Path) -> None:
-    """Remove what a call that did not end has left; where the mark stands, it had moved all keys."""
-    unfinished = folder / UNFINISHED
-    if unfinished.is_symlink() or not unfinished.is_dir():
-        return
-    if not (folder / MARK).exists():
-        for name in MOVED_FIRST:
-            path = folder / name
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
-    shutil.rmtree(unfinished)
+def _move(folder: Path) -> None:
+    """Move all files, which are written, where they belong, the mark last."""
+    for name in (CLIENTS, f"{SERVER}.key", f"{SERVER}.crt", f"{CA}.key", MARK):
+        if (folder / MOVED / name).exists():
+            (folder / MOVED / name).rename(folder / name)
+            sync_folder(folder)
+    (folder / MOVED).rmdir()
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what a killed call was writing; where it had written all files, move them, but over no other."""
+    written, moved = folder / WRITTEN, folder / MOVED
+    if written.is_dir() and not written.is_symlink():
+        shutil.rmtree(written)
+    whole = moved.is_dir() and not moved.is_symlink()
+    if whole and not any((folder / path.name).exists() for path in moved.iterdir()):
+        _move(folder)
 
 
 def _check(servers: Sequence[str], clients: Sequence[str], days: int) -> None:
