@@ -2,14 +2,17 @@
 
 import functools
 import json
+import queue
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import sites
@@ -20,8 +23,8 @@ from potluck.core.state import Report
 from potluck.core.task import Task
 from potluck.data import DataConfig
 from potluck.deploy import wire
-from potluck.deploy.flower.watching import BAD_INPUT
-from potluck.deploy.flower.worker import read_one
+from potluck.deploy.flower.watching import ALIVE, BAD_INPUT
+from potluck.deploy.flower.worker import _accept, read_one
 from potluck.deploy.register import Register
 from potluck.deploy.rehearsal import rehearse
 from potluck.deploy.run import key_register, open_folder, prepared
@@ -461,6 +464,21 @@ def test_nothing_larger_than_a_legal_order_is_read(site, down, tmp_path):
         _, (reply,) = frames.receive(here)
     sentence = f"client 0: an order has {most + 1:,} bytes, at most {most:,} are allowed"
     assert wire.unpack_reply(reply).reason == sentence
+
+
+def test_a_worker_that_gets_no_thread_takes_the_next_connection(site, tmp_path, monkeypatch):
+    path = tmp_path / "door"
+    with frames.listening(path) as door:
+        threading.Thread(target=_accept, args=(door, site, queue.Queue()), daemon=True).start()
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+            with frames.connect(str(path)) as channel, pytest.raises(EOFError):
+                channel.settimeout(5)
+                frames.receive(channel)
+        with frames.connect(str(path)) as channel:
+            channel.settimeout(5)
+            frames.send(channel, {"ask": ALIVE})
+            assert frames.receive(channel) == ({}, [])
 
 
 def test_a_run_that_has_changed_since_it_was_joined_is_refused(site, tmp_path):

@@ -15,6 +15,7 @@ import queue
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ READY = "ready"  # printed on standard output once the socket is there
 SILENCE = (
     60.0  # seconds without a byte of an order, or of its answer taken, after which a connection is dropped
 )
+PAUSE = 0.2  # seconds after a connection could not be accepted
 READERS = 32  # connections that are read, or wait with their order, at the same time
 
 
@@ -76,10 +78,17 @@ def _accept(door: socket.socket, site: Site, orders: queue.Queue[Call]) -> None:
         try:
             channel, _ = door.accept()
         except OSError:
-            return
-        if room.acquire(blocking=False):
+            if door.fileno() < 0:
+                return
+            time.sleep(PAUSE)
+            continue
+        if not room.acquire(blocking=False):
+            channel.close()
+            continue
+        try:
             threading.Thread(target=read, args=(channel,), daemon=True).start()
-        else:
+        except RuntimeError:  # the system has no more threads; the next connection may find one
+            room.release()
             channel.close()
 
 
