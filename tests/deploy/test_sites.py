@@ -472,9 +472,10 @@ def test_a_worker_that_gets_no_thread_takes_the_next_connection(site, tmp_path, 
         threading.Thread(target=_accept, args=(door, site, queue.Queue()), daemon=True).start()
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
-            with frames.connect(str(path)) as channel, pytest.raises(EOFError):
+            with frames.connect(str(path)) as channel:
                 channel.settimeout(5)
-                frames.receive(channel)
+                with pytest.raises(EOFError):
+                    frames.receive(channel)
         with frames.connect(str(path)) as channel:
             channel.settimeout(5)
             frames.send(channel, {"ask": ALIVE})
