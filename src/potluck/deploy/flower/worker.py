@@ -27,6 +27,7 @@ from potluck.deploy.site import Site, metric_functions, model_entry
 from potluck.deploy.site_status import OrderNotes
 from potluck.engine import frames
 from potluck.errors import MessageError, PotluckError
+from potluck.files import clear_unfinished
 from potluck.plugins import load_function
 from potluck.runs.folder import RunFolder
 
@@ -142,6 +143,7 @@ def main(words: Sequence[str] | None = None) -> int:
         )
         threading.Thread(target=_end_with_the_parent, daemon=True).start()
         with RunFolder(own_folder(site.home)).locked():
+            clear_unfinished(site.home / "runs")
             site.notes = OrderNotes(site.home)
             work(site, Path(given.socket), 0o660 if given.shared else 0o600)
     except PotluckError as error:
