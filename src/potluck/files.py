@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -31,19 +33,48 @@ def write_whole(path: Path, data: bytes, inner: bool = False) -> None:
     """
     try:
         with held(path.parent) if inner else contextlib.nullcontext(path.parent) as place:
-            temporary = place / f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}"
-            handle = os.open(temporary, NEW, 0o666)  # less what the user's umask takes away
+            temporary, handle = _begun(place, path.name)
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
-                temporary.replace(place / path.name)
+                    temporary.replace(place / path.name)  # while it is locked
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise
+    except IsADirectoryError as error:
+        raise RunError(f"cannot write {path}: there is a folder of that name; move it away") from error
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}; {WRITING}") from error
+
+
+def write_anew(path: Path, data: bytes) -> None:
+    """Write a file as `write_whole` does, and remove what calls that were killed have left of it."""
+    clear_unfinished(path.parent.resolve(), f"{glob.escape(path.name)}.*")
+    write_whole(path, data)
+
+
+def _begun(place: Path, name: str) -> tuple[Path, int]:
+    """A new file to write into. It is locked as long as it is open, so that nobody takes it for a left one."""
+    while True:
+        temporary = place / f".{name}.{secrets.token_hex(4)}{UNFINISHED}"
+        handle = os.open(temporary, NEW, 0o666)  # less what the user's umask takes away
+        if _is_ours(handle) is not False and os.fstat(handle).st_nlink:
+            return temporary, handle
+        os.close(handle)  # somebody who clears up was faster
+        temporary.unlink(missing_ok=True)
+
+
+def _is_ours(handle: int) -> bool | None:
+    """Whether no other process has a file locked; None where the file system has no locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
 
 
 def remove(path: Path) -> None:
@@ -57,14 +88,13 @@ def remove(path: Path) -> None:
         raise RunError(f"cannot remove {path}: {error.strerror or error}; check its rights") from error
 
 
-def clear_unfinished(folder: Path) -> None:
-    """Remove what a killed process was writing into a folder, which nobody else works in."""
-    with (
-        contextlib.suppress(OSError, RunError),
-        held(folder) as place,
-    ):  # who writes there next says what is wrong
-        for path in place.glob(f".*{UNFINISHED}"):
-            path.unlink(missing_ok=True)
+def clear_unfinished(folder: Path, names: str = "*") -> None:
+    """Remove what killed processes were writing into a folder; what a living one writes is locked, and stays."""
+    with contextlib.suppress(OSError, RunError), held(folder) as place:
+        for path in place.glob(f".{names}{UNFINISHED}"):
+            with contextlib.suppress(OSError), opened(path, os.O_RDONLY) as handle:
+                if _is_ours(handle):
+                    path.unlink()
 
 
 def check_writable(path: Path, remedy: str = "choose another place") -> None:

@@ -1,6 +1,7 @@
 """Attempts at a round: the same question gets the same bytes, another one is counted, and nothing is told twice."""
 
 import json
+from unittest.mock import Mock
 
 import lone_site
 import pytest
@@ -106,12 +107,22 @@ def test_attempts_beyond_the_agreed_bytes_are_counted_and_cost_no_work_where_siz
     assert len(done) == (0 if known else 2)
 
 
-def test_attempts_that_end_in_values_that_are_not_finite_are_counted_and_name_no_tensor(tmp_path):
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (None, "what would leave is not finite; lower training.optimizer.lr"),
+        (ValueError("x > 1"), "ValueError at the site; the log of its worker says more"),
+        (SystemExit(1), "SystemExit at the site; the log of its worker says more"),
+    ],
+)
+def test_attempts_of_which_nothing_leaves_are_counted_and_tell_nothing(tmp_path, raised, said):
     site = joined(tmp_path, agreement=contract(tmp_path, attempts_per_round=3))
+    if raised is not None:
+        site.resident.live["model"].module.fc.register_forward_pre_hook(Mock(side_effect=raised))
     told = [
         ask(site, request(small(site, 1e30 + start * 1e29), incarnation=start)).reason for start in range(4)
     ]
-    assert told[:3] == ["client 0: what would leave is not finite; lower training.optimizer.lr"] * 3
+    assert told[:3] == [f"client 0: {said}"] * 3
     assert "round 1 was asked for 3 times" in told[3]
 
 

@@ -300,6 +300,14 @@ def test_new_certificates_of_both_sides_are_taken_while_the_gate_is_open(superli
     assert ["stay as they were" in notice for notice in notices] == [True, False]
 
 
+def own_address():
+    """An address of this machine that others reach, if there is one."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect(("198.51.100.1", 9))  # nothing is sent
+        return way.getsockname()[0]
+    return "127.0.0.3"
+
+
 def test_bad_files_and_ports_are_one_sentence(tmp_path, monkeypatch):
     pytest.importorskip("flwr")
     make_keys(tmp_path / "k", ["127.0.0.1"], [])
@@ -326,6 +334,9 @@ def test_bad_files_and_ports_are_one_sentence(tmp_path, monkeypatch):
                 "localhost:9",
             ): "--superlink localhost:9 are one place",
             ("--listen", "0.0.0.0:9", "--superlink", "127.0.0.2:9", "--insecure"): "are one place",
+            ("--listen", "0.0.0.0:9", "--superlink", "0.0.0.0:9", "--insecure"): "are one place",
+            ("--listen", "0.0.0.0:9", "--superlink", f"{own_address()}:9", "--insecure"): "are one place",
+            ("--listen", "127.0.0.1:9", "--superlink", "[::ffff:127.0.0.1]:9", "--insecure"): "are one place",
             ("--ca", "k/ca.crt"): "--certificate is missing",
             (*tls, "none"): "there is no file none",
             (*tls, "empty"): "are no certificate and its key",

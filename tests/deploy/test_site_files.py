@@ -165,6 +165,8 @@ def test_finished_runs_are_removed_and_others_only_when_asked(home, tmp_path):
     with Kill("/b2"):  # at the last operation of all
         prune(home, unfinished=True)
     assert (home / "runs" / "b2").is_dir()
+    for name in (".b2.evaluations.7.unfinished", ".b2.json.ab12cd34.unfinished"):
+        (home / "runs" / name).write_text("half")
     assert prune(home) == []
     assert sorted(path.name for path in (home / "runs").iterdir()) == [RUN]  # nothing is left of b2
     assert (home / "secret").exists() is False  # a simulated site has none

@@ -2,14 +2,17 @@
 
 import functools
 import json
+import queue
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import sites
@@ -20,8 +23,8 @@ from potluck.core.state import Report
 from potluck.core.task import Task
 from potluck.data import DataConfig
 from potluck.deploy import wire
-from potluck.deploy.flower.watching import BAD_INPUT
-from potluck.deploy.flower.worker import read_one
+from potluck.deploy.flower.watching import ALIVE, BAD_INPUT
+from potluck.deploy.flower.worker import _accept, read_one
 from potluck.deploy.register import Register
 from potluck.deploy.rehearsal import rehearse
 from potluck.deploy.run import key_register, open_folder, prepared
@@ -47,6 +50,7 @@ OPTIONS = {
     "fedhenn": {"samples": 30},
     "cofed": {"margin": 0.0},
     "feddf": {"steps": 4, "every": 2, "patience": 4},
+    "fed-et": {"steps": 2},
     "creamfl": {"server_model": "mlp-small"},
 }
 SAME_MODEL = {"models": {"pool": "conv-small", "rep_dim": 16, "init": "per_client"}}
@@ -193,7 +197,9 @@ def test_sites_that_start_again_between_two_rounds_go_on_where_they_were(tmp_pat
     assert sites.log(tmp_path / "run") == sites.log(tmp_path / "serial")
 
 
-@pytest.mark.parametrize("method", ["fedmrl", "fedproto", "fedin", "fedre", "fedgh", "fedallrep"])
+@pytest.mark.parametrize(
+    "method", ["fedmrl", "fedproto", "fedin", "fedre", "fedgh", "fedallrep", "feddf", "fed-et"]
+)
 def test_the_largest_legal_message_is_known_and_no_honest_one_is_larger(tmp_path, method):
     found = make_site("0", tmp_path)
     enrol(found, method)
@@ -206,6 +212,12 @@ def test_the_largest_legal_message_is_known_and_no_honest_one_is_larger(tmp_path
         )
         downs.append(exchange.down.nbytes)
     assert max(downs) == downs[0]
+
+
+def test_a_site_whose_model_the_server_cannot_build_is_refused(tmp_path):
+    found = make_site("0", tmp_path, sites.builder("2"))
+    refused = enrol(found, "feddf").reason
+    assert "feddf: the model of client 0 has other tensors than the architecture" in refused
 
 
 WRONG_UPLOADS = {
@@ -452,6 +464,22 @@ def test_nothing_larger_than_a_legal_order_is_read(site, down, tmp_path):
         _, (reply,) = frames.receive(here)
     sentence = f"client 0: an order has {most + 1:,} bytes, at most {most:,} are allowed"
     assert wire.unpack_reply(reply).reason == sentence
+
+
+def test_a_worker_that_gets_no_thread_takes_the_next_connection(site, tmp_path, monkeypatch):
+    path = tmp_path / "door"
+    with frames.listening(path) as door:
+        threading.Thread(target=_accept, args=(door, site, queue.Queue()), daemon=True).start()
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+            with frames.connect(str(path)) as channel:
+                channel.settimeout(5)
+                with pytest.raises(EOFError):
+                    frames.receive(channel)
+        with frames.connect(str(path)) as channel:
+            channel.settimeout(5)
+            frames.send(channel, {"ask": ALIVE})
+            assert frames.receive(channel) == ({}, [])
 
 
 def test_a_run_that_has_changed_since_it_was_joined_is_refused(site, tmp_path):

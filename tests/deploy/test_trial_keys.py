@@ -196,32 +196,64 @@ def test_a_full_disk_leaves_no_half_of_the_keys(tmp_path: Path, monkeypatch: pyt
     words = (str(tmp_path / "keys"), "--server", "localhost", "--clients", "a")
     opened, full = os.open, OSError(errno.ENOSPC, "No space left on device")
 
-    def open_(path: Path, *options: int) -> int:
-        if Path(path).name == "a":
+    def open_(path: Path, *options: int, **others: int) -> int:
+        if Path(path).name == "a" and options[0] & os.O_CREAT:
             raise full
-        return opened(path, *options)
+        return opened(path, *options, **others)
 
     with monkeypatch.context() as patched:
         patched.setattr("potluck.deploy.trial_keys.os.open", open_)
         assert "No space left" in refused(*words)
+    assert not [*tmp_path.iterdir()]
     assert potluck(*words).exit_code == 0
 
 
-def test_a_kill_leaves_all_keys_or_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("new", [True, False])
+def test_after_a_kill_the_next_call_finds_or_makes_all_keys(tmp_path: Path, new: bool) -> None:
     pytest.importorskip("cryptography")
     from potluck.deploy.trial_keys import make_keys
 
+    folder, words, codes = tmp_path / "keys", ("--server", "localhost", "--clients", "a"), set()
+    if not new:
+        (tmp_path / "counted").mkdir()
     with Kill() as counted:
         make_keys(tmp_path / "counted", ["localhost"], ["a"])
     for operation in range(1, counted.operations + 1, 3):
+        if not new:
+            folder.mkdir()
         with Kill(operation) as kill:
-            make_keys(tmp_path / "keys", ["localhost"], ["a"])
+            make_keys(folder, ["localhost"], ["a"])
         assert kill.dead
-        if (tmp_path / "keys").exists():
-            assert len([path for path in (tmp_path / "keys").rglob("*") if path.stat().st_size]) >= 6
-            shutil.rmtree(tmp_path / "keys")
-    assert len(make_keys(tmp_path / "keys", ["localhost"], ["a"])) == 6
-    assert {path.name for path in tmp_path.iterdir()} == {"counted", "keys"}
+        marked = (folder / "ca.crt").exists()
+        assert not marked or len([path for path in folder.rglob("*") if path.is_file()]) == 6
+        codes.add(potluck(str(folder), *words).exit_code)
+        names = {path.name for path in folder.rglob("*") if path.is_dir() or path.stat().st_size}
+        assert names == {"clients", "a", "a.pub", "ca.crt", "ca.key", "server.crt", "server.key"}
+        shutil.rmtree(folder)
+    assert codes == {0, 2}
+
+
+def test_a_folder_that_is_there_is_filled_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cryptography")
+    from potluck.deploy.trial_keys import _held_alone
+
+    folder = tmp_path / "keys"
+    (folder / "lost+found").mkdir(parents=True)
+    folder.chmod(0o2700)
+    before = folder.stat()
+    monkeypatch.chdir(folder)
+    with _held_alone(folder):
+        assert "another call makes keys in" in refused(".", "--server", "localhost", "--clients", "a")
+    for name in (".keys.complete", "clients"):  # the one left by a killed call, the other put there since
+        (folder / name / "clients").mkdir(parents=True)
+    assert "keys are never overwritten" in refused(".", "--server", "localhost", "--clients", "a")
+    assert (folder / "clients/clients").exists()
+    for name in (".keys.complete", "clients"):
+        shutil.rmtree(folder / name)
+    assert potluck(".", "--server", "localhost", "--clients", "a").exit_code == 0
+    assert Path("ca.crt").exists()  # the folder we stand in
+    after = folder.stat()
+    assert (after.st_ino, after.st_mode, after.st_uid) == (before.st_ino, before.st_mode, before.st_uid)
 
 
 def test_json_names_the_files(tmp_path: Path) -> None:

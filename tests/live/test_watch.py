@@ -1,12 +1,16 @@
 """Runs that are watched: one snapshot, whoever shows it, and nothing that is wrong with a folder ends the watch."""
 
 import json
+import os
 import re
 import shutil
+import socket
 import subprocess
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -15,7 +19,9 @@ import potluck
 from potluck.cli.app import app
 from potluck.live.board import MOST_CLIENTS, Board
 from potluck.live.log_tails import Evaluations, LogTail, Means, thinned
+from potluck.live.loopback import CONNECTIONS, Page, answering
 from potluck.live.page import shown
+from potluck.live.prometheus import exposition
 from potluck.live.sheets import overview_sheet, status_sheet
 from potluck.live.snapshot import Follower, Watch
 from potluck.live.status_file import write_status
@@ -193,6 +199,20 @@ def test_one_odd_run_takes_nothing_from_the_others(tmp_path, name, said):
     assert name in state["runs"][1]["problem"]
 
 
+def test_half_a_letter_a_pipe_and_a_copy_are_told_as_they_are(tmp_path):
+    run = make_run(tmp_path / "run")
+    line = measured(3, "0", 0.5)
+    line["test"] |= {"metric": "\ud800", "score": 0.5}
+    write_lines(run / "metrics.jsonl", [line])
+    assert 'potluck_score{measure="?"} 0.5' in exposition(Follower(run).look()).encode().decode()
+    status = json.loads((run / "status.json").read_text())
+    (run / "status.json").write_text(json.dumps(status | {"updated": status["updated"] - 7200}))
+    assert "gone: its process has not been heard of for 2 h" in command("status", run)[1]  # its logs are new
+    (run / "status.json").unlink()
+    os.mkfifo(run / "status.json")
+    assert re.search(r"status.json cannot be read: it is no plain file; remove it", command("status", run)[1])
+
+
 def test_whatever_a_look_raises_is_told_of_that_run_alone(tmp_path, monkeypatch):
     make_run(tmp_path / "run")
     monkeypatch.setattr("potluck.live.snapshot._curve", lambda means: 1 / 0)
@@ -352,6 +372,23 @@ def test_the_page_is_whole_and_answers_this_machine_alone(tmp_path):
         code, said = command("watch", run, "--page", port)
         assert code == 2
         assert re.search(rf"--page: port {port} of 127.0.0.1 cannot be used: .*; choose another one", said)
+
+
+def test_slow_callers_and_a_lack_of_threads_take_no_place_for_long(monkeypatch):
+    with answering(0, "--page", lambda path, query: Page("text/plain", b"hi")) as port:
+        slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(CONNECTIONS)]
+        for one in slow:
+            one.sendall(b"GET / HTTP/1.1\r\nX: ")
+        for _ in range(3):
+            assert got(f"http://127.0.0.1:{port}/")[2] == "hi"
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+            for _ in range(5):
+                with pytest.raises(OSError):
+                    got(f"http://127.0.0.1:{port}/")
+        assert got(f"http://127.0.0.1:{port}/")[2] == "hi"
+        for one in slow:
+            one.close()
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from potluck.errors import RunError
 from potluck.report.latex import comparison_table
 from potluck.runs.comparisons.comparison import Comparison, Sweep
 from potluck.runs.kept_models.keeping import FOLDER as MODELS
+from potluck.runs.pages import write_pages
 from potluck.runs.results.run_result import RunResult
 
 RUN, LOG = "fedproto-seed0", "metrics.jsonl"
@@ -88,6 +90,43 @@ def test_a_comparison_and_a_sweep_name_folders_beside_them_only(home: Path, up: 
     (sweep / "sweep.json").write_text(json.dumps({"settings": {name: {"seed": 1}}}))
     with pytest.raises(RunError, match=r"sweep\.json names .*outside.*, which is no folder beside it"):
         potluck.open(sweep)
+
+
+def make_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "sentence"),
+    [
+        ("experiment.yaml", lambda path: path.write_bytes(b"\xff"), r"experiment\.yaml is damaged"),
+        ("experiment.yaml", make_folder, r"experiment\.yaml is damaged"),
+        (f"{RUN}/report.html", make_folder, r"report\.html: there is a folder of that name; move it away"),
+    ],
+)
+def test_pages_blame_the_file_that_is_wrong(
+    home: Path, name: str, damage: Callable[[Path], Any], sentence: str
+) -> None:
+    damage(home / name)
+    with pytest.raises(RunError, match=sentence):
+        write_pages(home)
+
+
+def test_pages_clear_what_killed_calls_left_and_nothing_of_a_living_one(home: Path) -> None:
+    names = (
+        ".comparison.html.ab12cd34",
+        f"{RUN}/.report.html.ab12cd34",
+        ".comparison.html.12345678",
+        ".mine",
+    )
+    left = [home / f"{name}.unfinished" for name in names]
+    for path in left:
+        path.write_text("half")
+    with left[2].open() as living:
+        fcntl.flock(living, fcntl.LOCK_EX)
+        write_pages(home)
+    assert [path.exists() for path in left] == [False, False, True, True]
 
 
 # --- logs -----------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from potluck.cli.exits import Stopped
 from potluck.cli.options import AsJson, Debug, ExperimentFile, Overrides, check_experiment, words
 from potluck.cli.screen import MOST_ROWS, Screen
 from potluck.errors import ConfigError
-from potluck.files import check_writable, write_whole
+from potluck.files import check_writable, write_anew
 
 if TYPE_CHECKING:
     from potluck.runs.comparisons.comparison import Comparison, Sweep
@@ -257,7 +257,7 @@ def _content(result: Comparison | Sweep) -> dict[str, Any]:
 def _export(screen: Screen, result: Comparison | Sweep, files: Mapping[str, Path | None]) -> None:
     for option, file in files.items():
         if file is not None:
-            write_whole(file, _exported(option, result))
+            write_anew(file, _exported(option, result))
             screen.err.print(f"written: {file}", soft_wrap=True)
 
 

@@ -166,7 +166,7 @@ def split(
 
 
 def _write_picture(entry: dict[str, Any], path: Path) -> Path:
-    from potluck.files import write_whole
+    from potluck.files import write_anew
     from potluck.report.pictures.files import to_png
     from potluck.report.pictures.split import split_picture
 
@@ -178,5 +178,5 @@ def _write_picture(entry: dict[str, Any], path: Path) -> Path:
         raise RunError(
             f"cannot make the folder {path.parent}: {error.strerror or error}; choose another place"
         ) from error
-    write_whole(path, to_png(split_picture(counts, ids, entry["classes"])))
+    write_anew(path, to_png(split_picture(counts, ids, entry["classes"])))
     return path

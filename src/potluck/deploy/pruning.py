@@ -15,6 +15,7 @@ from potluck.deploy.joined_runs import FILE as JOINED
 from potluck.deploy.joined_runs import JoinedRuns
 from potluck.deploy.record_files import NAME, RecordFiles, read_own
 from potluck.errors import RunError
+from potluck.files import clear_unfinished
 from potluck.runs.folder import RunFolder
 
 OWN = re.compile(rf"{NAME.pattern}|\.?{re.escape(MANIFEST)}(\..+)?|\.{NAME.pattern}\..+")  # files of a record
@@ -60,6 +61,7 @@ def prune(home: Path, keep: int = 0, unfinished: bool = False) -> list[KeptRun]:
     """
     kept_runs(home)  # refuses a folder that is none of a site, before a lock is put into it
     with RunFolder(home).locked():
+        clear_unfinished(home / "runs")
         found = kept_runs(home)
         gone = [one for place, one in enumerate(found) if place >= keep and (one.finished or unfinished)]
         joined = JoinedRuns(home)

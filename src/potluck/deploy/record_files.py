@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from potluck.core.packed import State
 from potluck.engine.store.state_files import on_host
 from potluck.errors import RunError
-from potluck.files import LARGEST_JSON, SETTINGS, read_bounded, write_whole
+from potluck.files import LARGEST_JSON, SETTINGS, UNFINISHED, read_bounded, write_whole
 
 LARGEST_STATE = 1 << 40  # bytes; a state is as large as the site's own model
 FORMAT = 2  # version of the manifest
@@ -46,7 +46,7 @@ def read_own(path: Path, most: int = SETTINGS) -> bytes:
 
 def write_own(path: Path, data: bytes) -> None:
     """Write a file that nobody else can read, whole or not at all; it never is readable in between."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         unfinished.unlink(missing_ok=True)

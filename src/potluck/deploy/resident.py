@@ -29,7 +29,7 @@ from potluck.deploy.wire import Enrolment, most_bytes
 from potluck.engine.performer import Performer
 from potluck.engine.protocol import Answer, Examination, Request
 from potluck.engine.runner import TransactionRunner
-from potluck.errors import MessageError, PotluckError, StepFailed
+from potluck.errors import MessageError, StepFailed
 from potluck.federation.federation import Federation
 
 
@@ -163,10 +163,15 @@ class GuardedPerformer(Performer):
 
     @contextmanager
     def _counted(self, round_: int) -> Iterator[None]:
-        """Count an attempt of which nothing leaves, too: a site works for nothing only so often."""
+        """Count an attempt of which nothing leaves, too: a site works for nothing only so often.
+
+        Whatever ends it counts, errors of the site's own code too: that one came may tell of the data.
+        """
         try:
             yield
-        except PotluckError:
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
             self.record.refuse(round_)
             raise
 

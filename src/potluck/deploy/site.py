@@ -277,6 +277,9 @@ class Site(Orders):
         models, groups = self._models(experiment), [_site_group(data, experiment.data.augment)]
         overrides = experiment.training.per_client
         seeds = experiment.all_seeds()
+        named = PrivateModels(experiment.pool(), roster, seeds).architecture(
+            self.client
+        )  # as the server knows it
         secret = seeds.secret(self.client) if self.simulated else kept_secret(self.home, run)
         federation = assemble(
             chosen,
@@ -289,6 +292,8 @@ class Site(Orders):
             training=experiment.training.for_clients(),
             overrides={self.client: overrides[self.client]} if self.client in overrides else {},
             publics=public_views(public, groups, seeds),
+            representatives=[self.client],
+            architecture=lambda client: named,
             secret=lambda client: secret,
             device=self.device,
             precision=experiment.engine.precision,

@@ -6,12 +6,14 @@ clients' keys on the curve P-384 in OpenSSH's format, as `ssh-keygen -t ecdsa -b
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import ipaddress
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -28,6 +30,9 @@ from potluck.errors import ConfigError
 from potluck.files import UNFINISHED, sync_folder
 
 CA, SERVER, CLIENTS = "ca", "server", "clients"  # ca.crt, server.crt, clients/NAME
+MARK = f"{CA}.crt"  # the last file that comes into a folder
+WRITTEN, MOVED = f".keys{UNFINISHED}", ".keys.complete"  # folders inside, while files are written and moved
+LOST = "lost+found"  # what a file system has in its first folder
 DAYS = 30  # validity of the certificates
 MOST_DAYS = 3650
 LONGEST_CLIENT = 200  # letters; with .pub it must be the name of a file
@@ -49,38 +54,97 @@ In production
 
 
 def make_keys(folder: Path, servers: Sequence[str], clients: Sequence[str], days: int = DAYS) -> list[Path]:
-    """Write all keys into a new folder, or an empty one, and return the files. The folder has all of them or none.
+    """Write all keys into a new folder, or an empty one, and return the files; one that is there stays what it is.
 
-    The server's certificate is valid for the names and addresses in `servers` only.
+    The server's certificate is valid for the names and addresses in `servers` only. `MARK` comes last: a folder
+    that has it has all keys. What a killed call has left is removed by the next one, or moved where it belongs.
     """
     _check(servers, clients, days)
-    taken = min(folder.iterdir(), default=None) if folder.is_dir() else None
-    if taken is not None:
-        raise ConfigError(f"{taken} exists; keys are never overwritten, choose another folder")
-    files, place = _make(servers, clients, days), folder.resolve()
-    unfinished = place.with_name(f".{place.name}{UNFINISHED}")
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(unfinished, ignore_errors=True)  # of a call that was killed
-        _write_all(unfinished, files)
-        unfinished.rename(place)
-        sync_folder(place.parent)
+        with _made(folder), _held_alone(folder) as alone:
+            if alone:
+                _tidy(folder)
+            taken = min((path for path in folder.iterdir() if path.name != LOST), default=None)
+            if taken is not None:
+                raise ConfigError(f"{taken} exists; keys are never overwritten, choose another folder")
+            files = _make(servers, clients, days)
+            (folder / WRITTEN).mkdir(mode=0o700)
+            try:
+                _write_all(folder / WRITTEN, files)
+                (folder / WRITTEN).rename(folder / MOVED)
+            except BaseException:
+                shutil.rmtree(folder / WRITTEN)
+                raise
+            _move(folder)
     except OSError as error:
         raise ConfigError(
-            f"cannot make {folder}: {error.strerror or error}; choose another folder"
+            f"cannot make keys in {folder}: {error.strerror or error}; choose another folder"
         ) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return [folder / name for name in files]
 
 
+@contextlib.contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Make a folder if there is none; one in which nothing is in the end is removed again."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o755)  # whatever the umask: others may not replace a file
+    except FileExistsError:
+        yield
+        return
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        raise
+    sync_folder(folder.parent)
+
+
+@contextlib.contextmanager
+def _held_alone(folder: Path) -> Iterator[bool]:
+    """Hold a folder, so that no other call writes keys into it; False where the file system has no locks."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            alone = True
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"another call makes keys in {folder}; wait, or choose another folder"
+            ) from error
+        except OSError:
+            alone = False
+        yield alone
+    finally:
+        os.close(handle)
+
+
 def _write_all(folder: Path, files: Mapping[str, bytes]) -> None:
-    folder.mkdir(mode=0o755)  # whatever the umask: others may not replace a file
     (folder / CLIENTS).mkdir(mode=0o700)
     for name, content in files.items():
         _write(folder / name, content, mode=0o600 if b"PRIVATE KEY" in content else 0o644)
     for place in (folder / CLIENTS, folder):
         sync_folder(place)
+
+
+def _move(folder: Path) -> None:
+    """Move all files, which are written, where they belong, the mark last."""
+    for name in (CLIENTS, f"{SERVER}.key", f"{SERVER}.crt", f"{CA}.key", MARK):
+        if (folder / MOVED / name).exists():
+            (folder / MOVED / name).rename(folder / name)
+            sync_folder(folder)
+    (folder / MOVED).rmdir()
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what a killed call was writing; where it had written all files, move them, but over no other."""
+    written, moved = folder / WRITTEN, folder / MOVED
+    if written.is_dir() and not written.is_symlink():
+        shutil.rmtree(written)
+    whole = moved.is_dir() and not moved.is_symlink()
+    if whole and not any((folder / path.name).exists() for path in moved.iterdir()):
+        _move(folder)
 
 
 def _check(servers: Sequence[str], clients: Sequence[str], days: int) -> None:

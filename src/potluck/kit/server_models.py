@@ -57,7 +57,8 @@ class ClientModelsOnServer(SharedWeights):
         """A batch must fit into the public data, and a card to the model that the server builds."""
         super().check(population)
         require_public_samples(population, "batch", self.config.batch)
-        require_built_names(population, self.config.buffers)
+        if self.pool is not None:
+            require_built_names(population, self.pool, self.config.buffers)
 
     def server_state(self, task: Task) -> dict[str, Any]:
         """The weights by architecture, and a model of each architecture to load them into."""

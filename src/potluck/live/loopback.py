@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from potluck.errors import ConfigError
 LOOPBACK = "127.0.0.1"
 NAMES = (LOOPBACK, "localhost")  # under which a browser may ask
 CONNECTIONS = 16  # at the same time
+LEAVING = 1.0  # seconds in which a connection that was ended makes room
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,14 @@ def answering(
         return
 
     class Handler(BaseHTTPRequestHandler):
-        timeout = 10  # seconds a connection may be silent
+        timeout = 10  # seconds a connection may be silent, or take to send an answer
         server_version, sys_version = "potluck", ""
 
         def do_GET(self) -> None:
             """Answer with what is known now."""
             path, _, query = self.path.partition("?")
-            found = pages(path, query) if is_ours(self.headers.get("Host")) else _MISLED
+            with server.at_work(self.request):
+                found = pages(path, query) if is_ours(self.headers.get("Host")) else _MISLED
             self._send(found or _NOTHING)
 
         def _send(self, page: Page) -> None:
@@ -92,24 +95,50 @@ def is_ours(host: str | None) -> bool:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 4 * CONNECTIONS
 
     def __init__(self, *given: Any) -> None:
         self.room = threading.BoundedSemaphore(CONNECTIONS)
+        self.waiting: dict[Any, None] = {}  # connections that wait for who has called, the longest first
         super().__init__(*given)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """One more connection, or none beyond so many."""
-        if self.room.acquire(blocking=False):
+        """One more connection; where there is no room, the one that has waited longest for its caller ends."""
+        if not self.room.acquire(blocking=False):
+            self._end_longest()
+            if not self.room.acquire(timeout=LEAVING):
+                return self.shutdown_request(request)
+        self.waiting[request] = None
+        try:
             super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        except BaseException:  # no thread can be started
+            self._leave(request)
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """As before; its place is free afterwards."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self.room.release()
+            self._leave(request)
+
+    @contextlib.contextmanager
+    def at_work(self, request: Any) -> Iterator[None]:
+        """A connection whose answer is made: it does not wait for its caller, and is not ended."""
+        self.waiting.pop(request, None)
+        yield
+        self.waiting[request] = None
+
+    def _end_longest(self) -> None:
+        longest = next(iter(self.waiting), None)
+        if longest is not None:
+            self.waiting.pop(longest, None)
+            with contextlib.suppress(OSError):  # it has ended by itself
+                longest.shutdown(socket.SHUT_RDWR)
+
+    def _leave(self, request: Any) -> None:
+        self.waiting.pop(request, None)
+        self.room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: whoever asked has no answer, and asks again."""

@@ -67,7 +67,7 @@ class Snapshot:
     round: int = 0
     rounds: int = 0
     started: float | None = None
-    updated: float | None = None  # its process told of itself, or a round ended
+    updated: float | None = None  # its process told of itself; of one that tells nothing, a round ended
     round_ended: float | None = None  # the last one
     measure: Measure = field(default_factory=Measure)
     score: float | None = None  # the mean over clients, when they were last measured
@@ -180,7 +180,7 @@ class Follower:
             str(self.folder),
             self.label,
             problem=logs.problem or damage or more,
-            updated=max(filter(None, (facts.get("updated"), ended)), default=None),
+            updated=facts.get("updated", ended),
             round_ended=ended,
             measure=measure,
             score=rounded(scores[-1]) if scores else None,

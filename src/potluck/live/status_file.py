@@ -180,8 +180,8 @@ FORMS: dict[str, type[_Facts]] = {"run": _RunFacts, "server": _RunFacts, "site":
 
 def status_file(folder: Path) -> Path | None:
     """The file with the status of a folder's process; of two the one renewed last."""
-    there = [path for name in {*FILES.values()} if (path := folder / name).is_file()]
-    return max(there, key=lambda path: path.stat().st_mtime, default=None)
+    there = [path for name in {*FILES.values()} if os.path.lexists(path := folder / name)]
+    return max(there, key=lambda path: path.lstat().st_mtime, default=None)
 
 
 def _is_finite(value: Any) -> bool:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from potluck.files import read_bounded, write_whole
+from potluck.files import read_bounded, write_anew
 from potluck.report.comparison_charts import bytes_chart, curves_chart, gains_chart, intervals_chart
 from potluck.report.format import VIEW_NAMES, capital, counted, method_label
 from potluck.report.grids import Grid, grids, shares
 from potluck.report.html import in_words, render
 from potluck.report.measures import Measure
 from potluck.report.page import SETTINGS, split_part
+from potluck.report.reading import reading
 from potluck.report.render import Column, Sheet, words
 from potluck.report.sheets import (
     about_means,
@@ -71,7 +72,7 @@ def write_comparison(path: Path, comparison: Mapping[str, Any]) -> Path:
         "variants": _variants(comparison),
         "settings": _settings(path.parent),
     }
-    write_whole(path, render("comparison.html.j2", context))
+    write_anew(path, render("comparison.html.j2", context))
     return path
 
 
@@ -157,7 +158,8 @@ def _variants(comparison: Mapping[str, Any]) -> Sheet | None:
 
 def _settings(folder: Path) -> str:
     path = folder / SETTINGS
-    return read_bounded(path, follow=False).decode("utf-8") if path.exists() else ""
+    with reading(path):
+        return read_bounded(path, follow=False).decode("utf-8") if path.exists() else ""
 
 
 # --- sweeps ---------------------------------------------------------------------------------------------
@@ -178,7 +180,7 @@ def write_sweep(path: Path, sweep: Mapping[str, Any], comparisons: Mapping[str, 
         "links": [(setting, f"{quote(setting)}/comparison.html") for setting in comparisons],
         "settings": _settings(Path(path).parent / next(iter(comparisons))),
     }
-    write_whole(Path(path), render("sweep.html.j2", context))
+    write_anew(Path(path), render("sweep.html.j2", context))
     return Path(path)
 
 

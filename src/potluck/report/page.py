@@ -18,7 +18,7 @@ import numpy as np
 import yaml
 
 from potluck.errors import RunError
-from potluck.files import write_whole
+from potluck.files import write_anew
 from potluck.report.again import again
 from potluck.report.charts import ClientCurves, client_bars, client_curves, over_rounds
 from potluck.report.format import (
@@ -107,7 +107,7 @@ def write_report(folder: Path) -> Path:
     with reading(run.folder):
         page = render("run.html.j2", _context(run))
     path = run.folder / "report.html"
-    write_whole(path, page)
+    write_anew(path, page)
     return path
 
 

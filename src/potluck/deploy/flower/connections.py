@@ -12,6 +12,7 @@ from pathlib import Path
 from potluck.errors import ConfigError
 
 PATIENCE = 10.0  # seconds a server has to answer
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True)
@@ -71,19 +72,36 @@ def from_here(address: str) -> str:
 
 def is_same_place(listen: str, reached: str) -> bool:
     """Whether who listens at one address would be reached at another."""
-    (host, port), (other, wanted) = split_address(listen), split_address(reached)
+    (host, port), (other, wanted) = split_address(listen), split_address(from_here(reached))
     if port != wanted:
         return False
-    everywhere = host in ("0.0.0.0", "::") and is_loopback(reached)
-    return everywhere or host == other or not _numbers(host).isdisjoint(_numbers(other))
+    there = _numbers(other)
+    if host in ("0.0.0.0", "::"):
+        return any(map(_is_here, there))
+    return host == other or not _numbers(host).isdisjoint(there)
 
 
-def _numbers(host: str) -> set[str]:
+def _numbers(host: str) -> set[IPAddress]:
     """The addresses that a name stands for; none where nobody knows it."""
     try:
-        return {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
-    except OSError:
+        found = {str(one[4][0]).partition("%")[0] for one in socket.getaddrinfo(host, None)}
+    except (OSError, UnicodeError):
         return set()
+    addresses = map(ipaddress.ip_address, found)
+    return {getattr(address, "ipv4_mapped", None) or address for address in addresses}
+
+
+def _is_here(address: IPAddress) -> bool:
+    """Whether an address is one of this machine's: what went there would come from there. Nothing is sent."""
+    if address.is_loopback:
+        return True
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as way:
+            way.connect((str(address), 9))
+            return bool(way.getsockname()[0] == str(address))
+    except OSError:
+        return False
 
 
 def free_port() -> int:

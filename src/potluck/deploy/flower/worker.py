@@ -15,6 +15,7 @@ import queue
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from potluck.deploy.site import Site, metric_functions, model_entry
 from potluck.deploy.site_status import OrderNotes
 from potluck.engine import frames
 from potluck.errors import MessageError, PotluckError
+from potluck.files import clear_unfinished
 from potluck.plugins import load_function
 from potluck.runs.folder import RunFolder
 
@@ -33,6 +35,7 @@ READY = "ready"  # printed on standard output once the socket is there
 SILENCE = (
     60.0  # seconds without a byte of an order, or of its answer taken, after which a connection is dropped
 )
+PAUSE = 0.2  # seconds after a connection could not be accepted
 READERS = 32  # connections that are read, or wait with their order, at the same time
 
 
@@ -76,10 +79,17 @@ def _accept(door: socket.socket, site: Site, orders: queue.Queue[Call]) -> None:
         try:
             channel, _ = door.accept()
         except OSError:
-            return
-        if room.acquire(blocking=False):
+            if door.fileno() < 0:
+                return
+            time.sleep(PAUSE)
+            continue
+        if not room.acquire(blocking=False):
+            channel.close()
+            continue
+        try:
             threading.Thread(target=read, args=(channel,), daemon=True).start()
-        else:
+        except RuntimeError:  # the system has no more threads; the next connection may find one
+            room.release()
             channel.close()
 
 
@@ -133,6 +143,7 @@ def main(words: Sequence[str] | None = None) -> int:
         )
         threading.Thread(target=_end_with_the_parent, daemon=True).start()
         with RunFolder(own_folder(site.home)).locked():
+            clear_unfinished(site.home / "runs")
             site.notes = OrderNotes(site.home)
             work(site, Path(given.socket), 0o660 if given.shared else 0o600)
     except PotluckError as error:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from potluck.core.dataset import Dataset
 from potluck.errors import ConfigError, nearest
-from potluck.files import check_writable, write_whole
+from potluck.files import check_writable, write_anew
 from potluck.front_door import front_door
 from potluck.report.pictures.files import format_of, to_bytes
 from potluck.runs.pictures import from_models, one_run, over_settings, side_by_side
@@ -119,7 +119,7 @@ def plot(
     _check_options(kind, options)
     figure: Figure = KINDS[kind].draw(asked_of(kind, runs, options))
     if place is not None:
-        write_whole(place, to_bytes(figure, form))
+        write_anew(place, to_bytes(figure, form))
     return figure
 
 

@@ -23,7 +23,7 @@ from potluck.engine.evaluation.examined import score_of
 from potluck.errors import ConfigError, DataError, nearest
 from potluck.federation.groups import GroupData
 from potluck.federation.predictor import own_state, predictor
-from potluck.files import write_whole
+from potluck.files import write_anew
 from potluck.front_door import front_door
 from potluck.runs.kept_models.opened import OpenedModels
 from potluck.runs.results.export import exported, write_onnx
@@ -162,7 +162,7 @@ class ClientResult:
             name: value.detach().clone(memory_format=torch.contiguous_format)
             for name, value in tensors.items()
         }
-        write_whole(Path(path), safetensors.torch.save(own, about))
+        write_anew(Path(path), safetensors.torch.save(own, about))
         return Path(path)
 
     @front_door()

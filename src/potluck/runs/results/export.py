@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
 
 from potluck.errors import ConfigError, ModelError, first_line
-from potluck.files import write_whole
+from potluck.files import write_anew
 
 
 def exported(module: nn.Module, x: Tensor, who: str) -> ExportedProgram:
@@ -75,7 +75,7 @@ def write_onnx(module: nn.Module, x: Tensor, path: Path, who: str) -> None:
         raise ModelError(
             f"{who} cannot be written as ONNX ({first_line(error)}); take the module itself with model()"
         ) from error
-    write_whole(path, content)
+    write_anew(path, content)
 
 
 def _forget_source(model: Any) -> None:
