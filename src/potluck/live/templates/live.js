@@ -75,6 +75,13 @@ function ticks(low, high, most, whole) {
   for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-6 && found.length < 50; at += step) found.push(at);
   return found;
 }
+// Six digits, or as many as tell each value from the next.
+function tickTexts(found) {
+  const near = 0.01 * Math.min(...found.slice(1).map((one, at) => Math.abs(one - found[at])));
+  let digits = 6;
+  while (digits < 15 && found.some(one => Math.abs(Number(one.toPrecision(digits)) - one) > near)) digits += 1;
+  return found.map(one => number(one, digits));
+}
 // Lines over rounds: [{look, name, rounds, values}]; null where there is nothing to draw.
 function chart(lines, show, share, label) {
   const known = lines.map(one => ({...one, points: one.rounds.map((round, at) => [round, one.values[at]])
@@ -90,9 +97,10 @@ function chart(lines, show, share, label) {
   const x = round => 1000 * (round - left) / (right - left), y = value => 500 * (high - value) / (high - low);
   const svg = drawn("svg", {viewBox: "0 0 1000 500", preserveAspectRatio: "none", "aria-hidden": "true"});
   const plot = make("div", {class: "plot"}, svg);
-  for (const at of ticks(low, high, 5, false)) {
+  const found = ticks(low, high, 5, false), texts = tickTexts(share ? found.map(one => 100 * one) : found);
+  for (const [place, at] of found.entries()) {
     svg.append(drawn("path", {class: "grid", d: `M0 ${y(at).toFixed(1)}H1000`}));
-    const text = make("span", {class: "y"}, share ? `${number(100 * at)} %` : number(at));
+    const text = make("span", {class: "y"}, share ? `${texts[place]} %` : texts[place]);
     text.style.top = `${y(at) / 5}%`;
     plot.append(text);
   }
