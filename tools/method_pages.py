@@ -164,7 +164,8 @@ def index(entries: Sequence[Mapping[str, Any]]) -> str:
     table = markdown(methods_sheet(entries))
     for name in map(itemgetter("name"), entries):
         table = table.replace(f"\n| {name} |", f"\n| [{name}]({name}.md) |")
-    intro = f"{len(entries)} methods, each with a page of its own; [Write a method](writing.md) says how to add one."
+    how = "[Write a method](writing.md) says how to add one"
+    intro = f"{len(entries)} methods, each with a page of its own; {how}."
     return f"# Methods\n\n{intro}\n\n{table}"
 
 
