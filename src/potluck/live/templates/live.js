@@ -167,7 +167,7 @@ function cards(run) {
   if (run.kind === "server" && run.alive) {
     const part = clients.filter(one => !one.excluded), here = part.filter(one => one.connected).length;
     const refused = clients.filter(one => one.refusals).length;
-    box.append(card("Connected", `${here} of ${part.length}`, refused ? `${refused} had answers refused` : awaited(run) || "clients"));
+    box.append(card("Connected", `${here} of ${part.length}`, awaited(run) || (refused ? `${refused} had answers refused` : "clients")));
   }
   const up = run.messages.up || 0, down = run.messages.down || 0;
   if (up + down) box.append(card("Messages", size(up + down), `${size(up)} up, ${size(down)} down`));
@@ -184,7 +184,7 @@ function cards(run) {
 function awaited(run) {
   const away = Object.entries(run.clients).filter(([, one]) => !one.excluded && !one.connected).map(([name]) => name);
   const more = away.length > 4 ? ` and ${count(away.length - 4)} more` : "";
-  return run.state !== "playing" && away.length ? `waiting for ${away.slice(0, 4).join(", ")}${more}` : "";
+  return ["starting", "waiting"].includes(run.state) && away.length ? `waiting for ${away.slice(0, 4).join(", ")}${more}` : "";
 }
 function curves(run) {
   const show = value => score(run, value);
@@ -328,7 +328,7 @@ function together(runs) {
 function lead(runs) {
   const going = runs.filter(run => run.alive).length;
   const words = runs.length === 0 ? "No run has begun so far."
-    : runs.length === 1 ? (going ? "Running." : "The run is over; this is its last state.")
+    : runs.length === 1 ? (going ? (runs[0].state === "waiting" ? "Waiting for clients." : "Running.") : "The run is over; this is its last state.")
     : going ? `${going} of ${runs.length} running.` : `All ${runs.length} are over; these are their last states.`;
   if (lost && runs.length && !going) return `${words} The watcher has ended, too.`;
   return lost ? `The watcher does not answer: it has ended, or its machine is gone. This is the last state, from ${ago(state.seen)}.` : words;
