@@ -41,6 +41,7 @@ TASKS = {
     "one": "of any kind, the same everywhere",
     "any": "of any kind, each client its own",
 }
+INFERRED = "INFERRED marks what the paper does not state: it is our reading of it."
 WAYS = {"up": "What leaves a client", "down": "What comes to a client"}
 
 
@@ -114,7 +115,8 @@ def described(method: type[Method]) -> list[str]:
     texts = [f"# {name}", f"{first} `method: {method.name}` in an experiment."]
     texts += [more] if "Up:" in more else []
     classes = (paper,) if paper is method else (paper, method)
-    return texts + [inspect.getdoc(one) or "" for one in classes]
+    texts += [inspect.getdoc(one) or "" for one in classes]
+    return [*texts, INFERRED] if any("INFERRED" in text for text in texts) else texts
 
 
 def facts(method: type[Method]) -> str:
@@ -162,9 +164,8 @@ def index(entries: Sequence[Mapping[str, Any]]) -> str:
     table = markdown(methods_sheet(entries))
     for name in map(itemgetter("name"), entries):
         table = table.replace(f"\n| {name} |", f"\n| [{name}]({name}.md) |")
-    intro = (
-        f"{len(entries)} methods, each with a page of its own; [writing.md](writing.md) says how to add one."
-    )
+    how = "[Write a method](writing.md) says how to add one"
+    intro = f"{len(entries)} methods, each with a page of its own; {how}."
     return f"# Methods\n\n{intro}\n\n{table}"
 
 

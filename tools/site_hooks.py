@@ -1,6 +1,7 @@
 """Hooks of the documentation site: pages from files outside docs/, an entry per method, links that lead outside.
 
-Drawings of what crosses become part of their page, so that they follow its light or dark colours.
+Drawings of what crosses become part of their page, so that they follow its light or dark colours. Words of code
+with hyphens stay on one line.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ OUTSIDE = {
 }
 LINK = re.compile(r"(!?)\[((?:[^\]\\]|\\.)*)\]\(([^)#\s]*)(#[^)\s]*)?\)|(src=\")([^\"]+)")
 DRAWING = re.compile(r'<p><img alt="([^"]*)" src="[./]*/(images/wire/[\w-]+\.svg)" */?></p>')
+CODE = re.compile(r"(?<=<code>)[^<\n]*(?=</code>)")
+HYPHENED = re.compile(r"\S*-\S*")  # a browser may end a line after any hyphen of `--methods`
 COLORS = {"#24292f": "ink", "#6e7781": "faint", "#fefefe": "paper", "#0072b2": "down", "#d55e00": "up"}
 FENCE = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 
@@ -72,8 +75,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Put drawings of what crosses into the page, with its colours in place of their own."""
-    return DRAWING.sub(_drawing, html)
+    """Draw what crosses in the colours of the page, and keep words of code whole."""
+    return CODE.sub(_whole_words, DRAWING.sub(_drawing, html))
+
+
+def _whole_words(match: re.Match[str]) -> str:
+    return HYPHENED.sub(r'<span class="word">\g<0></span>', match[0])
 
 
 def _drawing(match: re.Match[str]) -> str:

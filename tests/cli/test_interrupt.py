@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from potluck.cli import app as cli
+from potluck.cli.exits import end_on_signals, explained
 from potluck.engine.runner import StoringEngine, TransactionRunner
 from potluck.experiment.schema import Experiment
 from potluck.runs.api import resume, run
@@ -63,6 +64,33 @@ def test_a_signal_waits_until_the_outermost_block_is_done(depth: int) -> None:
 def test_a_signal_can_be_forgotten() -> None:
     with held_back(forget=True):
         signal.raise_signal(signal.SIGINT)
+
+
+class Removed:
+    """Gets a signal while it is removed, where Python drops exceptions."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        signal.raise_signal(self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_falls_into_the_removal_of_an_object_comes_again(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    end_on_signals()
+    try:
+        with pytest.raises(KeyboardInterrupt) as caught:  # noqa: PT012
+            Removed(number)
+            time.sleep(10)
+        assert explained(caught.value) == ("stopped", 128 + number)
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 # --- Ctrl-C inside a run --------------------------------------------------------------------------------
@@ -171,3 +199,26 @@ def test_a_killed_process_can_be_resumed(tmp_path: Path, whole: list[bytes]) -> 
     assert ended == -signal.SIGKILL
     assert potluck("resume", str(tmp_path / "a run")) == 0
     assert logs(tmp_path / "a run") == whole
+
+
+def test_sigterm_between_the_runs_of_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("small.yaml").write_text(SMALL)
+    words = ["compare", "small.yaml", "training.rounds=1", "--methods", "fedavg,fedprox", "--out"]
+    command = [sys.executable, "-m", "potluck", *words, "stopped"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    while process.poll() is None and not Path("stopped/local-seed0/summary.json").exists():
+        time.sleep(0.005)
+    process.send_signal(signal.SIGTERM)
+    asked = time.monotonic()
+    out, err = process.communicate(timeout=600)
+    assert (process.returncode, out) == (143, "")
+    assert err.splitlines()[-1] == f"stopped; go on with: potluck {shlex.join([*words, 'stopped'])}"
+    assert time.monotonic() - asked < 30  # a few seconds where nothing else runs
+    assert not Path("stopped/comparison.json").exists()
+    for folder in ("stopped", "whole"):
+        assert potluck(*words, folder) == 0
+    runs = sorted(path.name for path in Path("whole").glob("*-seed*"))
+    assert len(runs) == 3
+    for run_ in runs:
+        assert logs(Path("stopped", run_)) == logs(Path("whole", run_)), run_

@@ -135,8 +135,8 @@ def test_a_run_is_trained_in_no_round_beyond_its_last(tmp_path):
         assert isinstance(ask(site, request(head(site), round_, accepted=round_ - 1)), Answer)
     refused = [ask(site, request(head(site), round_, accepted=2)) for round_ in (3, 10**6)]
     assert [one.reason.partition(": ")[2] for one in refused] == [
-        "round 3 is asked about, the run has 2",
-        "round 1000000 is asked about, the run has 2",
+        "round 3 is asked about, the run has 2; start a new run for more rounds",
+        "round 1000000 is asked about, the run has 2; start a new run for more rounds",
     ]
 
 

@@ -144,14 +144,14 @@ def test_an_evaluation_without_a_mode_is_refused(tmp_path, capsys):
     site = make_site("0", tmp_path)
     enrol(site)
     reply = ask(site, Examination("0", None, Stamp(RUN, 1, 1, 0, 0), ()))
-    assert reply.reason == "client 0: an evaluation came that names no mode"
+    assert reply.reason == "client 0: an evaluation came that names no mode; name one in evaluate.modes"
     assert "Traceback" not in capsys.readouterr().err
 
 
 def test_predictions_stay_at_a_site(tmp_path):
     site = make_site("0", tmp_path)
     enrol(site)
-    assert "predictions are asked for; those of a site stay there" in examine(site, predictions=True).reason
+    assert "predictions are asked for, which stay at a site; leave" in examine(site, predictions=True).reason
     with pytest.raises(ConfigError, match="stay with its clients"):
         prepared(sites.federated("local", evaluate={"predictions": True}))
 

@@ -10,10 +10,11 @@ import urllib.request
 
 import pytest
 import sites
-from links import FEDMRL, Link, Told, is_evaluation, is_training, serve
+from links import FEDMRL, Link, Time, Told, is_evaluation, is_training, serve
 from typer.testing import CliRunner
 
 from potluck.cli.app import app
+from potluck.deploy.flower.serve import starting_board
 from potluck.deploy.logs import Log
 from potluck.deploy.node_pulse import Pulse, PulseFile
 from potluck.deploy.run_notes import LogLines
@@ -23,7 +24,7 @@ from potluck.live import board as boards
 from potluck.live import status_file as statuses
 from potluck.live.board import Board
 from potluck.live.prometheus import exposed, exposition
-from potluck.live.sheets import status_sheet
+from potluck.live.sheets import state_in_words, status_sheet
 from potluck.live.snapshot import Follower
 from potluck.live.status_file import kept, read_status, write_status
 from potluck.report.render import plain
@@ -38,8 +39,8 @@ def command(*words):
 
 
 def test_a_served_run_leaves_its_status(tmp_path):
-    """One client answers, one refuses in a round, one is excluded, and somebody else knocks."""
-    link = Link(tmp_path)
+    """One client answers, one comes late and refuses in a round, one is excluded, and somebody else knocks."""
+    link, clock, shown = Link(tmp_path, away=["1"]), Time(), []
     link.sites[7] = link.make("2")
     link.tamper = lambda order, answer: b"nonsense" if is_training(order, "1", 2) else answer
     seen = []
@@ -47,10 +48,15 @@ def test_a_served_run_leaves_its_status(tmp_path):
     experiment = sites.federated(
         FEDMRL, training={"rounds": 2, "quorum": 0.5, "batch_size": 16, "optimizer": {"lr": 0.05}}
     )
-    board = Board()
+    board = starting_board(experiment)
+    assert board.state == "starting"
+    clock.at(3.0, lambda: write_status(tmp_path, board.facts()))
+    clock.at(3.0, lambda: shown.append(state_in_words(Follower(tmp_path).look(), time.time())))
+    clock.at(3.0, link.away.clear)
     link.lose = lambda order: seen.append(board.facts()) if is_evaluation(order, "0", 1) else None
     before = time.time()
-    serve(link, tmp_path / "run", experiment, Told(), exclude=["2"], board=board)
+    serve(link, tmp_path / "run", experiment, Told(), clock, exclude=["2"], board=board)
+    assert shown == ["waiting for 1 to join"]
     (during,) = seen
     assert (during["state"], during["round"]) == ("playing", 0)
     found = read_status(tmp_path / "run")

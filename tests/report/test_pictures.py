@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from potluck.report.log import Curve
+from potluck.report.measures import Measure
 from potluck.report.pictures.clients import client_bars
 from potluck.report.pictures.curves import accuracy_over_rounds
 from potluck.report.pictures.differences import interval_picture
@@ -60,6 +61,16 @@ def test_lines_are_labelled_at_their_ends():
     shown = texts(accuracy_over_rounds([curve("fedmrl", 0.912), curve("local", 0.8)], reference="local"))
     assert "91.2  fedmrl" in shown
     assert "80.0  local" in shown
+    assert {"round", "accuracy"} < {*shown}
+
+
+@pytest.mark.parametrize("level", [1.093, 123.4567])
+def test_a_level_loss_has_a_name_and_different_values_on_its_axis(level):
+    flat = Curve("fedmrl", np.arange(1, 4), np.full(3, level))
+    figure = accuracy_over_rounds([flat], measure=Measure("loss", is_share=False))
+    shown = texts(figure)
+    assert "loss" in shown
+    assert len({*shown}) == len(shown) > 6
 
 
 def test_of_many_lines_the_best_and_the_reference_are_named():

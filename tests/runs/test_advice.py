@@ -20,7 +20,9 @@ from potluck.runs.api import run
 
 
 def said(samples: int, models: Any = "resnet18", clients: int = 1, **training: Any) -> list[str]:
-    return [*advice(experiment(samples, models, clients, **training).build())]
+    """The sentences about some clients, without the one about a client that is alone."""
+    every = advice(experiment(samples, models, clients, **training).build())
+    return [one for one in every if not one.startswith("there is one client alone")]
 
 
 def experiment(samples: int, models: Any, clients: int = 1, **training: Any) -> Experiment:
@@ -33,6 +35,13 @@ def experiment(samples: int, models: Any, clients: int = 1, **training: Any) -> 
         method="local",
         training={"batch_size": 16, "rounds": 1} | training,
     )
+
+
+def test_of_a_client_alone_it_is_said_that_nothing_is_shared() -> None:
+    (sentence,) = advice(experiment(32, "mlp-small").build())
+    assert "one client alone (client 0), so nothing is shared between clients" in sentence
+    assert "partition.clients" in sentence
+    assert [*advice(experiment(32, "mlp-small", clients=2).build())] == []
 
 
 def test_a_last_batch_too_small_for_batch_norm_is_spoken_of() -> None:
@@ -142,7 +151,7 @@ def test_clients_with_one_sample_are_spoken_of_once() -> None:
 def test_a_run_says_it_once_at_its_start(tmp_path: Any) -> None:
     listener = Listener()
     run(experiment(34, "resnet18"), out=tmp_path / "run", watcher=listener)
-    assert listener.notices == said(34) != []
+    assert listener.notices == [*advice(experiment(34, "resnet18").build())] != []
 
 
 def test_tf32_on_a_cpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

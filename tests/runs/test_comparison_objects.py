@@ -229,7 +229,9 @@ def test_runs_targets_rounds_and_gains_can_be_had_in_python(found: potluck.Compa
         assert part in shown, part
     assert "not shown: fedavg-seed0, fedavg-seed1" in shown
     assert r"$^*$" in again.latex()
-    assert r"\label{tab:" in again.latex()
+    again.folder.rename(home := again.folder.with_name("my tables_2-compare"))
+    assert r"\label{tab:my-tables-2}" in potluck.open(home).latex()
+    home.rename(again.folder)
     assert "iid split, 2 clients, 2 rounds" in again.latex()
     for result in (found.run("fedproto", seed=1), again.run("fedproto", seed=1)):
         assert result.clients["0"].predict(np.zeros((2, 6), np.float32)).shape == (2, 3)

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import errno
 import functools
+import os
 import shlex
 import signal
+import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn, ParamSpec
@@ -101,10 +104,24 @@ def _signal(error: BaseException | None) -> int:
 
 
 def end_on_signals() -> None:
-    """Raise `Ended` on SIGTERM and SIGHUP. A signal that is ignored stays so: nohup ignores SIGHUP."""
+    """Raise `Ended` on SIGTERM and SIGHUP, wherever they fall. An ignored signal stays so: nohup ignores SIGHUP."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)
+    sys.unraisablehook = _send_again
+
+
+def _send_again(lost: sys.UnraisableHookArgs) -> None:
+    """Send a signal once more, a moment later, if it fell into the removal of an object.
+
+    Python drops exceptions there: between two runs, when much is removed, a SIGTERM would change nothing.
+    """
+    if isinstance(lost.exc_value, KeyboardInterrupt):
+        later = threading.Timer(0.1, os.kill, [os.getpid(), _signal(lost.exc_value)])
+        later.daemon = True
+        later.start()
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def end_in_peace() -> None:

@@ -180,7 +180,8 @@ def _check_tensor(value: Tensor, name: str, field: Field, known: dict[str, int],
     if not fits:
         raise MessageError(
             f"{who}: tensor {name!r} has shape {tuple(value.shape)}, "
-            f"declared ({field.shape}) with {', '.join(f'{key}={size}' for key, size in known.items())}"
+            f"declared ({field.shape}) with {', '.join(f'{key}={size}' for key, size in known.items())}; "
+            "send what is declared, or change the contract"
         )
 
 
@@ -198,9 +199,14 @@ def _check_group(
     found = _found_shapes(tensors, field, shapes, f"{who}: {name}")
     for key, shape in found.items():
         if key not in shapes:
-            raise MessageError(f"{who}: tensor '{name}/{key}' is not part of {field.like!r}")
+            raise MessageError(
+                f"{who}: tensor '{name}/{key}' is not part of {field.like!r}; leave it out, or declare it"
+            )
         if shape != shapes[key]:
-            raise MessageError(f"{who}: tensor '{name}/{key}' has shape {shape}, declared {shapes[key]}")
+            raise MessageError(
+                f"{who}: tensor '{name}/{key}' has shape {shape}, declared {shapes[key]}; "
+                "send what is declared, or change the contract"
+            )
     if not field.partial and len(found) < len(shapes):
         missing = next(key for key in shapes if key not in found)
         raise MessageError(
@@ -221,7 +227,10 @@ def _found_shapes(tensors: Mapping[str, Tensor], field: Field, shapes: Shapes, w
 
 def _check_dtype(value: Tensor, name: str, field: Field, who: str) -> None:
     if value.dtype != field.dtype:
-        raise MessageError(f"{who}: tensor {name!r} has type {value.dtype}, declared {field.dtype}")
+        raise MessageError(
+            f"{who}: tensor {name!r} has type {value.dtype}, declared {field.dtype}; "
+            "convert it, or declare its type"
+        )
 
 
 def _is_declared(name: str, contract: Contract) -> bool:

@@ -46,7 +46,10 @@ class Message(Mapping[str, Tensor]):
             elif isinstance(value, Mapping):
                 flat.update({f"{name}/{key}": tensor.detach() for key, tensor in value.items()})
             else:
-                raise MessageError(f"{name!r} of a message is a {type(value).__name__}, not a tensor")
+                raise MessageError(
+                    f"{name!r} of a message is a {type(value).__name__}, not a tensor; "
+                    "make it one with torch.tensor"
+                )
         self._tensors = dict(sorted(flat.items()))  # the same order before and after encoding
 
     def __getitem__(self, name: str) -> Tensor:
@@ -136,7 +139,9 @@ class Message(Mapping[str, Tensor]):
             return cls(tensors), dict(header.get("__metadata__") or {})
         except Exception as error:  # bytes of a stranger: whatever they do to a reader
             reason = f"{type(error).__name__}: {printable(str(error), 200)}"
-            raise MessageError(f"{len(data)} bytes are no message: {reason}") from error
+            raise MessageError(
+                f"{len(data)} bytes are no message: {reason}; they were cut or changed on the way, so send it again"
+            ) from error
 
 
 class LastMessage:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from potluck.core.modest import MOST_WIDTH
-from potluck.deploy.wire import Order
+from potluck.deploy.wire import SAME_VERSION, Order
 from potluck.engine.protocol import Request
 from potluck.errors import ConfigError, StepFailed
 
@@ -33,7 +33,7 @@ MOST_COUNTED = 10**9  # rounds, attempts, exchanges, starts of a server
 MOST_RUNS = 1000  # of which a site keeps records
 FREE = re.compile(r"seed|memory")  # options that count neither work nor sizes
 RUN = re.compile(r"[0-9A-Za-z]{1,64}")
-NO_RUN = "what the server calls its run is no name of a run (1 to 64 letters and digits)"
+NO_RUN = "what the server calls its run is no name of a run (1 to 64 letters and digits); give it one"
 WORD = re.compile(r"\w[\w.+-]*")  # a text of an option: no path, module or repository
 WEIGHTS = "weights"  # the option of a model that names a file, or a repository of the hub
 TAKEN = {"data": ("augment",), "engine": ("threads", "precision"), "public": ("data", "samples")}
@@ -123,16 +123,18 @@ def check_order(order: Order) -> None:
     stamp = getattr(order, "stamp", None)
     counted = (stamp.round, stamp.attempt, stamp.exchange, stamp.incarnation) if stamp is not None else (0,)
     if max(map(abs, counted)) > MOST_COUNTED:
-        raise StepFailed(f"an order counts rounds, attempts, exchanges or starts beyond {MOST_COUNTED:,}")
+        raise StepFailed(
+            f"an order counts rounds, attempts, exchanges or starts beyond {MOST_COUNTED:,}; {SAME_VERSION}"
+        )
     if isinstance(order, Request):
         if len(order.steps) > MOST_LISTED or not isinstance(order.purpose, str) or len(order.purpose) > 100:
-            raise StepFailed(f"an order names {len(order.steps):,} steps, at most {MOST_LISTED} are done")
+            raise StepFailed(f"an order names {len(order.steps):,} steps; name at most {MOST_LISTED}")
         return
     modes, metrics = (getattr(order, name, ()) for name in ("modes", "metrics"))
     if len(modes) > MOST_LISTED or len(metrics) > MOST_METRICS:
         raise StepFailed(
-            f"an order asks for {len(modes):,} measurements with {len(metrics):,} metrics; at most {MOST_LISTED} "
-            f"with {MOST_METRICS} are done"
+            f"an order asks for {len(modes):,} measurements with {len(metrics):,} metrics; ask for at most "
+            f"{MOST_LISTED} with {MOST_METRICS}"
         )
 
 
@@ -143,7 +145,9 @@ def _check_training(where: str, values: Mapping[str, Any]) -> None:
 
 def _block(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"the server's welcome cannot be read: {where} must be a block of keys with values")
+        raise ConfigError(
+            f"the server's welcome cannot be read: {where} must be a block of keys with values; {SAME_VERSION}"
+        )
     return value
 
 

@@ -20,6 +20,7 @@ from potluck.engine.transactions import Done, Record
 from potluck.errors import RunError, StepFailed
 
 MANIFEST = "record.json"
+ONE_SERVER = "let one server alone play a run, and end the others"
 MOST_EXCHANGES = 100  # with one client in one attempt at a round
 
 
@@ -139,7 +140,8 @@ class DurableRecord(Record):
         """Refuse an earlier start of the server, and a server that goes on from a round there is no state of."""
         if stamp.incarnation < self.incarnation:
             raise StepFailed(
-                f"start {stamp.incarnation} of the server is still sending, start {self.incarnation} is the newest"
+                f"start {stamp.incarnation} of the server is still sending, start {self.incarnation} is the "
+                "newest; end the older one"
             )
         rounds, newest = self.history.rounds, self.round
         if stamp.accepted in (newest, rounds[-1]):
@@ -158,7 +160,7 @@ class DurableRecord(Record):
         if stamp.incarnation == self.incarnation:
             raise StepFailed(
                 f"the server goes on from round {stamp.accepted} of this client, which is past round {rounds[-1]}, "
-                "without having been started again"
+                "without having been started again; end it, and go on with potluck resume"
             )
 
     def _order(self, stamp: Stamp) -> int:
@@ -182,21 +184,25 @@ class DurableRecord(Record):
         history, now = self.history, self.history.now
         last = history.rounds[-1] if now is None else now.round
         if stamp.round <= history.rounds[-1] or (now is not None and stamp.round < now.round):
-            raise StepFailed(f"round {stamp.round} came after round {last}")
+            raise StepFailed(f"round {stamp.round} came after round {last}; {ONE_SERVER}")
         if stamp.round <= history.forgotten and stamp.round not in history.tried:
-            raise StepFailed(f"round {stamp.round} came after round {max(history.tried)}")
+            raise StepFailed(f"round {stamp.round} came after round {max(history.tried)}; {ONE_SERVER}")
         if late or (now is not None and stamp.exchange < now.exchange):
             what = f"attempt {stamp.attempt} at" if late else f"exchange {stamp.exchange} of"
             assert now is not None
             raise StepFailed(
-                f"{what} round {stamp.round} came after exchange {now.exchange}, with another content"
+                f"{what} round {stamp.round} came after exchange {now.exchange}, with another content; "
+                f"{ONE_SERVER}"
             )
         if now is not None and stamp.exchange == now.exchange:
             raise StepFailed(
-                f"exchange {stamp.exchange} of round {stamp.round} came again, with another content"
+                f"exchange {stamp.exchange} of round {stamp.round} came again, with another content; {ONE_SERVER}"
             )
         if self.history.at is not None and len([*history.path(self.history.at.key)]) >= MOST_EXCHANGES:
-            raise StepFailed(f"round {stamp.round} has more than {MOST_EXCHANGES} exchanges with one client")
+            raise StepFailed(
+                f"round {stamp.round} has more than {MOST_EXCHANGES} exchanges with one client; "
+                "use a method that asks less often"
+            )
 
     # --- files ---
 
@@ -225,7 +231,7 @@ class DurableRecord(Record):
         name = self.history.done[key].answer
         answer = unpack_reply(self._files.read(name))
         if not isinstance(answer, Answer):
-            raise RunError(f"there is no answer in {self.folder / name}")
+            raise RunError(f"there is no answer in {self.folder / name}; bring the folder back from a copy")
         return answer
 
     def _load(self, values: Mapping[str, object]) -> None:

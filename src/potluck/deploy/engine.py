@@ -15,6 +15,7 @@ from potluck.deploy.plausible import implausible
 from potluck.deploy.suspects import norm_of
 from potluck.deploy.wire import (
     LARGEST_INTRODUCTION,
+    SAME_VERSION,
     Enrolment,
     Hello,
     most_bytes,
@@ -126,6 +127,7 @@ class FlowerEngine(Engine):
                 return
             if late:
                 raise RunError(self._not_joined(missing, here, needed))
+            self.board.state = "waiting"
             self.clock.sleep(LOOK)
 
     def _not_joined(self, missing: Sequence[ClientId], here: int, needed: int) -> str:
@@ -216,7 +218,7 @@ class FlowerEngine(Engine):
         """What a client answered, or one sentence why it did not."""
         who = f"client {order.client}"
         if self.is_revoked(order.client):
-            return Failure(order.client, f"{who}: its key was revoked")
+            return Failure(order.client, f"{who}: its key was revoked; give it a new one")
         if isinstance(answer, str):
             return Failure(order.client, f"{who}: {answer}", lost=True)
         try:
@@ -227,17 +229,18 @@ class FlowerEngine(Engine):
             return Failure(order.client, f"{who}: {error}")
         except Exception as error:  # whatever a reply does to its reader, it is about this client alone
             return Failure(
-                order.client, f"{who}: its reply cannot be used: {type(error).__name__}: {str(error)[:200]}"
+                order.client,
+                f"{who}: its reply cannot be used: {type(error).__name__}: {str(error)[:200]}; {SAME_VERSION}",
             )
         if isinstance(reply, Failure):
             return Failure(order.client, about(order.client, reply.reason))
-        return Failure(order.client, f"{who}: its reply is none to what was asked")
+        return Failure(order.client, f"{who}: its reply is none to what was asked; {SAME_VERSION}")
 
     def _sound(self, order: Request | Examination, reply: Answer) -> Outcome:
         """Refuse an answer without all metrics that were asked for, or with a report that cannot be true."""
         reason = implausible(order, reply, self.enrolled[order.client], self.facts)
         if reason:
-            return Failure(order.client, f"client {order.client}: {reason}")
+            return Failure(order.client, f"client {order.client}: {reason}; check what runs there")
         return dataclasses.replace(reply, up=reply.up.to(self.device))
 
     def _meet(self, there: Sequence[Node]) -> None:

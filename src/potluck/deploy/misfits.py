@@ -36,7 +36,10 @@ def without_misfits(
     except PotluckError as error:
         everyone: PotluckError = error
     except Exception as error:  # over a stranger's card, perhaps
-        everyone = ConfigError(f"a federation of {', '.join(roster)} cannot be set up: {in_words(error)}")
+        everyone = ConfigError(
+            f"a federation of {', '.join(roster)} cannot be set up: {in_words(error)}; "
+            "check what they told of themselves"
+        )
         everyone.__cause__ = error
     groups = _Groups(roster, facts, build).largest()
     if not groups:

@@ -67,7 +67,9 @@ class Orders(ABC):
             return self.enrol(order.welcome)
         resident = self.at(order.stamp.experiment)
         if order.client != self.client:
-            raise StepFailed(f"this was meant for client {order.client}")
+            raise StepFailed(
+                f"this was meant for client {order.client}; give every client a node and a key of its own"
+            )
         if isinstance(order, Request):
             return resident.perform(dataclasses.replace(order, down=order.down.to(self.device)))
         down = None if order.down is None else order.down.to(self.device)

@@ -25,7 +25,7 @@ from potluck.deploy.agreement import (
 from potluck.deploy.durable_record import DurableRecord
 from potluck.deploy.evaluations import Evaluations
 from potluck.deploy.exchanges import question_of
-from potluck.deploy.wire import Enrolment, most_bytes
+from potluck.deploy.wire import SAME_VERSION, Enrolment, most_bytes
 from potluck.engine.performer import Performer
 from potluck.engine.protocol import Answer, Examination, Request
 from potluck.engine.runner import TransactionRunner
@@ -93,7 +93,7 @@ class GuardedPerformer(Performer):
         round_ = request.stamp.round
         unknown = next((step for step in request.steps if step not in self.method.steps()), None)
         if unknown is not None or not request.steps:
-            raise StepFailed(f"{self.method.name} has no step {unknown!r}")
+            raise StepFailed(f"{self.method.name} has no step {unknown!r}; {SAME_VERSION}")
         self._refuse_round(round_, 1, 0)
         attempt = self.record.attempt(round_)
         self._let_try(round_, attempt)
@@ -110,15 +110,17 @@ class GuardedPerformer(Performer):
     def examine(self, client: Client, examination: Examination) -> Answer:
         """Measure the client, if the metrics and the downlink are agreed to and it is finite."""
         if examination.predictions:
-            raise StepFailed("predictions are asked for; those of a site stay there")
+            raise StepFailed(
+                "predictions are asked for, which stay at a site; leave evaluate.predictions out"
+            )
         if not examination.modes:
-            raise StepFailed("an evaluation came that names no mode")
+            raise StepFailed("an evaluation came that names no mode; name one in evaluate.modes")
         mode = next((mode for mode in examination.modes if mode not in self.method.modes), None)
         if mode is not None or examination.on not in ("own", "global"):
             raise StepFailed(
-                f"{self.method.name} has no mode {mode!r}"
+                f"{self.method.name} has no mode {mode!r}; name one of {', '.join(self.method.modes)}"
                 if mode is not None
-                else f"there are no samples {examination.on!r} to measure on"
+                else f"there are no samples {examination.on!r} to measure on; measure on own or global"
             )
         if self.agreement is not None:
             self.agreement.let_measure(examination.metrics)
@@ -143,7 +145,9 @@ class GuardedPerformer(Performer):
     def _refuse_round(self, round_: int, first: int, further: int) -> None:
         """Refuse a round that the run does not have, as it was told when the site joined."""
         if self.rounds is not None and not first <= round_ <= self.rounds + further:
-            raise StepFailed(f"round {round_} is asked about, the run has {self.rounds}")
+            raise StepFailed(
+                f"round {round_} is asked about, the run has {self.rounds}; start a new run for more rounds"
+            )
 
     def _let_try(self, round_: int, attempt: int) -> None:
         """Refuse one attempt too many; without an agreement as many are allowed as one proposes."""
@@ -184,7 +188,7 @@ class GuardedPerformer(Performer):
         self._check(client, down, steps[0], "down")
         name = down.not_finite()
         if name is not None:
-            raise MessageError(f"tensor {name!r} that came down is not finite")
+            raise MessageError(f"tensor {name!r} that came down is not finite; {self.method.remedy}")
 
 
 @dataclass(frozen=True)

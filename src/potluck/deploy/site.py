@@ -148,7 +148,7 @@ class Site(Orders):
         if self.resident is None or run != self.run:
             kept = self._welcome_file(run)
             if not kept.exists():
-                raise StepFailed("it has not joined this run yet")
+                raise StepFailed("it has not joined this run yet; greet it first")
             self.enrol(_kept_welcome(kept)["welcome"])
         assert self.resident is not None
         return self.resident

@@ -100,7 +100,8 @@ def specs_allowed(
                     yield from _factors(f"{name}/{key}", tensor)
         else:
             raise PinError(
-                f"{who}: {name!r} is like {field.like!r}, which the client has not, so it cannot be pinned"
+                f"{who}: {name!r} is like {field.like!r}, which the client has not, so it cannot be pinned; "
+                "take part without an agreement, or in another method"
             )
 
 

@@ -23,6 +23,7 @@ from potluck.engine.protocol import Examination, Failure, Outcome, Request
 from potluck.engine.wire import REQUESTS, read_reply, read_request, reply_note, request_note
 from potluck.errors import MessageError
 
+SAME_VERSION = "use the same version of potluck on both sides"
 KEY = "potluck"  # the name of the envelope's only entry
 MOST_SAMPLES = 10**8  # of a client, in each split
 MOST_FACTS = 32  # entries of an envelope, or of a task
@@ -70,7 +71,7 @@ def unpack_order(data: bytes) -> Order:
             return Hello(dict(about["welcome"]))
         if kind in REQUESTS:
             return read_request(about, message)
-    raise MessageError(f"there is no order {shown(kind)}")
+    raise MessageError(f"there is no order {shown(kind)}; {SAME_VERSION}")
 
 
 def pack_reply(reply: Outcome | Enrolment) -> bytes:
@@ -106,7 +107,7 @@ def unpack_reply(data: bytes) -> Outcome | Enrolment:
                 return dataclasses.replace(reply, reason=printable(reply.reason) or "it gave no reason")
             errors = {name: printable(error) for name, error in reply.report.errors.items()}
             return dataclasses.replace(reply, report=dataclasses.replace(reply.report, errors=errors))
-    raise MessageError(f"there is no reply {shown(kind)}")
+    raise MessageError(f"there is no reply {shown(kind)}; {SAME_VERSION}")
 
 
 @contextlib.contextmanager
@@ -118,7 +119,7 @@ def _reading(what: str) -> Iterator[None]:
         raise
     except Exception as error:  # a stranger's note: whatever it does to a reader
         raise MessageError(
-            f"{what} cannot be read: {type(error).__name__}: {printable(str(error))}"
+            f"{what} cannot be read: {type(error).__name__}: {printable(str(error))}; {SAME_VERSION}"
         ) from error
 
 
@@ -143,4 +144,6 @@ def _unpack(data: bytes) -> tuple[Message, dict[str, Any]]:
             raise ValueError(f"it has more than {LARGEST_INTRODUCTION:,} letters")
         return message, dict(mapping(read_json(envelope[KEY]), MOST_FACTS, "an envelope"))
     except Exception as error:  # a stranger's note: whatever it does to a reader
-        raise MessageError(f"a message came without its envelope: {printable(str(error))}") from error
+        raise MessageError(
+            f"a message came without its envelope: {printable(str(error))}; {SAME_VERSION}"
+        ) from error

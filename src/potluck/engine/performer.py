@@ -62,7 +62,10 @@ class Performer:
 
     def _metric(self, name: str) -> OwnMetric:
         if name not in self.metrics:
-            raise StepFailed(f"it is asked for the metric {name!r}, which it does not have")
+            raise StepFailed(
+                f"it is asked for the metric {name!r}, which it does not have; give it there, or take it out of "
+                "evaluate.metrics"
+            )
         return self.metrics[name]
 
     def _check(self, client: Client, message: Message, step: str, direction: str) -> None:

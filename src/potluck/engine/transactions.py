@@ -65,7 +65,8 @@ class Record:
             return work.answer
         if stamp.exchange < work.exchange:
             raise StepFailed(
-                f"exchange {stamp.exchange} of round {stamp.round} came after exchange {work.exchange}"
+                f"exchange {stamp.exchange} of round {stamp.round} came after exchange {work.exchange}; "
+                "ask for the exchanges of a round in their order"
             )
         return None
 

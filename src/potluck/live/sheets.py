@@ -39,7 +39,15 @@ def state_in_words(now: Snapshot, moment: float) -> str:
         return "unfinished, and no process tells of it"
     if now.state == "writing":
         return "writing models and report"
+    if now.state == "waiting" and (away := _awaited(now)):
+        return f"waiting for {away} to join"
     return f"{now.state}: {now.why}" if now.why else now.state
+
+
+def _awaited(now: Snapshot) -> str:
+    """The clients that are not there, the first few by name."""
+    away = [name for name, one in now.clients.items() if not (one.excluded or one.connected)]
+    return f"{', '.join(away[:4])}{f' and {len(away) - 4:,} more' * (len(away) > 4)}"
 
 
 def progress(now: Snapshot) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 
 from potluck.report.log import Curve, Floats, Integers
 from potluck.report.measures import Measure
-from potluck.report.ticks import round_values
+from potluck.report.ticks import round_values, tick_texts
 
 ACROSS, UP = 1000, 500  # the units of the drawing; the page stretches it
 MOST_POINTS = 240  # of a line; a screen has few more pixels for it
@@ -113,9 +113,10 @@ def score_ticks(box: Box, measure: Measure) -> list[Tick]:
     """Round values along the side, in percent where the score is a share."""
     low, high = measure.scale * box[2], measure.scale * box[3]
     unit = " %" if measure.is_share else ""
+    found = round_values(low, high, 5)
     return [
-        (100 - percent_of(tick, low, high), f"{tick:.6g}{unit}".replace("-", "−"))
-        for tick in round_values(low, high, 5)
+        (100 - percent_of(tick, low, high), f"{text}{unit}")
+        for tick, text in zip(found, tick_texts(found), strict=True)
     ]
 
 

@@ -31,7 +31,7 @@ from potluck.report.format import capital, size
 from potluck.report.log import Curve
 from potluck.report.measures import Measure
 from potluck.report.sheets import measure_in, ranked, reference_label, references_of, row_label, rows_of
-from potluck.report.ticks import round_powers, round_values
+from potluck.report.ticks import round_powers, round_values, tick_texts
 
 Comparison = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -198,9 +198,10 @@ def _strips(
 ) -> Strips:
     measure = measure_in(comparison)
     low, high = measure.scale * box[0], measure.scale * box[1]
+    found = round_values(low, high, 5)
     shown = [
-        (percent_of(tick, low, high), f"{tick:+.6g}".replace("-", "−") if tick else "0")
-        for tick in round_values(low, high, 5)
+        (percent_of(tick, low, high), f"{'+' * (tick > 0)}{text}")
+        for tick, text in zip(found, tick_texts(found), strict=True)
     ]
     names = references_of(rows) or [str(comparison.get("baseline", "local"))]
     reference = reference_label(names[0], comparison) if len(names) == 1 else "the Local of its settings"

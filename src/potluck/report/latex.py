@@ -39,8 +39,11 @@ SPECIAL = {
 }
 
 
-def comparison_table(comparison: Comparison) -> str:
-    """The methods, best first: mode, score with its deviation, difference with its interval; the best is bold."""
+def comparison_table(comparison: Comparison, name: str = "") -> str:
+    """The methods, best first: mode, score with its deviation, difference with its interval; the best is bold.
+
+    `name` is that of its folder, which the label is made of.
+    """
     measure, rows = measure_in(comparison), rows_of(comparison)
     best = _best([row["accuracy"]["mean"] for row in rows], measure)
     several = len(references_of(rows)) > 1
@@ -57,10 +60,10 @@ def comparison_table(comparison: Comparison) -> str:
     ]
     align = "ll" + "r" + ("l" if several else "") + "l"
     caption = _caption([comparison], measure, rows)
-    return _table(align, head, body, caption, _label(comparison))
+    return _table(align, head, body, caption, _label(name, comparison))
 
 
-def sweep_table(comparisons: Mapping[str, Comparison]) -> str:
+def sweep_table(comparisons: Mapping[str, Comparison], name: str = "") -> str:
     """A row per method and mode and a column per setting; the best of every setting is bold."""
     first = next(iter(comparisons.values()))
     measure = measure_in(first)
@@ -85,7 +88,7 @@ def sweep_table(comparisons: Mapping[str, Comparison]) -> str:
     ]
     head = ["method", "mode", *scores]
     caption = _caption(list(comparisons.values()), measure, rows_of(first), differences=False)
-    return _table("ll" + "r" * len(scores), head, body, caption, _label(first))
+    return _table("ll" + "r" * len(scores), head, body, caption, _label(name, first))
 
 
 def tex(*parts: str) -> Tex:
@@ -107,10 +110,14 @@ def _mode(row: Mapping[str, Any], comparison: Comparison) -> str:
     return tex(str(row.get("mode") or "–"), star)
 
 
-def _label(comparison: Comparison) -> str:
-    """What a paper refers to the table by: `tab:digits`."""
-    words = re.findall(r"[A-Za-z0-9]+", str(comparison.get("name") or data_name(comparison) or "comparison"))
-    return f"tab:{'-'.join(words)}"
+def _label(name: str, comparison: Comparison) -> str:
+    """What a paper refers to the table by: `tab:digits` of the folder `digits-compare`.
+
+    Two comparisons may be of one experiment, and a name may have no letter that LaTeX takes in a label.
+    """
+    names = (name.removesuffix("-compare"), comparison.get("name"), data_name(comparison), "comparison")
+    found = (re.findall(r"[A-Za-z0-9]+", str(one or "")) for one in names)
+    return f"tab:{'-'.join(next(filter(None, found)))}"
 
 
 def _unit(measure: Measure) -> str:

@@ -796,7 +796,7 @@ def sweep_sheet(settings: Mapping[str, Mapping[str, Any]], comparisons: Mapping[
     columns = (
         words("setting", itemgetter("setting")),
         words("method", itemgetter("method"), method_label),
-        words("measured", itemgetter("when"), moment),
+        *([words("measured", itemgetter("when"), moment)] if _several_moments(rows) else []),
         _mode(list(comparisons.values())),
         _over_seeds(measure.head, itemgetter("accuracy"), measure.value),
         *_against(first, rows),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 
 def round_values(
@@ -26,6 +27,20 @@ def round_values(
             if len(places) <= most + 1 and not (whole and (step * 10.0**power) % 1):
                 return [round(place * step * 10.0**power, 12 - power) for place in places]
         power += 1
+
+
+def tick_texts(values: Sequence[float]) -> list[str]:
+    """The values of an axis in words: six digits, or as many as tell each from the next.
+
+    >>> tick_texts([1.0925, 1.093, 1.0935]), tick_texts([-123.4565, -123.457])
+    (['1.0925', '1.093', '1.0935'], ['−123.4565', '−123.457'])
+    """
+    near = 0.01 * min((abs(one - other) for one, other in pairwise(values)), default=math.inf)
+    digits = (
+        most for most in range(6, 17) if all(abs(float(f"{one:.{most}g}") - one) <= near for one in values)
+    )
+    most = next(digits, 17)
+    return [f"{one:.{most}g}".replace("-", "−") for one in values]
 
 
 def round_powers(low: float, high: float, most: int) -> list[float]:

@@ -27,6 +27,11 @@ def advice(federation: Federation) -> Iterator[str]:
     """One sentence for each thing the user should know before this run begins."""
     population, sizes = federation.population, federation.split.clients.sizes
     trained = np.array([client not in population.held_out for client in population.ids])
+    if len(population) == 1:
+        yield (
+            f"there is one client alone (client {population.ids[0]}), so nothing is shared between clients, and "
+            "no method can learn from others; ask for more with partition.clients, or give the data of several"
+        )
     single = _at(population, trained & (sizes[:, 0] == 1))
     if single:
         yield (

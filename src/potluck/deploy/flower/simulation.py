@@ -179,5 +179,5 @@ class SimulatedSite(Orders):
     def at(self, run: str) -> Resident:
         """The client with the state of its record."""
         if run != self.clients.run:
-            raise StepFailed(f"run {run} is not the one of {self.clients.folder}")
+            raise StepFailed(f"run {run} is not the one of {self.clients.folder}; start the simulation again")
         return Resident(self.clients.federation, self.client, self.home / "record", fresh=False)

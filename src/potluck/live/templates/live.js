@@ -75,6 +75,13 @@ function ticks(low, high, most, whole) {
   for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-6 && found.length < 50; at += step) found.push(at);
   return found;
 }
+// Six digits, or as many as tell each value from the next.
+function tickTexts(found) {
+  const near = 0.01 * Math.min(...found.slice(1).map((one, at) => Math.abs(one - found[at])));
+  let digits = 6;
+  while (digits < 15 && found.some(one => Math.abs(Number(one.toPrecision(digits)) - one) > near)) digits += 1;
+  return found.map(one => number(one, digits));
+}
 // Lines over rounds: [{look, name, rounds, values}]; null where there is nothing to draw.
 function chart(lines, show, share, label) {
   const known = lines.map(one => ({...one, points: one.rounds.map((round, at) => [round, one.values[at]])
@@ -90,9 +97,10 @@ function chart(lines, show, share, label) {
   const x = round => 1000 * (round - left) / (right - left), y = value => 500 * (high - value) / (high - low);
   const svg = drawn("svg", {viewBox: "0 0 1000 500", preserveAspectRatio: "none", "aria-hidden": "true"});
   const plot = make("div", {class: "plot"}, svg);
-  for (const at of ticks(low, high, 5, false)) {
+  const found = ticks(low, high, 5, false), texts = tickTexts(share ? found.map(one => 100 * one) : found);
+  for (const [place, at] of found.entries()) {
     svg.append(drawn("path", {class: "grid", d: `M0 ${y(at).toFixed(1)}H1000`}));
-    const text = make("span", {class: "y"}, share ? `${number(100 * at)} %` : number(at));
+    const text = make("span", {class: "y"}, share ? `${texts[place]} %` : texts[place]);
     text.style.top = `${y(at) / 5}%`;
     plot.append(text);
   }
@@ -159,7 +167,7 @@ function cards(run) {
   if (run.kind === "server" && run.alive) {
     const part = clients.filter(one => !one.excluded), here = part.filter(one => one.connected).length;
     const refused = clients.filter(one => one.refusals).length;
-    box.append(card("Connected", `${here} of ${part.length}`, refused ? `${refused} had answers refused` : awaited(run) || "clients"));
+    box.append(card("Connected", `${here} of ${part.length}`, awaited(run) || (refused ? `${refused} had answers refused` : "clients")));
   }
   const up = run.messages.up || 0, down = run.messages.down || 0;
   if (up + down) box.append(card("Messages", size(up + down), `${size(up)} up, ${size(down)} down`));
@@ -176,7 +184,7 @@ function cards(run) {
 function awaited(run) {
   const away = Object.entries(run.clients).filter(([, one]) => !one.excluded && !one.connected).map(([name]) => name);
   const more = away.length > 4 ? ` and ${count(away.length - 4)} more` : "";
-  return run.state !== "playing" && away.length ? `waiting for ${away.slice(0, 4).join(", ")}${more}` : "";
+  return ["starting", "waiting"].includes(run.state) && away.length ? `waiting for ${away.slice(0, 4).join(", ")}${more}` : "";
 }
 function curves(run) {
   const show = value => score(run, value);
@@ -320,7 +328,7 @@ function together(runs) {
 function lead(runs) {
   const going = runs.filter(run => run.alive).length;
   const words = runs.length === 0 ? "No run has begun so far."
-    : runs.length === 1 ? (going ? "Running." : "The run is over; this is its last state.")
+    : runs.length === 1 ? (going ? (runs[0].state === "waiting" ? "Waiting for clients." : "Running.") : "The run is over; this is its last state.")
     : going ? `${going} of ${runs.length} running.` : `All ${runs.length} are over; these are their last states.`;
   if (lost && runs.length && !going) return `${words} The watcher has ended, too.`;
   return lost ? `The watcher does not answer: it has ended, or its machine is gone. This is the last state, from ${ago(state.seen)}.` : words;

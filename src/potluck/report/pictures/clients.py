@@ -16,6 +16,7 @@ from potluck.report.pictures.style import (
     FAINT,
     INK,
     LABEL,
+    LEFT,
     PALETTE,
     PAPER,
     RULE,
@@ -30,7 +31,7 @@ from potluck.report.pictures.style import (
     name_columns,
     note_below,
     own_style,
-    score_ticks,
+    score_axis,
     short_value,
     shorten,
 )
@@ -49,7 +50,7 @@ def client_bars(accuracy: Mapping[str, float | None], measure: Measure = ACCURAC
     mean = float(np.mean([value for value, _ in known])) if known else 0.0
     told = f"mean {short_value(mean, measure)}"
     names = [shorten(client, 40) for _, client in known]
-    left, right = 0.6, max(1.0, 0.3 + 0.075 * len(told))
+    left, right = LEFT, max(1.0, 0.3 + 0.075 * len(told))
     width = min(WIDTH - left - right, 0.5 * max(len(known), 3))
     room = width / max(len(known), 3)
     slanted = are_slanted(names, room)
@@ -60,7 +61,7 @@ def client_bars(accuracy: Mapping[str, float | None], measure: Measure = ACCURAC
     axes.set_xlim(-0.6, max(len(known), 3) - 0.4)
     if measure.is_share:
         axes.set_ylim(0, 100.4)
-    score_ticks(axes.yaxis, measure)
+    score_axis(axes.yaxis, measure)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.grid(axis="y", color=RULE, linewidth=0.8)
     every = range(len(known) if slanted or fits(names, room) else 0)

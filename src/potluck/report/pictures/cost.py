@@ -18,6 +18,7 @@ from potluck.report.pictures.style import (
     INK,
     LABEL,
     LABEL_GAP,
+    LEFT,
     PALETTE,
     PAPER,
     RULE,
@@ -30,7 +31,7 @@ from potluck.report.pictures.style import (
     marked,
     own_style,
     row_styles,
-    score_ticks,
+    score_axis,
     shorten,
     write_ends,
 )
@@ -58,7 +59,7 @@ def _sent(entry: Mapping[str, Any]) -> bool:
     return any((entry.get("curve") or {}).get("bytes") or ())
 
 
-def _bytes_axis(axes: Axes, measure: Measure, sent: Sequence[float], ticks: int = 8) -> None:
+def _bytes_axis(axes: Axes, sent: Sequence[float], ticks: int = 8) -> None:
     """A logarithmic axis with several ticks, however little the sizes differ."""
     axes.set_xscale("log")
     ratio = max(sent) / min(sent)
@@ -71,7 +72,6 @@ def _bytes_axis(axes: Axes, measure: Measure, sent: Sequence[float], ticks: int 
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value).replace(".0 ", " ")))
     axes.set_xlabel("sent and received for training, all clients together", color=FAINT)
-    score_ticks(axes.yaxis, measure)
     axes.grid(axis="y", color=RULE, linewidth=0.8)
 
 
@@ -95,7 +95,7 @@ def accuracy_against_bytes(curve: Sequence[Mapping[str, Any]], option: str, chos
     axes.set_xlabel("per client and round", color=FAINT)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
+    score_axis(axes.yaxis, Measure("validation accuracy"))
     axes.grid(axis="y", color=RULE, linewidth=0.8)
     return figure
 
@@ -113,7 +113,7 @@ def cost_picture(comparison: Comparison) -> Figure | None:
     styles = row_styles(comparison)
     ends = _ends(rows, styles, measure)
     right = 0.65 + 0.076 * max(len(name) for _, name, _ in ends)
-    height, each, left, gap = max(3.7, 0.9 + LABEL_GAP * len(ends)), 3.3, 0.62, 0.45
+    height, each, left, gap = max(3.7, 0.9 + LABEL_GAP * len(ends)), 3.3, LEFT, 0.45
     width = left + 2 * each + gap + right
     figure = Figure(figsize=(width, height))
     tall = 1 - 0.65 / height
@@ -133,10 +133,10 @@ def cost_picture(comparison: Comparison) -> Figure | None:
             over_bytes.axhline(mean[-1], color=style.color, linewidth=1.2, linestyle="--", zorder=2)
     over_rounds.set_xlabel("round", color=FAINT)
     over_rounds.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
-    score_ticks(over_rounds.yaxis, measure)
+    score_axis(over_rounds.yaxis, measure)
     over_rounds.grid(axis="y", color=RULE, linewidth=0.8)
     sent = [one for row in rows if _sent(row) for one in row["curve"]["bytes"] if one]
-    _bytes_axis(over_bytes, measure, sent, ticks=4)
+    _bytes_axis(over_bytes, sent, ticks=4)
     over_bytes.tick_params(axis="y", labelleft=False)
     write_ends(over_bytes, ends)
     return figure

@@ -27,7 +27,7 @@ from potluck.report.pictures.style import (
     note_below,
     own_style,
     row_styles,
-    score_ticks,
+    score_axis,
     short_value,
     shorten,
     styles_for,
@@ -61,7 +61,7 @@ def accuracy_over_rounds(
     figure, axes = with_names(height, 1.05 + 0.078 * longest, below=0.7 if note else 0.5)
     for shift, curve in reversed([*enumerate(shown)]):
         _draw_curve(axes, curve, styles.get(curve.label), measure, shift)
-    _score_axis(axes, shown, measure)
+    _score_limits(axes, shown, measure)
     axes.set_xlabel("round", color=FAINT)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9, steps=[1, 2, 5, 10], min_n_ticks=1))
     if shown:
@@ -113,7 +113,7 @@ def _draw_curve(axes: Axes, curve: Curve, style: Style | None, measure: Measure,
     marked(drawn, style, shift)
 
 
-def _score_axis(axes: Axes, curves: Sequence[Curve], measure: Measure) -> None:
+def _score_limits(axes: Axes, curves: Sequence[Curve], measure: Measure) -> None:
     """From a little below the lowest value to a little above the highest; a share never outside 0 to 100 %."""
     ends = [end for c in curves for end in (c.mean, c.low, c.high) if end is not None]
     low, high = (float(f(np.concatenate(ends))) if ends else v for f, v in ((np.min, 0.0), (np.max, 1.0)))
@@ -121,7 +121,7 @@ def _score_axis(axes: Axes, curves: Sequence[Curve], measure: Measure) -> None:
     margin = max(2.0 if measure.is_share else 1e-3, 0.06 * (high - low))
     bounds = (0.0, 100.4) if measure.is_share else (-np.inf, np.inf)
     axes.set_ylim(max(bounds[0], low - margin), min(bounds[1], high + margin))
-    score_ticks(axes.yaxis, measure)
+    score_axis(axes.yaxis, measure)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 2.5, 5, 10]))
     axes.grid(axis="y", color=RULE, linewidth=0.8)
 

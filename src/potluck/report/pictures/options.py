@@ -21,7 +21,7 @@ from potluck.report.pictures.style import (
     marked,
     note_below,
     own_style,
-    score_ticks,
+    score_axis,
     short_value,
     shorten,
     styles_for,
@@ -69,7 +69,7 @@ def option_picture(
         end = measure.scale * line.mean[-1]
         ends.append((end, f"{short_value(end, measure)}  {shorten(line.label, LABEL)}", style))
     _option_axis(axes, places, numbers, option)
-    score_ticks(axes.yaxis, measure)
+    score_axis(axes.yaxis, measure)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 2.5, 5, 10]))
     axes.grid(axis="y", color=RULE, linewidth=0.8)
     write_ends(axes, ends)

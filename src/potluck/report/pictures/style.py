@@ -20,11 +20,12 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import Formatter
 
 from potluck.report.format import shortened
 from potluck.report.measures import Measure
 from potluck.report.sheets import row_label, rows_of
+from potluck.report.ticks import tick_texts
 
 INK = "#24292f"
 FAINT = "#6e7781"
@@ -34,6 +35,7 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 MARKS = ("o", "s", "^", "D", "v", "P", "X")  # of lines, in turn; seven, so that colours and marks meet anew
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)))  # of lines, when the colours begin again
 MOST_MARKED = 12  # points of a line that are all marked; of longer lines only some are
+LEFT = 0.85  # inches for the name and the values of an axis
 ROOM = 5.4  # inches for lines and the axis at their left
 LABEL = 60  # characters of a name beside a line
 LABEL_GAP = 0.19  # inches from one such name to the next
@@ -108,7 +110,7 @@ def row_styles(comparison: Mapping[str, Any]) -> dict[str, Style]:
 
 
 def framed(
-    width: float, height: float, left: float = 0.62, right: float = 1.9, below: float = 0.5
+    width: float, height: float, left: float = LEFT, right: float = 1.9, below: float = 0.5
 ) -> tuple[Figure, Axes]:
     """A figure with one pair of axes and margins in inches; labels stand in the right one."""
     figure = Figure(figsize=(width, height))
@@ -158,10 +160,23 @@ def shorten(text: str, most: int) -> str:
     return shortened(text, most).replace("$", r"\$")
 
 
-def score_ticks(axis: Axis, measure: Measure) -> None:
-    """Label an axis in percent, or in plain numbers."""
-    unit = " %" if measure.is_share else ""
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}{unit}".replace("-", "−")))
+class _Scores(Formatter):
+    """Values of an axis, with as many digits as tell each from the next."""
+
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
+
+    def __call__(self, value: float, pos: int | None = None) -> str:
+        return self.format_ticks([value])[0]
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        return [f"{text}{self._unit}" for text in tick_texts(values)]
+
+
+def score_axis(axis: Axis, measure: Measure) -> None:
+    """Name an axis by what it shows, and label it in percent, or in plain numbers."""
+    axis.set_major_formatter(_Scores(" %" if measure.is_share else ""))
+    axis.set_label_text(shorten(measure.name, 40), color=FAINT)
 
 
 def marked(line: Line2D, style: Style, shift: int = 0) -> None:

@@ -109,7 +109,7 @@ class Comparison:
     @shown_from(COMPARISON)
     def latex(self) -> str:
         """A table for a paper (booktabs): mean ± deviation, differences with intervals, the best in bold."""
-        return latex.comparison_table(self.comparison)
+        return latex.comparison_table(self.comparison, self.folder.resolve().name)
 
     @front_door()
     @shown_from(COMPARISON)
@@ -201,7 +201,7 @@ class Sweep:
     @shown_from(SWEEP)
     def latex(self) -> str:
         """A table for a paper (booktabs): a row per method, a column per setting, the best in bold."""
-        return latex.sweep_table(self._contents)
+        return latex.sweep_table(self._contents, self.folder.resolve().name)
 
     @shown_from(SWEEP)
     def plot(self) -> Figure:
