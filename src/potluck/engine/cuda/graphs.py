@@ -325,7 +325,7 @@ def _abandon(pool: Any, generator: torch.Generator | None) -> None:
     """Clean up after a failed capture: torch's allocator and generators still think that one is under way.
 
     The allocator is told directly. A generator only learns it at the end of a successful capture, so we make an
-    empty one.
+    empty one: it needs no memory, of which there may be none left.
     """
     index = torch.cuda.current_device()
     for tell in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
@@ -333,8 +333,9 @@ def _abandon(pool: Any, generator: torch.Generator | None) -> None:
             tell(index, pool)
     empty = torch.cuda.CUDAGraph()
     _begin(empty, torch.cuda.graph_pool_handle(), generator)
-    torch.zeros((), device="cuda")
-    empty.capture_end()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the graph is empty
+        empty.capture_end()
 
 
 @contextlib.contextmanager
