@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import sites
 
+from potluck.core.message import Message
 from potluck.deploy import wire
 from potluck.deploy.run import open_folder, prepared
 from potluck.deploy.run import play as play_prepared
 from potluck.deploy.site import Site
-from potluck.engine.protocol import Examination, Request
+from potluck.engine.protocol import Answer, Examination, Request
 from potluck.engine.retries import Clock
 from potluck.runs.observers import Observer
 
@@ -41,11 +44,11 @@ class Time:
 class Link:
     """Carries bytes to sites of this process; those in `away` are not connected."""
 
-    def __init__(self, home, away=(), model=None):
+    def __init__(self, home, away=(), model=None, simulated=True):
         self.home, self.away = home, set(away)
         entry = {client: model or sites.builder(client) for client in sites.IDS}
         self.make = lambda client: Site(
-            client, entry[client], sites.loader(client), home / client, simulated=True
+            client, entry[client], sites.loader(client), home / client, simulated=simulated
         )
         self.sites = {number: self.make(client) for number, client in enumerate(sites.IDS)}
         self.lose = lambda order: None  # a sentence: no answer comes
@@ -119,3 +122,18 @@ def is_evaluation(order, client, round_):
 
 def is_training(order, client, round_):
     return isinstance(order, Request) and (order.client, order.stamp.round) == (client, round_)
+
+
+def blown_up(when, factor=1e30):
+    """An answer whose tensors are multiplied, for the orders chosen."""
+
+    def tamper(order, data):
+        answer = wire.unpack_reply(data)
+        if not (when(order) and isinstance(answer, Answer)):
+            return data
+        up = {
+            name: value * factor if value.is_floating_point() else value for name, value in answer.up.items()
+        }
+        return wire.pack_reply(replace(answer, up=Message(up)))
+
+    return tamper

@@ -1,5 +1,6 @@
 """Attempts at a round: the same question gets the same bytes, another one is counted, and nothing is told twice."""
 
+import itertools
 import json
 from unittest.mock import Mock
 
@@ -124,6 +125,23 @@ def test_attempts_of_which_nothing_leaves_are_counted_and_tell_nothing(tmp_path,
     ]
     assert told[:3] == [f"client 0: {said}"] * 3
     assert "round 1 was asked for 3 times" in told[3]
+
+
+def test_the_same_question_that_fails_counts_once_and_an_accident_may_pass(tmp_path):
+    agreed = contract(tmp_path, attempts_per_round=2)
+    site, attempt = joined(tmp_path, agreement=agreed), itertools.count(1)
+    told = {ask(site, request(small(site, 1e30), attempt=next(attempt))).reason for _ in range(3)}
+    site = joined(tmp_path, agreement=agreed)
+    told |= {ask(site, request(small(site, 1e30), attempt=next(attempt))).reason for _ in range(2)}
+    assert told == {"client 0: what would leave is not finite; lower training.optimizer.lr"}
+    full = site.resident.live["model"].module.fc.register_forward_pre_hook(Mock(side_effect=MemoryError))
+    for _ in range(3):
+        assert "MemoryError at the site" in ask(site, request(small(site), attempt=next(attempt))).reason
+    full.remove()
+    assert isinstance(ask(site, request(small(site), attempt=next(attempt))), Answer)
+    assert site.resident.record.history.tried == {1: 2}
+    third = ask(site, request(small(site, 2.0), attempt=next(attempt)))
+    assert "round 1 was asked for 2 times" in third.reason
 
 
 def test_the_proposal_counts_one_attempt(tmp_path):

@@ -1,13 +1,11 @@
 """A finite but absurd update that nobody can go on from: the server takes the round back."""
 
 import shutil
-from dataclasses import replace
 
 import pytest
 import sites
-from links import Link, Told, is_training, serve
+from links import Link, Time, Told, blown_up, is_training, serve
 
-from potluck.core.message import Message
 from potluck.deploy import wire
 from potluck.deploy.suspects import Suspect, find_suspect
 from potluck.engine.protocol import Answer, Examination, Request
@@ -48,21 +46,6 @@ def experiment(rounds=4, **training):
     return sites.federated("fedavg", training=settings, **ALIKE)
 
 
-def blown_up(when, factor=1e30):
-    """An answer whose tensors are multiplied, for the orders chosen."""
-
-    def tamper(order, data):
-        answer = wire.unpack_reply(data)
-        if not (when(order) and isinstance(answer, Answer)):
-            return data
-        up = {
-            name: value * factor if value.is_floating_point() else value for name, value in answer.up.items()
-        }
-        return wire.pack_reply(replace(answer, up=Message(up)))
-
-    return tamper
-
-
 @pytest.mark.parametrize("round_", [1, 2])
 def test_a_round_that_nobody_can_go_on_from_is_played_again_without_whose_message_stood_out(tmp_path, round_):
     link, told = PatientLink(tmp_path), Told()
@@ -83,6 +66,15 @@ def test_a_round_that_nobody_can_go_on_from_is_played_again_without_whose_messag
 
 def settings(rounds):
     return {"training": {"rounds": rounds, "batch_size": 16, "optimizer": {"lr": 0.05}}, **ALIKE}
+
+
+def test_a_client_that_is_silent_after_it_does_not_use_up_the_attempts_of_the_others(tmp_path):
+    link, time = Link(tmp_path, simulated=False, model="mlp-small"), Time()
+    link.tamper = blown_up(lambda order: is_training(order, "1", 1))
+    link.lose = lambda order: "no answer came" if is_training(order, "1", 2) else None
+    result = serve(link, tmp_path / "run", experiment(2, quorum=0.5), time=time)
+    assert [(one["round"], one["without"]) for one in result.summary["went_back"]] == [(1, "1")]
+    assert time.waits == []  # whoever else is away: nobody can go on from there
 
 
 def test_a_client_that_does_it_in_every_round_is_left_out_of_each(tmp_path):

@@ -2,8 +2,8 @@
 
 import pytest
 import sites
-from links import EndsAfter, Killed, Link, Told, is_training, serve
-from test_going_back import ALIKE, PatientLink, blown_up, experiment
+from links import EndsAfter, Killed, Link, Told, blown_up, is_training, serve
+from test_going_back import ALIKE, PatientLink, experiment
 
 from potluck.deploy import wire
 from potluck.deploy.site import Site

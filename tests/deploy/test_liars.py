@@ -7,7 +7,7 @@ import pytest
 import sites
 import torch
 from hostile import note_of, noted
-from links import Link, Told, serve
+from links import Link, Told, blown_up, is_training, serve
 from test_sites import OPTIONS
 from torch import nn
 
@@ -15,6 +15,7 @@ from potluck.core.contract import state_of
 from potluck.core.message import Message
 from potluck.core.state import Report
 from potluck.deploy import wire
+from potluck.deploy.site import Site
 from potluck.engine.norms import norm_ratios, parts_of
 from potluck.engine.protocol import Answer, Request
 from potluck.engine.rounds import Rounds
@@ -247,6 +248,35 @@ def test_who_gave_first_weights_with_which_nobody_can_train_is_left_out(tmp_path
     (said,) = [notice for notice in told.notices if "first weights" in notice]
     assert "round 1 is played again without client 0" in said
     assert result.summary["bad_starts"] == [{"round": 1, "without": "0"}]
+
+
+def test_who_gives_first_weights_later_is_not_blamed_for_the_update_of_another(tmp_path):
+    models = dict(zip("abcd", ["mlp-small"] * 3 + ["conv-small"], strict=True))
+    link = Link(tmp_path, away={"d"})
+    link.sites = {
+        number: Site(client, model, sites.loader(sites.IDS[number % 3]), tmp_path / client)
+        for number, (client, model) in enumerate(models.items())
+    }
+    lie = blown_up(lambda order: is_training(order, "b", 1) and order.purpose == "train")
+
+    def tamper(order, data):
+        if is_training(order, "c", 1):
+            link.away = set()  # d comes while round 1 is played
+        return lie(order, data)
+
+    link.tamper = tamper
+    training = {
+        "rounds": 2,
+        "batch_size": 16,
+        "optimizer": {"lr": 0.05},
+        "max_norm": "none",
+        "start_quorum": 0.75,
+    }
+    values = {"models": {"pool": models, "rep_dim": 16}, "training": training}
+    experiment = sites.federated("fedavg", **values).variant(partition={"sites": (*models,), "classes": 10})
+    result = serve(link, tmp_path / "run", experiment)
+    assert [(one["round"], one["without"]) for one in result.summary["went_back"]] == [(1, "b")]
+    assert "bad_starts" not in result.summary
 
 
 def test_two_such_donors_are_left_out_one_after_the_other(tmp_path):

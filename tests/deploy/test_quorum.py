@@ -1,11 +1,12 @@
 """Who is needed for a federation to start and to go on; clients that come late or leave for good."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
 import sites
 import torch
-from links import FEDMRL, Link, Time, Told, is_evaluation, is_training, serve
+from links import FEDMRL, Link, Time, Told, blown_up, is_evaluation, is_training, serve
 
 from kills import Kill
 from potluck.core.server import Server
@@ -17,7 +18,7 @@ from potluck.deploy.federated_run import fits
 from potluck.deploy.register import Register
 from potluck.deploy.run import open_folder
 from potluck.engine.protocol import Request
-from potluck.errors import ConfigError, RunError
+from potluck.errors import ConfigError, RoundFailed, RunError
 from potluck.files import read_json, write_checked
 
 
@@ -298,6 +299,27 @@ def test_an_excluded_client_is_out_for_good_until_it_is_included_again(tmp_path)
     assert link.asked(4) == [*"012"]
     assert result.summary["accuracy"]["missing"]["rounds"] == {"2": ["1"], "3": ["1"]}
     assert "excluded" not in result.summary
+
+
+def test_who_answers_the_same_question_otherwise_is_named_and_can_be_excluded(tmp_path):
+    """With other first weights at each try the others would be asked for something new every time."""
+    settings = training(quorum=1.0) | {"models": {"pool": "mlp-small", "rep_dim": 16}}
+    experiment, factors = sites.federated("fedavg", **settings), itertools.count(1)
+    link = Link(tmp_path, simulated=False, model="mlp-small")
+
+    def tamper(order, data):
+        gives = is_training(order, "0", 1) and order.purpose == "setup"
+        return blown_up(lambda order: gives, next(factors) if gives else 1.0)(order, data)
+
+    link.tamper = tamper
+    link.lose = lambda order: (
+        "no answer came" if is_training(order, "0", 1) and order.purpose != "setup" else None
+    )
+    with pytest.raises(RoundFailed, match="client 0: it answered the same question otherwise when round 1"):
+        serve(link, tmp_path / "run", experiment)
+    trained = [one for one in link.orders if is_training(one, "1", 1) and one.purpose != "setup"]
+    assert len(trained) == 1
+    assert serve(link, tmp_path / "run", experiment, exclude=["0"]).summary["excluded"] == ["0"]
 
 
 def test_the_summary_names_who_was_excluded(tmp_path):

@@ -19,7 +19,7 @@ from potluck.deploy.logs import Log
 from potluck.deploy.node_pulse import Pulse, PulseFile
 from potluck.deploy.run_notes import LogLines
 from potluck.deploy.site_status import OrderNotes, Room, SiteStatus, read_orders
-from potluck.errors import ConfigError
+from potluck.errors import ConfigError, RunError
 from potluck.live import board as boards
 from potluck.live import status_file as statuses
 from potluck.live.board import Board
@@ -190,6 +190,16 @@ def test_the_command_shows_a_server(tmp_path):
         assert words in shown
     code, shown = command(tmp_path, "--json")
     assert json.loads(shown)["clients"]["east"]["refusals"] == 1
+
+
+@pytest.mark.parametrize("change", [{"disk_free": "nan"}, {"notices": [["inf", "x"]]}, {"sent": "9" * 400}])
+def test_a_number_beyond_measure_is_refused_as_a_text_too(tmp_path, change):
+    board = Board(state="playing", name="three", method="fedmrl")
+    write_status(tmp_path, board.facts())
+    path = tmp_path / "status.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(RunError, match="it has a number beyond all that are measured; remove it"):
+        read_status(tmp_path)
 
 
 @pytest.mark.parametrize(

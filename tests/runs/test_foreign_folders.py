@@ -116,7 +116,8 @@ def test_a_log_that_has_a_second_name_is_not_written(folder: Path, elsewhere: Pa
 def test_the_lock_changes_no_file_it_is_linked_to(folder: Path, elsewhere: Path) -> None:
     (folder / ".lock").unlink(missing_ok=True)
     os.link(elsewhere / "letter", folder / ".lock")
-    resume(folder)
+    with pytest.raises(RunError, match="it has a second name elsewhere"):
+        resume(folder)
     assert (elsewhere / "letter").read_text() == "dear you"
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -189,6 +193,22 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     folder = run(experiment(), out=tmp_path / "run").folder
     with RunFolder(folder).locked(), pytest.raises(RunError, match="another process"):
         resume(folder)
+
+
+def test_a_lock_is_asked_for_as_nfs_wants_it_and_its_lack_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_nfs(handle: int, how: int) -> None:
+        if fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    monkeypatch.setattr(fcntl, "flock", of_nfs)
+    with RunFolder(tmp_path).locked():
+        pass
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
+    sentence = "No locks available; choose a folder on a file system with locks"
+    with pytest.raises(RunError, match=sentence), RunFolder(tmp_path).locked():
+        pass
 
 
 def test_checkpoints_are_incremental(tmp_path: Path) -> None:

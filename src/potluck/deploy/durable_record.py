@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from potluck.core.packed import State
-from potluck.deploy.exchanges import START, Exchanged, History, Place, key_of, order_of
+from potluck.deploy.exchanges import START, Exchanged, History, Place, Refused, key_of, order_of
 from potluck.deploy.record_files import RecordFiles
 from potluck.deploy.wire import pack_reply, unpack_reply
 from potluck.engine.protocol import Answer, Request, Stamp
@@ -39,6 +39,7 @@ class DurableRecord(Record):
         self._next = ("", START)  # of the exchange under way: its key, and the key of the one before it
         self._steps: tuple[str, ...] = ()  # that it does
         self._held: dict[str, State] = {}  # states by their keys, as far as they are in memory
+        self._reasons: dict[str, str] = {}  # why questions were refused
         values = self._files.read_manifest()
         if values is not None:
             self._load(values)
@@ -53,7 +54,11 @@ class DurableRecord(Record):
         return self.history.at is not None
 
     def open(self, request: Request) -> Answer | None:
-        """Prepare for an exchange; returns the stored answer if this very question was answered before."""
+        """Prepare for an exchange; returns the stored answer if this very question was answered before.
+
+        A question that was refused is refused again, in the same words and without any work, while this process
+        lives: a new one may have other code.
+        """
         stamp, history = request.stamp, self.history
         self._check(stamp)
         late = history.at is not None and self._order(stamp) < 0
@@ -67,6 +72,8 @@ class DurableRecord(Record):
                 self._stand(key, stamp)
             return self._answer(key)
         self._refuse_disorder(stamp, late)
+        if key in history.refused and key in self._reasons:
+            raise StepFailed(self._reasons[key])
         self._next, self._steps = (key, before), request.steps
         return None
 
@@ -115,14 +122,21 @@ class DurableRecord(Record):
         """The number of the attempt at a round that the exchange under way belongs to, as counted here.
 
         The server's own number need not be true. No two messages of one step in a round have the same number and
-        follow the same exchange: private noise is drawn from it.
+        follow the same exchange: private noise is drawn from it. The same question is the same attempt.
         """
+        refused = self.history.refused.get(self._next[0])
+        if refused is not None:
+            return refused.attempt
         return self.history.attempt_after(self._next[1], round_, self._steps, self.repeats)
 
-    def refuse(self, round_: int) -> None:
-        """Count the exchange under way, whose reply goes beyond what the site agreed to and does not leave."""
-        self.history.count_refused(self._next[1], round_, self.attempt(round_))
+    def refuse(self, round_: int, reason: str | None) -> None:
+        """Count the exchange under way, which is not answered; with a reason it would not be if asked again."""
+        key, before = self._next
+        self.history.refuse(key, before, Refused(round_, self.attempt(round_)))
         self._keep()
+        self._reasons = {key: self._reasons[key] for key in self.history.refused if key in self._reasons}
+        if reason is not None:
+            self._reasons[key] = reason
 
     def sent(self, round_: int) -> int:
         """The bytes that have left in this attempt at a round, before the exchange under way."""

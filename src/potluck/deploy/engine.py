@@ -12,6 +12,7 @@ from potluck.core.metrics import MetricFacts
 from potluck.deploy.donors import Donors
 from potluck.deploy.keyring import KeyRegister
 from potluck.deploy.plausible import implausible
+from potluck.deploy.repeats import Repeats
 from potluck.deploy.suspects import norm_of
 from potluck.deploy.wire import (
     LARGEST_INTRODUCTION,
@@ -92,7 +93,7 @@ class FlowerEngine(Engine):
         self.turned_away: dict[
             ClientId, tuple[bytes, str]
         ] = {}  # who cannot take part with this card, and why
-        self.donors = Donors()
+        self.donors, self.repeats = Donors(), Repeats()
         self._heard: dict[ClientId, float] = {}  # the same of the round that is open
         self._met: set[Node] = set()
         self._tries: dict[Node, int] = {}
@@ -149,7 +150,7 @@ class FlowerEngine(Engine):
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
         """Have every client do its steps, all at once."""
         self._open = True
-        outcomes = self._ask(requests, self.settings.deadline)
+        outcomes = self.repeats.check(requests, self._ask(requests, self.settings.deadline))
         self.donors.note(requests, outcomes)
         for one in outcomes:
             if isinstance(one, Answer):

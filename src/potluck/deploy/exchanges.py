@@ -22,6 +22,7 @@ from potluck.engine.protocol import Examination, Request, Stamp
 START = ""  # the key of the client's initial state
 BASES = 3  # accepted rounds whose states are kept: so far a server may go back
 COUNTED = 64  # rounds that no server has accepted, of which attempts are counted
+REFUSED = 64  # questions that were refused and are remembered
 
 
 @dataclass
@@ -41,6 +42,14 @@ class Exchanged:
 
 
 @dataclass(frozen=True)
+class Refused:
+    """A question that was not answered, and the attempt that it was counted as."""
+
+    round: int
+    attempt: int
+
+
+@dataclass(frozen=True)
 class Place:
     """Where the client stands: its last exchange, and the server's numbers of that attempt."""
 
@@ -55,6 +64,7 @@ class History:
 
     `line` has the keys of the last accepted rounds, oldest first. `tried` counts for every round that may still
     be asked for how many attempts have left the client; `forgotten` is the newest round whose count is gone.
+    `refused` are questions of the open round that were not answered: each is one attempt, however often it comes.
     """
 
     done: dict[str, Exchanged] = field(default_factory=dict)
@@ -62,6 +72,7 @@ class History:
     at: Place | None = None
     tried: dict[int, int] = field(default_factory=dict)
     forgotten: int = 0
+    refused: dict[str, Refused] = field(default_factory=dict)
 
     @property
     def now(self) -> Exchanged | None:
@@ -124,9 +135,10 @@ class History:
         self.done[key] = done
         self._count(done.before, done.round, done.attempt)
 
-    def count_refused(self, before: str, round_: int, attempt: int) -> None:
-        """Count an exchange whose answer was refused; a further one after the same is of another attempt."""
-        self._count(before, round_, attempt)
+    def refuse(self, key: str, before: str, refused: Refused) -> None:
+        """Count a question that was not answered; a further one after the same exchange is of another attempt."""
+        self.refused[key] = refused
+        self._count(before, refused.round, refused.attempt)
 
     def _count(self, before: str, round_: int, attempt: int) -> None:
         if before in self.done and self.done[before].round == round_:
@@ -140,6 +152,9 @@ class History:
         open_ = self.now.round if self.now is not None else self.rounds[-1] + 1
         self.done = {key: one for key, one in self.done.items() if key in kept or one.round >= open_}
         self.tried = {round_: number for round_, number in self.tried.items() if round_ > oldest}
+        self.refused = {key: one for key, one in self.refused.items() if one.round >= open_}
+        for key in [*self.refused][:-REFUSED]:
+            del self.refused[key]
         while len(self.tried) > COUNTED:
             self.forgotten = max(self.forgotten, min(self.tried))
             del self.tried[min(self.tried)]
@@ -152,6 +167,7 @@ class History:
             "at": asdict(self.at) if self.at is not None else None,
             "tried": {str(round_): number for round_, number in self.tried.items()},
             "forgotten": self.forgotten,
+            "refused": {key: asdict(one) for key, one in self.refused.items()},
         }
 
     @classmethod
@@ -164,7 +180,8 @@ class History:
         missing = [key for key in (*line, at.key if at else START) if key != START and key not in done]
         if missing or not line:
             raise ValueError("it names an exchange that it does not have")
-        return cls(done, line, at, tried, int(values["forgotten"]))
+        refused = {str(key): Refused(**one) for key, one in values.get("refused", {}).items()}
+        return cls(done, line, at, tried, int(values["forgotten"]), refused)
 
 
 def key_of(before: str, request: Request) -> str:
@@ -189,6 +206,13 @@ def order_of(stamp: Stamp, place: Place, round_: int) -> int:
     given = stamp.incarnation, stamp.round, stamp.attempt
     here = place.incarnation, round_, place.attempt
     return (given > here) - (given < here)
+
+
+def digest_of(message: Message) -> str:
+    """A digest of all that a message holds."""
+    digest = hashlib.sha256()
+    _add_message(digest, message)
+    return digest.hexdigest()
 
 
 def _add_message(digest: Any, message: Message) -> None:

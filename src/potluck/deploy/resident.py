@@ -169,14 +169,15 @@ class GuardedPerformer(Performer):
     def _counted(self, round_: int) -> Iterator[None]:
         """Count an attempt of which nothing leaves, too: a site works for nothing only so often.
 
-        Whatever ends it counts, errors of the site's own code too: that one came may tell of the data.
+        Whatever ends it counts, errors of the site's own code too: that one came may tell of the data. The same
+        question counts once. A step that failed would fail again; anything else may pass, as a full disk does.
         """
         try:
             yield
         except KeyboardInterrupt:
             raise
-        except BaseException:
-            self.record.refuse(round_)
+        except BaseException as error:
+            self.record.refuse(round_, str(error) if isinstance(error, StepFailed | MessageError) else None)
             raise
 
     def _let_in(self, client: Client, steps: tuple[str, ...], down: Message | None) -> None:

@@ -18,7 +18,7 @@ from potluck.deploy.enrolments import keep_enrolments, kept_enrolments
 from potluck.deploy.federated_run import Conduct, federated_run, fits
 from potluck.deploy.misfits import in_words, without_misfits
 from potluck.deploy.register import BadStart, Register, WentBack
-from potluck.deploy.suspects import find_suspect, find_tie, have_diverged
+from potluck.deploy.suspects import Suspect, Tie, find_suspect, find_tie, have_diverged
 from potluck.deploy.taking_back import no_way_back, take_back, undecided
 from potluck.engine.cohort import clients_needed
 from potluck.engine.evaluation.checks import check_evaluation
@@ -176,6 +176,7 @@ class ServedRun:
         run.between_rounds = lambda: self._between_rounds(run)
         run.may_repeat = lambda round_, error: (
             self._bad_donor(run, round_, error.failures, error.lost) is None
+            and self._bad_update(run, round_, error.failures, error.lost) is None
         )
         run.remarks = self._remarks()
         return run
@@ -286,14 +287,40 @@ class ServedRun:
     def _bad_donor(
         self, run: Run, failed: int, failures: Mapping[ClientId, str], lost: Collection[ClientId]
     ) -> ClientId | None:
-        """Whose first weights made everyone fail; nobody where all others were blamed before."""
+        """Whose first weights made everyone fail; nobody where all others were blamed before.
+
+        A message of the round before that stands out is the nearer reason.
+        """
         donor = self.engine.donors.of(failed)
         if donor is None or not is_to_blame(donor, failures, run.cohort(failed), lost):
+            return None
+        if self._bad_update(run, failed, failures, lost) is not None:
             return None
         blamed = sum(one.round == failed for one in self.register.values.bad_starts)
         return (
             donor if blamed < len(self.roster) - 1 else None
         )  # not everyone can be wrong: it is the setting
+
+    def _bad_update(
+        self, run: Run, failed: int, failures: Mapping[ClientId, str], lost: Collection[ClientId]
+    ) -> Suspect | None:
+        """Whose message of the round before stood out so that everyone fails over what came of it.
+
+        Who gave first weights may train on with them.
+        """
+        suspect = find_suspect(self.register.values.norms.get(failed - 1, {}))
+        if suspect is None:
+            return None
+        aside = {*lost, suspect.client, self.engine.donors.of(failed)}
+        return suspect if have_diverged(failures, run.cohort(failed), aside) else None
+
+    def _tie(
+        self, run: Run, failed: int, failures: Mapping[ClientId, str], lost: Collection[ClientId]
+    ) -> Tie | None:
+        """The two halves whose messages of the round before were so unlike that everyone fails."""
+        if not have_diverged(failures, run.cohort(failed), lost):
+            return None
+        return find_tie(self.register.values.norms.get(failed - 1, {}))
 
     def _go_back(
         self,
@@ -307,15 +334,12 @@ class ServedRun:
 
         Raises the `error` again where there is nothing to take back, or it was done before.
         """
-        settled, norms = failed - 1, self.register.values.norms.get(failed - 1, {})
-        suspect = find_suspect(norms)
-        aside = {*lost, *([] if suspect is None else [suspect.client])}
-        diverged = have_diverged(failures, run.cohort(failed), aside)
+        settled, suspect = failed - 1, self._bad_update(run, failed, failures, lost)
         before = next((one for one in self.register.values.went_back if one.round == settled), None)
-        tie = find_tie(norms) if diverged and suspect is None else None
+        tie = None if suspect is not None else self._tie(run, failed, failures, lost)
         if error is not None and tie is not None:
             raise RoundFailed(undecided(self.folder, failed, tie, before), failures, lost) from error
-        if suspect is None or not diverged:
+        if suspect is None:
             if error is not None:
                 raise error
             return

@@ -66,7 +66,7 @@ def find_tie(norms: Mapping[ClientId, float]) -> Tie | None:
 
 
 def have_diverged(
-    failures: Mapping[ClientId, str], asked: Collection[ClientId], aside: Collection[ClientId]
+    failures: Mapping[ClientId, str], asked: Collection[ClientId], aside: Collection[ClientId | None]
 ) -> bool:
     """Whether all but those `aside`, and more than half of all, have failed over values that are not finite.
 

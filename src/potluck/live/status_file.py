@@ -116,17 +116,16 @@ def read_status(folder: Path) -> dict[str, Any]:
     found = read_json(path, "remove it", most=SETTINGS, follow=False)
     if not isinstance(found, dict) or found.get("kind") not in [*FORMS]:
         raise RunError(f"{path} was not written by potluck; remove it")
-    if not _is_finite(found):
-        raise RunError(
-            f"{path} was not written by potluck: it has a number beyond all that are measured; remove it"
-        )
+    _refuse_beyond(path, found)
     try:
-        return dict(_shown(FORMS[found["kind"]].model_validate(found).model_dump()))
+        facts = FORMS[found["kind"]].model_validate(found).model_dump()
     except ValidationError as error:
         place = ".".join(map(str, error.errors()[0]["loc"]))
         raise RunError(
             f"{path} was not written by this version of potluck: see its {place!r}; remove it"
         ) from error
+    _refuse_beyond(path, facts)  # a number may be written as a text
+    return dict(_shown(facts))
 
 
 class _Facts(BaseModel, extra="allow"):
@@ -184,9 +183,16 @@ def status_file(folder: Path) -> Path | None:
     return max(there, key=lambda path: path.lstat().st_mtime, default=None)
 
 
+def _refuse_beyond(path: Path, values: Any) -> None:
+    if not _is_finite(values):
+        raise RunError(
+            f"{path} was not written by potluck: it has a number beyond all that are measured; remove it"
+        )
+
+
 def _is_finite(value: Any) -> bool:
     """Whether no number in a value is infinite, undefined, or too large to be counted with."""
-    if isinstance(value, dict | list):
+    if isinstance(value, dict | list | tuple):
         return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
     return not isinstance(value, int | float) or abs(value) < LARGEST
 

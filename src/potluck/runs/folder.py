@@ -202,7 +202,7 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Lock the folder, so that no other process works in it at the same time; clear what a killed one left."""
         try:
-            with opened(self / LOCK, os.O_RDONLY | os.O_CREAT, mode=LOCK_MODE) as handle:
+            with opened(self / LOCK, os.O_RDWR | os.O_CREAT, mode=LOCK_MODE) as handle:
                 self._lock(handle)
                 for place in (self.path.resolve(), self / "predictions"):
                     clear_unfinished(place)
@@ -215,10 +215,15 @@ class RunFolder:
             ) from error
 
     def _lock(self, handle: int) -> None:
+        """Lock an open file; on NFS it must be open for writing."""
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise RunError(f"another process is at work in {self.path}; wait for it or end it") from error
+        except OSError as error:
+            raise RunError(
+                f"cannot lock {self.path}: {error.strerror or error}; choose a folder on a file system with locks"
+            ) from error
 
     def append(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
         """Add lines to a log, which is made if it does not exist: all of them or none."""

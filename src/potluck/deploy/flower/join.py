@@ -127,9 +127,13 @@ def alone(home: Path) -> Iterator[None]:
     with os.fdopen(handle, "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise ConfigError(
                 f"another potluck join is at work in {home}; end it first, or give this one a --home of its own"
+            ) from error
+        except OSError as error:
+            raise ConfigError(
+                f"cannot lock {lock}: {error.strerror}; choose a --home on a file system with locks"
             ) from error
         yield
 
