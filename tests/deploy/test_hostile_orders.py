@@ -199,6 +199,41 @@ def test_a_quarter_of_the_memory_stays_free(monkeypatch):
             torch.empty(2_000)
 
 
+@pytest.mark.parametrize(
+    ("method", "step", "down", "sentence"),
+    [
+        (
+            "cofed",
+            "learn",
+            {"rows": torch.arange(10), "counts": torch.tensor([2**62] * 3 + [2**62 + 10] + [0] * 6)},
+            "'counts' has other numbers than whole numbers from 0 to 60",
+        ),
+        (
+            "cofed",
+            "learn",
+            {"rows": torch.tensor([60]), "counts": torch.tensor([1] + [0] * 9)},
+            "'rows' has other numbers than whole numbers from 0 to 59",
+        ),
+        (
+            "fedproto",
+            "train",
+            {"classes": torch.tensor([3, 10**6]), "prototypes": torch.zeros(2, 16)},
+            "'classes' has other numbers than whole numbers from 0 to 9",
+        ),
+    ],
+)
+def test_numbers_outside_of_their_declared_range_are_refused_before_any_work(
+    tmp_path, method, step, down, sentence
+):
+    """Sizes and places that come down are used as they are: wrong ones would reach beyond a tensor's memory."""
+    site = joined(tmp_path, method)
+    held = len(site.resident.live.classes_held)
+    down = {name: value[:held] if name == "counts" else value for name, value in down.items()}
+    reply = ask(site, request(Message(down), steps=(step,)))
+    assert f"step {step}, down: tensor {sentence}" in reply.reason
+    assert site.resident.record.history.tried == {}
+
+
 def test_what_a_method_keeps_is_bounded_while_a_site_joins(tmp_path, monkeypatch):
     monkeypatch.setattr("potluck.deploy.site.MOST_TENSORS", 300)
     told, site = offer("moon"), make_site(tmp_path)

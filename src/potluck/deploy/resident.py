@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from potluck.core.card import ClientId
+from potluck.core.card_fields import own_card
 from potluck.core.client import Client
 from potluck.core.message import Message
 from potluck.core.method import Method, MethodConfig
 from potluck.core.own_metrics import OwnMetrics
 from potluck.core.packed import State
+from potluck.core.values import excess, said_of
 from potluck.deploy.agreement import (
     ATTEMPTS,
     EVALUATIONS,
@@ -190,6 +192,18 @@ class GuardedPerformer(Performer):
         name = down.not_finite()
         if name is not None:
             raise MessageError(f"tensor {name!r} that came down is not finite; {self.method.remedy}")
+        self._let_in_range(client, steps[0], down)
+
+    def _let_in_range(self, client: Client, step: str, down: Message) -> None:
+        """Refuse values outside of what the contract declares: counts and class numbers are used as they are."""
+        symbols = self.method.symbols(own_card(client, self.method.card_fields))
+        for name, declared in self.method.down_contract(step).items():
+            beyond = excess(down, {name: declared}, symbols)
+            if beyond is not None and not bool(beyond <= 0):
+                said = said_of(declared, symbols)
+                raise MessageError(
+                    f"step {step}, down: tensor {name!r} has other numbers than {said}; {SAME_VERSION}"
+                )
 
 
 @dataclass(frozen=True)

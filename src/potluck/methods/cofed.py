@@ -191,7 +191,10 @@ class CoFED(OnPublicData):
         held = client.numbers(client.classes_held)
         rows = down["rows"]
         labels = held.new_zeros(len(client.public))
-        classes = held.repeat_interleave(down["counts"], output_size=len(rows))
+        places = torch.arange(len(rows), device=client.device)  # class by class, as many as each one counts
+        classes = held[
+            torch.searchsorted(down["counts"].cumsum(0), places, right=True).clamp(max=len(held) - 1)
+        ]
         labels.index_copy_(0, rows, classes)
         times = torch.zeros(len(client.public), device=client.device)
         times.index_add_(0, rows, torch.ones(len(rows), device=client.device))
