@@ -117,7 +117,7 @@ def _with_settings(
     keys = list(dict.fromkeys(key for each in changes.values() for key in _changed_keys(each)))
     if not keys:
         return dict(comparison)
-    values = {label: yaml.safe_load(one.to_yaml()) for label, one in experiments.items()}
+    values = {label: to_values(one) for label, one in experiments.items()}
     methods = [
         entry | {"settings": {key: _value(values[entry["method"]], key) for key in keys}}
         for entry in comparison["methods"]
