@@ -322,10 +322,9 @@ def test_a_node_ends_with_the_helper_that_starts_its_apps(tmp_path):
 def test_a_reply_too_many_does_not_put_off_all_later_ones():
     node = pytest.importorskip("potluck.deploy.flower.node", exc_type=ImportError)
     internal = pytest.importorskip("flwr.supernode.start_client_internal")
-    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
-
+    memory = pytest.importorskip("flwr.supernode.nodestate.in_memory_nodestate")
     assert callable(internal._push_messages)  # what is replaced is there
-    assert InMemoryNodeState(Mock()).msg_store == {}
+    assert memory.InMemoryNodeState(Mock()).msg_store == {}
     entries = {"old": "", "answer to old": "old", "new": ""}
     state = Mock(
         msg_store={name: Mock(**{"message.metadata.reply_to_message_id": to}) for name, to in entries.items()}
