@@ -44,6 +44,14 @@ BASE: dict[str, Any] = {
             {"partition": {"kind": "iid", "clients": 3, "held_out": "x"}},
             "held_out: input.* a whole number or a number",
         ),
+        *(
+            (
+                {"partition": {"kind": "iid", "clients": 3, "held_out": many}},
+                "held_out .* leaves none to train",
+            )
+            for many in (1e308, 10**400, float("nan"))
+        ),
+        ({"partition": {"kind": "iid", "clients": 10**400, "held_out": 0.5}}, "partition.clients: "),
         ({"data": (np.zeros((3, 2)), np.zeros(3))}, r"data: give the name.*from_arrays\(x, y\), from_frame"),
         ({"federation": {"min_clients": 2}}, "federation is a list of groups"),
         ({"data": {"name": "digits", "dir": "/nowhere"}}, "data set 'digits' is read from no folder"),

@@ -99,10 +99,10 @@ def reach(settings: Mapping[str, Any], code: Mapping[str, str]) -> dict[str, str
     files and repositories with weights and tokenizers.
     """
     named = {name: code.get(name) for name in _names(settings)}
-    return named | dict.fromkeys(_fetched(settings)) | tracker_places(settings)
+    return named | dict.fromkeys(fetched(settings)) | tracker_places(settings)
 
 
-def _fetched(settings: Mapping[str, Any]) -> Iterator[str]:
+def fetched(settings: Mapping[str, Any]) -> Iterator[str]:
     """The files and repositories of the hub that models and data of settings name.
 
     An option `weights` of the method itself is none of them: it says how clients are weighted.
