@@ -67,10 +67,6 @@ def test_of_two_nobody_is_left_out_and_both_ways_on_are_named(tmp_path):
     assert "--exclude 1, or" in sentence
     assert sentence.endswith("--exclude 0")
     assert not [one for one in told.notices if "going back" in one]
-    result = serve(link, tmp_path / "run", settings, told, exclude=["1"])  # as the sentence says
-    assert [(one["round"], one["without"]) for one in result.summary["went_back"]] == [(1, "1")]
-    (back,) = [one for one in told.notices if "going back" in one]
-    assert back.endswith("in round 1 client 1 took part: going back, round 1 is played again without")
 
 
 def test_a_third_that_is_lost_does_not_make_one_word_enough():

@@ -18,14 +18,7 @@ from potluck.deploy.enrolments import keep_enrolments, kept_enrolments
 from potluck.deploy.federated_run import Conduct, federated_run, fits
 from potluck.deploy.misfits import in_words, without_misfits
 from potluck.deploy.register import BadStart, Register, WentBack
-from potluck.deploy.suspects import (
-    Suspect,
-    Tie,
-    find_suspect,
-    find_tie,
-    have_diverged,
-    times_as_large,
-)
+from potluck.deploy.suspects import Suspect, Tie, find_suspect, find_tie, have_diverged
 from potluck.deploy.taking_back import no_way_back, take_back, undecided
 from potluck.engine.cohort import clients_needed
 from potluck.engine.evaluation.checks import check_evaluation
@@ -329,24 +322,6 @@ class ServedRun:
             return None
         return find_tie(self.register.values.norms.get(failed - 1, {}))
 
-    def _undo_excluded(
-        self, run: Run, failed: int, failures: Mapping[ClientId, str], lost: Collection[ClientId]
-    ) -> bool:
-        """Take back the round before one that nobody could play, if a client took part that is excluded since."""
-        norms = self.register.values.norms.get(failed - 1, {})
-        gone = [client for client in norms if client not in self.roster]
-        if not gone or not have_diverged(failures, run.cohort(failed), lost):
-            return False
-        if not take_back(self.folder, failed - 2):
-            return False
-        went = [WentBack(round=failed - 1, without=one, times=times_as_large(one, norms)) for one in gone]
-        self.register.note(went_back=(*self.register.values.went_back, *went))
-        self.watcher.notice(
-            f"round {failed}: every client fails over values that are not finite; in round {failed - 1} client "
-            f"{', '.join(gone)} took part: going back, round {failed - 1} is played again without"
-        )
-        return True
-
     def _go_back(
         self,
         run: Run,
@@ -359,10 +334,6 @@ class ServedRun:
 
         Raises the `error` again where there is nothing to take back, or it was done before.
         """
-        if self._undo_excluded(run, failed, failures, lost):
-            if error is None:
-                raise Regrouped
-            return
         settled, suspect = failed - 1, self._bad_update(run, failed, failures, lost)
         before = next((one for one in self.register.values.went_back if one.round == settled), None)
         tie = None if suspect is not None else self._tie(run, failed, failures, lost)
@@ -374,7 +345,7 @@ class ServedRun:
             return
         if before is not None or not take_back(self.folder, settled - 1):
             raise RoundFailed(no_way_back(self.folder, failed, suspect, before), failures, lost) from error
-        went = WentBack(round=settled, without=suspect.client, times=suspect.times)
+        went = WentBack(round=settled, without=suspect.client, times=float(f"{suspect.times:.4g}"))
         self.register.note(went_back=(*self.register.values.went_back, went))
         self.watcher.notice(
             f"round {failed}: every client fails over values that are not finite; in round {settled} the message "

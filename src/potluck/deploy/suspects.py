@@ -17,13 +17,6 @@ FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 NOT_FINITE = "not finite"  # what every sentence about such values says, the site's and the server's
 
 
-def times_as_large(client: ClientId, norms: Mapping[ClientId, float]) -> float:
-    """How many times as large a client's message is as the median of the others', to four digits; 0 if unknown."""
-    others = [other for name, other in norms.items() if name != client]
-    middle = median(others) if others else 0.0
-    return float(f"{norms[client] / middle:.4g}") if middle > 0 else 0.0
-
-
 @dataclass(frozen=True)
 class Suspect:
     """A client whose message was `times` as large as the median of the others'."""
@@ -45,10 +38,9 @@ def find_suspect(norms: Mapping[ClientId, float]) -> Suspect | None:
     """
     found = None
     for client, norm in norms.items():
-        others, times = (
-            [other for name, other in norms.items() if name != client],
-            times_as_large(client, norms),
-        )
+        others = [other for name, other in norms.items() if name != client]
+        middle = median(others) if others else 0.0
+        times = norm / middle if middle > 0 else 0.0
         most = sum(norm > FACTOR * other for other in others) > len(norms) / 2
         if most and times > FACTOR and (found is None or times > found.times):
             found = Suspect(client, times)
