@@ -57,7 +57,7 @@ In production
 def make_keys(folder: Path, servers: Sequence[str], clients: Sequence[str], days: int = DAYS) -> list[Path]:
     """Write all keys into a new folder, or an empty one, and return the files; one that is there stays what it is.
 
-    The server's certificate is valid for the names and addresses in `servers` and on its own machine, for no others.
+    The server's certificate is valid for the names and addresses in `servers` and on its own machine, nowhere else.
     `MARK` comes last: a folder that has it has all keys. What a killed call has left is removed by the next one, or
     moved where it belongs.
     """
