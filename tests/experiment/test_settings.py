@@ -88,6 +88,14 @@ def test_an_override_that_cannot_be_is_answered_with_what_to_write(
         Experiment.load(tmp_path / "base.yaml", [override]).pool()
 
 
+def test_a_key_of_models_may_be_set_where_a_file_lists_them(tmp_path: Path) -> None:
+    file = tmp_path / "short.yaml"
+    file.write_text(yaml.safe_dump(BASE | {"models": ["mlp-small", "conv-small"]}))
+    models = Experiment.load(file, ["models.rep_dim=32"]).models
+    assert (models.pool, models.rep_dim) == (["mlp-small", "conv-small"], 32)
+    assert Experiment.load(file, ["models.1=mlp-large"]).models.pool == ["mlp-small", "mlp-large"]
+
+
 @pytest.mark.parametrize("overrides", ["training.rounds=7", {"training.rounds": 7}])
 def test_one_override_may_stand_alone(overrides: Any, tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE))

@@ -192,6 +192,8 @@ def read_override(override: str) -> tuple[str, Any]:
 def _set(values: dict[str, Any], key: str, value: Any, override: str) -> None:
     place: Any = values
     *path, leaf = key.split(".")
+    if path[:1] == ["models"] and isinstance(values.get("models"), list) and not key.split(".")[1].isdigit():
+        values["models"] = {"pool": values["models"]}  # the short form, `models: [mlp-small, conv-small]`
     for step in path:
         place = _descend(place, step, override)
     if isinstance(place, list):
