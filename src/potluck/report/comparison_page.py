@@ -52,7 +52,7 @@ def write_comparison(path: Path, comparison: Mapping[str, Any]) -> Path:
     seeds = comparison.get("seeds") or ()
     context = {
         "title": methods.title,
-        "subtitle": f"seeds {', '.join(map(str, seeds))} · {_view(comparison)}",
+        "subtitle": f"{_seeds(comparison)} · {_view(comparison)}",
         "measure": capital(measure_in(comparison).name),
         "several_seeds": len(seeds) > 1,
         "lower": "" if measure_in(comparison).higher_is_better else " Lower is better.",
@@ -142,11 +142,16 @@ def _runs(comparison: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]
     ]
 
 
+def _seeds(comparison: Mapping[str, Any]) -> str:
+    seeds = comparison.get("seeds") or ()
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
+
+
 def _variants(comparison: Mapping[str, Any]) -> Sheet | None:
     """What each variant changes."""
     variants = comparison.get("variants") or {}
     keys = list(dict.fromkeys(key for changes in variants.values() for key in changes))
-    if not keys:
+    if not set(keys) - {"method"}:  # which the other tables name
         return None
 
     def column(key: str) -> Column:
@@ -171,7 +176,7 @@ def write_sweep(path: Path, sweep: Mapping[str, Any], comparisons: Mapping[str, 
     measure = measure_in(first)
     context = {
         "title": f"{counted(len(comparisons), 'setting')} of {sweep['name']}",
-        "subtitle": f"seeds {', '.join(map(str, first.get('seeds') or ()))} · {_view(first)}",
+        "subtitle": f"{_seeds(first)} · {_view(first)}",
         "measure": capital(measure.name),
         "lower": "" if measure.higher_is_better else " Lower is better.",
         "means": capital(about_means(first)),

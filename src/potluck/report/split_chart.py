@@ -25,6 +25,7 @@ ROW, TALL, NARROW = (
     440,
     6,
 )  # pixels: a row, the height from which rows become narrower, and the least of a row
+COLUMN = 36  # pixels of a column at most, where the names below need no more
 ON_A_PHONE = 36  # characters that fit below the columns
 
 Counts = npt.NDArray[np.int64]
@@ -44,6 +45,7 @@ class SplitChart:
     clients: Sequence[Tick]
     classes: Sequence[Tick]
     left: int  # pixels for the names of classes
+    wide: int  # pixels, a column at most
     key: Sequence[tuple[float, str]]
     left_out: str
 
@@ -60,6 +62,8 @@ def split_chart(
     tall = max(min(ROW * rows, TALL), NARROW * rows)
     labels = _classes((names or [*map(str, range(everything.shape[1]))])[:rows], tall)
     everyone = (everything.shape[0] if total is None else total, everything.shape[1])
+    shown = _clients(clients[:columns])
+    longest = max((len(name) for _, name in shown), default=0)
     return SplitChart(
         columns=columns,
         tall=tall,
@@ -68,9 +72,10 @@ def split_chart(
         marks=_marks(table, largest, columns > BUBBLES),
         bars=bars_of(samples.tolist(), box),
         most=f"{samples.max(initial=0):,}",
-        clients=_clients(clients[:columns]),
+        clients=shown,
         classes=labels,
         left=20 + 8 * max((len(name) for _, name in labels), default=0),
+        wide=max(COLUMN, -(-(12 + 8 * longest) * len(shown) // max(columns, 1))),
         key=[(_size(value, largest), f"{value:,}") for value in round_numbers(largest)],
         left_out=left_out_of(everyone, table.shape),
     )
