@@ -273,3 +273,8 @@ def test_the_command_lists_the_kinds_and_ends_with_2_on_bad_input(run: Path, tmp
     assert done.stdout == f"picture: {out}\n"
     assert out.exists()
     assert call(app, ["plot", "gains", str(run)]).exit_code == 2
+    assert call(app, ["plot", "clients", str(run), "--out", str(out), "--plugins"]).exit_code == 0
+    with pytest.raises(
+        ConfigError, match=r"plot\(\): too many positional arguments; it is called as plot\(\)"
+    ):
+        potluck.open(run).plot("clients")  # type: ignore[union-attr,call-arg]

@@ -52,10 +52,15 @@ def plot(
         Words, typer.Option(metavar="MOMENT", help="Of which moment: after_training, ….")
     ] = None,
     mode: Annotated[Words, typer.Option(metavar="MODE", help="By which way to predict.")] = None,
+    plugins: Annotated[
+        bool,
+        typer.Option("--plugins", help="Load the plug-ins that the runs name: their code runs here."),
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Draw a picture of finished or running experiments; without arguments, list the kinds."""
     from potluck.errors import ConfigError
+    from potluck.runs.open import open as open_folder
     from potluck.runs.pictures.api import plot as draw
 
     screen = Screen(json=False)
@@ -66,7 +71,7 @@ def plot(
     place = out or Path(f"{kind}.png")
     draw(
         kind,  # type: ignore[arg-type]
-        runs,
+        [open_folder(run, plugins=True) for run in runs] if plugins else runs,
         out=place,
         over=over,
         clients=clients,

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from potluck.errors import PotluckError, RunError, first_line
 from potluck.files import opened
-from potluck.front_door import own_place
+from potluck.front_door import front_door, own_place
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,7 +51,7 @@ def reading(path: Path, remedy: str = REMEDY) -> Iterator[None]:
 
 
 def shown_from(name: str) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[Concatenate[Any, P], R]]:
-    """A method that shows what is in a file of its object's `folder`, read as in `reading`."""
+    """A method that shows what is in a file of its object's `folder`, read as in `reading`; it is a front door."""
 
     def guard(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
         @wraps(method)
@@ -59,7 +59,7 @@ def shown_from(name: str) -> Callable[[Callable[Concatenate[Any, P], R]], Callab
             with reading(self.folder / name):
                 return method(self, *args, **values)
 
-        return show
+        return front_door()(show)
 
     return guard
 

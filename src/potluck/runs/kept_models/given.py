@@ -21,7 +21,7 @@ from potluck.runs.kept_models.outline import Outline
 from potluck.runs.own_code import texts_in
 
 NAMED = re.compile(r"<(.+)>")  # how an outline names a Python object
-PLUGINS = "import the file that defines it first, or pass plugins=True"
+PLUGINS = "import the file that defines it first, or pass plugins=True (potluck plot: --plugins)"
 Plugins = bool | Sequence[str]  # True: all code that a run folder names may run
 
 
