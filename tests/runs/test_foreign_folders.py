@@ -581,7 +581,10 @@ def _looked_at(folder: Path) -> None:
     own_code({"plugins": [str(folder / "plug.py")]})
 
 
-@pytest.mark.parametrize("code", ["x=" + "-" * 200_000 + "1", "x=" + "a." * 100_000 + "a", "x=" + "(" * 5000])
+@pytest.mark.parametrize(
+    "code",
+    ["x=" + "-" * 200_000 + "1", "x=" + "a." * 100_000 + "a", "x=" + "(" * 5000, "import " + "a" * 5000],
+)
 def test_code_that_cannot_be_parsed_is_still_known_by_its_content(tmp_path: Path, code: str) -> None:
     (tmp_path / "plug.py").write_text(code)
     assert len(own_code({"plugins": [str(tmp_path / "plug.py")]})) == 1

@@ -30,18 +30,22 @@ from potluck.runs.own_objects import own_sources
 from potluck.runs.started_here import is_sealed, tracker_places
 
 FETCHED = ("weights", "tokenizer")  # options that name a file, or a repository of the hub
+NAMED = 10  # files that a sentence names
 TRUST = "say --trust (trust=True in Python)"
 
 
-def own_code(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The files and modules that settings name, each with a hash of its content; none is imported."""
-    found = {name: _file_of(name) for name in _names(settings)}
-    return {name: _hash(file) for name, file in found.items() if file is not None}
+def own_code(settings: Mapping[str, Any], known: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The files and modules that settings name, each with a hash of its content; none is imported.
+
+    `known` is what a run folder says. Earlier versions left out what lies in packages: their hash is taken as well.
+    """
+    found = {name: file for name in _names(settings) if (file := _file_of(name)) is not None}
+    return {name: _hash_as(file, (known or {}).get(name)) for name, file in found.items()}
 
 
 def check_named_code(folder: Path, settings: Mapping[str, Any], known: Mapping[str, str]) -> None:
     """Refuse code that has changed since the run in `folder` began; nothing is imported to find out."""
-    _refuse_changed(folder, own_code(settings), known)
+    _refuse_changed(folder, own_code(settings, known), known)
 
 
 def check_own_code(folder: Path, experiment: Experiment, known: Mapping[str, str]) -> None:
@@ -51,7 +55,7 @@ def check_own_code(folder: Path, experiment: Experiment, known: Mapping[str, str
     """
     settings = to_values(experiment)
     unused = _unused_plugins(experiment, settings)
-    named = {name: content for name, content in own_code(settings).items() if name not in unused}
+    named = {name: content for name, content in own_code(settings, known).items() if name not in unused}
     given = {name: content for name, content in own_sources(experiment).items() if name in known}
     _refuse_changed(folder, named | given, known)
 
@@ -69,8 +73,9 @@ def _refuse_changed(folder: Path, code: Mapping[str, str], known: Mapping[str, s
 def with_imported(name: str) -> str:
     """A file or module for a sentence about its hash, with the files beside it that the hash covers too."""
     file = _file_of(name)
-    beside = [one.name for one in imported_beside(file)] if file is not None else []
-    return f"{name} (with {', '.join(beside)}, which it imports)" if beside else name
+    beside = [os.path.relpath(one, file.parent) for one in imported_beside(file)] if file is not None else []
+    further = [f"{len(beside) - NAMED} more files"] if len(beside) > NAMED else []
+    return f"{name} (with {', '.join(beside[:NAMED] + further)}, which it imports)" if beside else name
 
 
 def _unused_plugins(experiment: Experiment, settings: Mapping[str, Any]) -> set[str]:
@@ -195,12 +200,19 @@ def _file_of(name: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
 
 
-def _hash(file: Path) -> str:
-    """A hash of a file and of the files beside it that it imports."""
+def _hash_as(file: Path, known: str | None) -> str:
+    """A hash of a file and of the files beside it that it imports; the earlier one if that is the `known` one."""
+    now = _hash(file)
+    if known in (None, now):
+        return now
+    earlier = _hash(file, packages=False)
+    return earlier if known == earlier else now
+
+
+def _hash(file: Path, packages: bool = True) -> str:
     try:
-        return hashlib.sha256(
-            b"".join(read_bounded(one, LARGEST_CODE) for one in (file, *imported_beside(file)))
-        ).hexdigest()
+        files = (file, *imported_beside(file, packages))
+        return hashlib.sha256(b"".join(read_bounded(one, LARGEST_CODE) for one in files)).hexdigest()
     except OSError as error:
         raise RunError(
             f"{file} cannot be read: {error.strerror or error}; check the path and its rights"
