@@ -125,7 +125,10 @@ def test_a_file_is_run_once(tmp_path: Path) -> None:
     assert find_function("counted:count")() == 1
 
 
-@pytest.mark.parametrize("code", ["def half(): return 1\n1 / 0", "def half(:"])
+@pytest.mark.parametrize(
+    "code",
+    ["def half(): return 1\n1 / 0", "def half(:", "class OwnError(BaseException): ...\nraise OwnError"],
+)
 def test_a_plugin_that_fails_leaves_nothing_behind(tmp_path: Path, code: str) -> None:
     file, before = tmp_path / "failing.py", set(sys.modules)
     file.write_text(code)

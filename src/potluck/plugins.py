@@ -44,7 +44,9 @@ def load_plugin(name: str, folder: Path) -> ModuleType:
         beside = error.name == name and (folder / f"{name}.py").is_file()
         hint = f"; did you mean {name}.py?" if beside else ""
         raise ConfigError(f"plugins: {name} cannot be loaded: {_reason(error)}{hint}") from error
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # foreign code may raise anything
         raise ConfigError(f"plugins: {name} cannot be loaded: {_reason(error)}; mend the file") from error
 
 
@@ -224,7 +226,9 @@ def load_function(name: str) -> Callable[..., Any]:
         return find_function(name)
     try:
         module = _import_file(Path(home))
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # foreign code may raise anything
         raise ConfigError(f"{home} cannot be loaded: {_reason(error)}; mend the file") from error
     return _function(module, key, name, home)
 
@@ -243,7 +247,9 @@ def _find_module(name: str) -> ModuleType:
         return sys.modules[files[-1]]
     try:
         return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # foreign code may raise anything
         raise ConfigError(
             f"{name} cannot be imported ({type(error).__name__}: {error}); name its file under plugins"
         ) from error

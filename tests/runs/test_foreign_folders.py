@@ -30,7 +30,7 @@ from potluck.report.log import natural, read_config
 from potluck.runs.api import resume, run
 from potluck.runs.folder import RunFolder
 from potluck.runs.kept_models.files import check_models
-from potluck.runs.own_code import own_code
+from potluck.runs.own_code import check_trusted, own_code, reach
 from potluck.runs.pages import write_pages
 from potluck.runs.started_here import is_sealed, seal
 
@@ -327,6 +327,15 @@ def test_code_beside_a_folder_one_did_not_start_needs_trust(folder: Path, tmp_pa
     assert not (tmp_path / "executed").exists()
     resume(folder, trust=True)
     assert (tmp_path / "executed").exists()
+
+
+def test_the_address_of_a_cluster_is_sealed_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    begun, other = ({"engine": {"name": "ray", "address": f"10.0.0.5:{port}"}} for port in (6379, 6666))
+    about = {"code": {}, "seal": seal(reach(begun, {}))}
+    check_trusted(tmp_path, begun, about)
+    with pytest.raises(RunError, match=r"you did not start this run .* would use engine\.address; look"):
+        check_trusted(tmp_path, other, about)
 
 
 @pytest.mark.parametrize("file", ["evil.py", "sub\ndir/evil.py"])

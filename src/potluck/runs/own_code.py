@@ -100,11 +100,25 @@ def _unused_plugins(experiment: Experiment, settings: Mapping[str, Any]) -> set[
 
 
 def reach(settings: Mapping[str, Any], code: Mapping[str, str]) -> dict[str, str | None]:
-    """What settings reach beyond their run folder: code, by what `own_code` said of it, places of trackers, and
-    files and repositories with weights and tokenizers.
+    """What settings reach beyond their run folder: code, by what `own_code` said of it, places of trackers, files
+    and repositories with weights and tokenizers, and the address of a cluster.
     """
     named = {name: code.get(name) for name in _names(settings)}
-    return named | dict.fromkeys(_fetched(settings)) | tracker_places(settings)
+    return named | dict.fromkeys(_fetched(settings)) | tracker_places(settings) | _address(settings)
+
+
+def _address(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The address of a cluster."""
+    engine = settings.get("engine")
+    address = engine.get("address") if isinstance(engine, Mapping) else None
+    return {"engine.address": address} if isinstance(address, str) else {}
+
+
+def _without_address(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Settings without the address of a cluster: host:port reads like module:function, and is no code."""
+    if not _address(settings):
+        return settings
+    return {**settings, "engine": {key: one for key, one in settings["engine"].items() if key != "address"}}
 
 
 def _fetched(settings: Mapping[str, Any]) -> Iterator[str]:
@@ -167,7 +181,8 @@ def _names(settings: Mapping[str, Any]) -> list[str]:
         )
     plugins = list(map(str, listed))
     files = {Path(name).stem for name in plugins if name.endswith(".py")}
-    found = [home for text in texts_in(settings) if (home := home_of(text)) is not None]
+    texts = texts_in(_without_address(settings))
+    found = [home for text in texts if (home := home_of(text)) is not None]
     return list(dict.fromkeys([*plugins, *(name for name in found if name not in files)]))
 
 
