@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  || { echo "potluck needs Python 3.11 or newer; found $$($(PYTHON) --version). Set PYTHON=/path/to/python3.11"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing potluck and what it needs into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,flower,export,metrics]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,flower,ray,export,metrics]'
 	@touch $@
 
 install: $(STAMP)  ## build .venv

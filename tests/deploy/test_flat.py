@@ -13,6 +13,7 @@ from links import FEDMRL, Link, serve
 
 from potluck.deploy.engine import FlowerEngine
 from potluck.engine.settings import EngineSettings
+from potluck.live.status_file import FILES
 from potluck.runs.folder import LOGS
 from potluck.runs.observers import Observer
 
@@ -53,7 +54,7 @@ class Sample:
     tensors: int
     files: int
     threads: int
-    run: int  # bytes in the run's folder, logs left out
+    run: int  # bytes in the run's folder, without logs and the status, which has the last notices
     home: int  # bytes in a site's home folder
     names: int  # files in both
 
@@ -67,7 +68,7 @@ def sampled(run, home):
     gc.collect()
     tensors = sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    (in_run, files), (in_home, further) = size(run, LOGS), size(home)
+    (in_run, files), (in_home, further) = size(run, (*LOGS, FILES["server"])), size(home)
     handles = sum(1 for _ in Path("/proc/self/fd").iterdir())
     return Sample(
         pages * os.sysconf("SC_PAGE_SIZE"),

@@ -144,12 +144,12 @@ def test_a_servers_way_to_speak_is_looked_at_before_a_site_joins(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as door:
         address = f"127.0.0.1:{door.getsockname()[1]}"
         threading.Thread(target=greet, args=(door, context), daemon=True).start()
-        check_server(address, Security(ca=tmp_path / "a" / "ca.crt"))
+        assert check_server(address, Security(ca=tmp_path / "a" / "ca.crt"))
         with pytest.raises(ConfigError, match="is not to be trusted"):
             check_server(address, Security(ca=tmp_path / "b" / "ca.crt"))
         with pytest.raises(ConfigError, match="speaks TLS, this site would speak in plain text"):
             check_server(address, Security())
-    check_server(f"127.0.0.1:{free_port()}", Security())  # nobody is there yet
+    assert not check_server(f"127.0.0.1:{free_port()}", Security())  # nobody is there yet
 
 
 def greet(door, context):

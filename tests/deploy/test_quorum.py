@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import sites
@@ -203,6 +204,16 @@ def test_enrolments_of_a_start_that_never_was_do_not_count(tmp_path, monkeypatch
 
 def stop():
     raise Killed
+
+
+def test_a_start_that_never_was_may_come_again_with_other_settings(tmp_path, monkeypatch):
+    link, kept = Link(tmp_path), served_run.keep_enrolments
+    monkeypatch.setattr(served_run, "keep_enrolments", Mock(side_effect=Killed))
+    with pytest.raises(Killed):
+        serve(link, tmp_path / "run", sites.federated(FEDMRL, **training(1)))
+    monkeypatch.setattr(served_run, "keep_enrolments", kept)
+    serve(link, tmp_path / "run", sites.federated(FEDMRL, **training(2)))
+    assert link.asked(2) == [*"012"]
 
 
 def test_a_restart_without_the_quorum_waits_and_says_so(tmp_path):

@@ -96,7 +96,7 @@ def test_wrong_uploads_are_refused_and_the_others_go_on(federation):
     federation.finish(federation.serve(sites.federated(METHOD, len(faults), **engine())))
 
     told = federation.log("serve")
-    sentences = ["has shape", "is not finite", "tensor 'spy' is not declared", "its reply has 16,"]
+    sentences = ["has shape", "is not finite", "tensor 'spy' is not declared", "its reply has more than the"]
     for round_, sentence in enumerate(sentences, start=1):
         (line,) = [line for line in told.splitlines() if f"round {round_} goes on without" in line]
         assert f"round {round_} goes on without client 1: client 1" in line

@@ -134,8 +134,9 @@ def test_tls_works_with_these_names_and_this_authority_alone(folder: Path, tmp_p
     assert shake_hands(folder, folder / "ca.crt", "127.0.0.1") == "TLSv1.3"
     assert shake_hands(folder, folder / "ca.crt", "127.0.0.2") is None
     other = tmp_path / "other"
-    assert potluck(str(other), "--server", "127.0.0.1", "--clients", "a").exit_code == 0
+    assert potluck(str(other), "--server", "fl.example.org", "--clients", "a").exit_code == 0
     assert shake_hands(folder, other / "ca.crt", "127.0.0.1") is None
+    assert shake_hands(other, other / "ca.crt", "127.0.0.1") == "TLSv1.3"  # as serve does on its own machine
 
 
 def test_client_keys_are_as_flower_takes_them(folder: Path) -> None:

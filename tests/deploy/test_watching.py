@@ -11,6 +11,7 @@ import threading
 import time
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -316,6 +317,30 @@ def test_a_node_ends_with_the_helper_that_starts_its_apps(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == -signal.SIGTERM
     assert "flower-superexec has ended with -9" in done.stdout
+
+
+def test_a_reply_too_many_does_not_put_off_all_later_ones():
+    node = pytest.importorskip("potluck.deploy.flower.node", exc_type=ImportError)
+    internal = pytest.importorskip("flwr.supernode.start_client_internal")
+    memory = pytest.importorskip("flwr.supernode.nodestate.in_memory_nodestate")
+    assert callable(internal._push_messages)  # what is replaced is there
+    assert memory.InMemoryNodeState(Mock()).msg_store == {}
+    entries = {"old": "", "answer to old": "old", "new": ""}
+    state = Mock(
+        msg_store={name: Mock(**{"message.metadata.reply_to_message_id": to}) for name, to in entries.items()}
+    )
+    sent = []
+
+    def push(state, **others):
+        """The oldest reply goes out, with what it replies to; the newest question is answered meanwhile."""
+        reply = next(name for name in state.msg_store if name.startswith("answer"))
+        sent.append(reply)
+        del state.msg_store[reply], state.msg_store[reply.removeprefix("answer to ")]
+        if reply == "answer to old":
+            state.msg_store["answer to new"] = Mock(**{"message.metadata.reply_to_message_id": "new"})
+
+    node.answering(push)(state=state, object_store=None)
+    assert sent == ["answer to old", "answer to new"]
 
 
 def test_a_node_ends_with_its_loop():

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -407,24 +406,6 @@ def test_an_examination_measures_the_same_and_changes_nothing() -> None:
 
 def multiply() -> None:
     torch.ones(700, 700) @ torch.ones(700, 700)
-
-
-FIRST_STEP = """
-import sys, torch
-from potluck.engine.workers import WorkersEngine
-WorkersEngine(None)
-before = len(sys.modules)
-weight = torch.ones(1, requires_grad=True)
-optimiser = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
-weight.square().backward()
-optimiser.step()
-print(len(sys.modules) - before)
-"""
-
-
-def test_a_worker_need_not_load_what_training_imports_at_its_first_step() -> None:
-    told = subprocess.run([sys.executable, "-c", FIRST_STEP], capture_output=True, text=True, check=True)
-    assert int(told.stdout) < 20
 
 
 def test_several_threads_in_a_worker() -> None:

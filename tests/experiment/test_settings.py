@@ -44,6 +44,14 @@ BASE: dict[str, Any] = {
             {"partition": {"kind": "iid", "clients": 3, "held_out": "x"}},
             "held_out: input.* a whole number or a number",
         ),
+        *(
+            (
+                {"partition": {"kind": "iid", "clients": 3, "held_out": many}},
+                "held_out .* leaves none to train",
+            )
+            for many in (1e308, 10**400, float("nan"))
+        ),
+        ({"partition": {"kind": "iid", "clients": 10**400, "held_out": 0.5}}, "partition.clients: "),
         ({"data": (np.zeros((3, 2)), np.zeros(3))}, r"data: give the name.*from_arrays\(x, y\), from_frame"),
         ({"federation": {"min_clients": 2}}, "federation is a list of groups"),
         ({"data": {"name": "digits", "dir": "/nowhere"}}, "data set 'digits' is read from no folder"),
@@ -78,6 +86,14 @@ def test_an_override_that_cannot_be_is_answered_with_what_to_write(
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE))
     with pytest.raises(PotluckError, match=sentence):
         Experiment.load(tmp_path / "base.yaml", [override]).pool()
+
+
+def test_a_key_of_models_may_be_set_where_a_file_lists_them(tmp_path: Path) -> None:
+    file = tmp_path / "short.yaml"
+    file.write_text(yaml.safe_dump(BASE | {"models": ["mlp-small", "conv-small"]}))
+    models = Experiment.load(file, ["models.rep_dim=32"]).models
+    assert (models.pool, models.rep_dim) == (["mlp-small", "conv-small"], 32)
+    assert Experiment.load(file, ["models.1=mlp-large"]).models.pool == ["mlp-small", "mlp-large"]
 
 
 @pytest.mark.parametrize("overrides", ["training.rounds=7", {"training.rounds": 7}])

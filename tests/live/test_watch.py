@@ -208,6 +208,10 @@ def test_half_a_letter_a_pipe_and_a_copy_are_told_as_they_are(tmp_path):
     status = json.loads((run / "status.json").read_text())
     (run / "status.json").write_text(json.dumps(status | {"updated": status["updated"] - 7200}))
     assert "gone: its process has not been heard of for 2 h" in command("status", run)[1]  # its logs are new
+    (run / "status.json").write_text(json.dumps(status | {"updated": status["updated"] + 7300}))
+    assert Follower(run).look().alive  # it was written now, by a machine whose clock is ahead
+    os.utime(run / "status.json", (0, status["updated"] + 7300))  # the clock was set back since
+    assert "gone: its last news is 2 h ahead of the clock here" in command("status", run)[1]
     (run / "status.json").unlink()
     os.mkfifo(run / "status.json")
     assert re.search(r"status.json cannot be read: it is no plain file; remove it", command("status", run)[1])

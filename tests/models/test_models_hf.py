@@ -5,6 +5,7 @@ import importlib.util
 import json
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from potluck.errors import DataError, ModelError
 from potluck.experiment.schema import Experiment
 from potluck.kit.representation_model import representation_model
 from potluck.models import ModelPool, build
+from potluck.models.hugging_face import network_settings
 from potluck.models.zoo import hf
 from potluck.runs.api import run
 from potluck.testing.bench import Bench, Played
@@ -78,6 +80,48 @@ def test_the_extra_is_imported_only_when_a_model_is_built(monkeypatch):
         build("hf-vit", CIFAR10)
 
 
+class Settings:
+    """What the library has of a family: numbers, words, and names of code that it fetches from the hub."""
+
+    hidden_size, hidden_act, per_layer_config = 16, "gelu", None
+    dtype = _attn_implementation = _experts_implementation = None
+
+    def __init__(self, **settings):
+        vars(self).update(settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("_attn_implementation", "kernels-community/attention"),
+        ("_attn_implementation", "flash_attention_2"),
+        ("_experts_implementation", "somebody/experts"),
+        ("hidden_act", "somebody/kernel"),
+        ("hidden_act", ["gelu"]),
+        ("dtype", "somebody/type"),
+        ("per_layer_config", {0: {"_attn_implementation": "somebody/kernel"}}),
+        ("hidden_size", ["somebody/kernel"]),
+        (3, 4),
+    ],
+)
+def test_no_setting_names_code_of_the_hub(name, value, monkeypatch):
+    auto = SimpleNamespace(for_model=lambda family, **settings: Settings(**settings))
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(AutoConfig=auto))
+    known = {"hidden_size": 8, "hidden_act": "gelu_new"}
+    assert vars(network_settings("vit", None, known)) == known
+    with pytest.raises(ModelError, match=f"config: .*{name}.*; (leave it out|give a value such as)"):
+        network_settings("vit", None, {name: value})
+
+
+@needs_extra
+def test_no_weights_name_code_of_the_hub(tmp_path):
+    tiny("hf-vit", CIFAR10, lora=0).network.save_pretrained(tmp_path)
+    about = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(about | {"_attn_implementation": "some/kernel"}))
+    assert network_settings("vit", str(tmp_path), None)._attn_implementation is None
+    assert build({"name": "hf-vit", "weights": str(tmp_path)}, CIFAR10).network.config._attn_implementation
+
+
 @needs_extra
 @pytest.mark.parametrize(("name", "task"), CASES)
 @pytest.mark.parametrize("rep_dim", [None, 6])
@@ -124,7 +168,7 @@ def test_padding_changes_nothing(name):
 @pytest.mark.parametrize(("name", "task"), CASES)
 def test_a_step_reads_nothing_back(name, task):
     model, x = tiny(name, task), inputs(task)
-    with _Recorder():
+    with _Recorder(name):
         model(x).square().sum().backward()
 
 
@@ -250,7 +294,7 @@ def test_a_folder_that_is_missing_may_be_a_repository_which_is_asked_once(monkey
     with pytest.raises(ModelError, match=told):
         build({"name": "hf-vit", "weights": "nowhere/nothing"}, CIFAR10)
     assert asked == ["nowhere/nothing"]
-    with pytest.raises(DataError, match="data set 'digits-captions', tokenizer: " + told):
+    with pytest.raises(DataError, match="data set 'digits-captions', tokenizer: there is " + told):
         load("digits-captions", tokenizer="nowhere/nothing")
 
 
@@ -408,24 +452,35 @@ def test_bad_input_is_one_sentence(tmp_path):
         ({"name": "hf-bert", "weights": str(tmp_path / "empty")}, NEWS, "has no config.json"),
         ({"name": "hf-bert", "weights": str(weights)}, other, "know 50 token ids, the task has 99"),
         ({"name": "hf-segformer", "weights": str(tmp_path / "none")}, SEGMENTS, "there is no folder"),
-        ({"name": "hf-segformer", "weights": str(weights)}, SEGMENTS, "those of a bert, expected segformer"),
-        ({"name": "hf-distilbert", "weights": str(weights)}, NEWS, "those of a bert, expected distilbert"),
+        (
+            {"name": "hf-segformer", "weights": str(weights)},
+            SEGMENTS,
+            "those of a bert; give those of a segformer",
+        ),
+        (
+            {"name": "hf-distilbert", "weights": str(weights)},
+            NEWS,
+            "those of a bert; give those of a distilbert",
+        ),
         ({"name": "hf-bert", "weights": str(weights), "config": {}}, NEWS, "weights bring their own"),
         ({"name": "hf-bert", "config": {"hiden_size": 8}}, NEWS, "bert has no setting 'hiden_size'"),
         ({"name": "hf-bert", "config": SMALL, "lora": -1}, NEWS, "lora is -1"),
         (
             {"name": "hf-bert", "config": SMALL, "lora": True},
             NEWS,
-            "lora is True, expected a rank: a whole number",
+            "lora is True; give a rank, a whole number",
         ),
         (
             {"name": "hf-bert", "config": SMALL, "lora": "all"},
             NEWS,
-            "lora is 'all', expected a rank: a whole number",
+            "lora is 'all'; give a rank, a whole number",
         ),
-        ({"name": "hf-bert", "config": 3}, NEWS, "config is 3, expected settings of the network"),
+        ({"name": "hf-bert", "config": 3}, NEWS, "config is 3; give settings of the network"),
         ({"name": "hf-bert", "config": {"hidden_size": "wide"}}, NEWS, "config: .*hidden_size"),
         ({"name": "hf-bert", "config": SMALL | {"num_attention_heads": 3}}, NEWS, "config: .*heads"),
+        ({"name": "hf-bert", "config": SMALL | {"hidden_size": [3]}}, NEWS, "config: .*hidden_size"),
+        ({"name": "hf-bert", "config": SMALL | {"hidden_act": "gleu"}}, NEWS, "config: 'gleu'; correct"),
+        ({"name": "hf-bert", "config": SMALL | {"model_type": "vit"}}, NEWS, "config: .*model_type"),
         (
             {"name": "hf-bert", "config": SMALL | {"max_position_embeddings": 8}},
             NEWS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from potluck.files import sha256
 from potluck.runs.folder import FORMAT
 from potluck.runs.kept_models.files import SUMS
 from potluck.runs.loop import Interrupted
+from potluck.runs.own_code import reach
+from potluck.runs.started_here import seal
 
 METHOD = '''
 from potluck import Method, client_step, fit
@@ -425,3 +428,28 @@ def test_a_run_without_checkpoints_says_that_it_begins_again(tmp_path: Path) -> 
     told.clear()
     potluck.resume(tmp_path / "run", rounds=3, observers=[Listener()])
     assert not told
+
+
+def test_no_weights_that_a_folder_names_are_fetched_unasked(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", method="local", models=["mlp-small"]).folder
+    path = folder / "models/round-000001/about.json"
+    about = json.loads(path.read_text())
+    about["outline"]["pool"]["architectures"]["mlp-small"]["options"] = {"weights": "evil/repo"}
+    path.write_text(json.dumps(about))
+    _note_checksums(path.parent)
+    refused = r"you did not start this run .* would use evil/repo; look at that first, then pass plugins=True"
+
+    def told(**options: Any) -> str:
+        with pytest.raises(PotluckError) as caught:
+            potluck.open(folder, **options).clients["0"].model()
+        return str(caught.value)
+
+    assert re.search(refused, told())
+    environment = json.loads((folder / "environment.json").read_text())
+    environment["settings"]["models"] = {"pool": [{"name": "mlp-small", "weights": "evil/repo"}]}
+    (folder / "environment.json").write_text(json.dumps(environment))
+    assert re.search(refused, told())
+    assert "evil/repo" not in told(plugins=True)  # asked for: here the model says that it takes no weights
+    environment["seal"] = seal(reach(environment["settings"], {}))  # as of a run that was started so
+    (folder / "environment.json").write_text(json.dumps(environment))
+    assert "evil/repo" not in told()

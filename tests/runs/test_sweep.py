@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import potluck
 from potluck.cli.app import app
-from potluck.errors import ConfigError
+from potluck.errors import ConfigError, RunError
 from potluck.experiment.schema import Experiment
 from potluck.runs.comparisons.plan import check_sweep, read_block, read_sweep
+from potluck.runs.folder import RunFolder
 
 BASE = """\
 name: several
@@ -192,3 +194,59 @@ def test_a_sweep_is_a_comparison_per_setting(tmp_path: Path, monkeypatch: pytest
         folder = tmp_path / "runs" / "several-compare" / setting
         assert {part.name for part in folder.glob("*-seed0")} == {"local-seed0", "d1=8-seed0"}
         assert "d1=8" in (folder / "comparison.html").read_text()
+
+
+OURS = json.dumps({"format": 2, "name": "several", "settings": {"alpha=9": {"partition.alpha": 9}}})
+
+
+@pytest.mark.parametrize(
+    ("files", "ours"),
+    [
+        ({"sweep.json": '{"method": "grid", "parameters": {}}'}, False),
+        ({"sweep.json": "by hand", "alpha=9/experiment.yaml": ""}, False),
+        ({"sweep.html": "by hand", ".lock": ""}, False),
+        ({"config.yaml": "", ".lock": "", "alpha=0.5/experiment.yaml": ""}, False),  # a run
+        ({"experiment.yaml": "", ".lock": ""}, False),  # a comparison
+        ({"comparison.json": "{}"}, False),
+        ({".lock": "", "alpha=0.5/.lock": ""}, True),  # stopped at once
+        ({"alpha=0.5/experiment.yaml": "", "notes.txt": ""}, True),  # stopped, of an older version
+        ({"sweep.json": "damaged", "sweep.html": "", "alpha=0.5/experiment.yaml": ""}, True),
+        ({"sweep.json": OURS, "sweep.html": "", "notes.txt": ""}, True),
+        ({"sweep.json": OURS, "experiment.yaml": ""}, True),  # of an older version, into a comparison
+    ],
+)
+def test_a_sweep_writes_into_no_folder_but_its_own(
+    tmp_path: Path, files: dict[str, str], ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "all"
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    begun = []
+    monkeypatch.setattr("potluck.runs.comparisons.api.compare_experiments", lambda *_, **__: begun.append(1))
+    monkeypatch.setattr("potluck.runs.comparisons.api.Sweep.write", lambda self: begun.append(0))
+    asked = {"sweep": {"partition.alpha": [0.5]}, "out": folder}
+    if ours:
+        potluck.compare(write(tmp_path / "few.yaml", ""), **asked)
+        assert begun == [1, 0]
+        return
+    with pytest.raises(RunError, match="holds something else than a sweep; choose another folder"):
+        potluck.compare(write(tmp_path / "few.yaml", ""), **asked)
+    assert not begun
+    assert {name: (folder / name).read_text() for name in files} == files
+
+
+def test_a_sweep_locks_its_folder_and_follows_no_link(tmp_path: Path) -> None:
+    folder, path = tmp_path / "all", write(tmp_path / "few.yaml", "")
+    (tmp_path / "elsewhere").mkdir()
+    folder.mkdir()
+    (folder / "alpha=0.5").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match=r"alpha=0\.5 is a link to another place"):
+        potluck.compare(path, sweep={"partition.alpha": [0.5]}, out=folder)
+    (folder / "alpha=0.5").unlink()
+    with (
+        RunFolder(folder).locked(),
+        pytest.raises(RunError, match=f"another process is at work in {folder};"),
+    ):
+        potluck.compare(path, sweep={"partition.alpha": [0.5]}, out=folder)
+    assert not any((tmp_path / "elsewhere").iterdir())

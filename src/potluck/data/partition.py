@@ -6,7 +6,6 @@ each class a client gets. Which rows those are is drawn at random within the cla
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
@@ -62,7 +61,7 @@ class PartitionConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Kind
-    clients: int = Field(ge=1)  # including held-out clients
+    clients: int = Field(ge=1, le=10**9)  # including held-out clients; a share of them is a float
     variant: Variant = "plain"
     alpha: float | None = Field(default=None, gt=0, allow_inf_nan=False)  # dirichlet, quantity
     classes_per_client: int | None = Field(default=None, ge=1)  # pathological
@@ -86,7 +85,7 @@ class PartitionConfig(BaseModel):
         self._check_variant()
         self._check_needs()
         check_shares(self.validation, self.test)
-        if not math.isfinite(self.held_out) or self.held_out < 0 or self.held_out_count >= self.clients:
+        if not 0 <= self.held_out < self.clients or self.held_out_count >= self.clients:
             raise ValueError(
                 f"held_out {self.held_out} of {self.clients} clients leaves none to train: "
                 f"give a smaller number, or a fraction below 1"

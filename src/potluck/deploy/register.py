@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -51,6 +53,7 @@ class _Values(BaseModel):
 
     run: Annotated[str, Field(pattern=r"^[0-9A-Za-z]{1,64}$")]
     starts: int = Field(ge=0)
+    told: str = ""  # a digest of what clients were told of the experiment
     keys: dict[ClientId, str] = {}
     excluded: tuple[ClientId, ...] = ()
     went_back: tuple[WentBack, ...] = ()
@@ -82,6 +85,16 @@ class Register:
         """Change some values; they are on disk when this returns."""
         self.values = self.values.model_copy(update=changes)
         write_checked(self.path, self.values.model_dump(mode="json", exclude_defaults=True))
+
+    def tell(self, offer: Mapping[str, Any], begun: bool) -> None:
+        """Keep what clients are told. A run that has not begun gets another name where that has changed.
+
+        Sites that had joined it keep what they were told under the old name, and would refuse anything else.
+        """
+        told = hashlib.sha256(json.dumps(offer, sort_keys=True).encode()).hexdigest()
+        if told != self.values.told:
+            renamed = {"run": secrets.token_hex(8)} if self.values.told and not begun else {}
+            self.note(told=told, **renamed)
 
     def start(self) -> int:
         """Count one more start; clients undo what an earlier one had not accepted."""

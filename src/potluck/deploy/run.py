@@ -65,6 +65,7 @@ def play(
     clients = register.choose(sites, exclude, include)
     if told is not None:
         write_json(folder / TOLD, told)
+    register.tell(welcome(experiment, ""), begun=(folder / "config.yaml").exists())
     register.start()
     engine = FlowerEngine(
         courier,

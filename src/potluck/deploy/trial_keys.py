@@ -33,6 +33,7 @@ CA, SERVER, CLIENTS = "ca", "server", "clients"  # ca.crt, server.crt, clients/N
 MARK = f"{CA}.crt"  # the last file that comes into a folder
 WRITTEN, MOVED = f".keys{UNFINISHED}", ".keys.complete"  # folders inside, while files are written and moved
 LOST = "lost+found"  # what a file system has in its first folder
+HERE = ("localhost", "127.0.0.1")  # where `potluck serve` calls the SuperLink, whatever names others use
 DAYS = 30  # validity of the certificates
 MOST_DAYS = 3650
 LONGEST_CLIENT = 200  # letters; with .pub it must be the name of a file
@@ -56,8 +57,9 @@ In production
 def make_keys(folder: Path, servers: Sequence[str], clients: Sequence[str], days: int = DAYS) -> list[Path]:
     """Write all keys into a new folder, or an empty one, and return the files; one that is there stays what it is.
 
-    The server's certificate is valid for the names and addresses in `servers` only. `MARK` comes last: a folder
-    that has it has all keys. What a killed call has left is removed by the next one, or moved where it belongs.
+    The server's certificate is valid for the names and addresses in `servers` and on its own machine, nowhere else.
+    `MARK` comes last: a folder that has it has all keys. What a killed call has left is removed by the next one, or
+    moved where it belongs.
     """
     _check(servers, clients, days)
     try:
@@ -217,7 +219,7 @@ def _server_certificate(
     builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     builder = builder.add_extension(
-        x509.SubjectAlternativeName(list(map(_reached_as, servers))), critical=False
+        x509.SubjectAlternativeName(list(map(_reached_as, dict.fromkeys((*servers, *HERE))))), critical=False
     )
     return builder.add_extension(issuer, critical=False).sign(authority, SHA384())
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import functools
 import os
 import select
 import signal
@@ -78,12 +77,6 @@ def _round_size(clients: ClientBuilder) -> float:
     return largest * samples / len(trainers)
 
 
-@functools.cache
-def load_optimisers() -> None:
-    """Load here, once, what PyTorch imports at the first optimiser: 800 modules, or every worker would do so."""
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0).step()
-
-
 class WorkersEngine(StoringEngine):
     """Clients on the CPU cores of this machine, each at work in one of a few worker processes."""
 
@@ -97,7 +90,6 @@ class WorkersEngine(StoringEngine):
         self.count, self.threads = workers, threads
         self.workers: list[Worker] = []
         self.times = WorkTimes()
-        load_optimisers()
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
         """Have the workers serve every request."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -80,7 +81,7 @@ _LONGEST_NUMBER = 1000  # letters
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read the mapping in a YAML file; an error is one sentence with the line."""
     try:
-        values = yaml.load(read_given(path, "experiment file"), Loader=_Yaml)
+        values = copy.deepcopy(_parsed(read_given(path, "experiment file")))
     except RecursionError as error:
         raise ConfigError(f"{path} is nested too deeply for an experiment; write it flat") from error
     except _NO_VALUE as error:
@@ -101,6 +102,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
             "write it without them"
         )
     return values
+
+
+@functools.lru_cache(maxsize=2)
+def _parsed(text: str) -> Any:
+    """The values of a file; a comparison reads the same one for every variant."""
+    return yaml.load(text, Loader=_Yaml)
 
 
 def _is_small(values: Any) -> bool:
@@ -185,6 +192,8 @@ def read_override(override: str) -> tuple[str, Any]:
 def _set(values: dict[str, Any], key: str, value: Any, override: str) -> None:
     place: Any = values
     *path, leaf = key.split(".")
+    if path[:1] == ["models"] and isinstance(values.get("models"), list) and not key.split(".")[1].isdigit():
+        values["models"] = {"pool": values["models"]}  # the short form, `models: [mlp-small, conv-small]`
     for step in path:
         place = _descend(place, step, override)
     if isinstance(place, list):

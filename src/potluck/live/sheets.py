@@ -34,7 +34,10 @@ def span(seconds: float) -> str:
 def state_in_words(now: Snapshot, moment: float) -> str:
     """The state of a run or a site, with the reason where there is one."""
     if now.state == "gone":
-        return f"gone: its process has not been heard of for {span(moment - (now.updated or moment))}"
+        silent = moment - (now.updated or moment)
+        if silent < 0:
+            return f"gone: its last news is {span(-silent)} ahead of the clock here"
+        return f"gone: its process has not been heard of for {span(silent)}"
     if now.state == "unfinished":
         return "unfinished, and no process tells of it"
     if now.state == "writing":

@@ -16,7 +16,7 @@ from potluck.errors import RunError, first_line
 from potluck.files import read_json
 from potluck.live.board import ClientStatus
 from potluck.live.log_tails import FAULTS, Evaluations, RunLogs, round_of, thinned
-from potluck.live.status_file import FILES, FORMS, read_status
+from potluck.live.status_file import FILES, FORMS, read_status, status_file
 from potluck.report.format import measured, rounded
 from potluck.report.measures import Measure
 
@@ -137,7 +137,7 @@ class Follower:
             return Snapshot(str(self.folder), self.label, state="unreadable", problem=printable(str(error)))
 
     def _site(self, facts: Facts, now: float) -> Snapshot:
-        alive = facts["state"] not in ENDED and now - facts["updated"] < STALE
+        alive = facts["state"] not in ENDED and self._is_heard_of(facts, now)
         return Snapshot(
             str(self.folder),
             self.label,
@@ -199,7 +199,7 @@ class Follower:
         if not facts:
             return {"state": "finished" if _has(self.folder, "summary.json") else "unfinished"}
         ended = facts["state"] in ENDED
-        alive = not ended and now - facts["updated"] < STALE
+        alive = not ended and self._is_heard_of(facts, now)
         names = (
             "kind",
             "run",
@@ -217,6 +217,14 @@ class Follower:
             "state": facts["state"] if alive or ended else "gone",
             "alive": alive,
         }
+
+    def _is_heard_of(self, facts: Facts, now: float) -> bool:
+        """Whether a process told of itself just now. News from ahead of the clock is as old as its file is."""
+        age: float = now - facts["updated"]
+        if age < -STALE:  # a clock was set back, or another machine's is ahead
+            file = status_file(self.folder)
+            age = abs(now - ((file and _changed(file)) or 0.0))
+        return age < STALE
 
     def _small(self, name: str, reads: Callable[[Any], dict[str, Any]]) -> tuple[dict[str, Any], str]:
         """What a small file says, and what is wrong with it; it is read again when it has changed."""

@@ -5,6 +5,7 @@ Nothing of the libraries is imported before such a network is built.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from potluck.hub import folder_of, library, loaded
 
 # What the families, in several versions of the library, call the layers for queries and values.
 LORA_TARGETS = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin")
+WORD = re.compile(r"\w[\w.+-]*")  # such as an activation; the hub's repositories have a slash
 
 
 def check_options(config: object, lora: object) -> None:
@@ -30,14 +32,11 @@ def network_settings(family: str, weights: str | None, config: Mapping[str, Any]
     transformers = library("transformers")
     if weights is None:
         known = transformers.AutoConfig.for_model(family)
-        unknown = [name for name in config or {} if not hasattr(known, name)]
-        if unknown:
-            raise ModelError(f"config: {family} has no setting {unknown[0]!r}; leave it out")
         for name, value in (config or {}).items():
-            usual = getattr(known, name)
-            if isinstance(value, str) and isinstance(usual, int | float):
-                raise ModelError(f"config: {name} is {value!r}, expected a number such as {usual}")
-        return transformers.AutoConfig.for_model(family, **(config or {}))
+            if str(name).startswith("_") or not hasattr(known, str(name)):
+                raise ModelError(f"config: {family} has no setting {name!r}; leave it out")
+            _check_setting(name, value, getattr(known, name))
+        return _made(transformers.AutoConfig.for_model, family, **(config or {}))
     if config is not None:
         raise ModelError(
             "config is for networks without weights, as weights bring their own; leave out one of them"
@@ -50,17 +49,34 @@ def network_settings(family: str, weights: str | None, config: Mapping[str, Any]
         raise ModelError(
             f"the weights {weights} are those of a {settings.model_type}; give those of a {family}"
         )
+    settings._attn_implementation = None  # its config.json may name code of the hub
     return settings
+
+
+def _check_setting(name: str, value: Any, usual: Any) -> None:
+    """Refuse all but numbers, and plain words where the library has a word: others can name code of the hub."""
+    values = value if isinstance(value, list | tuple) else [value]
+    if isinstance(usual, str):
+        fits = isinstance(value, str) and WORD.fullmatch(value) is not None
+    else:
+        fits = all(one is None or isinstance(one, int | float) for one in values)
+    if not fits:
+        raise ModelError(f"config: {name} is {value!r}; give a value such as {usual!r}")
+
+
+def _made(make: Any, *given: Any, **settings: Any) -> Any:
+    """Call the library with settings of the user; what it says of them becomes one sentence."""
+    try:
+        return make(*given, **settings)
+    except Exception as error:  # of many kinds, some of them the library's own
+        raise ModelError(f"config: {first_line(error)}; correct that setting") from error
 
 
 def make_network(settings: Any, weights: str | None) -> nn.Module:
     """The network without a pooling layer on top."""
     auto = library("transformers").AutoModel
     if weights is None:
-        try:
-            network: nn.Module = auto.from_config(settings)
-        except ValueError as error:
-            raise ModelError(f"config: {first_line(error)}; correct that setting") from error
+        network: nn.Module = _made(auto.from_config, settings)
     else:
         network = loaded(auto.from_pretrained, weights, config=settings, use_safetensors=True)
     if getattr(network, "pooler", None) is not None:

@@ -104,7 +104,7 @@ def reach(settings: Mapping[str, Any], code: Mapping[str, str]) -> dict[str, str
     and repositories with weights and tokenizers, and the address of a cluster.
     """
     named = {name: code.get(name) for name in _names(settings)}
-    return named | dict.fromkeys(_fetched(settings)) | tracker_places(settings) | _address(settings)
+    return named | dict.fromkeys(fetched(settings)) | tracker_places(settings) | _address(settings)
 
 
 def _address(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -121,7 +121,7 @@ def _without_address(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**settings, "engine": {key: one for key, one in settings["engine"].items() if key != "address"}}
 
 
-def _fetched(settings: Mapping[str, Any]) -> Iterator[str]:
+def fetched(settings: Mapping[str, Any]) -> Iterator[str]:
     """The files and repositories of the hub that models and data of settings name.
 
     An option `weights` of the method itself is none of them: it says how clients are weighted.

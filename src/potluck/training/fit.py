@@ -27,7 +27,7 @@ from potluck.core.task import Batch
 from potluck.errors import ConfigError, nearest
 from potluck.training.fused_casts import gathered
 from potluck.training.modes import set_modes, single_sample
-from potluck.training.optimizers import Group, build_optimizer, clip_gradients, without_rate
+from potluck.training.optimizers import Group, Optimizer, ParameterGroup, clip_gradients, without_rate
 from potluck.training.plan import Plan, Rows
 from potluck.training.prefixes import check_prefixes, closest_prefix, trained_parameters
 
@@ -149,9 +149,7 @@ class Workspace:
     """
 
     parameters: dict[str, nn.Parameter]
-    optimizer: torch.optim.Optimizer
-    moving: list[Tensor]  # the memory of the optimiser's state, in few pieces
-    rates: list[Tensor]
+    optimizer: Optimizer
     own_rates: list[float | None]  # learning rates of groups that set their own
     clips: list[float | None]
     request: _Request
@@ -173,8 +171,9 @@ class Workspace:
     ) -> None:
         """Reset the optimiser (or load the moments), and set the round's learning rate, references and scalars."""
         decay = holder.training.lr_decay ** max(holder.round - 1, 0)
-        torch._foreach_zero_([*self.moving, *self.rates, *self.totals.values()])
-        torch._foreach_add_(self.rates, [_first(own, lr) * decay for own in self.own_rates])
+        rates = [group.rate for group in self.optimizer.groups]
+        torch._foreach_zero_([*self.optimizer.memory, *rates, *self.totals.values()])
+        torch._foreach_add_(rates, [_first(own, lr) * decay for own in self.own_rates])
         if moments:
             self._take_over(moments)
         for name, parameter in self.parameters.items() if prox else ():
@@ -232,8 +231,8 @@ class Workspace:
             gradient = gradients.get(name)
             parameter.grad = None if gradient is None else _laid_out(gradient, parameter)
         limited = [
-            ([value for value in group["params"] if value.grad is not None], limit)
-            for group, limit in zip(self.optimizer.param_groups, self.clips, strict=True)
+            ([value for value in group.parameters if value.grad is not None], limit)
+            for group, limit in zip(self.optimizer.groups, self.clips, strict=True)
             if limit is not None
         ]
         clip_gradients([(values, limit) for values, limit in limited if values], self.constants)
@@ -374,17 +373,17 @@ def _new_workspace(holder: Holder, request: _Request) -> Workspace:
     for name, parameter in parameters.items():
         arranged.setdefault(closest_prefix(name, groups) or "", []).append(parameter)
     chosen = [groups.get(prefix, Group()) for prefix in arranged]
-    rates = [torch.tensor(0.0, device=holder.device) for _ in chosen]
-    options = [
-        {"params": values, "lr": rate, "weight_decay": _first(group.weight_decay, settings.weight_decay)}
-        for values, rate, group in zip(arranged.values(), rates, chosen, strict=True)
+    parts = [
+        ParameterGroup(
+            values,
+            torch.tensor(0.0, device=holder.device),
+            _first(group.weight_decay, settings.weight_decay),
+        )
+        for values, group in zip(arranged.values(), chosen, strict=True)
     ]
-    chosen_optimizer, moving = build_optimizer(settings, options)
     return Workspace(
         parameters,
-        chosen_optimizer,
-        moving,
-        rates,
+        Optimizer(settings, parts),
         [group.lr for group in chosen],
         [group.clip if group.clip is not None else request.clip for group in chosen],
         request,

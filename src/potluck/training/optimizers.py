@@ -16,6 +16,8 @@ from potluck.core.settings import OptimizerSettings
 from potluck.core.state import Moments
 from potluck.training.prefixes import closest_prefix
 
+_State = dict[str, Tensor]
+
 
 @dataclass(frozen=True)
 class Group:
@@ -66,30 +68,101 @@ def _membership(
     return constants[key]
 
 
-def build_optimizer(
-    settings: OptimizerSettings, groups: list[dict[str, Any]]
-) -> tuple[torch.optim.Optimizer, list[Tensor]]:
-    """A fused optimiser, and the memory of its state: zeroing that is the same as a new optimiser."""
-    parameters = [value for group in groups for value in group["params"]]
-    if settings.name == "sgd":
-        options = {"momentum": settings.momentum, "nesterov": settings.nesterov}
-        made: torch.optim.Optimizer = torch.optim.SGD(groups, **options, fused=True)  # type: ignore[arg-type]
-    else:
-        kind = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
-        on_gpu = any(parameter.is_cuda for parameter in parameters)
-        made = kind(groups, betas=settings.betas, fused=True, capturable=on_gpu)
-    moving = []
-    for key in _moving_names(settings):
-        piece, parts = _together(parameters)
-        moving.append(piece)
+@dataclass(frozen=True, eq=False)
+class ParameterGroup:
+    """Parameters with a learning rate, a tensor that captured steps read, and a weight decay of their own."""
+
+    parameters: list[nn.Parameter]
+    rate: Tensor
+    weight_decay: float
+
+    def moving(self) -> list[list[nn.Parameter]]:
+        """The parameters that have a gradient, by type."""
+        return _alike([value for value in self.parameters if value.grad is not None])
+
+
+class Optimizer:
+    """SGD, Adam or AdamW by PyTorch's fused operations, with all state made at the start.
+
+    `torch.optim` calls the same operations. But its classes load PyTorch's compiler for the first step, a second of
+    processor time, and look through all settings and tensors again in every step.
+    """
+
+    def __init__(self, settings: OptimizerSettings, groups: Sequence[ParameterGroup]) -> None:
+        self.settings, self.groups = settings, groups
+        everything = [value for group in groups for value in group.parameters]
+        self.state: dict[nn.Parameter, _State] = {value: {} for value in everything}
+        self.memory: list[
+            Tensor
+        ] = []  # of the state, in few pieces: zeroing it is the same as a new optimiser
+        for parameters in _alike(everything):
+            for key in _moving_names(settings):
+                self._keep(key, parameters, *_together(parameters))
+            if settings.name != "sgd":
+                steps = torch.zeros(len(parameters), device=parameters[0].device)
+                self._keep("step", parameters, steps, steps.unbind())
+
+    def _keep(
+        self, key: str, parameters: Sequence[nn.Parameter], piece: Tensor, parts: Sequence[Tensor]
+    ) -> None:
+        self.memory.append(piece)
         for parameter, part in zip(parameters, parts, strict=True):
-            made.state[parameter][key] = part
-    if settings.name != "sgd" and parameters:
-        steps = torch.zeros(len(parameters), dtype=torch.float32, device=parameters[0].device)
-        moving.append(steps)
-        for number, parameter in enumerate(parameters):
-            made.state[parameter]["step"] = steps[number]
-    return made, moving
+            self.state[parameter][key] = part
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move every parameter that has a gradient."""
+        for group in self.groups:
+            for parameters in group.moving():
+                gradients = [value.grad for value in parameters]
+                states = [self.state[value] for value in parameters]
+                if self.settings.name == "sgd":
+                    self._sgd(group, parameters, gradients, states)
+                else:
+                    self._adam(group, parameters, gradients, states)
+
+    def _sgd(self, group: ParameterGroup, parameters: Any, gradients: Any, states: list[_State]) -> None:
+        settings = self.settings
+        torch._fused_sgd_(
+            parameters,
+            gradients,
+            [state["momentum_buffer"] for state in states] if settings.momentum else [],
+            weight_decay=group.weight_decay,
+            momentum=settings.momentum,
+            lr=group.rate,
+            dampening=0.0,
+            nesterov=settings.nesterov,
+            maximize=False,
+            is_first_step=False,
+        )
+
+    def _adam(self, group: ParameterGroup, parameters: Any, gradients: Any, states: list[_State]) -> None:
+        steps = [state["step"] for state in states]
+        torch._foreach_add_(steps, 1)
+        move = torch._fused_adam_ if self.settings.name == "adam" else torch._fused_adamw_
+        move(
+            parameters,
+            gradients,
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            steps,
+            lr=group.rate,
+            beta1=self.settings.betas[0],
+            beta2=self.settings.betas[1],
+            weight_decay=group.weight_decay,
+            eps=1e-8,
+            amsgrad=False,
+            maximize=False,
+        )
+
+
+def _alike(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """The parameters by type: a fused operation takes those of one."""
+    found: dict[torch.dtype, list[nn.Parameter]] = {}
+    for value in parameters:
+        found.setdefault(value.dtype, []).append(value)
+    return [*found.values()]
 
 
 def _moving_names(settings: OptimizerSettings) -> tuple[str, ...]:
@@ -122,8 +195,7 @@ def fresh_moments(
 def _together(parameters: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """Zeros shaped like the parameters: one flat tensor, and its parts."""
     sizes = [-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in parameters]
-    like = parameters[0] if parameters else torch.zeros(())
-    piece = torch.zeros(sum(sizes), dtype=like.dtype, device=like.device)
+    piece = torch.zeros(sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device)
     parts = [
         part[: parameter.numel()].as_strided(parameter.shape, parameter.stride())
         for part, parameter in zip(torch.split(piece, sizes), parameters, strict=True)

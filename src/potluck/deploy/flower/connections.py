@@ -121,10 +121,10 @@ def is_open(address: str) -> bool:
     return True
 
 
-def check_server(address: str, security: Security) -> None:
+def check_server(address: str, security: Security) -> bool:
     """Refuse a server with another TLS setting than this site, or with a certificate it does not trust.
 
-    A server that is not there yet is fine: it may come later.
+    Gives whether it is there: one that may come later is fine.
     """
     host, port = split_address(address)
     trust = ssl.create_default_context(cafile=security.ca)
@@ -143,8 +143,9 @@ def check_server(address: str, security: Security) -> None:
             raise ConfigError(
                 f"{address} does not speak TLS; leave out --ca, or start the server with TLS"
             ) from error
-        return
+        return True
     except OSError:
-        return
+        return False
     if security.plain:
         raise ConfigError(f"{address} speaks TLS, this site would speak in plain text; give --ca")
+    return True

@@ -139,8 +139,8 @@ def alone(home: Path) -> Iterator[None]:
 
 
 def _take_part(joining: Joining, notice: Callable[[str], None]) -> None:
-    if joining.only != "worker":
-        check_server(joining.server, joining.security)
+    if joining.only != "worker" and not check_server(joining.server, joining.security):
+        notice(f"nobody answers at {joining.server} yet: it is tried until the server is there")
     flower, port = joining.home / "flower", free_port()
     flower.mkdir(exist_ok=True, mode=0o700)
     with contextlib.ExitStack() as stack:

@@ -48,6 +48,23 @@ def noting(send: Callable[..., httpx.Response], pulse: PulseFile) -> Callable[..
     return noted
 
 
+def answering(push: Callable[..., None]) -> Callable[..., None]:
+    """Flower's function that pushes a reply for each message pulled, until the newest one has its own.
+
+    Flower takes whatever reply is there. One too many, to a message of a run that has ended, would go out in place
+    of the next one, and every later reply would come an order too late.
+    """
+
+    def pushed(state: Any, **others: Any) -> None:
+        stored = getattr(state, "msg_store", {})  # messages and replies by their ids, oldest first
+        asked = [name for name, one in [*stored.items()] if not one.message.metadata.reply_to_message_id]
+        push(state=state, **others)
+        while asked and asked[-1] in stored:
+            push(state=state, **others)
+
+    return pushed
+
+
 class Watching(subprocess.Popen[bytes]):
     """A child process; when the helper has ended the node signs off, as it would pull orders and answer none."""
 
@@ -79,10 +96,12 @@ def _exit(code: int) -> None:
 
 def main() -> None:
     """Run the SuperNode until its loop ends."""
+    from flwr.supernode import start_client_internal as loop
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
     pulse = PulseFile(Path(sys.argv.pop(1)))
     httpx.Client.send = noting(httpx.Client.send, pulse)  # type: ignore[method-assign]
+    loop._push_messages = answering(loop._push_messages)
     subprocess.Popen = Watching  # type: ignore[misc,assignment]
     threading.excepthook = _end
     code = ENDED

@@ -31,7 +31,7 @@ from potluck.engine.store.client_store import ClientStore
 from potluck.engine.this_machine import local_engine
 from potluck.engine.transactions import Done, Work
 from potluck.engine.wire import TensorFrame, done_frame, read_errand, reply_note
-from potluck.engine.workers import load_optimisers, trouble_frame
+from potluck.engine.workers import trouble_frame
 from potluck.errors import PotluckError
 from potluck.federation.builder import ClientBuilder, Recipe
 from potluck.version import __version__
@@ -116,7 +116,6 @@ class HomeProcess:
         self.store = ClientStore(replace(budget, device=int(share * budget.device)), device=clients.device)
         self.notices: list[str] = []
         self.engine = local_engine(clients, settings, self.store, self.notices.append)
-        load_optimisers()
         self.at_once = clients.device.type == "cuda"  # a GPU plays all clients of a call side by side
         self.versions: OrderedDict[ClientId, int] = OrderedDict()  # least recently used first
 

@@ -18,10 +18,11 @@ from potluck.report.chosen_rounds import check_rounds
 from potluck.report.comparison import check_view
 from potluck.report.log import View
 from potluck.runs.api import check_experiment
-from potluck.runs.comparisons.comparison import Comparison, Sweep
+from potluck.runs.comparisons.comparison import Comparison, Sweep, is_sweep
 from potluck.runs.comparisons.plan import Plan, check_sweep, plan_of, read_sweep, refuse_idle_method
-from potluck.runs.comparisons.play import Skip, Watch, compare_experiments
+from potluck.runs.comparisons.play import Skip, Watch, compare_experiments, make_folder
 from potluck.runs.comparisons.references import check_reference
+from potluck.runs.folder import RunFolder
 from potluck.runs.loop import Interrupted
 from potluck.runs.observers.progress import progress_display
 
@@ -208,9 +209,10 @@ def play(
     if len(plan.experiments) > 1:
         check_sweep(plan.experiments)
     told = _Counted(watch, skip, len(seeds) * plan.size)
-    found = {
-        setting: compare_experiments(
-            experiments,
+
+    def compared(setting: str) -> Comparison:
+        return compare_experiments(
+            plan.experiments[setting],
             seeds,
             folder / setting,
             told.watch(setting),
@@ -219,10 +221,12 @@ def play(
             base=plan.bases[setting],
             **options,
         )
-        for setting, experiments in plan.experiments.items()
-    }
+
     if not plan.is_sweep:
-        return found[""]
-    whole = Sweep(folder, plan.first.name, plain(plan.settings), found)
-    whole.write()
+        return compared("")
+    make_folder(folder, "sweep", lambda names: is_sweep(folder, plan.experiments))
+    with RunFolder(folder).locked():
+        found = {setting: compared(setting) for setting in plan.experiments}
+        whole = Sweep(folder, plan.first.name, plain(plan.settings), found)
+        whole.write()
     return whole

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +19,7 @@ from potluck.report.comparison_page import sweep_heat_map, write_sweep
 from potluck.report.reading import reading, shown_from
 from potluck.report.render import Sheet, notebook, plain
 from potluck.report.sheets import comparison_sheet, measure_in, rounds_sheet, sweep_sheet, targets_sheet
-from potluck.runs.folder import FORMAT
+from potluck.runs.folder import FORMAT, LOCK
 from potluck.runs.results.open_run import open_run
 from potluck.runs.results.run_result import RunResult
 from potluck.runs.stored import read_summary
@@ -234,6 +235,17 @@ class Sweep:
 def is_comparison(folder: Path) -> bool:
     """Whether this is the folder of a comparison or a sweep, finished or not."""
     return any((folder / name).exists() for name in (COMPARISON, SWEEP, MARK))
+
+
+def is_sweep(folder: Path, settings: Iterable[str]) -> bool:
+    """Whether this is the folder of a sweep, or of one of these settings that was stopped, and no user's own."""
+    with contextlib.suppress(RunError):
+        if "format" in _mapping(folder / SWEEP, "settings"):
+            return True
+    names, known = {one.name for one in folder.iterdir()}, {*settings}
+    if names & {"config.yaml", MARK, COMPARISON}:
+        return False
+    return names <= known | {LOCK} or any((folder / name / MARK).is_file() for name in known)
 
 
 def open_comparison(folder: Path | str) -> Comparison | Sweep:

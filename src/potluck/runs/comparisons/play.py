@@ -82,7 +82,7 @@ def compare_experiments(
     splits = {seed: first.variant(seed=seed).make_split(data) for seed in seeds}
     for experiment in experiments.values():
         check(experiment.variant(seed=seeds[0]), data, splits[seeds[0]], targets)
-    _make_folder(home.path)
+    make_folder(home.path, "comparison", _is_begun)
     with home.locked():
         _check_begun([part for _, _, part in _parts(experiments, seeds, home)], data, splits)
         write_whole(home / MARK, base.to_yaml().encode())
@@ -117,7 +117,7 @@ def _with_settings(
     keys = list(dict.fromkeys(key for each in changes.values() for key in _changed_keys(each)))
     if not keys:
         return dict(comparison)
-    values = {label: yaml.safe_load(one.to_yaml()) for label, one in experiments.items()}
+    values = {label: to_values(one) for label, one in experiments.items()}
     methods = [
         entry | {"settings": {key: _value(values[entry["method"]], key) for key in keys}}
         for entry in comparison["methods"]
@@ -207,11 +207,8 @@ def check(experiment: Experiment, data: Data, split: Split, targets: Sequence[fl
     check_targets(targets, judged_by(experiment.evaluate, federation))
 
 
-def _make_folder(path: Path) -> None:
-    """Make the folder, or reuse one that a comparison made; any other is refused.
-
-    A comparison locks its folder before it writes its mark, which is a name that files of users have too.
-    """
+def make_folder(path: Path, what: str, is_ours: Callable[[set[str]], bool]) -> None:
+    """Make the folder of a comparison or a sweep, or reuse one that `is_ours` knows by its names; refuse others."""
     check_name(path)
     if path.is_file():
         raise RunError(f"{path} is a file; choose another folder")
@@ -222,10 +219,14 @@ def _make_folder(path: Path) -> None:
         raise RunError(
             f"cannot make the folder {path}: {error.strerror or error}; choose another one"
         ) from error
-    begun = MARK in names and not names.isdisjoint({LOCK, COMPARISON})
-    if names - {LOCK} and not begun:
-        raise RunError(f"{path} exists and holds something else than a comparison; choose another folder")
+    if names - {LOCK} and not is_ours(names):
+        raise RunError(f"{path} exists and holds something else than a {what}; choose another folder")
     refuse_links(path)
+
+
+def _is_begun(names: set[str]) -> bool:
+    """Whether a comparison was begun: it locks its folder, then writes its mark, a name that users' files have."""
+    return MARK in names and not names.isdisjoint({LOCK, COMPARISON})
 
 
 @dataclass(frozen=True)

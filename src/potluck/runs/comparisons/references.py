@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import yaml
-
 from potluck.errors import ConfigError, nearest
+from potluck.experiment.export import to_values
 from potluck.experiment.overrides import by_dotted_key
 from potluck.experiment.schema import Experiment
 
@@ -79,7 +78,7 @@ def alone(experiment: Experiment) -> Experiment:
 
 def training_settings(experiment: Experiment) -> Leaves:
     """All settings that a client which trains alone depends on."""
-    values = yaml.safe_load(experiment.to_yaml())
+    values = to_values(experiment)
     kept = {key: value for key, value in values.items() if key not in APART}
     kept["evaluate"] = {key: value for key, value in values["evaluate"].items() if key != "modes"}
     return by_dotted_key(kept) | {"engine.precision": values["engine"]["precision"]}

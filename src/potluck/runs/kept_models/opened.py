@@ -34,7 +34,8 @@ from potluck.runs.kept_models.files import (
 )
 from potluck.runs.kept_models.given import Plugins, given_models, method_of
 from potluck.runs.kept_models.keeping import FOLDER
-from potluck.runs.kept_models.outline import without_data
+from potluck.runs.kept_models.outline import Outline, without_data
+from potluck.runs.own_code import fetched, is_started_here
 from potluck.runs.own_objects import sources_of
 from potluck.runs.stored import read_about
 
@@ -117,8 +118,22 @@ class OpenedModels:
         outline = self.about["outline"]
         remake = self._remake or partial(method_of, outline, self._given, self._plugins)
         with self._reading(), self._modest():
+            if self._remake is None and self._plugins is not True:
+                self._refuse_weights(outline)
             method, pool = remake()
             return without_data(outline, method, pool)
+
+    def _refuse_weights(self, outline: Outline) -> None:
+        """Refuse weights that the folder names, files or repositories, unless you started its run with them."""
+        about = RunFolder(self.folder).about()
+        settings = about["settings"]
+        known = fetched(settings) if is_started_here(settings, about) else ()
+        named = fetched({"method": outline["method"], "models": outline["pool"]["architectures"]})
+        if others := {*named} - {*known}:
+            raise RunError(
+                f"{self.folder}: you did not start this run on this machine as it is now, and its models would use "
+                f"{', '.join(sorted(others))}; look at that first, then pass plugins=True to potluck.open"
+            )
 
     def client(self, client: ClientId, moment: str) -> Client:
         """A live client in its state at a moment of the kept round."""
