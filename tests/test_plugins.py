@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import sys
 from pathlib import Path
@@ -124,7 +125,10 @@ def test_a_file_is_run_once(tmp_path: Path) -> None:
     assert find_function("counted:count")() == 1
 
 
-@pytest.mark.parametrize("code", ["def half(): return 1\n1 / 0", "def half(:"])
+@pytest.mark.parametrize(
+    "code",
+    ["def half(): return 1\n1 / 0", "def half(:", "class OwnError(BaseException): ...\nraise OwnError"],
+)
 def test_a_plugin_that_fails_leaves_nothing_behind(tmp_path: Path, code: str) -> None:
     file, before = tmp_path / "failing.py", set(sys.modules)
     file.write_text(code)
@@ -151,17 +155,53 @@ def test_a_plugin_may_import_the_file_beside_it(tmp_path: Path) -> None:
     assert sys.path == before
 
 
-def test_the_file_beside_a_plugin_is_part_of_its_code(tmp_path: Path) -> None:
-    plugin = tmp_path / "plug.py"
-    plugin.write_text("import os\nfrom first import A\n")
-    (tmp_path / "first.py").write_text("import second\nA = 1\n")
-    (tmp_path / "second.py").write_text("B = 1\n")
-    (tmp_path / "unused.py").write_text("C = 1\n")
-    known = own_code({"plugins": [str(plugin)]})
-    (tmp_path / "unused.py").write_text("C = 2\n")
-    assert own_code({"plugins": [str(plugin)]}) == known
-    (tmp_path / "second.py").write_text("B = 2\n")
-    assert own_code({"plugins": [str(plugin)]}) != known
+IN_PACKAGES = {
+    "helpers/__init__.py": "from .sizes import B\n",
+    "helpers/sizes.py": "B = 1\n",
+    "helpers/nets/deep.py": "from .. import more\nfrom ..more import C\n",
+    "helpers/more.py": "import helpers.last\n",
+    "helpers/last.py": "",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "used", "unused"),
+    [
+        ("plug.py", "import os\nfrom first import A\n", {"first.py": "import second\n", "second.py": ""}, "a.py"),
+        ("plug.py", "from helpers.nets import deep\n", IN_PACKAGES, "helpers/unused.py"),
+        ("plug.py", "import helpers.nets.deep as deep\n", IN_PACKAGES, "deep.py"),
+        ("own_plugs", "from .one import A\nimport own_plugs.two\n",
+         {"own_plugs/one.py": "", "own_plugs/two.py": ""}, "other.py"),
+    ],
+)  # fmt: skip
+def test_what_a_plugin_imports_from_its_own_folder_is_part_of_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: str, used: dict[str, str], unused: str
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / name if name.endswith(".py") else tmp_path / name / "__init__.py"
+    for one, text in (used | {unused: "", str(file): code}).items():
+        (tmp_path / one).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / one).write_text(text)
+    settings = {"plugins": [str(file) if name.endswith(".py") else name]}
+    known = own_code(settings)
+    (tmp_path / unused).write_text("C = 2\n")
+    assert own_code(settings) == known
+    for one, text in used.items():
+        (tmp_path / one).write_text(f"{text}# edited\n")
+        assert own_code(settings) != known, one
+        (tmp_path / one).write_text(text)
+
+
+def test_a_hash_of_an_earlier_version_which_left_out_packages_is_still_taken(tmp_path: Path) -> None:
+    code = "from helpers import A\nimport first\n"
+    for one, text in (("plug.py", code), ("first.py", "B = 1\n"), ("helpers/__init__.py", "A = 1\n")):
+        (tmp_path / one).parent.mkdir(exist_ok=True)
+        (tmp_path / one).write_text(text)
+    settings, earlier = {"plugins": [str(tmp_path / "plug.py")]}, hashlib.sha256(f"{code}B = 1\n".encode())
+    known = {settings["plugins"][0]: earlier.hexdigest()}
+    assert own_code(settings, known) == known
+    (tmp_path / "first.py").write_text("B = 2\n")
+    assert own_code(settings, known) == own_code(settings) != known
 
 
 BARE = "from potluck import Method\n\n\nclass Bare(Method):\n    name = {name!r}\n"

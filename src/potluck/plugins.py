@@ -6,6 +6,7 @@ import ast
 import contextlib
 import importlib
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -43,7 +44,9 @@ def load_plugin(name: str, folder: Path) -> ModuleType:
         beside = error.name == name and (folder / f"{name}.py").is_file()
         hint = f"; did you mean {name}.py?" if beside else ""
         raise ConfigError(f"plugins: {name} cannot be loaded: {_reason(error)}{hint}") from error
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # foreign code may raise anything
         raise ConfigError(f"plugins: {name} cannot be loaded: {_reason(error)}; mend the file") from error
 
 
@@ -126,30 +129,70 @@ def _is_in(name: str, folder: Path) -> bool:
     return not name.startswith(_PREFIX) and file is not None and folder in Path(file).resolve().parents
 
 
-def imported_beside(file: Path) -> list[Path]:
-    """The Python files that a file imports from its own folder, and what these import; none is run."""
+def imported_beside(file: Path, packages: bool = True) -> list[Path]:
+    """The Python files that a file imports from its own folder or package, and what these import; none is run.
+
+    Installed packages, and potluck itself, are known by their versions. Without `packages` only modules that lie in
+    the folder itself are found, as earlier versions did.
+    """
+    look = _places if packages and not _is_installed(file) else _place_beside
     found: list[Path] = []
     waiting = [file]
     while waiting:
-        for name in _imports(waiting.pop()):
-            path = file.parent / f"{name}.py"
-            if path.is_file() and path not in (file, *found):
-                found.append(path)
-                waiting.append(path)
+        importer = waiting.pop()
+        for name, dots in _imports(importer):
+            for path in look(name, dots, importer, file):
+                if _is_file(path) and path not in (file, *found):
+                    found.append(path)
+                    waiting.append(path)
     return sorted(found)
 
 
-def _imports(file: Path) -> Iterator[str]:
-    """The first word of every module that a file imports by its full name."""
+def _is_installed(file: Path) -> bool:
+    library = Path(sysconfig.get_path("stdlib"))
+    return library in file.parents or bool({"site-packages", "dist-packages"} & {*file.parts})
+
+
+def _is_file(path: Path) -> bool:
+    with contextlib.suppress(OSError):  # a name that no file can have
+        return path.is_file()
+    return False
+
+
+def _place_beside(name: str, dots: int, importer: Path, file: Path) -> Iterator[Path]:
+    """Where a module lies if it is in the folder itself."""
+    if not dots:
+        yield file.parent / f"{name.partition('.')[0]}.py"
+
+
+def _places(name: str, dots: int, importer: Path, file: Path) -> Iterator[Path]:
+    """Where a module and the packages that it is in may lie; `dots` are those before its name."""
+    words = name.split(".")
+    if dots:
+        homes = [*importer.parents][dots - 1 : dots]
+        yield from (home / "__init__.py" for home in homes)
+    else:
+        own = [one.parent for one in file.parents if one.name == words[0] and (one / "__init__.py").is_file()]
+        homes = [file.parent, *own] if words[0] != "potluck" else []
+    for home in homes:
+        for word in words:
+            yield home / f"{word}.py"
+            home = home / word
+            yield home / "__init__.py"
+
+
+def _imports(file: Path) -> Iterator[tuple[str, int]]:
+    """Every module that a file imports, and every name from one, as it may be a module; each with its dots."""
     try:
         tree = ast.parse(read_bounded(file, LARGEST_CODE))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # whoever loads it will say so
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (one.name.partition(".")[0] for one in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.partition(".")[0]
+            yield from ((one.name, 0) for one in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            home = f"{node.module}." if node.module else ""
+            yield from ((home + one.name, node.level) for one in node.names)
 
 
 def split_name(text: str) -> tuple[str, str]:
@@ -183,7 +226,9 @@ def load_function(name: str) -> Callable[..., Any]:
         return find_function(name)
     try:
         module = _import_file(Path(home))
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # foreign code may raise anything
         raise ConfigError(f"{home} cannot be loaded: {_reason(error)}; mend the file") from error
     return _function(module, key, name, home)
 
@@ -202,7 +247,9 @@ def _find_module(name: str) -> ModuleType:
         return sys.modules[files[-1]]
     try:
         return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # foreign code may raise anything
         raise ConfigError(
             f"{name} cannot be imported ({type(error).__name__}: {error}); name its file under plugins"
         ) from error

@@ -40,10 +40,10 @@ class PatientLink(Link):
         return super()._answer(node, data)
 
 
-def experiment(rounds=4, **training):
+def experiment(rounds=4, ids=sites.IDS, **training):
     settings = {"rounds": rounds, "batch_size": 16, "optimizer": {"lr": 0.05}, "quorum": 1.0}
     settings |= {"max_norm": "none"} | training  # else such a message is refused before it does harm
-    return sites.federated("fedavg", training=settings, **ALIKE)
+    return sites.federated("fedavg", ids=ids, training=settings, **ALIKE)
 
 
 @pytest.mark.parametrize("round_", [1, 2])
@@ -52,6 +52,7 @@ def test_a_round_that_nobody_can_go_on_from_is_played_again_without_whose_messag
     link.tamper = blown_up(lambda order: is_training(order, "1", round_))
     result = serve(link, tmp_path / "run", experiment(3), told)
     (back,) = [one for one in told.notices if "going back" in one]
+    assert not [one for one in told.notices if "same numbers" in one]
     assert back.startswith(f"round {round_ + 1}: every client fails over values that are not finite")
     assert back.endswith(f"going back, round {round_} is played again without client 1")
     (went,) = result.summary["went_back"]
@@ -110,7 +111,7 @@ def test_a_round_is_taken_back_once_and_then_the_next_that_stands_out_is_named(t
     link.tamper = lambda order, data: second(order, first(order, data))
     told = Told()
     with pytest.raises(RoundFailed) as error:
-        serve(link, tmp_path / "run", experiment(4), told)
+        serve(link, tmp_path / "run", experiment(3), told)
     sentence = str(error.value)
     assert (
         "also after round 2 was played again without client 1; in round 2 the message of client 2 was"
@@ -119,6 +120,22 @@ def test_a_round_is_taken_back_once_and_then_the_next_that_stands_out_is_named(t
     assert "--exclude 2, or" in sentence  # of two nobody can say which is wrong
     assert sentence.endswith("--exclude 0")
     assert "lr" not in sentence
+    result = serve(link, tmp_path / "run", experiment(3), told, exclude=["2"])
+    assert [(one["round"], one["without"]) for one in result.summary["went_back"]] == [(2, "1"), (2, "2")]
+    assert [one for one in told.notices if "going back" in one][-1].endswith(
+        "client 2 was in round 2 and is out by now: going back, round 2 is played again without client 2"
+    )
+    assert "without client 2, which was left out since" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_where_half_stand_against_the_other_the_command_of_the_sentence_goes_on(tmp_path):
+    link = Link(tmp_path, model="mlp-small", away={"2"})
+    link.tamper = blown_up(lambda order: is_training(order, "1", 1))
+    asked = experiment(2, max_norm="auto", ids=("0", "1"))
+    with pytest.raises(RoundFailed, match="--exclude 1, or"):
+        serve(link, tmp_path / "run", asked)
+    result = serve(link, tmp_path / "run", asked, exclude=["1"])
+    assert [(one["round"], one["without"]) for one in result.summary["went_back"]] == [(1, "1")]
 
 
 def test_where_all_messages_were_alike_nobody_is_blamed_and_the_rate_is(tmp_path):

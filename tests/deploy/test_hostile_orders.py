@@ -60,6 +60,10 @@ WELCOMES = {
         "training.per_client.0.epochs",
     ),
     "option": (changed("experiment", "method", "d1", value=10**9), "method.d1: 1,000,000,000"),
+    "passes": (changed("experiment", "method", "passes", value=10**6), "method.passes: 1,000,000"),
+    "passes by another name": (
+        changed("experiment", "method", "public_epochs", value=10**6), "method.public_epochs: 1,000,000"
+    ),
     "nested option": (
         changed("experiment", "method", "small", value={"name": "mlp-small", "rep_dim": 10**9}),
         "method.small.rep_dim",
@@ -148,6 +152,18 @@ def test_epochs_are_bounded_together_with_the_samples(tmp_path, monkeypatch):
     monkeypatch.setattr(bounds, "MOST_SEEN", 10**5)
     reply = greet(make_site(tmp_path), WELCOMES["seen"][0])
     assert "training.epochs: 9,999 times this client's samples are more than 100,000" in reply.reason
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "fedmuscle", "peers": 1, "batch": 2, "passes": 4},
+        {"name": "rhfl", "samples": 60, "batch": 2, "public_epochs": 4, "exchange": "batch"},
+    ],
+)
+def test_more_exchanges_than_a_record_takes_are_refused_while_a_site_joins(tmp_path, method):
+    reply = greet(make_site(tmp_path), welcome(sites.federated(method), RUN))
+    assert "120 times in a round; this site goes up to 100" in reply.reason
 
 
 def test_a_model_larger_than_the_machine_is_refused_before_it_is_made():

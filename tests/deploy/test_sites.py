@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -708,6 +709,31 @@ def test_what_goes_wrong_in_a_sites_own_code_stays_in_its_log(tmp_path, capsys):
     reason = enrol(Site("0", sites.builder("0"), load, tmp_path)).reason
     assert reason == "client 0: KeyError at the site; the log of its worker says more"
     assert "Jane Doe" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        (
+            {"name": "fedmrl", "d1": 64},
+            "d1 is 64, but client 0 (build_secret_net) has representation width 37",
+        ),
+        ({"name": "heterofl"}, "client 0 (build_secret_net) has a tensor 'trunk.hidden.weight'"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_described_in_the_sites_log_alone(tmp_path, capsys, method, told):
+    def build_secret_net(input, classes):
+        parts = {
+            "flat": torch.nn.Flatten(),
+            "hidden": torch.nn.Linear(64, 37),
+            "last": torch.nn.Linear(37, 10),
+        }
+        return torch.nn.Sequential(OrderedDict(parts))
+
+    lone = Site("0", build_secret_net, sites.loader("0"), tmp_path)
+    reply = ask(lone, wire.Hello(welcome(sites.federated(method, models={"pool": "mlp-small"}), RUN)))
+    assert reply.reason == "client 0: ModelError at the site; the log of its worker says more"
+    assert told in capsys.readouterr().err
 
 
 # --- the worker process ---------------------------------------------------------------------------------

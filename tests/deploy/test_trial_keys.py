@@ -227,7 +227,10 @@ def test_after_a_kill_the_next_call_finds_or_makes_all_keys(tmp_path: Path, new:
         assert kill.dead
         marked = (folder / "ca.crt").exists()
         assert not marked or len([path for path in folder.rglob("*") if path.is_file()]) == 6
-        codes.add(potluck(str(folder), *words).exit_code)
+        half = (folder / ".keys.complete").exists()
+        again = potluck(str(folder), *words)
+        assert ("keys of an earlier call that was killed, and they are whole now" in again.output) is half
+        codes.add(again.exit_code)
         names = {path.name for path in folder.rglob("*") if path.is_dir() or path.stat().st_size}
         assert names == {"clients", "a", "a.pub", "ca.crt", "ca.key", "server.crt", "server.key"}
         shutil.rmtree(folder)

@@ -139,6 +139,34 @@ SIZES = {  # of client 0: 24 public samples, width 16, 10 classes; |θ| of mlp-s
 }
 
 
+@pytest.mark.parametrize(
+    ("method", "count"),
+    [
+        ({"name": "fccl", "samples": 23, "batch": 11}, 2),
+        ({"name": "rhfl", "samples": 23, "batch": 11}, 2),
+        ({"name": "rhfl", "samples": 24, "batch": 11}, 3),
+        ({"name": "rhfl", "samples": 1}, 1),
+        ({"name": "fedmuscle", "peers": 1, "batch": 11, "bundle": 3}, 2),
+    ],
+)
+def test_exchanges_are_counted_without_drawing_them(method, count):
+    """A million passes are counted as fast as two."""
+    name = "passes" if "peers" in method else "public_epochs"
+    options = method if "peers" in method else method | {"exchange": "batch"}
+
+    def built(passes):
+        sets = [(few("digits"), model) for model in ("mlp-small", "conv-small")]
+        return experiment(options | {name: passes}, sets).build()
+
+    federation = built(2)
+    public, method_ = federation.population.public(), federation.method
+    drawn = method_.exchange.bundles(public, 1) if name == "passes" else method_.pieces(public, 1)
+    ((_, exchanges),) = method_.repeats(federation.population).values()
+    assert exchanges == len(drawn)
+    ((_, many),) = (federation := built(10**6)).method.repeats(federation.population).values()
+    assert many == -(-count * 10**6 // method.get("bundle", 1))
+
+
 @pytest.mark.parametrize("name", SIZES)
 def test_what_is_explained_is_the_size_the_papers_count(name):
     told = explain(asked(name).build())

@@ -214,6 +214,9 @@ def test_a_run_killed_before_its_first_round_says_what_to_do(tmp_path: Path) -> 
     with pytest.raises(RunError, match="stopped before the first round; remove it"):
         RunFolder.begun(tmp_path)
     assert RunFolder.taken_over(tmp_path).is_shell()
+    (tmp_path / "pilots").mkdir()
+    with pytest.raises(RunError, match="stopped before the first round; remove it"):
+        RunFolder.taken_over(tmp_path)
     (tmp_path / "thesis.partial").touch()
     assert not RunFolder(tmp_path).is_shell()
 

@@ -30,7 +30,7 @@ from potluck.report.log import natural, read_config
 from potluck.runs.api import resume, run
 from potluck.runs.folder import RunFolder
 from potluck.runs.kept_models.files import check_models
-from potluck.runs.own_code import own_code
+from potluck.runs.own_code import check_trusted, own_code, reach
 from potluck.runs.pages import write_pages
 from potluck.runs.started_here import is_sealed, seal
 
@@ -329,6 +329,15 @@ def test_code_beside_a_folder_one_did_not_start_needs_trust(folder: Path, tmp_pa
     assert (tmp_path / "executed").exists()
 
 
+def test_the_address_of_a_cluster_is_sealed_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    begun, other = ({"engine": {"name": "ray", "address": f"10.0.0.5:{port}"}} for port in (6379, 6666))
+    about = {"code": {}, "seal": seal(reach(begun, {}))}
+    check_trusted(tmp_path, begun, about)
+    with pytest.raises(RunError, match=r"you did not start this run .* would use engine\.address; look"):
+        check_trusted(tmp_path, other, about)
+
+
 @pytest.mark.parametrize("file", ["evil.py", "sub\ndir/evil.py"])
 @pytest.mark.parametrize("function", ["f", "éf", "f g", "1", ""])
 def test_no_spelling_of_a_function_is_run_unasked(folder: Path, file: str, function: str) -> None:
@@ -581,7 +590,10 @@ def _looked_at(folder: Path) -> None:
     own_code({"plugins": [str(folder / "plug.py")]})
 
 
-@pytest.mark.parametrize("code", ["x=" + "-" * 200_000 + "1", "x=" + "a." * 100_000 + "a", "x=" + "(" * 5000])
+@pytest.mark.parametrize(
+    "code",
+    ["x=" + "-" * 200_000 + "1", "x=" + "a." * 100_000 + "a", "x=" + "(" * 5000, "import " + "a" * 5000],
+)
 def test_code_that_cannot_be_parsed_is_still_known_by_its_content(tmp_path: Path, code: str) -> None:
     (tmp_path / "plug.py").write_text(code)
     assert len(own_code({"plugins": [str(tmp_path / "plug.py")]})) == 1

@@ -22,15 +22,17 @@ MOST_ROUNDS = 100_000
 MOST_EPOCHS = 10_000
 MOST_BATCH = 1 << 20
 MOST_SEEN = 10**9  # samples a client trains on in a round, all epochs together
-MOST_OPTION = 10**6  # any other number of an option: steps, passes, samples
+MOST_OPTION = 10**6  # any other number of an option: steps, samples
 MOST_PIXELS = 1024  # any number of an augmentation
 MOST_METRICS = 100
+MOST_EXCHANGES = 100  # with one client in one attempt at a round
 MOST_MODELS = 64  # different ones in `models.pool`
 MOST_TENSORS = 50_000  # of all models that are built or copied while a site joins
 LONGEST_TEXT = 1000  # letters of a name or a text; no list has more entries than there are sites
 MOST_LISTED = 32  # steps or ways of measuring in one order
 MOST_COUNTED = 10**9  # rounds, attempts, exchanges, starts of a server
 MOST_RUNS = 1000  # of which a site keeps records
+PASSES = re.compile(r"(epochs|passes)$")  # options that count passes over data: all are drawn at once
 FREE = re.compile(r"seed|memory")  # options that count neither work nor sizes
 RUN = re.compile(r"[0-9A-Za-z]{1,64}")
 NO_RUN = "what the server calls its run is no name of a run (1 to 64 letters and digits); give it one"
@@ -64,7 +66,7 @@ def check_welcome(offer: Any) -> None:
         ("public", values.get("public") or {}, MOST_OPTION),
     ):
         for key, number in _numbers(block, where):
-            _most(key, number, most)
+            _most(key, number, MOST_EPOCHS if PASSES.search(key) else most)
     _check_lengths(values, "experiment")
     _check_taken(values)
     for where, inner in (*_inside(blocks["method"], "method"), ("models", models)):
@@ -116,6 +118,16 @@ def check_work(epochs: int, samples: int) -> None:
             f"training.epochs: {epochs:,} times this client's samples are more than {MOST_SEEN:,} in a round; "
             "ask for fewer epochs"
         )
+
+
+def check_repeats(repeats: Mapping[str, int]) -> None:
+    """Refuse a method that would ask for a step more often in a round than any record takes."""
+    for step, times in repeats.items():
+        if times > MOST_EXCHANGES:
+            raise ConfigError(
+                f"the method would ask for {step} {_short(times)} times in a round; this site goes up to "
+                f"{MOST_EXCHANGES}: ask for larger public batches or fewer passes"
+            )
 
 
 def check_order(order: Order) -> None:

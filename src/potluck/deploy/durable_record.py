@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from potluck.core.packed import State
+from potluck.deploy.bounds import MOST_EXCHANGES
 from potluck.deploy.exchanges import START, Exchanged, History, Place, Refused, key_of, order_of
 from potluck.deploy.record_files import RecordFiles
 from potluck.deploy.wire import pack_reply, unpack_reply
@@ -21,7 +22,6 @@ from potluck.errors import RunError, StepFailed
 
 MANIFEST = "record.json"
 ONE_SERVER = "let one server alone play a run, and end the others"
-MOST_EXCHANGES = 100  # with one client in one attempt at a round
 
 
 class DurableRecord(Record):

@@ -26,7 +26,7 @@ class WentBack(BaseModel):
 
     round: int = Field(ge=1)
     without: ClientId
-    times: float  # its message was so many times as large as the median of the others'
+    times: float | None = None  # as large as the median of the others' was its message; None: it is out since
 
 
 class BadStart(BaseModel):

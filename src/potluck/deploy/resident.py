@@ -24,6 +24,7 @@ from potluck.deploy.agreement import (
     refuse_attempt,
     refuse_evaluation,
 )
+from potluck.deploy.bounds import check_repeats
 from potluck.deploy.durable_record import DurableRecord
 from potluck.deploy.evaluations import Evaluations
 from potluck.deploy.exchanges import question_of
@@ -281,7 +282,9 @@ class Resident:
 
 def _repeats(federation: Federation) -> dict[str, int]:
     """How often a client is asked for a step in a round, as the method says, where that is not once."""
-    return {step: max(both) for step, both in federation.method.repeats(federation.population).items()}
+    repeats = {step: max(both) for step, both in federation.method.repeats(federation.population).items()}
+    check_repeats(repeats)
+    return repeats
 
 
 def enrolment(federation: Federation, client: ClientId) -> Enrolment:

@@ -6,7 +6,7 @@ checkpoint with a higher incarnation, as after a crash, so that clients undo wha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from potluck.core.card import ClientId
 from potluck.core.modest import Modest
@@ -19,7 +19,7 @@ from potluck.deploy.federated_run import Conduct, federated_run, fits
 from potluck.deploy.misfits import in_words, without_misfits
 from potluck.deploy.register import BadStart, Register, WentBack
 from potluck.deploy.suspects import Suspect, Tie, find_suspect, find_tie, have_diverged
-from potluck.deploy.taking_back import no_way_back, take_back, undecided
+from potluck.deploy.taking_back import going_back, no_way_back, take_back, undecided
 from potluck.engine.cohort import clients_needed
 from potluck.engine.evaluation.checks import check_evaluation
 from potluck.engine.retries import GROWING, Waits
@@ -177,6 +177,7 @@ class ServedRun:
         run.may_repeat = lambda round_, error: (
             self._bad_donor(run, round_, error.failures, error.lost) is None
             and self._bad_update(run, round_, error.failures, error.lost) is None
+            and not self._gone(run, round_, error.failures, error.lost)
         )
         run.remarks = self._remarks()
         return run
@@ -322,6 +323,15 @@ class ServedRun:
             return None
         return find_tie(self.register.values.norms.get(failed - 1, {}))
 
+    def _gone(
+        self, run: Run, failed: int, failures: Mapping[ClientId, str], lost: Collection[ClientId]
+    ) -> list[ClientId]:
+        """Who is out by now, and still has a part in the round before that everyone fails after."""
+        if not have_diverged(failures, run.cohort(failed), lost):
+            return []
+        sent = self.register.values.norms.get(failed - 1, {})
+        return [client for client in sent if client not in self.roster]
+
     def _go_back(
         self,
         run: Run,
@@ -332,10 +342,16 @@ class ServedRun:
     ) -> None:
         """Take back the round before one that nobody could play, and leave out whose message stood out in it.
 
-        Raises the `error` again where there is nothing to take back, or it was done before.
+        Raises the `error` again where there is nothing to take back, or it was done before. Where somebody who was
+        in that round is out by now, it is played again without them: so the operator decides.
         """
         settled, suspect = failed - 1, self._bad_update(run, failed, failures, lost)
-        before = next((one for one in self.register.values.went_back if one.round == settled), None)
+        known = self.register.values.went_back
+        before = next((one for one in known if one.round == settled and one.times is not None), None)
+        gone = self._gone(run, failed, failures, lost) if suspect is None or before is not None else []
+        if gone and take_back(self.folder, settled - 1):
+            self._note_back([WentBack(round=settled, without=client) for client in gone], error)
+            return
         tie = None if suspect is not None else self._tie(run, failed, failures, lost)
         if error is not None and tie is not None:
             raise RoundFailed(undecided(self.folder, failed, tie, before), failures, lost) from error
@@ -345,12 +361,12 @@ class ServedRun:
             return
         if before is not None or not take_back(self.folder, settled - 1):
             raise RoundFailed(no_way_back(self.folder, failed, suspect, before), failures, lost) from error
-        went = WentBack(round=settled, without=suspect.client, times=float(f"{suspect.times:.4g}"))
-        self.register.note(went_back=(*self.register.values.went_back, went))
-        self.watcher.notice(
-            f"round {failed}: every client fails over values that are not finite; in round {settled} the message "
-            f"of client {suspect.client} was {suspect.times:.3g} times as large as the median of the others': "
-            f"going back, round {settled} is played again without client {suspect.client}"
-        )
+        times = float(f"{suspect.times:.4g}")
+        self._note_back([WentBack(round=settled, without=suspect.client, times=times)], error)
+
+    def _note_back(self, went: Sequence[WentBack], error: RoundFailed | None) -> None:
+        """Write down that a round was taken back, and say so; without an error the run under way ends here."""
+        self.register.note(went_back=(*self.register.values.went_back, *went))
+        self.watcher.notice(going_back(went))
         if error is None:
             raise Regrouped

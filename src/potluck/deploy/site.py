@@ -46,6 +46,7 @@ from potluck.deploy.wire import (
 from potluck.errors import (
     ConfigError,
     DataError,
+    ModelError,
     PotluckError,
     RunError,
     StepFailed,
@@ -212,8 +213,13 @@ class Site(Orders):
         data, split = site_data(given, self.client, experiment.partition.classes)
         own = experiment.training.per_client.get(self.client)
         check_work((own and own.epochs) or experiment.training.epochs, len(split[self.client].train))
-        with Modest(tensors=MOST_TENSORS):
-            return self._assembled(experiment, given, data, split, run, self._wanted(values))
+        try:
+            with Modest(tensors=MOST_TENSORS):
+                return self._assembled(experiment, given, data, split, run, self._wanted(values))
+        except ConfigError as error:
+            if f"({self._models(experiment).label(self.client)})" in str(error):
+                raise ModelError(str(error)) from error  # it tells of the site's model: for its log alone
+            raise
 
     def _loaded(self) -> Any:
         """What the site's own function loads; whatever it says about its data is for the site's log alone."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from potluck.core.card import ClientId
 from potluck.deploy.register import WentBack
 from potluck.deploy.suspects import Suspect, Tie
@@ -25,6 +27,20 @@ def take_back(folder: RunFolder, round_: int) -> bool:
     else:
         return False
     return True
+
+
+def going_back(went: Sequence[WentBack]) -> str:
+    """What is said when a round is taken back."""
+    round_, clients = went[0].round, ", ".join(one.without for one in went)
+    times = went[0].times
+    why = (
+        f"client {clients} was in round {round_} and is out by now"
+        if times is None
+        else f"in round {round_} the message of client {clients} was {times:.3g} times as large as the median of "
+        "the others'"
+    )
+    again = f"round {round_} is played again without client {clients}"
+    return f"{_all_fail(round_ + 1, None)}; {why}: going back, {again}"
 
 
 def no_way_back(folder: RunFolder, failed: int, suspect: Suspect, before: WentBack | None) -> str:

@@ -64,8 +64,11 @@ def make_keys(folder: Path, servers: Sequence[str], clients: Sequence[str], days
     _check(servers, clients, days)
     try:
         with _made(folder), _held_alone(folder) as alone:
-            if alone:
-                _tidy(folder)
+            if alone and _tidy(folder):
+                raise ConfigError(
+                    f"{folder} has the keys of an earlier call that was killed, and they are whole now: use them, "
+                    "or choose another folder"
+                )
             taken = min((path for path in folder.iterdir() if path.name != LOST), default=None)
             if taken is not None:
                 raise ConfigError(f"{taken} exists; keys are never overwritten, choose another folder")
@@ -139,14 +142,19 @@ def _move(folder: Path) -> None:
     (folder / MOVED).rmdir()
 
 
-def _tidy(folder: Path) -> None:
-    """Remove what a killed call was writing; where it had written all files, move them, but over no other."""
+def _tidy(folder: Path) -> bool:
+    """Remove what a killed call was writing; where it had written all files, move them, but over no other.
+
+    True if they were moved.
+    """
     written, moved = folder / WRITTEN, folder / MOVED
     if written.is_dir() and not written.is_symlink():
         shutil.rmtree(written)
     whole = moved.is_dir() and not moved.is_symlink()
-    if whole and not any((folder / path.name).exists() for path in moved.iterdir()):
-        _move(folder)
+    if not whole or any((folder / path.name).exists() for path in moved.iterdir()):
+        return False
+    _move(folder)
+    return True
 
 
 def _check(servers: Sequence[str], clients: Sequence[str], days: int) -> None:

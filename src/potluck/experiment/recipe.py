@@ -107,8 +107,13 @@ def _code_files(experiment: ExperimentSettings) -> dict[str, Path]:
     texts = [*experiment.plugins, *(str(metric.name) for metric in experiment.metrics)]
     homes = [text if text.endswith(".py") else split_name(text)[0] for text in texts]
     named = [(experiment.folder / home).resolve() for home in homes if home.endswith(".py")]
-    beside = [other for file in named for other in imported_beside(file)]
-    return _program_files() | {file.name: file for file in [*beside, *named]}
+    beside = {
+        str(other.relative_to(file.parent)): other
+        for file in named
+        for other in imported_beside(file)
+        if other.is_relative_to(file.parent)
+    }
+    return _program_files() | beside | {file.name: file for file in named}
 
 
 def _program_files() -> dict[str, Path]:

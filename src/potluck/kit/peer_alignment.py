@@ -170,5 +170,5 @@ class PeerAlignment(OnPublicData):
 
     def repeats(self, population: Population) -> dict[str, tuple[int, int]]:
         """A client aligns once per exchange, and sends the Z of all but the first on the way."""
-        exchanges = len(self.exchange.bundles(public_of(population), 1))
+        exchanges = self.exchange.exchanges(len(public_of(population)))
         return {"align": (exchanges - 1, exchanges)}

@@ -76,6 +76,10 @@ class PeerExchange:
         order = public.order(round_, self.batch, self.passes)
         return [order[start : start + self.bundle] for start in range(0, len(order), self.bundle)]
 
+    def exchanges(self, samples: int) -> int:
+        """How many bundles a round has with so many public samples; nothing is drawn to count them."""
+        return -(-self.passes * (samples // self.batch) // self.bundle)
+
     def draw(
         self, server: Server, clients: Sequence[ClientId], number: int, batches: int
     ) -> dict[ClientId, Drawn]:

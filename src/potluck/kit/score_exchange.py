@@ -267,7 +267,9 @@ class ScoreExchange(OnDrawnSamples):
         """A client learns once per exchange, and sends scores on the way to all but the first."""
         if self.config.exchange == "round":
             return {}
-        exchanges = len(self.pieces(public_of(population), 1))
+        rows, rng = np.arange(self.samples), public_of(population).rng
+        once = several_each(shuffled_batches(rows, self.batch, 1, self.last, rng))
+        exchanges = len(once) * self.config.public_epochs
         return {"learn": (exchanges - 1, exchanges)}
 
 

@@ -218,8 +218,8 @@ def _remarks(run: _Run) -> list[str]:
     told = not_measured(run.summary.get("accuracy") or {})
     excluded = ", ".join(run.summary.get("excluded") or ())
     went_back = [
-        f"round {one['round']} was taken back and played again without client {one['without']}, whose message was "
-        f"{one['times']:.3g} times as large as the median of the others', as no client could go on after it"
+        f"round {one['round']} was taken back and played again without client {one['without']}, "
+        f"{_why_without(one.get('times'))}, as no client could go on after it"
         for one in run.summary.get("went_back") or ()
     ]
     bad_starts = [
@@ -230,6 +230,12 @@ def _remarks(run: _Run) -> list[str]:
     homes = _homes(run.summary.get("homes") or ())
     found = [told, f"excluded from the run: {excluded}" if excluded else "", *went_back, *bad_starts, *homes]
     return [f"{capital(sentence)}." for sentence in found if sentence]
+
+
+def _why_without(times: float | None) -> str:
+    if times is None:
+        return "which was left out since"
+    return f"whose message was {times:.3g} times as large as the median of the others'"
 
 
 def _homes(homes: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -110,12 +110,14 @@ class RunFolder:
     def taken_over(cls, path: Path, error: OSError | None = None) -> RunFolder:
         """A folder that is there: one that is empty, or whose run never got to its first round, is begun again.
 
-        Anything else is refused.
+        Anything else is refused, and so is one with pilot runs that were killed: there is more to lose.
         """
         if not path.is_dir():
             raise RunError(f"{path} is a file; choose another folder") from error
         folder = cls(path)
-        if folder.is_shell() and not (folder / "pilots").exists():
+        if folder.is_shell():
+            if (folder / "pilots").exists():
+                raise RunError(f"{path}{folder._half_made()}") from error
             refuse_links(path)
             return folder
         if (folder / "config.yaml").exists():

@@ -131,9 +131,7 @@ class Run:
         played = any(self.folder.lines("timing.jsonl"))
         self.checkpoints.restore(self.examiner.is_due, accepted, round_)
         if played and self.state.round == 0:
-            self.observers.notice(
-                "there is no checkpoint: the run begins again with round 1, to the same numbers"
-            )
+            self.observers.notice("there is no checkpoint: the run begins again with round 1")
         self._restored = self.state.round
         if self.state.round < self.last:
             for name in ("summary.json", "report.html"):

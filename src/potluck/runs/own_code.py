@@ -30,18 +30,22 @@ from potluck.runs.own_objects import own_sources
 from potluck.runs.started_here import is_sealed, tracker_places
 
 FETCHED = ("weights", "tokenizer")  # options that name a file, or a repository of the hub
+NAMED = 10  # files that a sentence names
 TRUST = "say --trust (trust=True in Python)"
 
 
-def own_code(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The files and modules that settings name, each with a hash of its content; none is imported."""
-    found = {name: _file_of(name) for name in _names(settings)}
-    return {name: _hash(file) for name, file in found.items() if file is not None}
+def own_code(settings: Mapping[str, Any], known: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The files and modules that settings name, each with a hash of its content; none is imported.
+
+    `known` is what a run folder says. Earlier versions left out what lies in packages: their hash is taken as well.
+    """
+    found = {name: file for name in _names(settings) if (file := _file_of(name)) is not None}
+    return {name: _hash_as(file, (known or {}).get(name)) for name, file in found.items()}
 
 
 def check_named_code(folder: Path, settings: Mapping[str, Any], known: Mapping[str, str]) -> None:
     """Refuse code that has changed since the run in `folder` began; nothing is imported to find out."""
-    _refuse_changed(folder, own_code(settings), known)
+    _refuse_changed(folder, own_code(settings, known), known)
 
 
 def check_own_code(folder: Path, experiment: Experiment, known: Mapping[str, str]) -> None:
@@ -51,7 +55,7 @@ def check_own_code(folder: Path, experiment: Experiment, known: Mapping[str, str
     """
     settings = to_values(experiment)
     unused = _unused_plugins(experiment, settings)
-    named = {name: content for name, content in own_code(settings).items() if name not in unused}
+    named = {name: content for name, content in own_code(settings, known).items() if name not in unused}
     given = {name: content for name, content in own_sources(experiment).items() if name in known}
     _refuse_changed(folder, named | given, known)
 
@@ -69,8 +73,9 @@ def _refuse_changed(folder: Path, code: Mapping[str, str], known: Mapping[str, s
 def with_imported(name: str) -> str:
     """A file or module for a sentence about its hash, with the files beside it that the hash covers too."""
     file = _file_of(name)
-    beside = [one.name for one in imported_beside(file)] if file is not None else []
-    return f"{name} (with {', '.join(beside)}, which it imports)" if beside else name
+    beside = [os.path.relpath(one, file.parent) for one in imported_beside(file)] if file is not None else []
+    further = [f"{len(beside) - NAMED} more files"] if len(beside) > NAMED else []
+    return f"{name} (with {', '.join(beside[:NAMED] + further)}, which it imports)" if beside else name
 
 
 def _unused_plugins(experiment: Experiment, settings: Mapping[str, Any]) -> set[str]:
@@ -95,11 +100,25 @@ def _unused_plugins(experiment: Experiment, settings: Mapping[str, Any]) -> set[
 
 
 def reach(settings: Mapping[str, Any], code: Mapping[str, str]) -> dict[str, str | None]:
-    """What settings reach beyond their run folder: code, by what `own_code` said of it, places of trackers, and
-    files and repositories with weights and tokenizers.
+    """What settings reach beyond their run folder: code, by what `own_code` said of it, places of trackers, files
+    and repositories with weights and tokenizers, and the address of a cluster.
     """
     named = {name: code.get(name) for name in _names(settings)}
-    return named | dict.fromkeys(fetched(settings)) | tracker_places(settings)
+    return named | dict.fromkeys(fetched(settings)) | tracker_places(settings) | _address(settings)
+
+
+def _address(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The address of a cluster."""
+    engine = settings.get("engine")
+    address = engine.get("address") if isinstance(engine, Mapping) else None
+    return {"engine.address": address} if isinstance(address, str) else {}
+
+
+def _without_address(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Settings without the address of a cluster: host:port reads like module:function, and is no code."""
+    if not _address(settings):
+        return settings
+    return {**settings, "engine": {key: one for key, one in settings["engine"].items() if key != "address"}}
 
 
 def fetched(settings: Mapping[str, Any]) -> Iterator[str]:
@@ -162,7 +181,8 @@ def _names(settings: Mapping[str, Any]) -> list[str]:
         )
     plugins = list(map(str, listed))
     files = {Path(name).stem for name in plugins if name.endswith(".py")}
-    found = [home for text in texts_in(settings) if (home := home_of(text)) is not None]
+    texts = texts_in(_without_address(settings))
+    found = [home for text in texts if (home := home_of(text)) is not None]
     return list(dict.fromkeys([*plugins, *(name for name in found if name not in files)]))
 
 
@@ -195,12 +215,19 @@ def _file_of(name: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
 
 
-def _hash(file: Path) -> str:
-    """A hash of a file and of the files beside it that it imports."""
+def _hash_as(file: Path, known: str | None) -> str:
+    """A hash of a file and of the files beside it that it imports; the earlier one if that is the `known` one."""
+    now = _hash(file)
+    if known in (None, now):
+        return now
+    earlier = _hash(file, packages=False)
+    return earlier if known == earlier else now
+
+
+def _hash(file: Path, packages: bool = True) -> str:
     try:
-        return hashlib.sha256(
-            b"".join(read_bounded(one, LARGEST_CODE) for one in (file, *imported_beside(file)))
-        ).hexdigest()
+        files = (file, *imported_beside(file, packages))
+        return hashlib.sha256(b"".join(read_bounded(one, LARGEST_CODE) for one in files)).hexdigest()
     except OSError as error:
         raise RunError(
             f"{file} cannot be read: {error.strerror or error}; check the path and its rights"

@@ -1,8 +1,8 @@
 """Which run folders you started on this machine: a seal over what they reach, made with a key of your own.
 
 A folder can come from anywhere and say anything of itself. What it cannot have is a seal by a key that never leaves
-your home. Only what reaches beyond the folder is sealed: the code it names, the places its trackers write to, and
-the files and repositories that its weights and tokenizers come from.
+your home. Only what reaches beyond the folder is sealed: the code it names, the places its trackers write to, the
+files and repositories that its weights and tokenizers come from, and the address of its cluster.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def _config(home: Path) -> dict[str, Any]:
 
 def _warn_of_edits(home: Path, known: Mapping[str, str]) -> None:
     """Warn of plug-ins that were edited since: whoever has imported one predicts with what it says now."""
-    for name, content in own_code({"plugins": _config(home)["plugins"]}).items():
+    for name, content in own_code({"plugins": _config(home)["plugins"]}, known).items():
         if known.get(name, content) != content:
             warnings.warn(
                 f"{with_imported(name)} is not the code that {home} was made with: if you use it, what its models "
@@ -96,7 +96,7 @@ def _whole_paths(plugins: Sequence[str]) -> list[str]:
 
 def _check_code(home: Path, settings: Mapping[str, Any], known: Mapping[str, str]) -> None:
     """Refuse code that was changed after the run: what it predicts now is not what was measured."""
-    for name, content in own_code(settings).items():
+    for name, content in own_code(settings, known).items():
         if known.get(name, content) != content:
             raise RunError(
                 f"{with_imported(name)} is not the code that {home} was made with, so its models may predict "
