@@ -143,4 +143,4 @@ def _check_site(
         screen.data(entry)
     else:
         screen.sheet(rehearsal_sheet(entry, f"client {client}"))
-        screen.show(*([f"\nagreement: {write}"] if write is not None else []))
+        screen.show(*([f"\ncontract: {write}"] if write is not None else []))

@@ -34,6 +34,11 @@ from potluck.experiment.track import TrackSettings
 from potluck.front_door import front_door
 from potluck.methods.registry import find_method
 
+EXAMPLES = {
+    "partition": "partition: {kind: dirichlet, alpha: 0.3, clients: 6}",
+    "models": "models: [mlp-small, conv-small]",
+}
+
 
 class ExperimentSettings(Settings):
     """Everything that decides a run's numbers, as values; what is built from them is in `build`."""
@@ -96,7 +101,7 @@ class ExperimentSettings(Settings):
         }
         for key, value in given.items():
             if not self.federation and key != "data" and value is None:
-                raise ValueError(f"the key {key!r} is missing")
+                raise ValueError(f"the key {key!r} is missing; write for example {EXAMPLES[key]}")
             if self.federation and value not in (None, False):
                 raise ValueError(f"{key} stands beside federation; each of its groups has its own {key}")
         return self
