@@ -10,15 +10,17 @@ import torch
 from links import FEDMRL, Link, Time, Told, blown_up, is_evaluation, is_training, serve
 
 from kills import Kill
+from potluck.core.message import Message
 from potluck.core.server import Server
+from potluck.core.state import Report
 from potluck.core.task import Task
-from potluck.deploy import served_run, wire
+from potluck.deploy import repeats, served_run, wire
 from potluck.deploy.engine import GRACE, HELLO
 from potluck.deploy.enrolments import kept_enrolments
 from potluck.deploy.federated_run import fits
 from potluck.deploy.register import Register
 from potluck.deploy.run import open_folder
-from potluck.engine.protocol import Request
+from potluck.engine.protocol import Answer, Request, Stamp
 from potluck.errors import ConfigError, RoundFailed, RunError
 from potluck.files import read_json, write_checked
 
@@ -331,6 +333,16 @@ def test_who_answers_the_same_question_otherwise_is_named_and_can_be_excluded(tm
     trained = [one for one in link.orders if is_training(one, "1", 1) and one.purpose != "setup"]
     assert len(trained) == 1
     assert serve(link, tmp_path / "run", experiment, exclude=["0"]).summary["excluded"] == ["0"]
+
+
+def test_one_downlink_for_all_is_looked_through_once(monkeypatch):
+    digests = Mock(side_effect=lambda message: str(len(message)))
+    monkeypatch.setattr(repeats, "digest_of", digests)
+    down, up = Message({"w": torch.zeros(2)}), Message()
+    requests = [Request(one, ("train",), down, Stamp("run", 1, 1, 1, 0)) for one in "abcd"]
+    outcomes = [Answer(one, up, Report()) for one in "abcd"]
+    assert repeats.Repeats().check(requests, outcomes) == outcomes
+    assert [one.args[0] is down for one in digests.call_args_list].count(True) == 1
 
 
 def test_the_summary_names_who_was_excluded(tmp_path):
