@@ -30,9 +30,8 @@ class Repeats:
         """The outcomes of one exchange, with a failure in place of an answer that was another one before."""
         for request in requests[:1]:
             self._enter((request.stamp.round, request.stamp.attempt, request.stamp.incarnation))
-        downs = {
-            id(request.down): digest_of(request.down) for request in requests
-        }  # most are one and the same
+        messages = {id(request.down): request.down for request in requests}  # most are one and the same
+        downs = {key: digest_of(message) for key, message in messages.items()}
         return [
             self._checked(request, downs[id(request.down)], outcome)
             for request, outcome in zip(requests, outcomes, strict=True)
