@@ -47,8 +47,8 @@ def watch(
 ) -> None:
     """Follow runs while they go on: rounds, accuracy, loss, clients, refusals, bytes, memory, time left.
 
-    Only files are read: a run does not notice. In a terminal it ends with the runs that are named. A folder in which
-    further runs may begin, and a page, are watched until Ctrl-C.
+    Only files are read: a run does not notice. In a terminal it ends with the runs that are named. A folder in
+    which further runs may begin, and a page, are watched until Ctrl-C.
     """
     from potluck.live.snapshot import Watch, is_to_come
 
