@@ -57,7 +57,7 @@ def front_door(
             try:
                 given = signature.bind(*args, **values).arguments
             except TypeError as misfit:
-                raise error(_about_call(function, signature, misfit, values)) from None
+                raise error(about_call(function, signature, misfit, values)) from None
             _check({name: given[name] for name in given if name not in apart}, _hints(function), error)
             try:
                 return function(*args, **values)
@@ -72,7 +72,7 @@ def front_door(
 # --- the signature --------------------------------------------------------------------------------------
 
 
-def _about_call(
+def about_call(
     function: Callable[..., Any], signature: inspect.Signature, misfit: TypeError, values: Mapping[str, Any]
 ) -> str:
     """What is wrong with a call, and the argument that may be meant, or all there are."""

@@ -18,8 +18,17 @@ from potluck.runs.api import resume, run
 from potluck.runs.loop import Interrupted
 
 ENGINE = {"engine": {"name": "flower-simulation", "device": "cpu", "workers": 1, "patience": 120}}
+OTHER_RAY = simulation.other_ray
 METHODS = [{"name": "fedmrl", "d1": 8}, "fedproto"]
-with_ray = pytest.mark.skipif(not installed("ray"), reason="needs the extra [simulation]")
+with_ray = pytest.mark.skipif(
+    not installed("ray") or simulation.other_ray() is not None, reason="needs the extra [simulation]"
+)
+
+
+@pytest.fixture(autouse=True)
+def whatever_ray(monkeypatch):
+    """What needs no process of Ray's is tried with any version of it."""
+    monkeypatch.setattr(simulation, "other_ray", lambda: None)
 
 
 class InProcess:
@@ -102,6 +111,19 @@ def test_without_the_extra_it_is_one_sentence(monkeypatch, tmp_path):
     assert (ended.exit_code, ended.stdout) == (2, "")
     assert "pip install 'potluck[simulation]'" in ended.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_another_ray_than_flower_asks_for_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(simulation, "installed", lambda name: True)
+    monkeypatch.setattr(
+        simulation, "requires", lambda name: ["numpy>1", "ray==2.55.1 ; extra == 'simulation'"]
+    )
+    monkeypatch.setattr(simulation, "version", lambda name: "2.60.0")
+    monkeypatch.setattr(simulation, "other_ray", OTHER_RAY)
+    with pytest.raises(
+        ConfigError, match=r"needs ray 2\.55\.1, as Flower asks for it, and this is ray 2\.60\.0"
+    ):
+        simulation.ready(sites.simulated("local"))
 
 
 def test_a_folder_called_ray_is_not_ray(monkeypatch, tmp_path):

@@ -245,7 +245,7 @@ def test_why_a_node_is_refused_is_one_sentence(pulse, known, refused_for, senten
     assert bool(told) == bool(sentence)
 
 
-def test_a_node_notes_its_calls_but_not_its_heartbeats(tmp_path):
+def test_a_node_notes_its_calls_and_its_heartbeats_apart(tmp_path):
     clock = SimpleNamespace(now=NOW)
     file = PulseFile(tmp_path / PULSE, lambda: clock.now)
     file.note("activate-node", 200, DATE)
@@ -254,7 +254,8 @@ def test_a_node_notes_its_calls_but_not_its_heartbeats(tmp_path):
     clock.now += 5
     file.note("send-node-heartbeat", 200, DATE)
     file.note("send-node-heartbeat", 0)
-    assert Pulse.read(tmp_path / PULSE) == Pulse(NOW + 5, "pull-messages", 200, 5.0, NOW, NOW + 5)
+    found = Pulse.read(tmp_path / PULSE)
+    assert found == Pulse(NOW + 5, "pull-messages", 200, 5.0, NOW, NOW + 5, beat=NOW + 10)
     known = json.loads((tmp_path / PULSE).read_text())
     wrong = [json.dumps(known | {"pulled": "x"}), json.dumps(known | {"since": float("nan")})]
     for nonsense in ("", "[]", "{}", "{", *wrong):
@@ -283,6 +284,25 @@ def test_calls_that_end_at_the_same_time_are_noted_one_after_the_other(tmp_path)
 
 def test_a_call_does_not_fail_because_its_note_cannot_be_written(tmp_path):
     PulseFile(tmp_path / "none" / PULSE).note("pull-messages", 200)
+
+
+def test_a_node_whose_site_trains_for_long_is_left_alone_while_its_heart_beats(tmp_path, monkeypatch):
+    watch, file, now = NodeWatch(tmp_path), PulseFile(tmp_path / PULSE), time.monotonic()
+    file.note("pull-messages", 200)
+    assert watch.stalled(1000) == ""
+
+    def later(seconds):
+        monkeypatch.setattr(time, "monotonic", lambda: now + seconds)
+        return watch.stalled(10_000)
+
+    with file.at_work():
+        for half_hour in range(1, 5):
+            file.note("send-node-heartbeat", 200)
+            assert later(1800 * half_hour) == ""
+        assert later(9000).endswith(" 1800 s")  # none any more: the process stands still
+    assert later(9001) == ""
+    file.note("send-node-heartbeat", 200)
+    assert later(10_000).endswith(" 999 s")  # without an order a heart alone does not count
 
 
 def test_a_node_that_stands_still_and_one_that_is_refused_are_told_apart(tmp_path, monkeypatch):
@@ -319,7 +339,7 @@ def test_a_node_ends_with_the_helper_that_starts_its_apps(tmp_path):
     assert "flower-superexec has ended with -9" in done.stdout
 
 
-def test_a_reply_too_many_does_not_put_off_all_later_ones():
+def test_a_reply_too_many_does_not_put_off_all_later_ones(tmp_path):
     node = pytest.importorskip("potluck.deploy.flower.node", exc_type=ImportError)
     internal = pytest.importorskip("flwr.supernode.start_client_internal")
     memory = pytest.importorskip("flwr.supernode.nodestate.in_memory_nodestate")
@@ -339,7 +359,9 @@ def test_a_reply_too_many_does_not_put_off_all_later_ones():
         if reply == "answer to old":
             state.msg_store["answer to new"] = Mock(**{"message.metadata.reply_to_message_id": "new"})
 
-    node.answering(push)(state=state, object_store=None)
+    pulse = PulseFile(tmp_path / "pulse.json")
+    node.answering(push, pulse)(state=state, object_store=None)
+    assert Pulse.read(pulse.path).working is None
     assert sent == ["answer to old", "answer to new"]
 
 

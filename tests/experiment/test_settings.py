@@ -39,6 +39,8 @@ BASE: dict[str, Any] = {
             "nesterov has no meaning for adamw",
         ),
         ({"training": {"optimizer": {"betas": [0.5, 0.9]}}}, "betas has no meaning for sgd"),
+        ({"training": {"optimizer": {"name": "adam", "betas": [1.5, 0.9]}}}, "betas"),
+        ({"training": {"optimizer": {"name": "adam", "betas": [0.9, 1.0]}}}, "betas"),
         ({"partition": {"kind": "iid", "clients": 3, "held_out": [9]}}, "held_out: give a number or a share"),
         (
             {"partition": {"kind": "iid", "clients": 3, "held_out": "x"}},

@@ -195,6 +195,10 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         resume(folder)
 
 
+def _no_right(path: object) -> int:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+
 def test_a_lock_is_asked_for_as_nfs_wants_it_and_its_lack_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +209,15 @@ def test_a_lock_is_asked_for_as_nfs_wants_it_and_its_lack_is_told(
     monkeypatch.setattr(fcntl, "flock", of_nfs)
     with RunFolder(tmp_path).locked():
         pass
+    monkeypatch.undo()
+    true = os.open
+    refused = lambda path, flags, *mode, **others: (  # noqa: E731
+        _no_right(path) if flags & os.O_RDWR else true(path, flags, *mode, **others)
+    )
+    monkeypatch.setattr(os, "open", refused)  # .lock is another user's of the group
+    with RunFolder(tmp_path).locked():
+        pass
+    monkeypatch.undo()
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
     sentence = "No locks available; choose a folder on a file system with locks"
     with pytest.raises(RunError, match=sentence), RunFolder(tmp_path).locked():

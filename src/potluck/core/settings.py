@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -73,6 +73,9 @@ class Settings(BaseModel, metaclass=_OneSentence):
         return value
 
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimizerSettings(Settings):
     """The optimiser of a client or the server."""
 
@@ -83,7 +86,7 @@ class OptimizerSettings(Settings):
         default=0.0, ge=0, description="weight decay: added to the gradient, decoupled in adamw"
     )
     nesterov: bool = Field(default=False, description="Nesterov momentum, for sgd")
-    betas: tuple[float, float] = Field(
+    betas: tuple[Decay, Decay] = Field(
         default=(0.9, 0.999), description="decay of the two moments of adam and adamw, per step"
     )
 

@@ -10,10 +10,11 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from typing import Any
 
 HEARTBEAT = "send-node-heartbeat"
 ACTIVATE = "activate-node"
@@ -22,6 +23,9 @@ UNAUTHORISED, REFUSED = 401, 412
 AHEAD, BEHIND = 5.0, 300.0  # seconds a node's clock may be ahead of Flower's server or behind it
 STILL_ONLINE = 75.0  # seconds; a node that was killed counts as online for up to 60
 STALL = 180.0  # seconds without the end of a call; each has 30, and pauses between them at most 20
+
+
+TIMES = ("skew", "since", "pulled", "working", "beat")
 
 
 @dataclass(frozen=True)
@@ -34,15 +38,19 @@ class Pulse:
     skew: float | None = None  # seconds this machine's clock is ahead of the server's
     since: float | None = None  # when the node was taken in
     pulled: float | None = None  # when it last asked for messages and was answered
+    working: float | None = (
+        None  # since when its loop waits for the answer to an order, for as long as that takes
+    )
+    beat: float | None = None  # its last heartbeat, which comes from a thread of its own
 
     @classmethod
     def read(cls, path: Path) -> Pulse:
         """The pulse in a file, an empty one if there is none."""
         try:
             known = json.loads(path.read_text())
-            numbers = {name: _number(known[name]) for name in ("skew", "since", "pulled")}
+            numbers = {name: _number(known.get(name)) for name in TIMES}
             return cls(float(known["at"]), str(known["call"]), int(known["status"]), **numbers)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return cls()
 
 
@@ -60,28 +68,32 @@ class PulseFile:
         self._last, self._lock = Pulse(), threading.Lock()
 
     def note(self, call: str, status: int, date: str | None = None) -> None:
-        """Note the end of a call. Heartbeats come from a thread of their own and say nothing of the loop.
-
-        A note that cannot be written, on a full disk for one, is left out: a call must not fail over it.
-        """
-        if call == HEARTBEAT and status not in (UNAUTHORISED, REFUSED):
-            return
-        with self._lock, contextlib.suppress(OSError):
-            self._write(call, status, date)
-
-    def _write(self, call: str, status: int, date: str | None) -> None:
+        """Note the end of a call. Heartbeats come from a thread of their own and say nothing of the loop."""
         now, fine = self.clock(), status == 200
-        self._last = Pulse(
-            now,
-            call,
-            status,
-            skew_of(date, now),
-            now if call == ACTIVATE and fine else self._last.since,
-            now if call == PULL and fine else self._last.pulled,
+        if call == HEARTBEAT and status not in (UNAUTHORISED, REFUSED):
+            self._change(beat=now)
+            return
+        times = (
+            {"since": now} if call == ACTIVATE and fine else {"pulled": now} if call == PULL and fine else {}
         )
-        unfinished = self.path.with_name(f".{self.path.name}")
-        unfinished.write_text(json.dumps(asdict(self._last)))
-        unfinished.replace(self.path)
+        self._change(at=now, call=call, status=status, skew=skew_of(date, now), **times)
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """While an order is worked on, no call needs to end but heartbeats."""
+        self._change(working=self.clock())
+        try:
+            yield
+        finally:
+            self._change(working=None)
+
+    def _change(self, **changes: Any) -> None:
+        """Change the pulse; where it cannot be written, on a full disk for one, a call must not fail over it."""
+        with self._lock, contextlib.suppress(OSError):
+            self._last = replace(self._last, **changes)
+            unfinished = self.path.with_name(f".{self.path.name}")
+            unfinished.write_text(json.dumps(asdict(self._last)))
+            unfinished.replace(self.path)
 
 
 def skew_of(date: str | None, now: float) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 from collections.abc import Callable, Iterator
 from functools import wraps
@@ -11,9 +12,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
 
-from potluck.errors import PotluckError, RunError, first_line
+from potluck.errors import ConfigError, PotluckError, RunError, first_line
 from potluck.files import opened
-from potluck.front_door import front_door, own_place
+from potluck.front_door import about_call, own_place
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,15 +52,21 @@ def reading(path: Path, remedy: str = REMEDY) -> Iterator[None]:
 
 
 def shown_from(name: str) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[Concatenate[Any, P], R]]:
-    """A method that shows what is in a file of its object's `folder`, read as in `reading`; it is a front door."""
+    """A method that shows what is in a file of its object's `folder`, read as in `reading`."""
 
     def guard(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+        signature = inspect.signature(method)
+
         @wraps(method)
         def show(self: Any, /, *args: P.args, **values: P.kwargs) -> R:
+            try:
+                signature.bind(self, *args, **values)
+            except TypeError as misfit:  # a fault of the call, not of the file
+                raise ConfigError(about_call(method, signature, misfit, values)) from None
             with reading(self.folder / name):
                 return method(self, *args, **values)
 
-        return front_door()(show)
+        return show
 
     return guard
 

@@ -204,7 +204,7 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Lock the folder, so that no other process works in it at the same time; clear what a killed one left."""
         try:
-            with opened(self / LOCK, os.O_RDWR | os.O_CREAT, mode=LOCK_MODE) as handle:
+            with self._lock_file() as handle:
                 self._lock(handle)
                 for place in (self.path.resolve(), self / "predictions"):
                     clear_unfinished(place)
@@ -216,8 +216,18 @@ class RunFolder:
                 f"cannot lock {self.path}: .lock: {error.strerror or error}; check its rights"
             ) from error
 
+    @contextlib.contextmanager
+    def _lock_file(self) -> Iterator[int]:
+        """The file to lock, open for writing as NFS wants it; for reading where it is that of another user."""
+        with contextlib.ExitStack() as stack:
+            try:
+                handle = stack.enter_context(opened(self / LOCK, os.O_RDWR | os.O_CREAT, mode=LOCK_MODE))
+            except PermissionError:
+                handle = stack.enter_context(opened(self / LOCK, os.O_RDONLY))
+            yield handle
+
     def _lock(self, handle: int) -> None:
-        """Lock an open file; on NFS it must be open for writing."""
+        """Lock an open file."""
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -48,7 +48,7 @@ def noting(send: Callable[..., httpx.Response], pulse: PulseFile) -> Callable[..
     return noted
 
 
-def answering(push: Callable[..., None]) -> Callable[..., None]:
+def answering(push: Callable[..., None], pulse: PulseFile) -> Callable[..., None]:
     """Flower's function that pushes a reply for each message pulled, until the newest one has its own.
 
     Flower takes whatever reply is there. One too many, to a message of a run that has ended, would go out in place
@@ -58,9 +58,10 @@ def answering(push: Callable[..., None]) -> Callable[..., None]:
     def pushed(state: Any, **others: Any) -> None:
         stored = getattr(state, "msg_store", {})  # messages and replies by their ids, oldest first
         asked = [name for name, one in [*stored.items()] if not one.message.metadata.reply_to_message_id]
-        push(state=state, **others)
-        while asked and asked[-1] in stored:
+        with pulse.at_work():
             push(state=state, **others)
+            while asked and asked[-1] in stored:
+                push(state=state, **others)
 
     return pushed
 
@@ -101,7 +102,7 @@ def main() -> None:
 
     pulse = PulseFile(Path(sys.argv.pop(1)))
     httpx.Client.send = noting(httpx.Client.send, pulse)  # type: ignore[method-assign]
-    loop._push_messages = answering(loop._push_messages)
+    loop._push_messages = answering(loop._push_messages, pulse)
     subprocess.Popen = Watching  # type: ignore[misc,assignment]
     threading.excepthook = _end
     code = ENDED

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import requires, version
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,24 @@ PROGRAM = (
 ABOUT = "simulation.json"  # in that folder: what Ray's workers need to know of the run
 
 
+def other_ray() -> str | None:
+    """The version of Ray that Flower's simulation asks for, where another one is installed."""
+    pinned = (one.partition(";")[0].strip() for one in requires("flwr") or () if one.startswith("ray=="))
+    wanted = next(pinned, "").removeprefix("ray==")
+    return wanted if wanted and installed("ray") and version("ray") != wanted else None
+
+
 def ready(experiment: Experiment) -> Experiment:
     """The experiment as a simulation runs it; refused where packages are missing or it cannot be simulated."""
     if not (installed("flwr") and installed("ray")):
         raise ConfigError(
             "engine.name: flower-simulation needs Flower and Ray; install them with: "
             "pip install 'potluck[simulation]'"
+        )
+    if (wanted := other_ray()) is not None:
+        raise ConfigError(
+            f"engine.name: flower-simulation needs ray {wanted}, as Flower asks for it, and this is ray "
+            f"{version('ray')}; install it with: pip install 'potluck[simulation]', or use engine.name: ray"
         )
     if not experiment.portable:
         raise ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from potluck.deploy.flower.processes import PULSE, Process
@@ -78,8 +78,12 @@ class NodeWatch:
         return trouble(pulse, self.mark.exists(), time.monotonic() - self._refused_at)
 
     def stalled(self, lived: float) -> str:
-        """A sentence if no call has ended for long, whoever sets the clock meanwhile."""
+        """A sentence if no call has ended for long, whoever sets the clock meanwhile.
+
+        While the site works on an order, only heartbeats are to be expected.
+        """
         pulse = Pulse.read(self.pulse)
+        pulse = pulse if pulse.working is not None else replace(pulse, beat=None)
         if pulse.since is not None and not self.mark.exists():
             self.mark.touch()
         if pulse != self._seen:
