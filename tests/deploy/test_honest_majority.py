@@ -69,6 +69,17 @@ def test_of_two_nobody_is_left_out_and_both_ways_on_are_named(tmp_path):
     assert not [one for one in told.notices if "going back" in one]
 
 
+def test_an_operator_who_excluded_the_honest_side_first_can_still_change_sides(tmp_path):
+    link = PatientLink(tmp_path)
+    link.tamper = blown_up(lambda order: is_training(order, "1", 1))
+    settings = experiment(3).variant(partition=of(link, "0", "1"))
+    for choice in ({}, {"exclude": ["0"]}):
+        with pytest.raises(RoundFailed):
+            serve(link, tmp_path / "run", settings, **choice)
+    result = serve(link, tmp_path / "run", settings, include=["0"], exclude=["1"])
+    assert result.summary["excluded"] == ["1"]
+
+
 def test_a_third_that_is_lost_does_not_make_one_word_enough():
     failures = {"liar": NOT_FINITE, "lost": "client lost: no answer within 60 s"}
     assert not have_diverged(failures, ("a", "liar", "lost"), {"a", "lost"})

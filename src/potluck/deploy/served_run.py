@@ -169,7 +169,9 @@ class ServedRun:
         self.register.keep_choice()
         self.conduct.follow(run)
         self.fresh = False
-        out = [(one.round, one.without) for one in values.went_back]
+        out = [
+            (one.round, one.without) for one in values.went_back if one.times is not None
+        ]  # others are excluded
         out += [(one.round, one.without) for one in values.bad_starts]
         run.left_out = {round_: tuple(client for one, client in out if one == round_) for round_, _ in out}
         run.examiner.others = self._others()
