@@ -24,7 +24,6 @@ def pytest_collection_finish() -> None:
     """What the imports have made stays to the end: the garbage collector need not go through it every time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(autouse=True, scope="session")
