@@ -72,7 +72,9 @@ class FakeSuperlink:
                 return
             size = re.search(rb"content-length: (\d+)", head.lower())
             while size and len(body) < int(size[1]):
-                body += channel.recv(65536)
+                if not (more := channel.recv(65536)):
+                    return
+                body += more
             self.reached.append((head, body))
             if self.broken == "silent":
                 time.sleep(3)
