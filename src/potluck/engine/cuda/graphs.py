@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_map
 
 from potluck.core.client import Client
 from potluck.core.state import Holder
+from potluck.engine.cuda.graph_nodes import finish, new_graph
 from potluck.errors import PotluckError, first_line
 from potluck.training.fit import Step, Workspace, run_eagerly
 from potluck.training.plan import Plan, rows_on
@@ -56,7 +57,7 @@ class StepGraph:
             for _ in range(WARM_UP):
                 self.counter.zero_()
                 self._step(step)
-        self.graph = torch.cuda.CUDAGraph()
+        self.graph = new_graph()
         with _capturing(self.graph, pool, workspace.augment if workspace.augments else None):
             self._step(step)
 
@@ -87,7 +88,7 @@ class CollectGraph:
 
     def __init__(self, function: Callable[[Tensor], Any], rows: Tensor, pool: Any) -> None:
         self.rows = rows.clone()
-        self.graph = torch.cuda.CUDAGraph()
+        self.graph = new_graph()
         with _capturing(self.graph, pool):
             self.outputs = function(self.rows)
 
@@ -292,6 +293,7 @@ def _capturing(
     try:
         yield
         graph.capture_end()
+        finish(graph)
     except BaseException:
         with contextlib.suppress(RuntimeError), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # for example that the graph is empty
