@@ -26,6 +26,7 @@ from potluck.core.client import Client
 from potluck.core.state import Holder
 from potluck.engine.cuda.graph_nodes import finish, new_graph
 from potluck.errors import PotluckError, first_line
+from potluck.training.compiled import CompiledModels
 from potluck.training.fit import Step, Workspace, run_eagerly
 from potluck.training.plan import Plan, rows_on
 
@@ -143,8 +144,14 @@ class GraphRunner:
     settings.
     """
 
-    def __init__(self, holder: Holder, rows: RowsOnDevice, notice: Callable[[str], None]) -> None:
-        self.holder, self.rows, self.notice = holder, rows, notice
+    def __init__(
+        self,
+        holder: Holder,
+        rows: RowsOnDevice,
+        notice: Callable[[str], None],
+        compiled: CompiledModels | None = None,
+    ) -> None:
+        self.holder, self.rows, self.notice, self.compiled = holder, rows, notice, compiled
         self.steps: weakref.WeakKeyDictionary[Workspace, StepGraphs] = weakref.WeakKeyDictionary()
         self.collections: dict[Any, CollectGraph | int | None] = {}
         self.pool = torch.cuda.graph_pool_handle()
@@ -168,10 +175,32 @@ class GraphRunner:
             return graphs.get(sizes)
         several = len(next(iter(tables.values()))) > 1
         if several or sizes == known.alone:
-            graphs[sizes] = self._captured(partial(StepGraph, self.holder, workspace, step, tables))
+            capture = partial(StepGraph, self.holder, workspace, step, tables)
+            graph = self._compiled(capture) if several and not graphs else None
+            graphs[sizes] = graph if graph is not None else self._captured(capture)
         else:
             known.alone = sizes
         return graphs.get(sizes)
+
+    def _compiled(self, capture: Callable[..., G]) -> G | None:
+        """A capture of compiled models, None where they are not compiled.
+
+        Only whole batches: each batch size is compiled anew, for many seconds.
+        """
+        if self.compiled is None:
+            return None
+        try:
+            with self.compiled.in_use():
+                return self._in_pool(capture)
+        except Exception as error:  # whatever a compiler, or code it does not understand, may raise
+            if is_out_of_memory(error):
+                raise
+            self._clean_up()
+            self.compiled = None
+            self.notice(
+                f"step {self.holder.step!r} is not compiled, which changes its speed alone: {first_line(error)}"
+            )
+            return None
 
     def collect(
         self, holder: Client, function: Callable[[Tensor], Any], parts: Sequence[np.ndarray]
@@ -194,18 +223,30 @@ class GraphRunner:
         return found
 
     def _captured(self, capture: Callable[..., G]) -> G | None:
+        """A capture, None where it fails."""
+        try:
+            return self._in_pool(capture)
+        except (RuntimeError, PotluckError) as error:
+            if is_out_of_memory(error):
+                raise
+            self._clean_up()
+            step = self.holder.step or "evaluate"
+            self.notice(f"step {step!r} cannot be captured and runs eagerly: {first_line(error)}")
+            return None
+
+    def _in_pool(self, capture: Callable[..., G]) -> G:
+        """A capture into the memory of this slot's graphs."""
         if not self._has_graphs():
             self.pool = torch.cuda.graph_pool_handle()  # torch gives up a pool with the last of its graphs
         try:
             return capture(pool=self.pool)
-        except (RuntimeError, PotluckError) as error:
+        except BaseException:
             self.pool = torch.cuda.graph_pool_handle()  # the old one may have been released
-            if is_out_of_memory(error):
-                raise
-            torch.cuda.synchronize(self.holder.device)
-            step = self.holder.step or "evaluate"
-            self.notice(f"step {step!r} cannot be captured and runs eagerly: {first_line(error)}")
-            return None
+            raise
+
+    def _clean_up(self) -> None:
+        """Let the device finish what a failed capture has begun."""
+        torch.cuda.synchronize(self.holder.device)
 
     def _has_graphs(self) -> bool:
         steps = (graph for graphs in self.steps.values() for graph in graphs.by_sizes.values())
@@ -348,14 +389,16 @@ def _no_trace(holder: Holder, workspace: Workspace) -> Iterator[None]:
     kept = [value.clone() for value in moving]
     generators = [torch.cuda.default_generators[device_index(holder.device)], workspace.augment]
     numbers = [generator.get_state() for generator in generators if generator is not None]
-    yield
-    holder.restore(state)
-    for value, before in zip(moving, kept, strict=True):
-        value.copy_(before)
-    for total in workspace.totals.values():
-        total.zero_()
-    for generator, before in zip((one for one in generators if one is not None), numbers, strict=True):
-        generator.set_state(before)
+    try:
+        yield
+    finally:
+        holder.restore(state)
+        for value, before in zip(moving, kept, strict=True):
+            value.copy_(before)
+        for total in workspace.totals.values():
+            total.zero_()
+        for generator, before in zip((one for one in generators if one is not None), numbers, strict=True):
+            generator.set_state(before)
 
 
 def is_out_of_memory(error: Exception) -> bool:
