@@ -101,6 +101,14 @@ def test_clients_train_where_others_have_trained_though_all_are_evaluated(gpu: G
         assert gpu.place(*everyone) == evaluated
 
 
+def test_clients_with_last_batches_of_one_size_meet_in_one_slot(gpu: Gpu) -> None:
+    """A short batch is captured where it has come before; each size would be captured in every slot otherwise."""
+    gpu.slots.last_batch = lambda client: int(client[1:]) % 10
+    seven, three = gpu.spread([training("a7"), training("a3")])
+    assert gpu.spread([training("a13"), training("a17")]) == [three, seven]
+    assert gpu.spread([training("a27"), training("a37")])[0] is seven  # the second takes what is free
+
+
 def test_a_slot_that_is_taken_is_left_to_who_came_first(gpu: Gpu) -> None:
     (first,) = gpu.place("a1")
     assert gpu.place("a3") == [first]

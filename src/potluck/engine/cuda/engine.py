@@ -51,7 +51,9 @@ class CudaEngine(StoringEngine):
         self.index = device_index(clients.device)
         self.streams = [torch.cuda.Stream(clients.device) for _ in range(streams)]  # type: ignore[no-untyped-call]
         self._notice, self._told = notice, set[str]()
-        self.slots = Slots(clients.device, clients.kind, slots, self.streams, self._tell)
+        self.slots = Slots(
+            clients.device, clients.kind, slots, self.streams, self._tell, self._size_of_last_batch
+        )
         self._rows = RowsOnDevice(clients.device)
         self._initial = InitialStates(clients)
         self._server: ServerRunner | None = None
@@ -149,6 +151,10 @@ class CudaEngine(StoringEngine):
             state = self._initial.of(client)
         torch.cuda.current_stream(self.index).wait_stream(main)
         return state
+
+    def _size_of_last_batch(self, client: ClientId) -> int:
+        samples = self.clients.population.samples(client)["train"]
+        return samples % self.clients.client_training(client).batch_size
 
     def _tell(self, sentence: str) -> None:
         """Give a notice once, however many slots it applies to."""
