@@ -14,7 +14,7 @@ import torch
 from potluck.core.message import Message
 from potluck.core.streams import Source, Stream
 from potluck.engine.cuda.graphs import _play
-from potluck.engine.cuda.slots import Exchange, Slots
+from potluck.engine.cuda.slots import GROWS_AFTER, Exchange, Slots
 from potluck.engine.protocol import Request, Stamp
 from potluck.errors import ConfigError
 from potluck.training.plan import Plan
@@ -250,6 +250,23 @@ def test_idle_slots_make_room_first(gpu: Gpu) -> None:
     assert gpu.serve(work, "a") == ["a"]
     assert gpu.slots.limit == 128
     assert gpu.heard == ["GPU memory ran out with 1 client in flight; graphs are made anew"]
+
+
+def test_slots_grow_again_once_there_is_room(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [0]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[0], 100))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 30)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 30)
+    Short(gpu, 4, while_built=False).serve(*(f"a{number}" for number in range(8)))
+    gpu.slots.most = 8
+    limits = []
+    for room in (0, 20, 90, 90, 90):  # two slots take 30
+        free[0] = room
+        for _ in range(2 * GROWS_AFTER):
+            gpu.serve(named, "a1", "a2")
+        limits.append(gpu.slots.limit)
+    assert limits == [2, 3, 6, 8, 8]
+    assert sum("has room again" in sentence for sentence in gpu.heard) == 3
 
 
 @pytest.mark.parametrize("while_built", [False, True])

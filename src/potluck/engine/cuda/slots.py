@@ -23,6 +23,7 @@ from potluck.errors import ConfigError
 R = TypeVar("R", Request, Examination)
 Steps = tuple[str, ...]  # what a client does in a slot
 EVALUATION: Steps = ("evaluate",)
+GROWS_AFTER = 8  # exchanges without want of memory, after which more slots are tried; doubled at each failure
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,10 @@ class Exchange:
 
 
 class Slots:
-    """At most `limit` slots, each for clients of one kind. The limit becomes lower when memory runs out."""
+    """At most `limit` slots, each for clients of one kind.
+
+    The limit becomes lower when memory runs out, and higher again when there has been room for a while.
+    """
 
     def __init__(
         self,
@@ -83,6 +87,11 @@ class Slots:
         """`last_batch` gives the size of the short batch that a client's epochs end in."""
         self.device, self.kind, self.limit, self.streams = device, kind, limit, streams
         self.notice, self.last_batch = notice, last_batch
+        self.most = limit
+        self._calm, self._patience = (
+            0,
+            GROWS_AFTER,
+        )  # exchanges since memory ran out, and how many to wait for
         self._pools: dict[str, list[Slot]] = {}
         self._homes: dict[tuple[ClientId, Steps], Slot] = {}  # the slot in which each client last did what
 
@@ -110,10 +119,13 @@ class Slots:
         while True:
             exchange = Exchange()
             try:
-                return attempt(requests, exchange)
+                outcomes = attempt(requests, exchange)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
+            else:
+                self._grow()
+                return outcomes
             # Outside the except clause: the frames of the error at hand still refer to the slots.
             exchange.busy.clear()
             idle = len(self.all()) > exchange.used
@@ -146,7 +158,23 @@ class Slots:
                 "smaller batch or model, or engine.device: cpu"
             )
         self.limit = max(used // 2, kinds) if used > kinds else used // 2
+        self._calm, self._patience = 0, 2 * self._patience
         self.notice(f"GPU memory ran out with {_clients(used)} in flight; going on with {self.limit} at once")
+
+    def _grow(self) -> None:
+        """Allow more slots, if their number was lowered a while ago and what is free has room for them."""
+        self._calm += 1
+        slots = len(self.all())
+        if self.limit >= self.most or self._calm < self._patience or not slots:
+            return
+        self._calm = 0
+        reserved = torch.cuda.memory_reserved(self.device)
+        unused = reserved - torch.cuda.memory_allocated(self.device)
+        free = torch.cuda.mem_get_info(self.device)[0] + unused
+        more = min(self.limit, self.most - self.limit, free * slots // max(1, reserved))
+        if more:
+            self.limit += more
+            self.notice(f"GPU memory has room again; going on with up to {_clients(self.limit)} at once")
 
     def _in_turn(self, requests: Sequence[R]) -> Sequence[R]:
         """As they come; kind by kind if there are more kinds than slots, so that fewer slots are replaced."""

@@ -179,11 +179,12 @@ class HomeProcess:
             return TensorFrame({"failure": reply_note(outcome)["reason"]})
         if isinstance(letter.request, Examination):
             return done_frame(on_host(Done(outcome)))
-        work = self.store.record(letter.client).work
+        record = self.store.record(letter.client)
+        work = record.work
         assert work is not None, "who answered has worked"
+        frame = done_frame(on_host(Done(outcome, record.worked(), work.counters)))
         self.store.settle(letter.client, work.round)
         self.versions[letter.client] = letter.becomes
-        frame = done_frame(on_host(Done(outcome, work.state, work.counters)))
         return replace(frame, note={**frame.note, "version": letter.becomes})
 
     def _told(self) -> list[str]:
