@@ -355,13 +355,14 @@ def _capturing(
         graph.capture_end()
         finish(graph)
     except BaseException:
-        with contextlib.suppress(RuntimeError), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # for example that the graph is empty
-            graph.capture_end()
-        if _ended(graph):  # it ran out of memory after the capture: the graph releases its pool itself
-            graph.reset()
-        else:
-            _abandon(pool, generator)
+            with contextlib.suppress(RuntimeError):
+                graph.capture_end()
+            if _ended(graph):  # it ran out of memory after the capture: the graph releases its pool itself
+                graph.reset()
+            else:
+                _abandon(pool, generator)
         raise
     finally:
         if collects:
@@ -395,9 +396,7 @@ def _abandon(pool: Any, generator: torch.Generator | None) -> None:
             tell(index, pool)
     empty = torch.cuda.CUDAGraph()
     _begin(empty, torch.cuda.graph_pool_handle(), generator)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the graph is empty
-        empty.capture_end()
+    empty.capture_end()
 
 
 @contextlib.contextmanager
