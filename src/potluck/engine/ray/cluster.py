@@ -31,6 +31,10 @@ QUIET = {
     "RAY_worker_niceness": "0",  # homes do the work: they are no less urgent than their driver
 }
 OWN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # Ray reads it once per process
+UNHURRIED = {
+    "worker_register_timeout_seconds": 600,  # a process that starts slowly is not ended and begun again
+    "health_check_failure_threshold": 60,  # if this machine were gone, so would be the driver: it is only slow
+}
 ALONE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # 0: the one way to let Ray listen on loopback alone
 
 
@@ -89,6 +93,13 @@ class Cluster:
         ]
         return sorted(found, key=lambda node: (node.name, node.id))
 
+    def free(self) -> dict[str, tuple[float, float]]:
+        """The cores and GPUs of every machine that nobody has taken, as far as the head knows."""
+        from ray._private.state import available_resources_per_node
+
+        found = available_resources_per_node()
+        return {node: (of.get("CPU", 0.0), of.get("GPU", 0.0)) for node, of in found.items()}
+
     def close(self) -> None:
         """Leave the cluster; one that was started here ends, and its files go."""
         self._end.close()
@@ -100,8 +111,10 @@ class Cluster:
             _stay_alone(True)
             folder = tempfile.mkdtemp(prefix="potluck-ray-", dir="/tmp")  # paths of sockets must be short
             self._end.callback(shutil.rmtree, folder, ignore_errors=True)
-            cpus = len(os.sched_getaffinity(0))
-            self._init(address="local", num_cpus=cpus, include_dashboard=False, _temp_dir=folder)
+            atexit.register(
+                shutil.rmtree, folder, ignore_errors=True
+            )  # a start that failed writes until then
+            self._start_here(folder)
             return
         check_address(address)
         _stay_alone(_is_alone(address))
@@ -111,6 +124,16 @@ class Cluster:
         except Exception as error:  # Ray raises errors of many kinds
             raise ConfigError(f"engine.address: {_why(error, address)}") from error
         self._refuse_open_doors(address)
+
+    def _start_here(self, folder: str) -> None:
+        own = {"include_dashboard": False, "_temp_dir": folder, "_system_config": UNHURRIED}
+        try:
+            self._init(address="local", num_cpus=len(os.sched_getaffinity(0)), **own)
+        except Exception as error:  # Ray raises errors of many kinds
+            raise ConfigError(
+                f"engine.name: Ray could not be started on this machine ({first_line(error)}); if it is busy, try "
+                "again later, or use engine.name=local"
+            ) from error
 
     def _init(self, **options: Any) -> None:
         import ray

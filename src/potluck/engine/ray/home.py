@@ -64,7 +64,7 @@ def opened(
         settings = EngineSettings(**values)
         device = settings.torch_device()
         home = HomeProcess(recipe().clients(str(device)), settings, share)
-        return home, {"fingerprint": fingerprint(device, settings.threads)}
+        return home, {"fingerprint": fingerprint(device, settings.threads), "used": time.process_time()}
     except PotluckError as error:
         return None, {"refused": str(error)}
 
@@ -138,7 +138,8 @@ class HomeProcess:
         except BaseException as error:
             return [trouble_frame(error)] * len(letters)
         self._trim()
-        about = {"seconds": (time.perf_counter() - started) / len(letters), "notices": self._told()}
+        taken = (time.perf_counter() - started) / len(letters)
+        about = {"seconds": taken, "used": time.process_time(), "notices": self._told()}
         return [replace(reply, note={**reply.note, **about}) for reply in replies]
 
     def _seat(self, letter: Letter) -> bool:

@@ -13,7 +13,8 @@ from ray.exceptions import RayError, RayTaskError
 
 from potluck.engine.ray.actor import HomeActor
 from potluck.engine.ray.cluster import Cluster
-from potluck.engine.ray.homes import START, in_short
+from potluck.engine.ray.handles import in_short
+from potluck.engine.ray.homes import START
 from potluck.engine.ray.parcel import pack
 from potluck.engine.ray.spots import Spot, choose_spots, home_settings
 from potluck.engine.settings import EngineSettings
@@ -54,7 +55,7 @@ def play_jobs(settings: EngineSettings, jobs: Sequence[Job], told: Callable[[str
         nodes = cluster.nodes()
         own = home_settings(settings, nodes)
         spots = choose_spots(settings, str(own.device), nodes, len(jobs))
-        players = _Players(str(own.device), told)
+        players = _Players(str(own.device), settings.deadline, told)
         stack.callback(players.close)
         players.play(jobs, spots)
 
@@ -62,8 +63,8 @@ def play_jobs(settings: EngineSettings, jobs: Sequence[Job], told: Callable[[str
 class _Players:
     """Processes that play jobs."""
 
-    def __init__(self, device: str, told: Callable[[str], None]) -> None:
-        self.device, self.told = device, told
+    def __init__(self, device: str, deadline: float, told: Callable[[str], None]) -> None:
+        self.device, self.deadline, self.told = device, deadline, told
         self.busy: dict[Any, _Place] = {}
         self.losses: dict[str, int] = {}
 
@@ -95,8 +96,11 @@ class _Players:
     def _place(self, spot: Spot, anywhere: bool = False) -> _Place:
         options = {"max_restarts": 0, "max_task_retries": 0, **spot.options(anywhere)}
         place = _Place(ray.remote(HomeActor).options(**options).remote(), spot)
+        hello = place.actor.hello.remote()
+        if not ray.wait([hello], timeout=START)[0]:
+            self.told(f"a process takes more than {START:g} s to start, or there is no room for it; waiting")
         try:
-            place.node, _ = ray.get(place.actor.hello.remote(), timeout=START)
+            place.node, *_ = ray.get(hello, timeout=self.deadline)
         except RayError as error:
             _kill(place)
             raise ConfigError(
