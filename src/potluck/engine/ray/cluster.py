@@ -126,9 +126,12 @@ class Cluster:
         self._refuse_open_doors(address)
 
     def _start_here(self, folder: str) -> None:
+        import torch  # Ray's own search for GPUs misses some
+
+        cores, gpus = len(os.sched_getaffinity(0)), torch.cuda.device_count()
         own = {"include_dashboard": False, "_temp_dir": folder, "_system_config": UNHURRIED}
         try:
-            self._init(address="local", num_cpus=len(os.sched_getaffinity(0)), **own)
+            self._init(address="local", num_cpus=cores, num_gpus=gpus, **own)
         except Exception as error:  # Ray raises errors of many kinds
             raise ConfigError(
                 f"engine.name: Ray could not be started on this machine ({first_line(error)}); if it is busy, try "
