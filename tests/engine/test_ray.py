@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import itertools
 import os
 import socket
@@ -46,7 +47,7 @@ from potluck.engine.ray.handles import Call, Home  # noqa: E402
 from potluck.engine.ray.home import HomeProcess  # noqa: E402
 from potluck.engine.ray.home import opened as home_opened  # noqa: E402
 from potluck.engine.ray.homes import LOSSES, Homes, _packed  # noqa: E402
-from potluck.engine.ray.parcel import pack, unpack  # noqa: E402
+from potluck.engine.ray.parcel import _is_loose, pack, unpack  # noqa: E402
 from potluck.engine.ray.spots import Spot, choose_spots, fitting, home_settings  # noqa: E402
 
 SCHEDULE: list[Sequence[ClientId]] = [ALL, ("0", "2"), ALL]
@@ -457,3 +458,16 @@ def test_room_on_machines() -> None:
     shared = [Spot("1", 0, 1 / 3, 1)] * 3
     assert fitting(shared, {"1": (4.0, 0.9999)}) == shared
     assert fitting(shared, {"2": (4.0, 1.0)}) == []
+
+
+def test_what_is_installed_does_not_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever pip put it; a file of the user's does."""
+    (tmp_path / "installed" / "there-1.0.dist-info").mkdir(parents=True)
+    (tmp_path / "installed" / "there").mkdir()
+    (tmp_path / "installed" / "there" / "__init__.py").write_text("class One: pass")
+    (tmp_path / "installed" / "there" / "inside.py").write_text("class Two: pass")
+    (tmp_path / "own.py").write_text("class Three: pass")
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    monkeypatch.syspath_prepend(tmp_path)
+    modules = {name: importlib.import_module(name) for name in ("there", "there.inside", "own")}
+    assert [name for name, module in modules.items() if _is_loose(name, module)] == ["own"]

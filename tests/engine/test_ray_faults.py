@@ -52,7 +52,7 @@ CHECKS = (
 
 
 class Machines:
-    """A head without work and two machines, all on this one, with room for two engines of a home on each."""
+    """A head without work and two machines, all on this one, with room for several engines."""
 
     def __init__(self) -> None:
         clusters.check_installed()
@@ -86,7 +86,7 @@ class Machines:
         self.imitated.shutdown()
 
     def _add(self) -> Any:
-        return self.imitated.add_node(num_cpus=2)
+        return self.imitated.add_node(num_cpus=8)
 
 
 @pytest.fixture(scope="module")

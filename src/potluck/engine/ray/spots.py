@@ -30,7 +30,7 @@ class Spot:
 
 
 def at_machine(node: str, soft: bool = False) -> Any:
-    """How Ray is told to start something on a machine; `soft`: elsewhere if it is gone or full."""
+    """How Ray is told to start something on a machine; `soft`: elsewhere if it is gone."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return NodeAffinitySchedulingStrategy(node, soft=soft)
