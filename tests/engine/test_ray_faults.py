@@ -153,6 +153,14 @@ def test_two_machines_die_at_once(
     assert same(Bench("fedproto").play(SCHEDULE).states(), played.states())
 
 
+def test_a_run_begins_just_after_a_machine_died(engines: Engines, machines: Machines) -> None:
+    """The head does not know yet, and gives homes to that machine."""
+    machines.kill()
+    played = Bench("fedproto", make_engine=engines).play(SCHEDULE)
+    assert any(sentence.startswith("a home could not be started: ") for sentence in engines.heard)
+    assert same(Bench("fedproto").play(SCHEDULE).states(), played.states())
+
+
 def test_a_home_that_hangs_is_given_up(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     def freeze(homes: WarmHomes) -> None:
         os.kill(homes.alive[-1].process, signal.SIGSTOP)

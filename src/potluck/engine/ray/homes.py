@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from potluck.engine.ray.actor import HomeActor
 from potluck.engine.ray.cluster import Cluster
@@ -68,8 +68,13 @@ class Homes:
         for home in greeted:
             self._open(home)
         for home in greeted:
-            self._admit(home, self._opened(home))
+            try:
+                self._admit(home, self._opened(home))
+            except Lost as loss:
+                self._give_up(home, str(loss))
         self.coming = []
+        if not self.alive:
+            raise ConfigError(f"engine.name: no home can be started on the Ray cluster: {self.why}")
 
     def _spots_with_room(self) -> list[Spot]:
         """The spots that nobody else has taken. Ray takes a moment to notice that one was given back."""
@@ -106,29 +111,34 @@ class Homes:
             self.notice(f"{names}: a home takes more than {START:g} s to start; waiting for it")
         _, late = ray.wait(list(greetings), num_returns=len(homes), timeout=self.settings.deadline)
         for ref in late:
-            self._kill(greetings.pop(ref))
-        for ref, home in greetings.items():
-            self._meet(home, ref)
-        found = [*greetings.values()]
-        if not found:
-            raise ConfigError(
-                "engine.name: no home on the Ray cluster started within engine.deadline "
-                f"({self.settings.deadline:g} s)"
+            self._give_up(
+                greetings.pop(ref), f"it did not start within engine.deadline, {self.settings.deadline:g} s"
             )
-        return found
+        return [home for ref, home in greetings.items() if self._meets(home, ref)]
 
-    def _meet(self, home: Home, greeting: Any) -> None:
+    def _meets(self, home: Home, greeting: Any) -> bool:
+        """Ask a home its name; False if it is gone, as when its machine died and the cluster does not know yet."""
+        name = self._names[home.spot.node]
         try:
             home.node, home.process, home.machine = ray.get(greeting)
         except RayError as error:
-            raise ConfigError(
-                f"engine.name: no home can be started on {self._names[home.spot.node]}: {in_short(error)}"
-            ) from error
+            if isinstance(error, RayActorError) and not error.actor_init_failed:
+                self._give_up(home, f"{name}: {in_short(error)}")
+                return False
+            raise ConfigError(f"engine.name: no home can be started on {name}: {in_short(error)}") from error
+        return True
+
+    def _give_up(self, home: Home, why: str) -> None:
+        """Go on without a home that could not be started; another one is asked for later."""
+        self._kill(home)
+        self._count_loss(why)
+        self.notice(f"a home could not be started: {why}")
 
     def _open(self, home: Home) -> None:
         home.opening = home.actor.open.remote(self._code, self._parcel, self.values, home.spot.share)
 
     def _opened(self, home: Home) -> Mapping[str, Any]:
+        """What a home says when it is open, or why it refuses; `Lost` if it is gone."""
         try:
             about: Mapping[str, Any] = ray.get(home.opening, timeout=self.settings.deadline)
             return about
@@ -137,7 +147,7 @@ class Homes:
         except RayTaskError as error:
             return {"refused": f"its clients cannot be made: {first_line(error.cause or error)}"}
         except RayError as error:
-            return {"refused": in_short(error)}
+            raise Lost(f"{home.node}: {in_short(error)}") from error
 
     def _admit(self, home: Home, about: Mapping[str, Any]) -> None:
         """Take a home that is like the others; a `ConfigError` says why another one is refused."""
@@ -206,16 +216,14 @@ class Homes:
         ready = ray.wait(list(refs), num_returns=1, timeout=seconds)[0] if refs else []
         for home in map(refs.__getitem__, ready):
             self.coming.remove(home)
-            about = self._opened(home)
             try:
+                about = self._opened(home)
                 if "refused" not in about:
                     hello = home.actor.hello.remote()
                     home.node, home.process, home.machine = ray.get(hello, timeout=self.settings.deadline)
                 self._admit(home, about)
-            except (ConfigError, RayError) as error:
-                self._kill(home)
-                self._count_loss(first_line(error))
-                self.notice(f"a home could not be replaced: {first_line(error)}")
+            except (ConfigError, Lost, RayError) as error:
+                self._give_up(home, first_line(error))
 
     def wait_for_one(self) -> None:
         """Wait until there is a home; a `RunError` if none comes."""
