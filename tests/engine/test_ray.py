@@ -268,7 +268,7 @@ def test_homes_are_dealt_out_to_machines_in_turn() -> None:
     assert [spot.gpus for spot in choose_spots(asked, "cuda", gpus, 100)] == [0.5] * 4
 
 
-def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses() -> None:
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
         nobody = f"127.0.0.1:{door.getsockname()[1]}"
@@ -281,9 +281,23 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
             check_engine(ON_RAY.model_copy(update={"address": address}))
     with pytest.raises(ConfigError, match=r"address is that of a Ray cluster; set engine\.name to ray"):
         EngineSettings(address="head:1")
-    monkeypatch.setattr(clusters, "_has_token", lambda: False)
-    with pytest.raises(ConfigError, match=r"10\.0\.0\.5:1 takes commands without a token"):
-        Cluster._refuse_open_doors(SimpleNamespace(), "10.0.0.5:1")  # type: ignore[arg-type]
+
+
+def test_a_cluster_that_anybody_may_command_is_refused(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster is asked, not this process: one without a token takes drivers that have one."""
+    address = ray.get_runtime_context().gcs_address
+    assert clusters._has_token()
+    assert not clusters._takes_anybody(address)
+    cluster._refuse_open_doors(address)
+    monkeypatch.setattr(clusters, "_is_alone", lambda address: False)
+    cluster._refuse_open_doors(address)
+    for name, open_ in (("_has_token", False), ("_takes_anybody", True)):
+        with monkeypatch.context() as patch:
+            patch.setattr(clusters, name, lambda *address, open_=open_: open_)
+            with pytest.raises(ConfigError, match=f"{address} takes commands without a token"):
+                cluster._refuse_open_doors(address)
 
 
 @pytest.mark.parametrize("version", ["2.55.0", "2.61.0", "3.0.0"])

@@ -9,9 +9,11 @@ import secrets
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +24,7 @@ from potluck.errors import ConfigError, first_line
 INSTALL = "install it with: pip install 'potluck[ray]'"
 VERSIONS = (2, 55, 1), (2, 61)  # from the first, below the second
 REACH = 5.0  # seconds in which a machine must take a connection
+KNOCK = 20.0  # seconds in which a cluster must say whether it wants a token
 TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with it"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 QUIET = {
@@ -147,7 +150,7 @@ class Cluster:
 
     def _refuse_open_doors(self, address: str) -> None:
         """Refuse a cluster that takes commands from anybody, unless only this machine reaches it."""
-        if _has_token() or address.rpartition(":")[0] in LOOPBACK:
+        if _is_alone(address) or (_has_token() and not _takes_anybody(address)):
             return
         raise ConfigError(
             f"engine.address: the cluster at {address} takes commands without a token, so whoever reaches it runs "
@@ -229,8 +232,23 @@ def _is_connected() -> bool:
 def _has_token() -> bool:
     import ray._raylet as raylet
 
-    mode: Callable[[], Any] | None = getattr(raylet, "get_authentication_mode", None)
-    return mode is not None and "TOKEN" in str(mode()).upper()
+    return bool(raylet.get_authentication_mode() == raylet.AuthenticationMode.TOKEN)
+
+
+def _takes_anybody(address: str) -> bool:
+    """Whether a cluster lets a process in that has no token. Ray reads its mode once: ask in another process."""
+    knock = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", knock, address],
+            env={**os.environ, "RAY_AUTH_MODE": "disabled"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=KNOCK,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return asked.returncode == 0
 
 
 @contextlib.contextmanager
