@@ -9,9 +9,11 @@ import secrets
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +24,7 @@ from potluck.errors import ConfigError, first_line
 INSTALL = "install it with: pip install 'potluck[ray]'"
 VERSIONS = (2, 55, 1), (2, 61)  # from the first, below the second
 REACH = 5.0  # seconds in which a machine must take a connection
+KNOCK = 20.0  # seconds in which a cluster must say whether it wants a token
 TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with it"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 QUIET = {
@@ -31,6 +34,10 @@ QUIET = {
     "RAY_worker_niceness": "0",  # homes do the work: they are no less urgent than their driver
 }
 OWN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # Ray reads it once per process
+UNHURRIED = {
+    "worker_register_timeout_seconds": 600,  # a process that starts slowly is not ended and begun again
+    "health_check_failure_threshold": 60,  # if this machine were gone, so would be the driver: it is only slow
+}
 ALONE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # 0: the one way to let Ray listen on loopback alone
 
 
@@ -89,6 +96,13 @@ class Cluster:
         ]
         return sorted(found, key=lambda node: (node.name, node.id))
 
+    def free(self) -> dict[str, tuple[float, float]]:
+        """The cores and GPUs of every machine that nobody has taken, as far as the head knows."""
+        from ray._private.state import available_resources_per_node
+
+        found = available_resources_per_node()
+        return {node: (of.get("CPU", 0.0), of.get("GPU", 0.0)) for node, of in found.items()}
+
     def close(self) -> None:
         """Leave the cluster; one that was started here ends, and its files go."""
         self._end.close()
@@ -100,8 +114,10 @@ class Cluster:
             _stay_alone(True)
             folder = tempfile.mkdtemp(prefix="potluck-ray-", dir="/tmp")  # paths of sockets must be short
             self._end.callback(shutil.rmtree, folder, ignore_errors=True)
-            cpus = len(os.sched_getaffinity(0))
-            self._init(address="local", num_cpus=cpus, include_dashboard=False, _temp_dir=folder)
+            atexit.register(
+                shutil.rmtree, folder, ignore_errors=True
+            )  # a start that failed writes until then
+            self._start_here(folder)
             return
         check_address(address)
         _stay_alone(_is_alone(address))
@@ -112,6 +128,19 @@ class Cluster:
             raise ConfigError(f"engine.address: {_why(error, address)}") from error
         self._refuse_open_doors(address)
 
+    def _start_here(self, folder: str) -> None:
+        import torch  # Ray's own search for GPUs misses some
+
+        cores, gpus = len(os.sched_getaffinity(0)), torch.cuda.device_count()
+        own = {"include_dashboard": False, "_temp_dir": folder, "_system_config": UNHURRIED}
+        try:
+            self._init(address="local", num_cpus=cores, num_gpus=gpus, **own)
+        except Exception as error:  # Ray raises errors of many kinds
+            raise ConfigError(
+                f"engine.name: Ray could not be started on this machine ({first_line(error)}); if it is busy, try "
+                "again later, or use engine.name=local"
+            ) from error
+
     def _init(self, **options: Any) -> None:
         import ray
 
@@ -121,7 +150,7 @@ class Cluster:
 
     def _refuse_open_doors(self, address: str) -> None:
         """Refuse a cluster that takes commands from anybody, unless only this machine reaches it."""
-        if _has_token() or address.rpartition(":")[0] in LOOPBACK:
+        if _is_alone(address) or (_has_token() and not _takes_anybody(address)):
             return
         raise ConfigError(
             f"engine.address: the cluster at {address} takes commands without a token, so whoever reaches it runs "
@@ -203,8 +232,23 @@ def _is_connected() -> bool:
 def _has_token() -> bool:
     import ray._raylet as raylet
 
-    mode: Callable[[], Any] | None = getattr(raylet, "get_authentication_mode", None)
-    return mode is not None and "TOKEN" in str(mode()).upper()
+    return bool(raylet.get_authentication_mode() == raylet.AuthenticationMode.TOKEN)
+
+
+def _takes_anybody(address: str) -> bool:
+    """Whether a cluster lets a process in that has no token. Ray reads its mode once: ask in another process."""
+    knock = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", knock, address],
+            env={**os.environ, "RAY_AUTH_MODE": "disabled"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=KNOCK,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return asked.returncode == 0
 
 
 @contextlib.contextmanager

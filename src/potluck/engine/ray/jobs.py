@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from potluck.engine.ray.actor import HomeActor
 from potluck.engine.ray.cluster import Cluster
-from potluck.engine.ray.homes import START, in_short
+from potluck.engine.ray.handles import in_short
+from potluck.engine.ray.homes import PAUSE, START
 from potluck.engine.ray.parcel import pack
 from potluck.engine.ray.spots import Spot, choose_spots, home_settings
 from potluck.engine.settings import EngineSettings
@@ -54,7 +56,7 @@ def play_jobs(settings: EngineSettings, jobs: Sequence[Job], told: Callable[[str
         nodes = cluster.nodes()
         own = home_settings(settings, nodes)
         spots = choose_spots(settings, str(own.device), nodes, len(jobs))
-        players = _Players(str(own.device), told)
+        players = _Players(str(own.device), settings.deadline, told)
         stack.callback(players.close)
         players.play(jobs, spots)
 
@@ -62,8 +64,8 @@ def play_jobs(settings: EngineSettings, jobs: Sequence[Job], told: Callable[[str
 class _Players:
     """Processes that play jobs."""
 
-    def __init__(self, device: str, told: Callable[[str], None]) -> None:
-        self.device, self.told = device, told
+    def __init__(self, device: str, deadline: float, told: Callable[[str], None]) -> None:
+        self.device, self.deadline, self.told = device, deadline, told
         self.busy: dict[Any, _Place] = {}
         self.losses: dict[str, int] = {}
 
@@ -93,16 +95,29 @@ class _Players:
             _kill(place)
 
     def _place(self, spot: Spot, anywhere: bool = False) -> _Place:
-        options = {"max_restarts": 0, "max_task_retries": 0, **spot.options(anywhere)}
-        place = _Place(ray.remote(HomeActor).options(**options).remote(), spot)
-        try:
-            place.node, _ = ray.get(place.actor.hello.remote(), timeout=START)
-        except RayError as error:
-            _kill(place)
-            raise ConfigError(
-                f"engine.name: no process could be started on the Ray cluster: {in_short(error)}"
-            ) from error
-        return place
+        """A process at a spot; elsewhere if its machine is dead, which a cluster learns late."""
+        for attempt in range(LOSSES):
+            options = {"max_restarts": 0, "max_task_retries": 0, **spot.options(anywhere)}
+            place = _Place(ray.remote(HomeActor).options(**options).remote(), spot)
+            try:
+                self._greet(place)
+                return place
+            except RayError as error:
+                _kill(place)
+                gone = isinstance(error, RayActorError) and not error.actor_init_failed
+                if not gone or attempt == LOSSES - 1:
+                    raise ConfigError(
+                        f"engine.name: no process could be started on the Ray cluster: {in_short(error)}"
+                    ) from error
+                anywhere = True
+                time.sleep(PAUSE[0] * 2**attempt)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _greet(self, place: _Place) -> None:
+        hello = place.actor.hello.remote()
+        if not ray.wait([hello], timeout=START)[0]:
+            self.told(f"a process takes more than {START:g} s to start, or there is no room for it; waiting")
+        place.node, *_ = ray.get(hello, timeout=self.deadline)
 
     def _begin(self, place: _Place, job: Job) -> None:
         place.job = job
