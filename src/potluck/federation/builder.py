@@ -222,7 +222,8 @@ class ClientBuilder:
             return False
         form = self._form(client)
         if form not in self._flexible:
-            gains = self.device.type == "cpu" or self.precision == "bfloat16" or _is_deep(model)
+            always = self.device.type == "cpu" or self.precision == "bfloat16"
+            gains = always or _gains_from_channels_last(model)
             self._flexible[form] = gains and _runs_channels_last(model, self.population.task_of(client))
         return self._flexible[form]
 
@@ -258,9 +259,15 @@ def _is_data(value: object) -> bool:
     return isinstance(value, _PLAIN)
 
 
-def _is_deep(model: Model) -> bool:
-    """Whether a model has many convolutions. Few of them, on few channels, are as fast in either layout."""
-    return sum(isinstance(layer, nn.Conv2d) for layer in model.modules()) >= DEEP
+def _gains_from_channels_last(model: Model) -> bool:
+    """Whether tf32 convolutions of a model are faster so on a GPU: if there are many.
+
+    Two convolutions on few channels are as fast in either layout. For depthwise ones cuDNN compiles kernels anew for
+    every size of batch, four seconds for a MobileNet, which repays itself in thousands of steps only.
+    """
+    found = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
+    depthwise = any(layer.groups == layer.in_channels > 1 for layer in found)
+    return len(found) >= DEEP and not depthwise
 
 
 def _runs_channels_last(model: Model, task: Task) -> bool:
