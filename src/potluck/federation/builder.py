@@ -262,8 +262,8 @@ def _is_data(value: object) -> bool:
 def _gains_from_channels_last(model: Model) -> bool:
     """Whether tf32 convolutions of a model are faster so on a GPU: if there are many.
 
-    Two convolutions on few channels are as fast in either layout. For depthwise ones cuDNN compiles kernels anew for
-    every size of batch, four seconds for a MobileNet, which repays itself in thousands of steps only.
+    Two convolutions on few channels are as fast in either layout. For depthwise ones cuDNN compiles kernels anew
+    for every size of batch, four seconds for a MobileNet, which only thousands of steps repay.
     """
     found = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
     depthwise = any(layer.groups == layer.in_channels > 1 for layer in found)
