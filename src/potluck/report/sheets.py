@@ -330,6 +330,16 @@ def in_given_order(comparison: Comparison) -> list[Mapping[str, Any]]:
     return [row for entry in comparison["methods"] for row in _in_all_modes(entry)]
 
 
+def in_order_of_looks(comparison: Comparison, looks: int) -> list[Mapping[str, Any]]:
+    """The same rows in the order in which they get their looks.
+
+    It is the given order, so that a method looks alike in all settings of a sweep. If there are more rows than
+    looks, the best come first.
+    """
+    given = in_given_order(comparison)
+    return given if len(given) <= looks else rows_of(comparison)
+
+
 def row_label(row: Mapping[str, Any]) -> str:
     """A method with the mode of its row, unless the plain model is its only one: `fedproto (prototype)`."""
     name, mode = method_label(row["method"]), row.get("mode")
@@ -785,13 +795,13 @@ def differences_sheet(comparison: Comparison) -> Sheet | None:
 
 
 def sweep_sheet(settings: Mapping[str, Mapping[str, Any]], comparisons: Mapping[str, Comparison]) -> Sheet:
-    """A row per setting and method: score, difference to its reference, moment and mode."""
+    """A row per setting and method, in one order: score, difference to its reference, moment and mode."""
     first = next(iter(comparisons.values()))
     measure = measure_in(first)
     rows = [
         {**row, "setting": setting}
         for setting, comparison in comparisons.items()
-        for row in rows_of(comparison)
+        for row in in_given_order(comparison)
     ]
     columns = (
         words("setting", itemgetter("setting")),
