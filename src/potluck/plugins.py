@@ -71,6 +71,14 @@ def _reason(error: BaseException) -> str:
     return kind_and_message(error)
 
 
+def listed(plugins: Any, wanted: str = "a list of files or modules, such as ['mine.py']") -> list[str]:
+    """Plugins as a run folder names them, files by their whole paths; one may be given without a list."""
+    names = [plugins] if isinstance(plugins, str | Path) else plugins
+    if not isinstance(names, list | tuple) or not all(isinstance(one, str | Path) for one in names):
+        raise ConfigError(f"plugins: give {wanted}, not {plugins!r}")
+    return [str(Path(one).resolve()) if str(one).endswith(".py") else str(one) for one in names]
+
+
 def module_name(plugin: str) -> str:
     """The name in `sys.modules` of a plugin: a module, or a file by its path."""
     return f"{_PREFIX}{Path(plugin).resolve()}" if plugin.endswith(".py") else plugin

@@ -431,7 +431,7 @@ def test_what_would_be_passed_over_in_silence_is_told(place: Path) -> None:
     assert "--methods: local is named twice and played once" in told.stderr
     assert "--seeds: 0 is named twice; name each seed once" in refused(*compare, "local", "--seeds", "0,1,0")
     assert "write --methods" in potluck("compare", "small.yaml", "--method", "fedavg").stderr
-    assert "plugins=[FILE.py]" in potluck("run", "small.yaml", "--plugin", "mine.py").stderr
+    assert "plugins=[FILE.py]" in potluck("serve", "small.yaml", "--plugin", "mine.py").stderr
     assert ", data digits" in potluck("run", "small.yaml", "training.rounds=1").stdout
 
 

@@ -11,7 +11,7 @@ import typer
 
 from potluck.cli import completion
 from potluck.cli.exits import Stopped
-from potluck.cli.options import AsJson, Debug, ExperimentFile, Overrides, check_experiment, words
+from potluck.cli.options import AsJson, Debug, ExperimentFile, Overrides, PluginFiles, check_experiment, words
 from potluck.cli.screen import MOST_ROWS, Screen
 from potluck.errors import ConfigError
 from potluck.files import check_writable, write_anew
@@ -85,6 +85,7 @@ def compare(
             metavar="FILE", help="Draw scores over rounds, of a sweep a heat map, as a vector figure."
         ),
     ] = None,
+    plugin: PluginFiles = None,
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -94,6 +95,7 @@ def compare(
     that are finished and goes on with those that were stopped.
     """
     check_experiment(experiment)
+    from potluck.experiment.schema import with_plugins
     from potluck.report.comparison import check_view
     from potluck.runs.comparisons.api import check_views, default_folder, distinct
     from potluck.runs.comparisons.plan import read_sweep
@@ -103,7 +105,8 @@ def compare(
     _refuse_empty({"--methods": methods, "--seeds": seeds})
     _refuse_idle_seed(overrides or (), seeds)
     targets, at = _scores(target), list(dict.fromkeys(_numbers("--rounds", rounds, "10,50,100")))
-    plan = read_sweep(experiment, words(methods or ""), overrides or ())
+    changes = with_plugins(experiment, overrides or (), plugin or ())
+    plan = read_sweep(experiment, words(methods or ""), changes)
     check_view(view)
     check_views(plan, at, against)
     listed = _numbers("--seeds", seeds or "", "0,1,2")

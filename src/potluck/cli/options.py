@@ -21,6 +21,14 @@ Overrides = Annotated[
         autocompletion=completion.overrides,
     ),
 ]
+PluginFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin",
+        metavar="FILE.py",
+        help="Load a file or module with methods, models or data of your own; repeatable.",
+    ),
+]
 AsJson = Annotated[
     bool, typer.Option("--json", help="JSON alone on standard output; progress on standard error.")
 ]

@@ -54,13 +54,15 @@ def plot(
     mode: Annotated[Words, typer.Option(metavar="MODE", help="By which way to predict.")] = None,
     plugins: Annotated[
         bool,
-        typer.Option("--plugins", help="Load the plug-ins that the runs name: their code runs here."),
+        typer.Option(
+            "--plugins",
+            help="For cka, tsne, pca and confusion: load the plug-ins that the run names. Their code runs here.",
+        ),
     ] = False,
     debug: Debug = False,
 ) -> None:
     """Draw a picture of finished or running experiments; without arguments, list the kinds."""
     from potluck.errors import ConfigError
-    from potluck.runs.open import open as open_folder
     from potluck.runs.pictures.api import plot as draw
 
     screen = Screen(json=False)
@@ -71,7 +73,7 @@ def plot(
     place = out or Path(f"{kind}.png")
     draw(
         kind,  # type: ignore[arg-type]
-        [open_folder(run, plugins=True) for run in runs] if plugins else runs,
+        runs,
         out=place,
         over=over,
         clients=clients,
@@ -80,6 +82,7 @@ def plot(
         classes=classes,
         moment=moment,
         mode=mode,
+        plugins=plugins,
     )
     screen.show(f"picture: {place}")
 

@@ -21,6 +21,7 @@ from potluck.cli.options import (
     LogForm,
     Overrides,
     PagePort,
+    PluginFiles,
     Prometheus,
     check_experiment,
     check_log,
@@ -44,6 +45,7 @@ def run(
             help="The run folder, which must not exist. Default: runs/<name>, runs/<name>-2, …",
         ),
     ] = None,
+    plugin: PluginFiles = None,
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -51,10 +53,11 @@ def run(
     check_experiment(experiment)
     from potluck.experiment import Experiment
     from potluck.experiment.overrides import read_yaml
-    from potluck.experiment.schema import SEVERAL
+    from potluck.experiment.schema import SEVERAL, with_plugins
     from potluck.runs.api import run as play
 
-    chosen, screen = Experiment.load(experiment, overrides or ()), Screen(json)
+    screen = Screen(json)
+    chosen = Experiment.load(experiment, with_plugins(experiment, overrides or (), plugin or ()))
     several = [key for key in SEVERAL if key in read_yaml(experiment)]
     if several:
         left = " and ".join(several)

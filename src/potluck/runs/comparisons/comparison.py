@@ -19,7 +19,9 @@ from potluck.report.comparison_page import sweep_heat_map, write_sweep
 from potluck.report.reading import reading, shown_from
 from potluck.report.render import Sheet, notebook, plain
 from potluck.report.sheets import comparison_sheet, measure_in, rounds_sheet, sweep_sheet, targets_sheet
+from potluck.runs.comparisons.own_models import check_models, models_of
 from potluck.runs.folder import FORMAT, LOCK
+from potluck.runs.kept_models.given import Plugins, listed_plugins
 from potluck.runs.results.open_run import open_run
 from potluck.runs.results.run_result import RunResult
 from potluck.runs.stored import read_summary
@@ -46,13 +48,23 @@ class Comparison:
     comparison: dict[str, Any]
     # The runs by label and seed, with the models of the process that played them.
     _results: Mapping[tuple[str, int], RunResult] = field(default_factory=dict, compare=False)
+    # What `potluck.open` was given for all runs: the user's own classes, and whether plug-ins may be loaded.
+    _models: Entries | None = field(default=None, compare=False)
+    _plugins: Plugins = field(default=False, compare=False)
 
     @front_door()
-    def run(self, method: str, seed: int | None = None, *, models: Entries | None = None) -> RunResult:
+    def run(
+        self,
+        method: str,
+        seed: int | None = None,
+        *,
+        models: Entries | None = None,
+        plugins: Plugins | None = None,
+    ) -> RunResult:
         """One of its runs, with clients and models; by default that of the first seed.
 
-        Where clients had models of your own and another process ran the comparison, `models` brings the classes, as
-        in `potluck.open`.
+        Where clients had models of your own and another process ran the comparison, `models` brings the classes and
+        `plugins=True` loads the plug-ins, as in `potluck.open`. By default both are what `open` was given.
         """
         runs = {entry["method"]: entry["runs"] for entry in self.comparison["methods"]}
         if method not in runs:
@@ -62,7 +74,10 @@ class Comparison:
             raise ConfigError(f"{method} was not run with seed {seed}; its seeds: {', '.join(runs[method])}")
         if models is None and (method, seed) in self._results:
             return self._results[method, seed]
-        return open_run(self.folder / runs[method][str(seed)], models, onward="potluck compare again")
+        folder = self.folder / runs[method][str(seed)]
+        given = models_of(folder, self._models) if models is None else models
+        asked = self._plugins if plugins is None else listed_plugins(plugins)
+        return open_run(folder, given, asked, onward="potluck compare again")
 
     @shown_from(COMPARISON)
     def frame(self) -> pd.DataFrame:
@@ -230,6 +245,20 @@ class Sweep:
 
     def _repr_html_(self) -> str:
         return _in_notebook(self.sheet, self.folder / "sweep.html")
+
+
+def with_code(found: Comparison | Sweep, models: Entries | None, plugins: Plugins) -> Comparison | Sweep:
+    """The same comparisons, whose runs are opened with these classes and plug-ins; a wrong name is refused."""
+    parts = found.comparisons.values() if isinstance(found, Sweep) else [found]
+    check_models([folder for one in parts for folder in _run_folders(one)], models)
+    if isinstance(found, Comparison):
+        return replace(found, _models=models, _plugins=plugins)
+    given = {name: replace(one, _models=models, _plugins=plugins) for name, one in found.comparisons.items()}
+    return replace(found, comparisons=given)
+
+
+def _run_folders(one: Comparison) -> list[Path]:
+    return [one.folder / name for entry in one.comparison["methods"] for name in entry["runs"].values()]
 
 
 def is_comparison(folder: Path) -> bool:

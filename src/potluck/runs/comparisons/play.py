@@ -38,7 +38,7 @@ from potluck.runs.comparisons.references import BASELINE, check_reference, refer
 from potluck.runs.environment import check_version, data_facts
 from potluck.runs.folder import LOCK, RunFolder
 from potluck.runs.observers import Observer
-from potluck.runs.own_code import check_own_code, reach
+from potluck.runs.own_code import check_own_code, reach, unused_plugins
 from potluck.runs.pilots import settled
 from potluck.runs.results.run_result import RunResult, remaking
 from potluck.runs.resuming import ROUNDS, is_free
@@ -243,6 +243,16 @@ class _Part:
         return (self.folder / "config.yaml").exists()
 
     @property
+    def as_begun(self) -> Experiment:
+        """The experiment without plugins that were added since and that nothing of it comes from."""
+        there = read_config(self.folder).get("plugins") or ()
+        added = unused_plugins(self.experiment) - {*map(str, there)}
+        if not added:
+            return self.experiment
+        kept = [name for name in to_values(self.experiment)["plugins"] if name not in added]
+        return self.experiment.variant(plugins=kept)
+
+    @property
     def is_shorter(self) -> bool:
         """Whether it was begun with fewer rounds than are asked for now; it can play the others still."""
         training = read_config(self.folder).get("training")
@@ -268,12 +278,13 @@ class _Part:
         rounds = self.experiment.training.rounds if self.is_shorter else None
         if self._finished():
             skip(f"{self.label}: finished before, taken from {self.folder}")
-            federation = settled(self.experiment, self.folder).build(data, split)
+            federation = settled(self.as_begun, self.folder).build(data, split)
             result = RunResult(self.folder, self._summary(), _remake=remaking(federation))
             self._check_log(result)
             return result
-        given = not self.experiment.portable or bool(reach(to_values(self.experiment), {}))
-        own = settled(self.experiment, self.folder) if given else None
+        here = self.as_begun
+        given = not here.portable or bool(reach(to_values(here), {}))
+        own = settled(here, self.folder) if given else None
         return resume(self.folder, rounds=rounds, watcher=watch(self.label), experiment=own)
 
     def _check_log(self, result: RunResult) -> None:
@@ -299,7 +310,7 @@ class _Part:
             f"put a whole copy of it back, or remove {self.folder}, which is then played again"
         )
         check_version(self.folder, about)
-        experiment = settled(self.experiment, self.folder)
+        experiment = settled(self.as_begun, self.folder)
         there, wanted = read_config(self.folder), yaml.safe_load(experiment.to_yaml())
         for one in differences(there, wanted):
             if not is_free(one) and not (self.is_shorter and one.key == ROUNDS):
