@@ -15,7 +15,7 @@ from potluck.report.sheets import comparison_sheet
 
 
 def main(demo: Path) -> None:
-    """Write demo-accuracy.png and demo-split.png beside this file."""
+    """Write demo-accuracy.png, the same for phones and demo-split.png beside this file."""
     comparison = json.loads((demo / "comparison.json").read_text())
     curves = [
         Curve(entry["method"], np.array(entry["curve"]["rounds"]), np.array(entry["curve"]["mean"]))
@@ -26,6 +26,7 @@ def main(demo: Path) -> None:
     names = [client["id"] for client in split["clients"]]
     here = Path(__file__).parent
     (here / "demo-accuracy.png").write_bytes(to_png(accuracy_over_rounds(curves, reference="local")))
+    (here / "demo-accuracy-narrow.png").write_bytes(to_png(accuracy_over_rounds(curves, "local", room=2.9)))
     (here / "demo-split.png").write_bytes(to_png(split_picture(counts, names, split["class_names"])))
     print(markdown(comparison_sheet(comparison)))
 

@@ -122,9 +122,12 @@ def framed(
     return figure, axes
 
 
-def with_names(height: float, right: float, below: float = 0.5) -> tuple[Figure, Axes]:
+def with_names(
+    height: float, right: float, below: float = 0.5, room: float | None = None
+) -> tuple[Figure, Axes]:
     """A figure of lines with their names at the right; long names make it wider, and the lines keep their room."""
-    return framed(max(WIDTH, ROOM + right), height, right=right, below=below)
+    width = max(WIDTH, ROOM + right) if room is None else room + right
+    return framed(width, height, right=right, below=below)
 
 
 def clean_axes(axes: Axes) -> None:
