@@ -175,8 +175,8 @@ def index(entries: Sequence[Mapping[str, Any]]) -> str:
     table = markdown(methods_sheet(entries))
     for name in map(itemgetter("name"), entries):
         table = table.replace(f"\n| {name} |", f"\n| [{name}]({name}.md) |")
-    how = "[Write a method](writing.md) says how to add one"
-    intro = f"{len(entries)} methods, each with a page of its own; {how}."
+    how = "[Write a method](writing.md) explains how to add one"
+    intro = f"{len(entries)} methods, each with its own page. {how}."
     return with_code(f"# Methods\n\n{intro}\n\n{table}")
 
 
