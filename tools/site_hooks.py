@@ -33,6 +33,7 @@ LINE = re.compile(
 )
 TAG = re.compile(r"<[^>]+>")
 GAP = re.compile(r'(?:<span class="w">( +)</span>|( {2,}))(?=<span class="c1?">)')  # before a comment
+PUNCTUATION = re.compile(r'(<span class="[op]">[^<]*[(\[{,.=]</span>)(?=<span)')  # a line may end after it
 BETWEEN = re.compile(r"(?<=>)[^<]+(?=<)")  # the text between two tags
 TABLE = re.compile(r"<table>\s*<thead>(.*?)</thead>(.*?)</table>", re.DOTALL)
 CELL = re.compile(r"<t([hd])( [^>]*)?>(.*?)</t\1>", re.DOTALL)
@@ -108,6 +109,7 @@ def _line(match: re.Match[str]) -> str:
     indent = label.end() if label else len(text) - len(text.lstrip()) + 2
     whole = GAP.sub(r'<span class="gap">\1\2</span>', match[0])
     whole = BETWEEN.sub(lambda part: HYPHENED.sub(_word, part[0]), whole)
+    whole = PUNCTUATION.sub(r"\1<wbr>", whole)
     return whole.replace("<span ", f'<span style="--indent:{indent}ch" ', 1)
 
 

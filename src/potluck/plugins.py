@@ -47,7 +47,7 @@ def load_plugin(name: str, folder: Path) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # foreign code may raise anything
-        raise ConfigError(f"plugins: {name} cannot be loaded: {_reason(error)}; mend the file") from error
+        raise ConfigError(f"plugins: {name} cannot be loaded: {_reason(error)}; fix the file") from error
 
 
 def _import_module(name: str, folder: Path) -> ModuleType:
@@ -237,7 +237,7 @@ def load_function(name: str) -> Callable[..., Any]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # foreign code may raise anything
-        raise ConfigError(f"{home} cannot be loaded: {_reason(error)}; mend the file") from error
+        raise ConfigError(f"{home} cannot be loaded: {_reason(error)}; fix the file") from error
     return _function(module, key, name, home)
 
 

@@ -192,7 +192,7 @@ def test_classes_of_ones_own_are_brought_to_all_runs(tmp_path: Path) -> None:
         potluck.open(tmp_path / "all" / "batch_size=32", models=[Net]).run("local").clients["0"].model(), Net
     )  # type: ignore[union-attr]
     with pytest.raises(
-        ConfigError, match="models names 'Nett', which is no client and no class of any of these"
+        ConfigError, match="models names 'Nett', which is neither a client nor a class of any of these"
     ):
         potluck.open(tmp_path / "all", models={"Nett": Net})
 

@@ -40,13 +40,15 @@ def explain(
         str,
         typer.Argument(
             metavar="METHOD",
-            help="A method, or an experiment file for its own.",
+            help="A method, or an experiment file for its own method.",
             autocompletion=completion.methods,
         ),
     ],
     experiment: Annotated[
         str | None,
-        typer.Argument(metavar="[EXPERIMENT.yaml]", help="Where it would run. Default: the demo."),
+        typer.Argument(
+            metavar="[EXPERIMENT.yaml]", help="The experiment to explain it in. Default: the demo."
+        ),
     ] = None,
     overrides: Overrides = None,
     options: Annotated[
@@ -56,7 +58,7 @@ def explain(
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Show what leaves a client, what comes to it and what never leaves it, with real sizes."""
+    """Show what a client sends, what it receives and what never leaves it, with real sizes."""
     from potluck.cli.views.contract import explain_entry, explain_view
 
     _load(plugin)
@@ -134,7 +136,7 @@ def split(
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Show who has which class, as a table and as a picture."""
+    """Show which client has which classes, as a table and a picture."""
     check_experiment(experiment)
     from potluck.cli.views.split import split_entry, split_view
     from potluck.experiment import Experiment

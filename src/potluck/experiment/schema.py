@@ -98,7 +98,7 @@ def _refuse_several(override: Override) -> None:
     """Refuse to change a block that only stands in a file."""
     key = override.partition("=")[0].partition(".")[0] if isinstance(override, str) else ""
     if key in SEVERAL:
-        raise ConfigError(f"{override!r}: write {key} into the file; potluck compare plays them")
+        raise ConfigError(f"{override!r}: write {key} into the file; potluck compare runs them")
 
 
 def _refuse_method(override: Override) -> None:
@@ -159,7 +159,7 @@ def _load_plugins(values: Mapping[str, Any], folder: Path) -> None:
     homes: dict[str, tuple[Any, ModuleType]] = {}
     for plugin in plugins:
         if not isinstance(plugin, str | Path):
-            raise ConfigError(f"plugins: {plugin!r} is no .py file and no module; check the name")
+            raise ConfigError(f"plugins: {plugin!r} is neither a .py file nor a module; check the name")
         module = load_plugin(str(plugin), folder)
         for method in sorted(register_again(module)):
             other, known = homes.setdefault(method, (plugin, module))

@@ -220,7 +220,7 @@ def resume(
     other goes on with what its folder says, with `overrides` applied. What would change a number is refused by
     name; where the work is done may change, and is written down. `trust` lets a folder of somebody else run the
     code it names. `from_round` goes back to the checkpoint of an earlier round, of which the last three are kept;
-    the rounds after it are played again. `watcher`, `observers` and `progress` as in `run`.
+    the rounds after it are trained again. `watcher`, `observers` and `progress` as in `run`.
     """
     check_observers(observers)
     _check_watcher(watcher)

@@ -150,7 +150,7 @@ def _check_views(seeds: Any, targets: Any, rounds: Any, view: str) -> None:
         wrong = [one for one in given if isinstance(one, bool) or not isinstance(one, kind)]
         if wrong:
             whole = "whole " if kind is Integral else ""
-            raise ConfigError(f"{key}: {wrong[0]!r} is no {whole}number; give {whole}numbers")
+            raise ConfigError(f"{key}: {wrong[0]!r} is not a {whole}number; give {whole}numbers")
     check_view(view)
 
 

@@ -291,7 +291,7 @@ def open_comparison(folder: Path | str) -> Comparison | Sweep:
 
 def _open(folder: Path) -> Comparison:
     if not (folder / COMPARISON).exists():
-        raise RunError(f"{folder} has no {COMPARISON}: it is no finished comparison; {AGAIN}")
+        raise RunError(f"{folder} has no {COMPARISON}: it is not a finished comparison; {AGAIN}")
     comparison = _mapping(folder / COMPARISON, "methods")
     with reading(folder / COMPARISON, AGAIN):
         _refuse_formulas(folder / COMPARISON, comparison["methods"])
@@ -318,7 +318,7 @@ def _refuse_formulas(path: Path, value: Any) -> None:
 def _inside(folder: Path, name: str, said_by: str) -> Path:
     """A part of a comparison's folder; a name that leads anywhere else is refused."""
     if Path(name).name != name or name in ("", ".."):
-        raise RunError(f"{folder / said_by} names {name!r}, which is no folder beside it; {AGAIN}")
+        raise RunError(f"{folder / said_by} names {name!r}, which is not a folder beside it; {AGAIN}")
     return folder / name
 
 
@@ -339,7 +339,7 @@ def _check_runs(folder: Path, comparison: Mapping[str, Any], runs: Mapping[str, 
 def _mapping(path: Path, needed: str) -> dict[str, Any]:
     value = read_json(path, AGAIN)
     if not isinstance(value, dict) or not value.get(needed):
-        raise RunError(f"{path} has no {needed}: it is no file of a comparison; {AGAIN}")
+        raise RunError(f"{path} has no {needed}: it is not a file of a comparison; {AGAIN}")
     return value
 
 

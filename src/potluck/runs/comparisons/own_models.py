@@ -19,7 +19,7 @@ def check_models(runs: Iterable[Path], models: Entries | None) -> None:
     unknown = [name for name in _by_name(models) if name not in every]
     if names and unknown:
         raise ConfigError(
-            f"models names {unknown[0]!r}, which is no client and no class of any of these runs; "
+            f"models names {unknown[0]!r}, which is neither a client nor a class of any of these runs; "
             f"{nearest(unknown[0], every)}"
         )
 

@@ -220,7 +220,7 @@ def make_folder(path: Path, what: str, is_ours: Callable[[set[str]], bool]) -> N
             f"cannot make the folder {path}: {error.strerror or error}; choose another one"
         ) from error
     if names - {LOCK} and not is_ours(names):
-        raise RunError(f"{path} exists and holds something else than a {what}; choose another folder")
+        raise RunError(f"{path} exists and has something other than a {what}; choose another folder")
     refuse_links(path)
 
 
@@ -291,14 +291,14 @@ class _Part:
         try:
             result.check_log()
         except RunError as error:
-            raise RunError(f"{error}; or remove {self.folder}, and potluck compare plays it again") from error
+            raise RunError(f"{error}; or remove {self.folder}, and potluck compare runs it again") from error
 
     def _clear(self) -> None:
         """Remove what is left of a run that was stopped before its first round."""
         if not self.folder.exists():
             return
         if not self.folder.is_dir() or not RunFolder(self.folder).is_shell():
-            raise RunError(f"{self.folder} is no run folder; move it out of the way")
+            raise RunError(f"{self.folder} is not a run folder; move it out of the way")
         shutil.rmtree(self.folder)
 
     def check_same(self, data: Data, split: Split) -> None:
@@ -307,7 +307,7 @@ class _Part:
         Only its rounds may have been fewer.
         """
         about = RunFolder(self.folder).about(
-            f"put a whole copy of it back, or remove {self.folder}, which is then played again"
+            f"put a whole copy of it back, or remove {self.folder}, which is then run again"
         )
         check_version(self.folder, about)
         experiment = settled(self.as_begun, self.folder)

@@ -137,7 +137,7 @@ def _chosen(outline: Outline, who: str, entry: Entry) -> tuple[str, Entry]:
     known, clients = _names(outline), list(outline["clients"])
     if who not in known:
         hint = nearest(who, [*known, *clients]) if len(clients) <= 20 else nearest(who, known)
-        raise ConfigError(f"models names {who!r}, which is no client and no class of this run; {hint}")
+        raise ConfigError(f"models names {who!r}, which is neither a client nor a class of this run; {hint}")
     return who, entry
 
 
