@@ -169,7 +169,7 @@ def test_a_round(tmp_path):
 
 NEXT = """\
 {method} and {test} are written. Next:
-- `python -m pytest {test}` checks the method against the contract;
+- `python -m pytest {test}` checks the method against the contract (pip install pytest);
 - `potluck compare EXPERIMENT.yaml --methods fedavg,{name} --plugin {method}` compares it with others;
 - `potluck explain {name} --plugin {method}` shows what leaves a client, and with --options what can be set.
 The page "Write a method" of the documentation explains each part."""

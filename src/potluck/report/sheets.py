@@ -524,12 +524,13 @@ def _about_differences(comparison: Comparison, measure: Measure) -> str:
     resampled = "seeds, then clients within a seed" if several else "clients of the one seed"
     level, draws = f"{100 * comparison.get('level', 0.95):g} %", count(comparison.get("draws"))
     names = references_of(comparison["methods"]) or [_baseline(comparison)]
-    what = "Difference to Local under the same settings of training"
+    what = "Difference to Local with the same training settings"
     if len(names) == 1:
         what = f"Against {reference_label(names[0], comparison)}"
     return (
         f"{what}: paired difference{measure.in_points} with its {level} bootstrap interval, resampling "
-        f"{resampled} ({draws} draws); a tie is an interval that holds 0.{_about_few_pairs(comparison['methods'])}"
+        f"{resampled} ({draws} draws); a tie is an interval that contains 0."
+        f"{_about_few_pairs(comparison['methods'])}"
     )
 
 

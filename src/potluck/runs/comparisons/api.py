@@ -53,7 +53,7 @@ def compare(
     progress: bool | None = None,
     **values: Any,
 ) -> Comparison | Sweep:
-    """Run methods or variants side by side, each paired with Local under the same settings of training.
+    """Run methods or variants side by side, each paired with Local with the same training settings.
 
     `experiment` is a ready one, the path of a file, or left out: then the keyword values make one, as in
     `potluck.run`. `methods` are names, or blocks with a name and options. `variants` and `sweep` are written as in

@@ -65,7 +65,7 @@ def compare_experiments(
     """Run every experiment with every seed into `folder`, or what is left to run, and compare with Local.
 
     The keys of `experiments` are methods, or labels where one method appears with several settings. Each is paired
-    with Local under the same settings of training, which is added where it is missing. `watch` makes the observer
+    with Local with the same training settings, which is added where it is missing. `watch` makes the observer
     of a run from its label; `skip` is told of runs that were finished before. `targets` asks what it costs to reach
     these scores, `rounds` for the scores after these rounds. `against` names what to compare with instead of
     Local. `variants` has what each label changes, and `base` is the experiment without these changes (by default
