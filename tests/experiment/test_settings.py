@@ -78,8 +78,8 @@ def test_a_sentence_says_what_is_meant(values: dict[str, Any], sentence: str) ->
         ("training.rounds=true", r"training.rounds: must be a number \(given: True\)"),
         ("models.0.name=x", "unknown model 'x'"),
         ("partition={file: 3}", r"partition.file: give the path of a file \(given: 3\)"),
-        (3, "3 is no override; write key=value"),
-        ("variants.a.method=local", "write variants into the file; potluck compare plays them"),
+        (3, "3 is not an override; write key=value"),
+        ("variants.a.method=local", "write variants into the file; potluck compare runs them"),
     ],
 )
 def test_an_override_that_cannot_be_is_answered_with_what_to_write(
@@ -122,7 +122,7 @@ def test_an_unknown_option_of_a_metric_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("out", "sentence"),
-    [(3, "path of a folder, not 3"), ("", "out is empty"), (".", "holds something else than a run")],
+    [(3, "path of a folder, not 3"), ("", "out is empty"), (".", "has something other than a run")],
 )
 def test_a_place_for_a_run_that_cannot_be(out: Any, sentence: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
