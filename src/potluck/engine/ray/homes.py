@@ -67,11 +67,13 @@ class Homes:
         greeted = self._greeted(homes)
         for home in greeted:
             self._open(home)
-        for home in greeted:
+        for home in _as_they_open(greeted, self.settings.deadline):
             try:
                 self._admit(home, self._opened(home))
             except Lost as loss:
                 self._give_up(home, str(loss))
+        for found in (self.alive, self.known):
+            found.sort(key=homes.index)
         self.coming = []
         if not self.alive:
             raise ConfigError(f"engine.name: no home can be started on the Ray cluster: {self.why}")
@@ -289,6 +291,15 @@ class Homes:
     def _kill(self, home: Home) -> None:
         with contextlib.suppress(Exception):  # it may be gone, or the cluster with it
             ray.kill(home.actor, no_restart=True)
+
+
+def _as_they_open(homes: Sequence[Home], deadline: float) -> Iterator[Home]:
+    """The homes in the order in which they open: one that refuses is heard while others still load their data."""
+    waiting = {home.opening: home for home in homes}
+    while waiting:
+        ready, _ = ray.wait(list(waiting), num_returns=1, timeout=deadline)
+        for ref in ready or list(waiting):
+            yield waiting.pop(ref)
 
 
 def _packed(recipe: Recipe) -> Parcel:
