@@ -22,7 +22,9 @@ import torch
 from helpers import StopAfter
 from potluck import Experiment
 from potluck.core.card import ClientId
+from potluck.core.message import Message
 from potluck.engine.factory import check_engine
+from potluck.engine.protocol import Request, Stamp
 from potluck.engine.serial import SerialEngine
 from potluck.engine.settings import EngineSettings
 from potluck.engine.transactions import Errand, opened
@@ -47,7 +49,7 @@ from potluck.engine.ray.cluster import Cluster, Node  # noqa: E402
 from potluck.engine.ray.door import check_door  # noqa: E402
 from potluck.engine.ray.engine import RayEngine  # noqa: E402
 from potluck.engine.ray.handles import Call, Home  # noqa: E402
-from potluck.engine.ray.home import HomeProcess  # noqa: E402
+from potluck.engine.ray.home import HomeProcess, Letter  # noqa: E402
 from potluck.engine.ray.home import opened as home_opened  # noqa: E402
 from potluck.engine.ray.homes import LOSSES, Homes, _packed  # noqa: E402
 from potluck.engine.ray.parcel import _is_loose, pack, unpack  # noqa: E402
@@ -189,6 +191,20 @@ def test_a_home_keeps_what_its_clients_ended_with(at_once: bool) -> None:
     """No state is sent at all: rounds of two exchanges go on from what the home has."""
     bench = Bench("fedmd", make_engine=lambda clients: InProcess(clients, at_once))
     assert same(Bench("fedmd").play(SCHEDULE).states(), bench.play(SCHEDULE).states())
+
+
+@pytest.mark.parametrize("common", [None, 0], ids=["to one client", "to many clients"])
+def test_a_home_puts_downlinks_on_its_device(common: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = InProcess(Bench("fedproto").build().clients)
+    down = Message({"classes": torch.arange(3)})
+    errand = Errand(Request("0", ("train",), down, Stamp("e", 1, 1, 0, 0)), None, {}, True)
+    frame = TensorFrame.unpack(engine.letter(errand))
+    letter = TensorFrame({**frame.note, "common": common}, {} if common is not None else frame.groups)
+    heard: list[Letter] = []
+    monkeypatch.setattr(engine.home, "_replies", lambda letters: heard.extend(letters) or [])
+    engine.home.device = torch.device("meta")
+    assert not [*engine.home.serve([letter.pack()], [TensorFrame({}, {"down": down}).pack()])]
+    assert [str(one.request.down["classes"].device) for one in heard] == ["meta"]  # type: ignore[index]
 
 
 def test_a_home_says_what_it_does_not_have() -> None:

@@ -82,16 +82,15 @@ class Letter:
     becomes: int
 
     @classmethod
-    def read(cls, arrays: Sequence[np.ndarray], commons: Sequence[Sequence[np.ndarray]]) -> Letter:
-        """Read a letter; a downlink that many clients get lies in `commons`."""
+    def read(cls, arrays: Sequence[np.ndarray], commons: Sequence[Message], device: torch.device) -> Letter:
+        """Read a letter, the downlink onto the home's device; one that many clients get lies in `commons`."""
         frame = TensorFrame.unpack(arrays)
         note = frame.note
         errand = read_errand(frame)
-        if note["common"] is not None:
-            down = TensorFrame.unpack(commons[note["common"]]).groups["down"]
-            errand = replace(errand, request=replace(errand.request, down=Message(down)))
+        request, common = errand.request, note["common"]
+        down = request.down if common is None else commons[common]
         return cls(
-            errand.request,
+            request if down is None else replace(request, down=down.to(device)),
             errand.state,
             dict(errand.counters),
             errand.first,
@@ -117,16 +116,18 @@ class HomeProcess:
         self.store = ClientStore(replace(budget, device=int(share * budget.device)), device=clients.device)
         self.notices: list[str] = []
         self.engine = local_engine(clients, settings, self.store, self.notices.append)
-        self.at_once = clients.device.type == "cuda"  # a GPU plays all clients of a call side by side
+        self.device = clients.device
+        self.at_once = self.device.type == "cuda"  # a GPU plays all clients of a call side by side
         self.versions: OrderedDict[ClientId, int] = OrderedDict()  # least recently used first
 
     def serve(
         self, letters: Sequence[Sequence[np.ndarray]], commons: Sequence[Sequence[np.ndarray]]
     ) -> Iterator[list[np.ndarray]]:
         """The replies to letters, in their order; on a CPU each as soon as it is there."""
+        downs = [Message(TensorFrame.unpack(one).groups["down"]).to(self.device) for one in commons]
         calls = [letters] if self.at_once else [[one] for one in letters]
         for call in calls:
-            for reply in self._replies([Letter.read(one, commons) for one in call]):
+            for reply in self._replies([Letter.read(one, downs, self.device) for one in call]):
                 yield reply.pack()
 
     def _replies(self, letters: Sequence[Letter]) -> list[TensorFrame]:
