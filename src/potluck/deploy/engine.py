@@ -13,7 +13,6 @@ from potluck.deploy.donors import Donors
 from potluck.deploy.keyring import KeyRegister
 from potluck.deploy.plausible import implausible
 from potluck.deploy.repeats import Repeats
-from potluck.deploy.suspects import norm_of
 from potluck.deploy.wire import (
     LARGEST_INTRODUCTION,
     SAME_VERSION,
@@ -87,14 +86,10 @@ class FlowerEngine(Engine):
         self.enrolled: dict[ClientId, Enrolment] = {}
         self.homes: dict[ClientId, Node] = {}
         self.sent = self.received = 0  # bytes, envelopes included
-        self.norms: dict[
-            ClientId, float
-        ] = {}  # of the largest message of each client in the last settled round
         self.turned_away: dict[
             ClientId, tuple[bytes, str]
         ] = {}  # who cannot take part with this card, and why
         self.donors, self.repeats = Donors(), Repeats()
-        self._heard: dict[ClientId, float] = {}  # the same of the round that is open
         self._met: set[Node] = set()
         self._tries: dict[Node, int] = {}
         self._vain: Counter[ClientId | None] = Counter()  # greetings in a row that enrolled nobody, by owner
@@ -152,9 +147,6 @@ class FlowerEngine(Engine):
         self._open = True
         outcomes = self.repeats.check(requests, self._ask(requests, self.settings.deadline))
         self.donors.note(requests, outcomes)
-        for one in outcomes:
-            if isinstance(one, Answer):
-                self._heard[one.client] = max(self._heard.get(one.client, 0.0), norm_of(one.up))
         return outcomes
 
     def examine(self, examinations: Sequence[Examination]) -> list[Outcome]:
@@ -177,8 +169,6 @@ class FlowerEngine(Engine):
     def settle(self, round_: int, cohort: Sequence[ClientId], accepted: Sequence[ClientId]) -> None:
         """Nothing to send: the stamp of a client's next order says which of its rounds was accepted."""
         self._open = False
-        self.norms = {client: self._heard[client] for client in accepted if client in self._heard}
-        self._heard = {}
 
     def _ask(self, orders: Sequence[Request] | Sequence[Examination], seconds: float) -> list[Outcome]:
         there = self.courier.nodes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from potluck.files import read_checked, write_checked
 from potluck.runs.folder import RunFolder
 
 FILE = "federation.json"
+EPOCH = 1_735_689_600  # 2025: a start is numbered by the seconds since, which fits into what sites take
 REMEMBERED = 4  # rounds whose messages are known by their norms
 
 
@@ -58,6 +60,7 @@ class _Values(BaseModel):
     excluded: tuple[ClientId, ...] = ()
     went_back: tuple[WentBack, ...] = ()
     bad_starts: tuple[BadStart, ...] = ()
+    replaced: dict[int, tuple[ClientId, ...]] = {}  # by round, in whose place others were drawn
     norms: dict[int, dict[ClientId, float]] = {}  # by round and client, of what was sent
     last_norms: dict[ClientId, dict[str, float]] = {}  # as `LastNorms` has them
     doubted: dict[ClientId, Doubted] = {}
@@ -97,8 +100,12 @@ class Register:
             self.note(told=told, **renamed)
 
     def start(self) -> int:
-        """Count one more start; clients undo what an earlier one had not accepted."""
-        self.note(starts=self.values.starts + 1)
+        """The number of one more start, larger than all before; clients undo what an earlier one had not accepted.
+
+        It comes from the clock, so that a folder restored from a backup, which does not know of the starts since,
+        has a larger one than these too.
+        """
+        self.note(starts=max(self.values.starts + 1, int(time.time()) - EPOCH))
         return self.values.starts
 
     def choose(
@@ -128,6 +135,11 @@ class Register:
     def keep_keys(self, keys: Mapping[ClientId, str]) -> None:
         """Keep the keys of the clients' nodes."""
         self.note(keys=dict(keys))
+
+    def replace(self, round_: int, clients: Sequence[ClientId]) -> None:
+        """Have others drawn in the place of clients that a round failed over; those of older rounds are dropped."""
+        known = {one: out for one, out in self.values.replaced.items() if one > round_ - REMEMBERED}
+        self.note(replaced=known | {round_: tuple(clients)})
 
     def keep_round(
         self,
