@@ -57,13 +57,16 @@ class Conduct(Observer):
         self._sizes, self._accepted = lambda: run.rounds.acceptance.sizes, lambda: run.rounds.accepted
         values = self.register.values
         self._norms.values = {client: dict(known) for client, known in values.last_norms.items()}
+        self.engine.lapses.recall({client: one.model_dump() for client, one in values.late.items()})
         self._lapses.recall({client: one.model_dump() for client, one in values.doubted.items()})
 
     def round(self, end: RoundEnd) -> None:
         """Keep it."""
         self.failures, accepted = end.failures, self._accepted()
         sizes = {client: size for client, size in self._sizes().items() if accepted.get(client) == end.round}
-        self.register.keep_round(end.round, sizes, self._norms.values, self._lapses.kept())
+        self.register.keep_round(
+            end.round, sizes, self._norms.values, self._lapses.kept(), self.engine.lapses.kept()
+        )
 
 
 def federated_run(

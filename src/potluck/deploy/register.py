@@ -64,6 +64,7 @@ class _Values(BaseModel):
     norms: dict[int, dict[ClientId, float]] = {}  # by round and client, of what was sent
     last_norms: dict[ClientId, dict[str, float]] = {}  # as `LastNorms` has them
     doubted: dict[ClientId, Doubted] = {}
+    late: dict[ClientId, Doubted] = {}  # the same of training
 
 
 class Register:
@@ -147,6 +148,7 @@ class Register:
         norms: Mapping[ClientId, float],
         last_norms: Mapping[ClientId, Mapping[str, float]],
         doubted: Mapping[ClientId, Mapping[str, int]],
+        late: Mapping[ClientId, Mapping[str, int]],
     ) -> None:
         """Keep how large the messages of a round were, where those of older rounds are dropped; and of every client
         what it sent last, and whether it is doubted.
@@ -156,4 +158,5 @@ class Register:
             norms={one: known[one] for one in sorted(known) if round_ - REMEMBERED < one <= round_},
             last_norms={client: dict(values) for client, values in last_norms.items()},
             doubted={client: Doubted(**values) for client, values in doubted.items()},
+            late={client: Doubted(**values) for client, values in late.items()},
         )
