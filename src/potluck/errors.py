@@ -48,14 +48,19 @@ class StepFailed(PotluckError):
 class RoundFailed(PotluckError):
     """Fewer clients answered than the quorum requires; the round is tried again with the same cohort.
 
-    `failures` has the reason of each client that dropped out, `lost` those of them from which no answer came.
+    `failures` has the reason of each client that dropped out, `lost` those of them from which no answer came. Where
+    it is `spoiled`, enough clients answered, and what the server made of it is not finite.
     """
 
     def __init__(
-        self, sentence: str, failures: Mapping[str, str] | None = None, lost: Iterable[str] = ()
+        self,
+        sentence: str,
+        failures: Mapping[str, str] | None = None,
+        lost: Iterable[str] = (),
+        spoiled: bool = False,
     ) -> None:
         super().__init__(sentence)
-        self.failures, self.lost = dict(failures or {}), frozenset(lost)
+        self.failures, self.lost, self.spoiled = dict(failures or {}), frozenset(lost), spoiled
 
 
 class RunError(PotluckError):

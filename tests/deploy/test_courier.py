@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import socket
 import stat
 import threading
@@ -110,6 +111,47 @@ def test_a_superlink_that_takes_runs_and_starts_none_is_started_again(courier, m
     flower, made, _, _ = courier("dies", "starts nothing", "answers")
     assert made.exchange(LETTERS, 60, [9, 9]) == [b"ONE", b"TWO"]
     assert (flower.distrusted, flower.mended) == (1, 2)
+
+
+def test_the_folder_of_the_sockets_is_made_again_where_it_was_cleared_away(courier):
+    _, made, _, _ = courier("dies", "answers")
+    shutil.rmtree(made.folder)
+    assert made.exchange(LETTERS, 60, [9, 9]) == [b"ONE", b"TWO"]
+    assert stat.S_IMODE(made.folder.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_somebody_else_put_there_is_not_used(courier, tmp_path):
+    _, made, _, _ = courier("answers")
+    made.folder = tmp_path / "sockets"
+    made.folder.symlink_to(tmp_path)
+    with pytest.raises(RunError, match="was put there by somebody else"):
+        made.connect()
+
+
+def test_a_superlink_that_lost_its_database_is_told_the_keys_again(tmp_path, monkeypatch):
+    registered, security = [], Security(insecure=True, client_keys=tmp_path, node_keys=True)
+    one = superlinks.Superlink("127.0.0.1:8000", security, tmp_path, print, ["north"])
+
+    def started(*_):
+        (tmp_path / superlinks.DATABASE).touch()
+        return SimpleNamespace(alive=True, end=lambda: None)
+
+    monkeypatch.setattr(superlinks, "is_open", lambda address: True)
+    monkeypatch.setattr(superlinks, "start_superlink", started)
+    monkeypatch.setattr(
+        superlinks, "bare_keys", lambda folder, clients: {"ecdsa key": tmp_path / "north.pub"}
+    )
+    monkeypatch.setattr(one, "_register_one", lambda path: registered.append(path.name) or "7")
+    one.own = SimpleNamespace(alive=False, end=lambda: None)
+    one.mend()
+    assert registered == ["north.pub"]
+    one.own = SimpleNamespace(alive=False, end=lambda: None)
+    one.mend()
+    assert registered == ["north.pub"]  # its database has it
+    (tmp_path / superlinks.DATABASE).unlink()
+    one.own = SimpleNamespace(alive=False, end=lambda: None)
+    one.mend()
+    assert registered == ["north.pub", "north.pub"]
 
 
 def test_only_a_superlink_of_ones_own_is_ended(tmp_path):

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import sites
-from links import Link, Time, Told, blown_up, is_training, serve
+from links import EndsAfter, Killed, Link, Time, Told, blown_up, is_training, serve
 
 from potluck.deploy import wire
 from potluck.deploy.suspects import Suspect, find_suspect
@@ -102,6 +102,21 @@ def test_a_server_that_was_started_again_in_between_still_knows_whose_message_st
     assert [(one["round"], one["without"]) for one in result.summary["went_back"]] == [(2, "1")]
 
 
+def test_a_server_restored_from_a_backup_is_followed_however_often_it_was_started_since(tmp_path):
+    link, folder = Link(tmp_path / "sites", model="mlp-small"), tmp_path / "run"
+    with pytest.raises(Killed):
+        serve(link, folder, experiment(4), EndsAfter(1))
+    shutil.copytree(folder, tmp_path / "backup")
+    for last in (1, 1, 2):
+        with pytest.raises(Killed):
+            serve(link, folder, experiment(4), EndsAfter(last))
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "backup", folder)
+    with pytest.MonkeyPatch.context() as clock:
+        clock.setattr("potluck.deploy.register.time.time", lambda: 2e9)  # later than all of them
+        assert serve(link, folder, experiment(4)).summary["failures"] == {}
+
+
 def test_a_round_is_taken_back_once_and_then_the_next_that_stands_out_is_named(tmp_path):
     """Two lie: with one of them left out, the other's message still spoils the round."""
     link = PatientLink(tmp_path)
@@ -131,7 +146,7 @@ def test_a_round_is_taken_back_once_and_then_the_next_that_stands_out_is_named(t
 def test_where_half_stand_against_the_other_the_command_of_the_sentence_goes_on(tmp_path):
     link = Link(tmp_path, model="mlp-small", away={"2"})
     link.tamper = blown_up(lambda order: is_training(order, "1", 1))
-    asked = experiment(2, max_norm="auto", ids=("0", "1"))
+    asked = experiment(2, ids=("0", "1"))
     with pytest.raises(RoundFailed, match="--exclude 1, or"):
         serve(link, tmp_path / "run", asked)
     result = serve(link, tmp_path / "run", asked, exclude=["1"])

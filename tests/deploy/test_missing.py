@@ -11,7 +11,7 @@ from potluck.deploy.rehearsal import propose
 from potluck.deploy.site import REHEARSAL
 from potluck.deploy.welcome import welcome
 from potluck.engine.evaluation.lapses import Lapses
-from potluck.engine.protocol import Examination
+from potluck.engine.protocol import Examination, Request
 from potluck.engine.retries import GROWING
 from potluck.errors import RoundFailed
 from potluck.report.log import read_metrics
@@ -120,6 +120,54 @@ def test_who_leaves_out_every_other_evaluation_costs_one_deadline_in_many_rounds
     assert sum(link.cost.values()) <= 1.5 * DEADLINE
     assert link.cost.get(10, 0.0) < 0.5 * DEADLINE  # the last round too
     assert "1" in result.summary["accuracy"]["missing"]["rounds"]["2"]
+
+
+class Silent(Slow):
+    """A client that answers evaluations and leaves out the training orders chosen."""
+
+    def _answer(self, node, data):
+        order = wire.unpack_order(data)
+        if isinstance(order, Request) and order.client == self.client and self.leaves_out(order, self):
+            self.orders.append(order)
+            return "no answer within 600 s"
+        return Link._answer(self, node, data)
+
+
+def silent(tmp_path, leaves_out, rounds, quorum=0.5, told=None, time=None):
+    time = time or Time()
+    link = Silent(tmp_path, time, leaves_out)
+    engine = {"device": "cpu", "workers": 1, "deadline": DEADLINE, "patience": DEADLINE}
+    training = {"rounds": rounds, "batch_size": 256, "optimizer": {"lr": 0.05}, "quorum": quorum}
+    settings = sites.federated("local", engine=engine, training=training)
+    serve(link, tmp_path / "run", settings, told, time=time)
+    return link
+
+
+def test_who_never_answers_a_training_costs_two_deadlines_in_many_rounds(tmp_path):
+    told = Told()
+    link = silent(tmp_path, lambda order, link: True, 20, told=told)
+    assert sum(link.cost.values()) <= 2.5 * DEADLINE
+    assert [one for one in told.notices if "not asked, as it let the server wait in vain" in one]
+    assert len(told.ends) == 20
+
+
+def test_who_is_back_after_one_lapse_takes_part_again(tmp_path):
+    told = Told()
+    link = silent(tmp_path, lambda order, link: order.stamp.round == 2, 5, told=told)
+    assert [one for one in told.notices if "goes on without client 1" in one] == [
+        "round 2 goes on without client 1: client 1: no answer within 600 s"
+    ]
+    assert sum(link.cost.values()) == DEADLINE
+
+
+def test_who_is_needed_for_the_quorum_has_the_whole_deadline(tmp_path):
+    left = [2, 3]
+
+    def leaves_out(order, link):
+        return order.stamp.round in left and not left.remove(order.stamp.round)
+
+    link = silent(tmp_path, leaves_out, 4, quorum=1.0)
+    assert link.cost == {2: DEADLINE, 3: DEADLINE}
 
 
 def test_a_server_that_starts_again_still_doubts_who_has_lapsed(tmp_path):

@@ -379,6 +379,23 @@ def test_a_site_shows_both_of_its_halves(tmp_path):
     assert "stopped" in command(tmp_path)[1]
 
 
+def test_a_site_says_that_the_certificate_of_its_server_has_expired(tmp_path):
+    node = pytest.importorskip("potluck.deploy.flower.node", exc_type=ImportError)
+    httpx = pytest.importorskip("httpx")
+    status, why = site_status(tmp_path), "certificate verify failed: certificate has expired (_ssl.c:1006)"
+
+    def refuse(client, request):
+        raise httpx.ConnectError(f"[SSL: CERTIFICATE_VERIFY_FAILED] {why}")
+
+    send = node.noting(refuse, PulseFile(status.pulse))
+    with pytest.raises(httpx.ConnectError):
+        send(None, httpx.Request("POST", f"https://fl.example.org:8443{node.FLEET}activate-node"))
+    told = (
+        "the certificate of fl.example.org:8443 is not taken: certificate has expired; see its dates and --ca"
+    )
+    assert status.facts()["trouble"] == told
+
+
 @pytest.mark.parametrize(
     ("status_code", "sentence"),
     [

@@ -290,6 +290,13 @@ class Method:
         root, _, path = part.partition("/")
         return shapes_below(card.names, path) if root == "model" and "names" in card.extra else None
 
+    def state_keys(self, card: Card) -> frozenset[str]:
+        """The keys in mappings of the server's state from which a client with such a card is sent something.
+
+        None where all clients get the same.
+        """
+        return frozenset()
+
     # --- what the engine calls ---
 
     @classmethod

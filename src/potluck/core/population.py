@@ -7,7 +7,7 @@ server of a real federation from cards, a site from itself; see `ClientFacts`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -116,6 +116,19 @@ class Population(Mapping[ClientId, ClientFacts]):
         draw, wanted = self._draws.child("round", round_).numpy(), size or self.cohort_size
         chosen = draw.choice(len(self.trainers), size=min(wanted, len(self.trainers)), replace=False)
         return tuple(self.trainers[number] for number in sorted(chosen))
+
+    def cohort_without(self, round_: int, out: Collection[ClientId]) -> tuple[ClientId, ...]:
+        """The clients of a round, with others drawn in place of those who are `out`, as far as there are others.
+
+        The draw depends on the cohort seed, the round and who is out, so a run that goes on has the same cohort.
+        """
+        drawn = self.cohort(round_)
+        kept = {client for client in drawn if client not in out}
+        others = [client for client in self.trainers if client not in drawn and client not in out]
+        draw = self._draws.child("round", round_, "in place of", *sorted(out)).numpy()
+        wanted = min(len(drawn) - len(kept), len(others))
+        kept |= {others[number] for number in draw.choice(len(others), size=wanted, replace=False)}
+        return tuple(client for client in self.trainers if client in kept)
 
     @cached_property
     def task(self) -> Task:

@@ -124,7 +124,8 @@ def _about_block(model: type[BaseModel], path: Sequence[str], key: str) -> str:
         )
     keys = _keys_at(model, path)
     such = f", such as {{{keys[0]}: …}}" if keys else ""
-    return f"{key}: must be a block of keys with values{such}"
+    start = f"{key}: " if key else ""
+    return f"{start}must be a block of keys with values{such}"
 
 
 def _instead(

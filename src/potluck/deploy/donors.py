@@ -9,36 +9,38 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from potluck.core.card import ClientId
-from potluck.deploy.suspects import NOT_FINITE, have_diverged, norm_of
+from potluck.deploy.suspects import NOT_FINITE, have_diverged
 from potluck.engine.protocol import Answer, Outcome, Request
 
 Attempt = tuple[int, int, int]  # round, attempt, start of the server
 
 
 class Donors:
-    """Who gave first weights in the newest attempt at a round, and how large they were."""
+    """Who gave first weights in the newest attempt at a round."""
 
     def __init__(self) -> None:
         self._attempt: Attempt = (0, 0, 0)
-        self._norms: dict[ClientId, float] = {}
+        self._gave: set[ClientId] = set()
 
     def note(self, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> None:
         """Take note of one exchange."""
         for one in requests[:1]:
             attempt = one.stamp.round, one.stamp.attempt, one.stamp.incarnation
             if attempt != self._attempt:
-                self._attempt, self._norms = attempt, {}
+                self._attempt, self._gave = attempt, set()
         if any(one.purpose == "setup" for one in requests):
-            self._norms |= {one.client: norm_of(one.up) for one in outcomes if isinstance(one, Answer)}
+            self._gave |= {one.client for one in outcomes if isinstance(one, Answer)}
         else:  # whose first weights were refused is not asked again
-            asked = {one.client for one in requests}
-            self._norms = {client: norm for client, norm in self._norms.items() if client in asked}
+            self._gave &= {one.client for one in requests}
 
-    def of(self, round_: int) -> ClientId | None:
-        """Who gave first weights in a round, of several the one with the largest; None where nobody did."""
-        if self._attempt[0] != round_ or not self._norms:
+    def of(self, round_: int, sizes: Mapping[ClientId, float]) -> ClientId | None:
+        """Who gave first weights in a round, of several the one with the largest; None where nobody did.
+
+        `sizes` say how large they were against those of a new model.
+        """
+        if self._attempt[0] != round_ or not self._gave:
             return None
-        return max(self._norms, key=lambda client: self._norms[client])
+        return max(sorted(self._gave), key=lambda client: sizes.get(client, 0.0))
 
 
 def is_to_blame(

@@ -13,7 +13,6 @@ from potluck.deploy.donors import Donors
 from potluck.deploy.keyring import KeyRegister
 from potluck.deploy.plausible import implausible
 from potluck.deploy.repeats import Repeats
-from potluck.deploy.suspects import norm_of
 from potluck.deploy.wire import (
     LARGEST_INTRODUCTION,
     SAME_VERSION,
@@ -24,6 +23,7 @@ from potluck.deploy.wire import (
     pack_reply,
     unpack_reply,
 )
+from potluck.engine.evaluation.lapses import Lapses
 from potluck.engine.frames import Letter, Node
 from potluck.engine.protocol import Answer, Engine, Examination, Failure, Outcome, Request, about
 from potluck.engine.retries import Clock
@@ -87,14 +87,12 @@ class FlowerEngine(Engine):
         self.enrolled: dict[ClientId, Enrolment] = {}
         self.homes: dict[ClientId, Node] = {}
         self.sent = self.received = 0  # bytes, envelopes included
-        self.norms: dict[
-            ClientId, float
-        ] = {}  # of the largest message of each client in the last settled round
         self.turned_away: dict[
             ClientId, tuple[bytes, str]
         ] = {}  # who cannot take part with this card, and why
         self.donors, self.repeats = Donors(), Repeats()
-        self._heard: dict[ClientId, float] = {}  # the same of the round that is open
+        self.lapses = Lapses()  # of training; evaluation has its own
+        self._reached: set[ClientId] = set()  # who was connected in the last exchange
         self._met: set[Node] = set()
         self._tries: dict[Node, int] = {}
         self._vain: Counter[ClientId | None] = Counter()  # greetings in a row that enrolled nobody, by owner
@@ -149,13 +147,42 @@ class FlowerEngine(Engine):
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
         """Have every client do its steps, all at once."""
+        return self.run_sparing(requests, 0)
+
+    def run_sparing(self, requests: Sequence[Request], spare: int) -> list[Outcome]:
+        """The same; clients that let a training wait in vain before are asked apart, with less time.
+
+        So it is only where the quorum can be met without them, and not when a round is tried again.
+        """
         self._open = True
-        outcomes = self.repeats.check(requests, self._ask(requests, self.settings.deadline))
+        first = all(one.stamp.attempt == 1 for one in requests)
+        for one in requests[:1]:
+            self.lapses.begin(one.stamp.round)
+        doubted = {one.client for one in requests if self.lapses.is_doubted(one.client)}
+        if not first or len(doubted) > spare or len(doubted) == len(requests):
+            doubted = set()
+        found = self._timed([one for one in requests if one.client not in doubted])
+        dropped = {client for client in doubted if self.lapses.is_dropped(client)}
+        late = [one for one in requests if one.client in doubted - dropped]
+        found |= self._timed(late, self.lapses.short_time)
+        for client in dropped:
+            told = f"client {client}: not asked, as it let the server wait in vain before"
+            found[client] = Failure(client, told, lost=True)
+        outcomes = self.repeats.check(requests, [found[one.client] for one in requests])
         self.donors.note(requests, outcomes)
-        for one in outcomes:
-            if isinstance(one, Answer):
-                self._heard[one.client] = max(self._heard.get(one.client, 0.0), norm_of(one.up))
         return outcomes
+
+    def _timed(self, requests: Sequence[Request], within: float | None = None) -> dict[ClientId, Outcome]:
+        """The outcomes by client; who was there and gave no answer has lapsed."""
+        if not requests:
+            return {}
+        deadline, start = self.settings.deadline, self.clock.now()
+        outcomes = self._ask(requests, deadline if within is None else min(within, deadline))
+        lost = [one.client for one in outcomes if isinstance(one, Failure) and one.lost]
+        waited = [client for client in lost if client in self._reached]
+        trusted = not any(self.lapses.is_doubted(one.client) for one in requests)
+        self.lapses.note(waited, self.clock.now() - start, trusted)
+        return {one.client: one for one in outcomes}
 
     def examine(self, examinations: Sequence[Examination]) -> list[Outcome]:
         """Measure clients; one whose round was not accepted is measured as it was before."""
@@ -177,8 +204,6 @@ class FlowerEngine(Engine):
     def settle(self, round_: int, cohort: Sequence[ClientId], accepted: Sequence[ClientId]) -> None:
         """Nothing to send: the stamp of a client's next order says which of its rounds was accepted."""
         self._open = False
-        self.norms = {client: self._heard[client] for client in accepted if client in self._heard}
-        self._heard = {}
 
     def _ask(self, orders: Sequence[Request] | Sequence[Examination], seconds: float) -> list[Outcome]:
         there = self.courier.nodes()
@@ -190,6 +215,7 @@ class FlowerEngine(Engine):
             if node in there:
                 letters[order.client] = node, pack_order(order)
                 most.append(self._most(order))
+        self._reached = {*letters}
         carried = self._carry(list(letters.values()), most, seconds)
         answers = dict(zip(letters, carried, strict=True))
         took = dict(zip(letters, self.courier.took(), strict=False)) if letters else {}

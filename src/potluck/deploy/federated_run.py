@@ -48,18 +48,25 @@ class Conduct(Observer):
         self.engine, self.register = engine, register
         self.failures: Mapping[ClientId, str] = {}  # who dropped out of the last round
         self._norms, self._lapses = LastNorms(), Lapses()
+        self._sizes: Callable[[], Mapping[ClientId, float]] = dict
+        self._accepted: Callable[[], Mapping[ClientId, int]] = dict
 
     def follow(self, run: Run) -> None:
         """Tell a run what is known of its clients, and keep what it finds out."""
         self._norms, self._lapses = run.rounds.acceptance.last_norms, run.examiner.asking.lapses
+        self._sizes, self._accepted = lambda: run.rounds.acceptance.sizes, lambda: run.rounds.accepted
         values = self.register.values
         self._norms.values = {client: dict(known) for client, known in values.last_norms.items()}
+        self.engine.lapses.recall({client: one.model_dump() for client, one in values.late.items()})
         self._lapses.recall({client: one.model_dump() for client, one in values.doubted.items()})
 
     def round(self, end: RoundEnd) -> None:
         """Keep it."""
-        self.failures = end.failures
-        self.register.keep_round(end.round, self.engine.norms, self._norms.values, self._lapses.kept())
+        self.failures, accepted = end.failures, self._accepted()
+        sizes = {client: size for client, size in self._sizes().items() if accepted.get(client) == end.round}
+        self.register.keep_round(
+            end.round, sizes, self._norms.values, self._lapses.kept(), self.engine.lapses.kept()
+        )
 
 
 def federated_run(

@@ -42,6 +42,7 @@ class Pulse:
         None  # since when its loop waits for the answer to an order, for as long as that takes
     )
     beat: float | None = None  # its last heartbeat, which comes from a thread of its own
+    distrusted: str = ""  # why the server's certificate was not taken
 
     @classmethod
     def read(cls, path: Path) -> Pulse:
@@ -49,7 +50,10 @@ class Pulse:
         try:
             known = json.loads(path.read_text())
             numbers = {name: _number(known.get(name)) for name in TIMES}
-            return cls(float(known["at"]), str(known["call"]), int(known["status"]), **numbers)
+            told = str(known.get("distrusted", ""))
+            return cls(
+                float(known["at"]), str(known["call"]), int(known["status"]), **numbers, distrusted=told
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return cls()
 
@@ -67,7 +71,7 @@ class PulseFile:
         self.path, self.clock = path, clock
         self._last, self._lock = Pulse(), threading.Lock()
 
-    def note(self, call: str, status: int, date: str | None = None) -> None:
+    def note(self, call: str, status: int, date: str | None = None, distrusted: str = "") -> None:
         """Note the end of a call. Heartbeats come from a thread of their own and say nothing of the loop."""
         now, fine = self.clock(), status == 200
         if call == HEARTBEAT and status not in (UNAUTHORISED, REFUSED):
@@ -76,7 +80,9 @@ class PulseFile:
         times = (
             {"since": now} if call == ACTIVATE and fine else {"pulled": now} if call == PULL and fine else {}
         )
-        self._change(at=now, call=call, status=status, skew=skew_of(date, now), **times)
+        self._change(
+            at=now, call=call, status=status, skew=skew_of(date, now), distrusted=distrusted, **times
+        )
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
@@ -94,6 +100,16 @@ class PulseFile:
             unfinished = self.path.with_name(f".{self.path.name}")
             unfinished.write_text(json.dumps(asdict(self._last)))
             unfinished.replace(self.path)
+
+
+def distrust_of(error: str) -> str:
+    """Why a certificate was not taken, from the words of OpenSSL; empty where another thing went wrong.
+
+    >>> distrust_of("[SSL: …] certificate verify failed: certificate has expired (_ssl.c:1006)")
+    'certificate has expired'
+    """
+    _, failed, why = error.partition("certificate verify failed")
+    return (why.partition(" (_ssl")[0].strip(": ")[:200] or failed) if failed else ""
 
 
 def skew_of(date: str | None, now: float) -> float | None:

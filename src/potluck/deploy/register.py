@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from potluck.files import read_checked, write_checked
 from potluck.runs.folder import RunFolder
 
 FILE = "federation.json"
+EPOCH = 1_735_689_600  # 2025: a start is numbered by the seconds since, which fits into what sites take
 REMEMBERED = 4  # rounds whose messages are known by their norms
 
 
@@ -58,9 +60,11 @@ class _Values(BaseModel):
     excluded: tuple[ClientId, ...] = ()
     went_back: tuple[WentBack, ...] = ()
     bad_starts: tuple[BadStart, ...] = ()
+    replaced: dict[int, tuple[ClientId, ...]] = {}  # by round, in whose place others were drawn
     norms: dict[int, dict[ClientId, float]] = {}  # by round and client, of what was sent
     last_norms: dict[ClientId, dict[str, float]] = {}  # as `LastNorms` has them
     doubted: dict[ClientId, Doubted] = {}
+    late: dict[ClientId, Doubted] = {}  # the same of training
 
 
 class Register:
@@ -97,8 +101,12 @@ class Register:
             self.note(told=told, **renamed)
 
     def start(self) -> int:
-        """Count one more start; clients undo what an earlier one had not accepted."""
-        self.note(starts=self.values.starts + 1)
+        """The number of one more start, larger than all before; clients undo what an earlier one had not accepted.
+
+        It comes from the clock, so that a folder restored from a backup, which does not know of the starts since,
+        has a larger one than these too.
+        """
+        self.note(starts=max(self.values.starts + 1, int(time.time()) - EPOCH))
         return self.values.starts
 
     def choose(
@@ -129,12 +137,18 @@ class Register:
         """Keep the keys of the clients' nodes."""
         self.note(keys=dict(keys))
 
+    def replace(self, round_: int, clients: Sequence[ClientId]) -> None:
+        """Have others drawn in the place of clients that a round failed over; those of older rounds are dropped."""
+        known = {one: out for one, out in self.values.replaced.items() if one > round_ - REMEMBERED}
+        self.note(replaced=known | {round_: tuple(clients)})
+
     def keep_round(
         self,
         round_: int,
         norms: Mapping[ClientId, float],
         last_norms: Mapping[ClientId, Mapping[str, float]],
         doubted: Mapping[ClientId, Mapping[str, int]],
+        late: Mapping[ClientId, Mapping[str, int]],
     ) -> None:
         """Keep how large the messages of a round were, where those of older rounds are dropped; and of every client
         what it sent last, and whether it is doubted.
@@ -144,4 +158,5 @@ class Register:
             norms={one: known[one] for one in sorted(known) if round_ - REMEMBERED < one <= round_},
             last_norms={client: dict(values) for client, values in last_norms.items()},
             doubted={client: Doubted(**values) for client, values in doubted.items()},
+            late={client: Doubted(**values) for client, values in late.items()},
         )

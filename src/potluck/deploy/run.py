@@ -15,8 +15,9 @@ from potluck.deploy.served_run import ServedRun
 from potluck.deploy.welcome import welcome
 from potluck.engine.retries import Clock
 from potluck.errors import ConfigError, RunError
-from potluck.experiment.differences import first_difference
+from potluck.experiment.differences import differences
 from potluck.experiment.export import to_values
+from potluck.experiment.overrides import by_dotted_key
 from potluck.experiment.schema import Experiment
 from potluck.files import refuse_links, write_json
 from potluck.live.board import Board
@@ -27,10 +28,15 @@ from potluck.runs.environment import check_version
 from potluck.runs.folder import RunFolder
 from potluck.runs.observers import Observer, Observers
 from potluck.runs.observers.board import BoardNotes, lasting
+from potluck.runs.observers.checkpoints import saved_round
 from potluck.runs.results.run_result import RunResult
 from potluck.runs.stored import read_summary
 
 TOLD = "serve.json"  # in the run's folder: how the server was started
+FREE = (
+    "engine.deadline",
+    "engine.patience",
+)  # change no number, so they may differ from one start to the next
 
 
 def play(
@@ -57,10 +63,10 @@ def play(
     board = board if board is not None else Board()
     notes = BoardNotes(board)
     watcher = Observers(watcher or Observer(), notes)
-    if (folder / "config.yaml").exists():
-        _check_same(folder, experiment)
-    if (folder / "summary.json").exists():
-        return _reported(folder)
+    finished = ended(folder, experiment, exclude, include)
+    if finished is not None:
+        return finished
+    note_changes(folder, experiment)
     register, sites = Register(folder), sites_of(experiment).sites
     clients = register.choose(sites, exclude, include)
     if told is not None:
@@ -81,6 +87,37 @@ def play(
     facts = describe(board, experiment, engine, register).facts
     with kept(folder.path, facts) as notes.renew, lasting(board):
         return ServedRun(experiment, folder, engine, register, watcher).play()
+
+
+def ended(
+    folder: RunFolder, experiment: Experiment, exclude: Sequence[ClientId], include: Sequence[ClientId]
+) -> RunResult | None:
+    """The result of a run that needs no client any more, with its report; None where there is one to play.
+
+    Refuses what cannot be played in a folder. It looks at files alone, so it comes before anything is started.
+    """
+    if (folder / "config.yaml").exists():
+        _check_same(folder, experiment)
+    if (folder / "summary.json").exists():
+        return _reported(folder)
+    Register(folder).choose(sites_of(experiment).sites, exclude, include)
+    return None
+
+
+def note_changes(folder: RunFolder, experiment: Experiment) -> None:
+    """Write down which settings are others from here on, of those that may change while a run goes on."""
+    if not (folder / "config.yaml").exists():
+        return
+    about, now = folder.about(), by_dotted_key(to_values(experiment))
+    earlier = about.get("changes", [])
+    known = by_dotted_key(about.get("settings", {})) | {one.get("key"): one.get("after") for one in earlier}
+    changes = [
+        {"round": saved_round(folder.path), "key": key, "before": known.get(key), "after": now[key]}
+        for key in FREE
+        if known.get(key) != now[key]
+    ]
+    if changes:
+        write_json(folder / "environment.json", about | {"changes": [*earlier, *changes]})
 
 
 def _reported(folder: RunFolder) -> RunResult:
@@ -132,10 +169,11 @@ def open_folder(path: Path) -> RunFolder:
 def _check_same(folder: RunFolder, experiment: Experiment) -> None:
     about = folder.about()
     check_version(folder.path, about)
-    key = first_difference(about.get("settings"), to_values(experiment))
-    if key is not None:
+    found = differences(about.get("settings"), to_values(experiment))
+    other = next((one for one in found if not one.is_below(*FREE)), None)
+    if other is not None:
         raise RunError(
-            f"{folder.path} was begun with other settings ({key}); go on with those, or choose another --out"
+            f"{folder.path} was begun with other settings ({other}); go on with those, or choose another --out"
         )
     if not (folder / FILE).exists():
         raise RunError(f"{folder.path} is no run of a federation; choose another --out")

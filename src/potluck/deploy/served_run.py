@@ -16,10 +16,11 @@ from potluck.deploy.engine import FlowerEngine
 from potluck.deploy.enrolled import enrolled_federation
 from potluck.deploy.enrolments import keep_enrolments, kept_enrolments
 from potluck.deploy.federated_run import Conduct, federated_run, fits
+from potluck.deploy.groups import Groups
 from potluck.deploy.misfits import in_words, without_misfits
 from potluck.deploy.register import BadStart, Register, WentBack
 from potluck.deploy.suspects import Suspect, Tie, find_suspect, find_tie, have_diverged
-from potluck.deploy.taking_back import going_back, no_way_back, take_back, undecided
+from potluck.deploy.taking_back import going_back, half_each, no_way_back, spoiled_by, take_back, undecided
 from potluck.engine.cohort import clients_needed
 from potluck.engine.evaluation.checks import check_evaluation
 from potluck.engine.retries import GROWING, Waits
@@ -75,13 +76,34 @@ class ServedRun:
     def _recover(self, run: Run, error: RoundFailed) -> None:
         """Change what a failed round can be played with; raises the error again where nothing helps."""
         failed = run.state.round + 1
+        if error.spoiled:
+            self._leave_spoiler(run, failed, error)
+            return
         if self._leave_revoked(run) or self._start_again(run, failed, error.failures, error.lost):
             return
         try:
             self._go_back(run, failed, error.failures, error.lost, error)
         except RoundFailed as final:
-            if not self._wait_for_others(run, final):
+            if not self._draw_others(run, failed, final) and not self._wait_for_others(run, final):
                 raise
+
+    def _draw_others(self, run: Run, failed: int, error: RoundFailed) -> bool:
+        """Where a round asks some of the clients only, ask others in place of those it failed over; False if the
+        quorum could not be met with them.
+        """
+        population = run.federation.population
+        before = {*run.replaced.get(failed, ()), *run.left_out.get(failed, ())}
+        out = [client for client in population.trainers if client in before or client in error.failures]
+        cohort = population.cohort_without(failed, out)
+        needed = clients_needed(self.experiment.training.quorum, population.cohort_size)
+        new = [client for client in cohort if client not in run.cohort(failed)]
+        if not new or len(cohort) < needed:
+            return False
+        self.register.replace(failed, out)
+        self.watcher.notice(
+            f"{error}; round {failed} is played again with {', '.join(new)} in the place of {', '.join(out)}"
+        )
+        return True
 
     # --- who takes part ---
 
@@ -174,10 +196,13 @@ class ServedRun:
         ]  # others are excluded
         out += [(one.round, one.without) for one in values.bad_starts]
         run.left_out = {round_: tuple(client for one, client in out if one == round_) for round_, _ in out}
+        run.replaced = values.replaced
         run.examiner.others = self._others()
         run.between_rounds = lambda: self._between_rounds(run)
+        self.groups = Groups(federation.method, run.rounds.server.cards)
         run.may_repeat = lambda round_, error: (
-            self._bad_donor(run, round_, error.failures, error.lost) is None
+            not error.spoiled
+            and self._bad_donor(run, round_, error.failures, error.lost) is None
             and self._bad_update(run, round_, error.failures, error.lost) is None
             and not self._gone(run, round_, error.failures, error.lost)
         )
@@ -209,9 +234,21 @@ class ServedRun:
             if self._start_again(run, round_, failures, ()) and take_back(self.folder, round_ - 1):
                 raise Regrouped
             self._go_back(run, round_, failures, (), None)
+        self._renew_groups(run, failures)
         self.engine.look()
         if self._leave_revoked(run) or self._take_in(run):
             raise Regrouped
+
+    def _renew_groups(self, run: Run, failures: Mapping[ClientId, str]) -> None:
+        """Let clients begin anew whose part of the server's state none of them can train with any more."""
+        round_, accepted = run.state.round, run.rounds.accepted
+        self.groups.note(failures, [client for client, last in accepted.items() if last == round_])
+        anew = self.groups.begin_anew(run.rounds.server)
+        if anew:
+            self.watcher.notice(
+                f"after round {round_} nobody of {', '.join(anew)} can train with what the server has for them, as "
+                "it is not finite or far too large: they begin anew with first weights of one of them"
+            )
 
     def _take_in(self, run: Run) -> bool:
         """Let those join that have come and fit; False if there are none."""
@@ -272,6 +309,21 @@ class ServedRun:
 
     # --- going back ---
 
+    def _leave_spoiler(self, run: Run, round_: int, error: RoundFailed) -> None:
+        """Leave out of a round whose message stood out so that the server's state would not be finite after it."""
+        sizes = run.rounds.acceptance.sizes
+        taken = {client: size for client, size in sizes.items() if client not in error.failures}
+        suspect = find_suspect(taken)
+        if suspect is None:
+            tie = find_tie(taken)
+            if tie is None:
+                raise error
+            raise RoundFailed(half_each(self.folder, error, tie), error.failures, error.lost) from error
+        times = float(f"{suspect.times:.4g}")
+        without = WentBack(round=round_, without=suspect.client, times=times)
+        self.register.note(went_back=(*self.register.values.went_back, without))
+        self.watcher.notice(spoiled_by(without))
+
     def _start_again(
         self, run: Run, failed: int, failures: Mapping[ClientId, str], lost: Collection[ClientId]
     ) -> bool:
@@ -294,9 +346,11 @@ class ServedRun:
 
         A message of the round before that stands out is the nearer reason.
         """
-        donor = self.engine.donors.of(failed)
-        if donor is None or not is_to_blame(donor, failures, run.cohort(failed), lost):
+        donor, cohort = self._donor(run, failed), run.cohort(failed)
+        if donor is None or not is_to_blame(donor, failures, cohort, lost):
             return None
+        if not all(self.groups.share(donor, client) for client in cohort):
+            return None  # who gets nothing of it fails for another reason
         if self._bad_update(run, failed, failures, lost) is not None:
             return None
         blamed = sum(one.round == failed for one in self.register.values.bad_starts)
@@ -314,8 +368,15 @@ class ServedRun:
         suspect = find_suspect(self.register.values.norms.get(failed - 1, {}))
         if suspect is None:
             return None
-        aside = {*lost, suspect.client, self.engine.donors.of(failed)}
-        return suspect if have_diverged(failures, run.cohort(failed), aside) else None
+        cohort, aside = run.cohort(failed), {*lost, suspect.client, self._donor(run, failed)}
+        like = self.groups.of(suspect.client, cohort)  # where only they get what it sent
+        if have_diverged(failures, cohort, aside) or have_diverged(failures, like, aside):
+            return suspect
+        return None
+
+    def _donor(self, run: Run, round_: int) -> ClientId | None:
+        """Who gave the first weights of a round."""
+        return self.engine.donors.of(round_, run.rounds.acceptance.first_sizes)
 
     def _tie(
         self, run: Run, failed: int, failures: Mapping[ClientId, str], lost: Collection[ClientId]

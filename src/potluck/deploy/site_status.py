@@ -194,6 +194,9 @@ class SiteStatus:
             return trouble(pulse, self.pulse.with_name("taken-in").exists(), now - self._fine)
         if pulse.status in AWAY:
             return f"{self.server} answers, but Flower's SuperLink behind it is away"
+        if pulse.at and pulse.distrusted:
+            why = printable(pulse.distrusted)
+            return f"the certificate of {self.server} is not taken: {why}; see its dates and --ca"
         if pulse.at and not pulse.status:
             return f"{self.server} does not answer"
         return ""

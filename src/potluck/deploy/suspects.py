@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from statistics import median
 
-import torch
-
 from potluck.core.card import ClientId
-from potluck.core.message import Message
 
 FACTOR = 10.0  # times the median of the others' messages; honest ones are nearer to each other
-FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 NOT_FINITE = "not finite"  # what every sentence about such values says, the site's and the server's
 
 
@@ -23,12 +18,6 @@ class Suspect:
 
     client: ClientId
     times: float
-
-
-def norm_of(message: Message) -> float:
-    """The Euclidean norm of all numbers of a message."""
-    squares = [value.detach().double().square().sum() for value in message.values() if value.dtype in FLOATS]
-    return math.sqrt(float(torch.stack(squares).sum())) if squares else 0.0
 
 
 def find_suspect(norms: Mapping[ClientId, float]) -> Suspect | None:

@@ -43,6 +43,25 @@ def going_back(went: Sequence[WentBack]) -> str:
     return f"{_all_fail(round_ + 1, None)}; {why}: going back, {again}"
 
 
+def spoiled_by(one: WentBack) -> str:
+    """What is said when a round is repeated that would have spoiled the server's state."""
+    return (
+        f"round {one.round}: the server's state would not be finite after it; the message of client {one.without} "
+        f"was {one.times:.3g} times as large as the median of the others': round {one.round} is played again "
+        f"without client {one.without}"
+    )
+
+
+def half_each(folder: RunFolder, error: Exception, tie: Tie) -> str:
+    """Why a run stops whose state half of the clients have spoiled, and how it goes on."""
+    larger, smaller = ", ".join(tie.larger), ", ".join(tie.smaller)
+    return (
+        f"{error}; the message of client {larger} was {tie.times:.3g} times as large as that of client {smaller}, "
+        f"and neither are a majority: look into both, and if need be go on without one side: "
+        f"{_without(folder, tie.larger)}, or {_without(folder, tie.smaller)}"
+    )
+
+
 def no_way_back(folder: RunFolder, failed: int, suspect: Suspect, before: WentBack | None) -> str:
     """Why a run stops whose last round cannot be taken back, or was, and how it goes on."""
     return (

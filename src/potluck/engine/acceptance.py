@@ -22,6 +22,7 @@ from potluck.core.values import excess, said_of
 from potluck.engine.norms import (
     LARGEST_RATIO,
     MOST_SHRUNK,
+    PAIR,
     Form,
     LastNorms,
     Tensors,
@@ -30,6 +31,7 @@ from potluck.engine.norms import (
 )
 from potluck.engine.protocol import Answer
 from potluck.engine.reductions import Reductions, variances
+from potluck.engine.yardsticks import Yardsticks
 from potluck.errors import MessageError
 
 
@@ -67,11 +69,10 @@ class Exchange:
 class Acceptance:
     """Judges the answers of clients; `largest_ratio` bounds norms against those of most of their like, if given.
 
-    With `fresh`, which gives the tensors of a new model like a client's, it bounds first weights too: these come
-    from one client alone. Of `strangers` not even what they say of themselves is believed.
+    With `fresh` it bounds first weights too: these come from one client alone.
+    Of `strangers` not even what they say of themselves is believed.
     """
 
-    fresh: Callable[[ClientId], Tensors] | None = None
     strangers = False
 
     def __init__(
@@ -81,6 +82,24 @@ class Acceptance:
         self.gate = gate if gate is not None else Gate()
         self.notice: Callable[[str], None] = lambda sentence: None
         self.last_norms = LastNorms()
+        self.yardsticks = Yardsticks()
+        self.sizes: dict[
+            ClientId, float
+        ] = {}  # of each stranger's largest message in this attempt at a round
+        self.first_sizes: dict[ClientId, float] = {}  # of first weights alone
+
+    @property
+    def fresh(self) -> Callable[[ClientId], Tensors] | None:
+        """Gives the tensors of a new model like a client's."""
+        return self.yardsticks.fresh
+
+    @fresh.setter
+    def fresh(self, fresh: Callable[[ClientId], Tensors] | None) -> None:
+        self.yardsticks = Yardsticks(fresh)
+
+    def begin(self) -> None:
+        """Begin an attempt at a round."""
+        self.sizes, self.first_sizes = {}, {}
 
     def check(self, client: ClientId, message: Message, contract: Contract, *what: str) -> None:
         """Refuse a message with other names, types or shapes than the contract has for this client."""
@@ -144,7 +163,7 @@ class Acceptance:
             seen.add_singles(answer, excess(answer.up, contract, symbols) if ranged else None)
             if not self.method.sends_changes:
                 seen.add_variances(answer)
-        if self.largest_ratio is not None:
+        if self.largest_ratio is not None or self.strangers:
             seen.add_norms(answers, contract)
         seen.read()
         reasons = {
@@ -157,12 +176,26 @@ class Acceptance:
         for answer in answers if self.largest_ratio is not None and self.fresh is not None else ():
             if answer.client not in reasons and (reason := self._unlikely_start(answer, exchange)):
                 reasons[answer.client] = reason
+        if self.strangers:
+            self._note_sizes(seen, reasons, exchange, contract)
         return reasons
+
+    def _note_sizes(
+        self, seen: Reductions, refused: Mapping[ClientId, str], exchange: Exchange, contract: Contract
+    ) -> None:
+        found = self.yardsticks.sizes(seen.sent(refused), contract)
+        steps = self.method.steps()
+        setup = all(steps[step].purpose == "setup" for step in exchange.steps)
+        for sizes in (self.sizes, *([self.first_sizes] if setup else [])):
+            sizes |= {client: max(size, sizes.get(client, 0.0)) for client, size in found.items()}
 
     def _too_large(
         self, seen: Reductions, refused: Mapping[ClientId, str], exchange: Exchange, bound: float
     ) -> dict[ClientId, str]:
-        """Why norms are not taken. Where clients are divided into halves nobody is refused, and that is said."""
+        """Why norms are not taken. Where clients are divided into halves nobody is refused, and that is said.
+
+        Of two that have sent nothing before, the third voice is that of a new model.
+        """
         before = self.last_norms.before(exchange.steps, seen.norms(refused))
         reasons: dict[ClientId, str] = {}
         ties: dict[Form, list[ClientId]] = {}
@@ -175,7 +208,11 @@ class Acceptance:
             elif not ratios.half <= bound:
                 ties.setdefault(form, []).append(client)
         for form, larger in ties.items():
-            others = [client for client in seen.senders(form, refused) if client not in larger]
+            senders = seen.senders(form, refused)
+            others = [client for client in senders if client not in larger]
+            if len(senders) == PAIR and (reason := self._against_new(seen, larger[0], form, exchange, bound)):
+                reasons[larger[0]] = reason
+                continue
             self.notice(
                 f"round {self.server.round}, {exchange.name}: the norm of {form[0]!r} from {', '.join(larger)} is "
                 f"more than {bound:g} times that from {', '.join(others)}; neither are a majority, so nobody is "
@@ -183,6 +220,21 @@ class Acceptance:
             )
         self.last_norms.note(exchange.steps, seen.norms({**refused, **reasons}))
         return reasons
+
+    def _against_new(
+        self, seen: Reductions, client: ClientId, form: Form, exchange: Exchange, bound: float
+    ) -> str:
+        """Why the larger message of two is not taken: it is as far from a new model as from the other one."""
+        if not self.strangers:
+            return ""
+        part, value = next(one for one in seen.sent({})[client] if one[0].form == form)
+        new = self.yardsticks.of_weights(client, part, self.method.sent_by(exchange.steps))
+        if new is None or value <= bound * new:
+            return ""
+        return (
+            f"client {client}, {exchange.name}: the norm of {form[0]!r} is {value / new:.3g} times that of a new "
+            f"model and more than {bound:g} times that of the only other client with the like (training.max_norm)"
+        )
 
     def _unlikely_start(self, answer: Answer, exchange: Exchange) -> str:
         """Why the first weights that a client brings are not taken."""

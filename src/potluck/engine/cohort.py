@@ -82,7 +82,7 @@ class Cohort:
         addressed = [client for client in self.ids if only is None or client in only]
         self.exchange += 1
         requests = self._requests(addressed, steps, down)
-        replies = self._accept(Exchange(steps, rows or {}), self.engine.run(requests))
+        replies = self._accept(Exchange(steps, rows or {}), self._outcomes(requests))
         if len(self.ids) < self.quorum:
             reasons = [*self.failures.values()]
             shown = "; ".join(reasons[:3]) + (f"; and {len(reasons) - 3} more" if len(reasons) > 3 else "")
@@ -93,6 +93,9 @@ class Cohort:
                 self.lost,
             )
         return replies
+
+    def _outcomes(self, requests: Sequence[Request]) -> Sequence[Outcome]:
+        return self.engine.run_sparing(requests, len(self.ids) - self.quorum)
 
     def _names(self, step: Callable[..., Any] | Sequence[Callable[..., Any]]) -> tuple[str, ...]:
         """The names of the steps asked for; an error in the code of a method, so the round is not tried again."""

@@ -97,6 +97,10 @@ class Engine(ABC):
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
         """Have every client do its steps."""
 
+    def run_sparing(self, requests: Sequence[Request], spare: int) -> list[Outcome]:
+        """The same, where the round can do without `spare` of its clients, so that not all need be waited for."""
+        return self.run(requests)
+
     @abstractmethod
     def examine(self, examinations: Sequence[Examination]) -> list[Outcome]:
         """Measure clients without changing them."""

@@ -73,11 +73,14 @@ class Reductions:
         self.unsound = {
             client for client, value in zip(owners, read, strict=False) if not math.isfinite(value)
         }
-        self._norms = read[len(owners) :]
+        self._norms = [
+            value if math.isfinite(value) else float(tensor.double().norm())  # its squares were too large
+            for value, tensor in zip(read[len(owners) :], self._measured, strict=True)
+        ]
 
     def ratios(self, refused: Mapping[ClientId, str], before: Before) -> dict[tuple[ClientId, Form], Ratios]:
         """How far each part is from its like, among the clients not refused; `before` as in `norm_ratios`."""
-        return norm_ratios(self._sent(refused), before)
+        return norm_ratios(self.sent(refused), before)
 
     def senders(self, form: Form, refused: Mapping[ClientId, str]) -> list[ClientId]:
         """The clients not refused that sent such a part."""
@@ -85,10 +88,11 @@ class Reductions:
 
     def norms(self, refused: Mapping[ClientId, str]) -> dict[tuple[ClientId, Form], float]:
         """The root mean square of each part, of the clients not refused."""
-        found = self._sent(refused)
+        found = self.sent(refused)
         return {(client, part.form): value for client, parts in found.items() for part, value in parts}
 
-    def _sent(self, refused: Mapping[ClientId, str]) -> dict[ClientId, list[tuple[SentPart, float]]]:
+    def sent(self, refused: Mapping[ClientId, str]) -> dict[ClientId, list[tuple[SentPart, float]]]:
+        """The parts of the clients not refused, with their root mean squares."""
         sent: dict[ClientId, list[tuple[SentPart, float]]] = {}
         norms = iter(self._norms)
         for client, part in self._parts:

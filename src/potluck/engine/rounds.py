@@ -13,7 +13,7 @@ from potluck.engine.acceptance import Acceptance, known_shapes
 from potluck.engine.cohort import Cohort
 from potluck.engine.ledger import Ledger
 from potluck.engine.protocol import Engine, Stamp
-from potluck.errors import PotluckError, RunError, kind_and_message
+from potluck.errors import PotluckError, RoundFailed, RunError, kind_and_message
 from potluck.federation.federation import Federation
 
 
@@ -59,6 +59,19 @@ class Rounds:
                 f"on after round {round_ - 1} with the same command"
             ) from error
 
+    def _check_finite(self, round_: int, cohort: Cohort) -> None:
+        """Refuse a round after which the server's state is not finite: nobody could go on from there."""
+        floats = {name: value for name, value in self.server.tensors().items() if value.is_floating_point()}
+        name = next((name for name, value in floats.items() if not bool(value.isfinite().all())), None)
+        if name is not None:
+            raise RoundFailed(
+                f"round {round_}: the server's state ({name}) is not finite after it; "
+                f"{self.federation.method.remedy}",
+                cohort.failures,
+                cohort.lost,
+                spoiled=True,
+            )
+
     def play(
         self,
         round_: int,
@@ -83,6 +96,7 @@ class Rounds:
             quorum,
             self.acceptance,
         )
+        self.acceptance.begin()
         rng = self.federation.server_rng(round_)
         self.server.enter(round_, rng, {}, "round")
         with (
@@ -91,6 +105,8 @@ class Rounds:
             self._script(round_),
         ):
             self.federation.method.round(self.server, cohort)
+        if self.acceptance.strangers:
+            self._check_finite(round_, cohort)
         if before_settling is not None:
             before_settling(cohort)
         self.engine.settle(round_, ids, cohort.ids)

@@ -38,8 +38,3 @@ def differences(there: Any, here: Any, key: str = "") -> Iterator[Difference]:
             yield from differences(one, other, f"{key}.{place}")
     elif there != here:
         yield Difference(key, there, here)
-
-
-def first_difference(there: Any, here: Any) -> str | None:
-    """The first key under which two experiments differ, with both values; None where they agree."""
-    return next(map(str, differences(there, here)), None)

@@ -140,6 +140,10 @@ class SharedWeights(Method):
         shapes = self.expected(card, part) or {}
         return {name: f"{start}{part}/{name}:{_size(shape)}" for name, shape in shapes.items()}
 
+    def state_keys(self, card: Card) -> frozenset[str]:
+        """The keys of this client's averages."""
+        return frozenset(key for part in self.averaged_parts for key in self.keys_of(card, part).values())
+
     def keys(self, card: Card) -> dict[str, str]:
         """The server's key of each of a client's tensors; tensors with equal keys are averaged together."""
         names = card.names

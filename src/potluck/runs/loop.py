@@ -119,6 +119,7 @@ class Run:
         self.observers = Observers(*self.trackers, *self.keepers, told, *self.advisors, self.checkpoints)
         self.stopped: str | None = None  # why the run ended before its last round
         self.left_out: Mapping[int, Collection[ClientId]] = {}  # who is not asked in a round
+        self.replaced: Mapping[int, Collection[ClientId]] = {}  # in whose place others are asked in a round
         self.between_rounds: Callable[[], None] = lambda: None  # may end this run, for another to go on
         # whether an attempt that failed is tried again as it was
         self.may_repeat: Callable[[int, RoundFailed], bool] = lambda round_, error: True
@@ -278,9 +279,14 @@ class Run:
         """How to go on with the run."""
         return to_go_on(self.folder.path, self.experiment.portable)
 
+    def drawn(self, round_: int) -> tuple[ClientId, ...]:
+        """The clients that are drawn for a round, those who stand in for others included."""
+        population, replaced = self.federation.population, self.replaced.get(round_)
+        return population.cohort_without(round_, replaced) if replaced else population.cohort(round_)
+
     def cohort(self, round_: int) -> tuple[ClientId, ...]:
         """The clients that are asked in a round."""
-        drawn = self.federation.population.cohort(round_)
+        drawn = self.drawn(round_)
         out = self.left_out.get(round_, ())
         return tuple(client for client in drawn if client not in out) if out else drawn
 
@@ -299,6 +305,7 @@ class Run:
                         f"{self._onward})",
                         error.failures,
                         error.lost,
+                        error.spoiled,
                     ) from error
                 self.observers.notice(f"{error}; trying again{f' in {wait:g} s' if wait else ''}")
                 tries.again(wait)
@@ -321,7 +328,7 @@ class Run:
             round_,
             ids,
             attempt=attempt,
-            quorum=clients_needed(self.experiment.training.quorum, len(ids)),
+            quorum=clients_needed(self.experiment.training.quorum, self._size(round_)),
             ledger=ledger,
             before_settling=before_settling,
         )
@@ -329,6 +336,11 @@ class Run:
         examine("after_aggregation", ids)
         watch.lap("evaluate")
         return _Attempt(ledger, examined, cohort.failures, watch.seconds)
+
+    def _size(self, round_: int) -> int:
+        """How many clients the quorum of a round counts; that fewer stand in than are out makes it no lower."""
+        asked = len(self.cohort(round_))
+        return max(asked, self.federation.population.cohort_size) if self.replaced.get(round_) else asked
 
     def _note(self, round_: int, failures: Mapping[ClientId, str]) -> None:
         self.state.count_failures(failures)

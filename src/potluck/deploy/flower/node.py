@@ -22,7 +22,7 @@ from typing import Any
 
 import httpx
 
-from potluck.deploy.node_pulse import PulseFile
+from potluck.deploy.node_pulse import PulseFile, distrust_of
 
 FLEET = "/v1/fleet/"
 ENDED = 3  # exit code of a node whose loop has ended
@@ -39,8 +39,8 @@ def noting(send: Callable[..., httpx.Response], pulse: PulseFile) -> Callable[..
             return send(self, request, **options)
         try:
             response = send(self, request, **options)
-        except httpx.TransportError:
-            pulse.note(call, 0)
+        except httpx.TransportError as error:
+            pulse.note(call, 0, distrusted=distrust_of(str(error)))
             raise
         pulse.note(call, response.status_code, response.headers.get("date"))
         return response

@@ -7,8 +7,10 @@ for and replaced, and what was asked is asked again: sites answer a repeated ord
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -127,6 +129,7 @@ class Courier:
     def connect(self) -> Relay:
         """Submit a relay to the SuperLink and wait until it is there."""
         self._number += 1
+        self._make_folder()
         path = self.folder / f"serve-{self._number}"
         with frames.listening(path) as door:
             self.superlink.submit(path)
@@ -138,6 +141,14 @@ class Courier:
                 raise RunError(f"Flower does not start the server's relay (see {where}){advice}") from error
         self._relay = Relay(self._channel, self.superlink.lost)
         return self._relay
+
+    def _make_folder(self) -> None:
+        """Make the folder of the sockets again where it was cleared away, as it is empty while a run goes on."""
+        with contextlib.suppress(FileExistsError):
+            self.folder.mkdir(mode=0o700)
+        found = self.folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise RunError(f"{self.folder} was put there by somebody else; remove it")
 
     def close(self) -> None:
         """Let the relay go; it ends by itself."""

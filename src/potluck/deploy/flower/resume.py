@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,9 +13,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from potluck.core.card import ClientId
 from potluck.deploy.flower.connections import Security
-from potluck.deploy.run import TOLD
+from potluck.deploy.run import FREE, TOLD
 from potluck.errors import RunError
 from potluck.experiment.export import to_values
+from potluck.experiment.overrides import apply_override
 from potluck.experiment.schema import Experiment
 from potluck.files import read_json
 from potluck.runs.started_here import is_sealed, seal
@@ -123,13 +125,18 @@ def method_of(folder: Path) -> str:
 
 
 def experiment_of(told: Told, overrides: Sequence[str], rounds: int | None) -> Experiment:
-    """The experiment of a federation, which goes on as it was begun."""
-    if overrides or rounds is not None:
-        what = overrides[0] if overrides else f"--rounds {rounds}"
+    """The experiment of a federation, which goes on as it was begun but for settings that change no number."""
+    fixed = [one for one in overrides if one.partition("=")[0] not in FREE]
+    if fixed or rounds is not None:
+        what = fixed[0] if fixed else f"--rounds {rounds}"
         raise RunError(
-            f"{what}: a federation goes on as its clients joined it; start a new run for other settings"
+            f"{what}: a federation goes on as its clients joined it, and only {' and '.join(FREE)} may change; "
+            "start a new run for other settings"
         )
-    return Experiment.make(**told.experiment)
+    values = copy.deepcopy(told.experiment)
+    for override in overrides:
+        apply_override(values, override)
+    return Experiment.make(**values)
 
 
 def listed(clients: Sequence[str] | None) -> list[ClientId]:

@@ -15,7 +15,7 @@ from potluck.deploy.flower.relay import relaying
 from potluck.deploy.flower.resume import FLOWER, own_flower, to_keep
 from potluck.deploy.key_folder import KeyFolder
 from potluck.deploy.register import FILE as REGISTER
-from potluck.deploy.run import open_folder, play, prepared
+from potluck.deploy.run import ended, open_folder, play, prepared
 from potluck.errors import ConfigError
 from potluck.experiment.blocks import Sites
 from potluck.experiment.schema import Experiment
@@ -63,6 +63,9 @@ def serve(
         shown(page, Watch([folder], facts)) as url,
         contextlib.ExitStack() as stack,
     ):
+        finished = ended(home, experiment, exclude, include)  # before Flower, which takes a while, is started
+        if finished is not None:
+            return finished
         if url:
             watcher.notice(f"this run can be followed at {url}")
         connected = relaying(address, security, place, patience, watcher.notice, sites)

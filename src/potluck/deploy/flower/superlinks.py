@@ -14,7 +14,7 @@ from potluck.deploy.fingerprints import bare_keys
 from potluck.deploy.flower.commands import NAME, flwr
 from potluck.deploy.flower.connections import Security, from_here, is_open
 from potluck.deploy.flower.processes import Process, start_superlink
-from potluck.errors import RunError
+from potluck.errors import ConfigError, RunError
 from potluck.files import read_json, write_json
 from potluck.version import __version__
 
@@ -80,9 +80,17 @@ class Superlink:
         if self.own is not None and not self.own.alive:
             self.own.end()
             self._start()
+            self._register_again()
             self.notice(f"the SuperLink at {self.address} is started again")
         if why := self.lost():
             raise RunError(why)
+
+    def _register_again(self) -> None:
+        """Tell a SuperLink that was started again of the keys it does not know, as when its database is lost."""
+        try:
+            self._register()
+        except ConfigError as error:
+            raise RunError(str(error)) from error
 
     def renew_keys(self) -> None:
         """Tell Flower of keys that were changed; an operator's SuperLink is told by the operator."""

@@ -1,0 +1,180 @@
+"""Liars among clients whose models differ: what one architecture sends must not put honest clients out for good."""
+
+import math
+from functools import partial
+
+import pytest
+import sites
+import torch
+from links import EndsAfter, Killed, Link, Told, blown_up, is_training, serve
+
+from potluck.core.contract import state_of, tensor
+from potluck.deploy.groups import Groups
+from potluck.deploy.site import Site
+from potluck.deploy.suspects import find_suspect
+from potluck.engine.norms import SentPart
+from potluck.engine.protocol import Request
+from potluck.engine.store.checkpoints import Checkpoints
+from potluck.engine.yardsticks import Yardsticks
+from potluck.errors import RoundFailed
+from potluck.experiment.schema import Experiment
+
+IDS = ("0", "1", "2", "3", "4")
+PAIR = {"0": "mlp-small", "1": "conv-small", "2": "mlp-small", "3": "conv-small", "4": "mlp-small"}
+ALONE = PAIR | {"3": "mlp-small"}
+FEDDF = {"name": "feddf", "steps": 4, "every": 2, "batch": 20}
+
+
+class FiveSites(Link):
+    """Five sites with the models named."""
+
+    def __init__(self, home, models):
+        super().__init__(home)
+        self.make = lambda client: Site(
+            client, models[client], partial(sites.part, client, IDS), home / client, simulated=True
+        )
+        self.sites = {number: self.make(client) for number, client in enumerate(IDS)}
+
+
+def experiment(method, models, rounds=3, **training):
+    values = sites.settings(
+        method,
+        rounds,
+        IDS,
+        models={"pool": models, "rep_dim": 16},
+        public={"data": "digits", "samples": 40},
+        training={"rounds": rounds, "batch_size": 64, "optimizer": {"lr": 0.05}} | training,
+    )
+    return Experiment.make(partition={"sites": IDS, "classes": 10}, **values)
+
+
+def dropped(told, client):
+    return [one for one in told.notices if f"goes on without client {client}:" in one]
+
+
+def lie(*rounds, client="1", factor=1e38):
+    return blown_up(
+        lambda order: any(is_training(order, client, one) for one in rounds) and order.purpose == "train",
+        factor,
+    )
+
+
+def test_the_first_message_of_one_of_two_is_compared_with_a_new_model(tmp_path):
+    link, told = FiveSites(tmp_path, PAIR), Told()
+    link.tamper = lie(1, 2, 3)
+    serve(link, tmp_path / "run", experiment("fedavg", PAIR), told)
+    assert not dropped(told, "3")
+    first, *others = dropped(told, "1")
+    assert "times that of a new model" in first
+    assert len(others) == 2
+
+
+def test_the_tiny_first_message_of_one_of_two_has_the_other_not_refused(tmp_path):
+    link, told = FiveSites(tmp_path, PAIR), Told()
+    link.tamper = lie(1, 2, 3, factor=1e-6)
+    serve(link, tmp_path / "run", experiment("fedavg", PAIR), told)
+    assert not dropped(told, "3")
+
+
+def test_a_round_after_which_one_architecture_fails_is_taken_back(tmp_path):
+    link, told = FiveSites(tmp_path, PAIR), Told()
+    link.tamper = lie(1)
+    result = serve(link, tmp_path / "run", experiment("fedavg", PAIR, max_norm="none"), told)
+    assert [(one["round"], one["without"]) for one in result.summary["went_back"]] == [(1, "1")]
+    assert result.summary["failures"] == {}
+
+
+def test_who_is_left_after_an_exclusion_begins_anew(tmp_path):
+    link, first, then = FiveSites(tmp_path, PAIR), EndsAfter(2), Told()
+    sent, large = [], lie(1)
+
+    def keeps_on(order, data):
+        """It does not train at all, and says the same again."""
+        if not (isinstance(order, Request) and order.client == "1" and order.steps == ("train",)):
+            return data
+        sent.append(large(order, data))
+        return sent[0]
+
+    link.tamper = keeps_on
+    asked = experiment("fedavg", PAIR, 7, max_norm="none")
+    with pytest.raises(Killed):
+        serve(link, tmp_path / "run", asked, first)
+    assert dropped(first, "3")
+    serve(link, tmp_path / "run", asked, then, exclude=["1"])
+    (anew,) = [one for one in then.notices if "begin anew" in one]
+    assert "nobody of 3 can train" in anew
+    assert len(dropped(then, "3")) == 1  # the round that showed it
+
+
+def test_a_round_that_would_spoil_the_state_is_repeated_without_who_stood_out_also_the_last(tmp_path):
+    link, told = FiveSites(tmp_path, ALONE), Told()
+    link.tamper = lie(1, 3)
+    result = serve(link, tmp_path / "run", experiment(FEDDF, ALONE), told)
+    assert [(one["round"], one["without"]) for one in result.summary["went_back"]] == [(1, "1"), (3, "1")]
+    assert [one for one in told.notices if "would not be finite" in one]
+    assert not [one for one in told.notices if "not evaluated" in one]
+    saved = Checkpoints(tmp_path / "run" / "checkpoints").load()
+    assert saved is not None
+    assert all(bool(value.isfinite().all()) for value in saved.server.values())
+
+
+def test_where_nobody_stood_out_the_rate_is_named_and_nobody_is_left_out(tmp_path):
+    link, told = FiveSites(tmp_path, ALONE), Told()
+    method = {"name": "fed-et", "steps": 10, "batch": 20, "lr": 1e6}
+    with pytest.raises(RoundFailed, match=r"the server's state .* is not finite after it; lower"):
+        serve(link, tmp_path / "run", experiment(method, ALONE), told)
+    assert not [one for one in told.notices if "played again" in one]
+
+
+def part(name, tensors, shapes):
+    size = sum(math.prod(shape) for shape in shapes)
+    return SentPart(name, (name, *zip(tensors, shapes, strict=True)), tuple(tensors), size)
+
+
+def test_a_large_model_does_not_stand_out_and_a_lie_of_one_alone_with_its_architecture_does():
+    contract = {"model": state_of("model", "weights"), "means": tensor("C, d", "means")}
+    fresh = {"small": {"w": torch.full((4,), 0.5)}, "giant": {"w": torch.full((4000,), 8.0)}}
+    small, giant = part("model", ["model/w"], [(4,)]), part("model", ["model/w"], [(4000,)])
+    means = part("means", ["means"], [(10, 4)])
+    yardsticks = Yardsticks(lambda client: fresh["giant" if client == "4" else "small"])
+    honest = {client: [(small, 0.6), (means, 50.0)] for client in "0123"} | {
+        "4": [(giant, 9.0), (means, 60.0)]
+    }
+    assert find_suspect(yardsticks.sizes(honest, contract)) is None
+    lying = honest | {"4": [(giant, 800.0), (means, 60.0)]}
+    assert find_suspect(yardsticks.sizes(lying, contract)).client == "4"
+    lying = honest | {"4": [(giant, 9.0), (means, 6000.0)]}
+    assert find_suspect(yardsticks.sizes(lying, contract)).client == "4"
+
+
+def test_a_group_begins_anew_only_when_all_of_it_fail():
+    class Method:
+        def state_keys(self, card):
+            return frozenset({f"{card}:w"})
+
+    groups = Groups(Method(), {"0": "a", "1": "b", "2": "b", "3": "b"})
+
+    class Part:
+        content = {}
+
+    class Server:
+        parts = {"weights": Part()}
+        state = {"weights/a:w": 1, "weights/b:w": 2, "model0/w": 3}
+
+        def snapshot(self):
+            return self.state
+
+        def restore(self, state):
+            self.state = state
+
+    server, bad = Server(), "what would leave is not finite"
+    groups.note({"1": bad, "2": bad}, ["0"])
+    assert groups.begin_anew(server) == []  # 3 was not asked, or is lost: two do not speak for it
+    groups.note({"3": "no answer"}, ["0"])
+    assert groups.begin_anew(server) == []
+    groups.note({"3": bad}, ["0", "2"])
+    assert groups.begin_anew(server) == []
+    groups.note({"2": bad}, ["0"])
+    assert groups.begin_anew(server) == ["1", "2", "3"]
+    assert server.state == {"weights/a:w": 1, "model0/w": 3}
+    assert groups.begin_anew(server) == []
