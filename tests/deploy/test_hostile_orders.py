@@ -11,7 +11,7 @@ from lone_site import RUN, ask, greet, joined, make_site, offer, request, small
 from potluck.core import modest
 from potluck.core.message import Message
 from potluck.core.modest import Modest
-from potluck.deploy import bounds, wire
+from potluck.deploy import bounds, kept_welcome, wire
 from potluck.deploy.site import Site
 from potluck.deploy.welcome import welcome
 from potluck.engine.protocol import Answer, Examination, Failure, Stamp
@@ -124,6 +124,13 @@ WELCOMES = {
                 value=[{"name": "resnet18", "width": width} for width in range(200, 400)]),
         "200 different models",
     ),
+    "a further key": (changed("junk", value=[0]), "the server's welcome names junk, which a site takes from no"),
+    "a further block": (changed("experiment", "junk", value={}), "names experiment.junk"),
+    "a long key": (changed("x" * 10**6, value=0), "which a site takes from no server"),
+    "a deep option": (
+        changed("experiment", "method", "junk", value=json.loads("[" * 200 + "]" * 200)), "nested too deeply"
+    ),
+    "rounds in words": (changed("experiment", "training", "rounds", value="2"), "must be a whole number"),
     "not invited": (changed("experiment", "partition", "sites", value=["1", "2"]), "is for the clients 1, 2"),
 }  # fmt: skip
 
@@ -144,8 +151,32 @@ def test_a_welcome_beyond_all_bounds_is_refused_before_anything_is_loaded_or_bui
     reply = greet(lone, told)
     assert isinstance(reply, Failure)
     assert sentence in reply.reason
+    assert len(reply.reason) < 1000
     assert torch.get_num_threads() == threads
-    assert not (tmp_path / "secret").exists()
+    assert not [path for path in tmp_path.rglob("*") if path.name != "runs"]  # no secret, no folder of a run
+
+
+def test_a_welcome_takes_no_more_room_on_the_disk_than_on_the_wire(tmp_path):
+    site = make_site(tmp_path)
+    roster = [f"n{number}{'x' * 200}" for number in range(9_000)]
+    told = changed("experiment", "partition", "sites", value=["0", *roster])
+    assert isinstance(greet(site, told), wire.Enrolment)
+    file = tmp_path / "0" / "runs" / "b2.json"
+    assert file.stat().st_size < len(wire.pack_order(wire.Hello(told)))
+    ask(make_site(tmp_path), request(small(site)))  # the site can read it
+
+
+def test_welcomes_together_take_a_bounded_room(tmp_path, monkeypatch):
+    site = make_site(tmp_path)
+    size = len(json.dumps(offer()))
+    monkeypatch.setattr(kept_welcome, "MOST_KEPT", 2 * size)
+    for run in ("a1", "a2", "a3"):
+        reply = greet(site, offer(run=run))
+    assert isinstance(reply, Failure)
+    assert [path.name for path in sorted((tmp_path / "0" / "runs").iterdir())] == ["a1.json", "a2.json"]
+    monkeypatch.setattr(kept_welcome, "LARGEST_INTRODUCTION", size // 2)
+    reply = greet(make_site(tmp_path / "other"), offer())
+    assert f"this site keeps {size // 2:,}: ask for less" in reply.reason
 
 
 def test_epochs_are_bounded_together_with_the_samples(tmp_path, monkeypatch):
