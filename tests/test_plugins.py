@@ -291,7 +291,7 @@ def test_an_error_in_a_plugin_names_its_file_and_line() -> None:
 def test_an_error_without_words_is_told_by_its_type(tmp_path: Path) -> None:
     assert explained(AssertionError())[0].startswith("internal error: AssertionError; run again")
     (tmp_path / "silent.py").write_text("raise ValueError\n")
-    with pytest.raises(ConfigError, match=r"cannot be loaded: ValueError; mend the file$"):
+    with pytest.raises(ConfigError, match=r"cannot be loaded: ValueError; fix the file$"):
         load_plugin("silent.py", tmp_path)
 
 
@@ -303,7 +303,7 @@ def test_what_is_no_plugin_says_what_to_name(tmp_path: Path, monkeypatch: pytest
         ("base.yaml", "'base.yaml' is no Python file; name a .py file, or a module"),
         ("", "'' is no Python file"),
         ("lonely_plugin", r"did you mean lonely_plugin\.py\?"),
-        (3, "3 is no .py file and no module"),
+        (3, "3 is neither a .py file nor a module"),
     ):
         with pytest.raises(ConfigError, match=f"plugins: .*{sentence}"):
             Experiment.make(**VALUES, plugins=[plugin])

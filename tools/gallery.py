@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -102,59 +103,60 @@ def shown(title: str, text: str, words: str, name: str = "") -> Shown:
 
 PICTURES = (
     shown(
-        "Who has which class",
-        "The area of a bubble is the number of training samples. Works before the first round.",
-        f"split {ONE}",
-    ),
-    shown(
         "Curves with spread",
-        "A line per method, a mean over clients and seeds. Of a single run: a line per moment and mode, with the "
-        "spread over its clients.",
+        "One line per method: the mean over clients and seeds. The picture of a single run has one line per moment "
+        "and mode, with the spread over its clients.",
         "curves runs/digits",
     ),
-    shown("Scores of clients", "The last evaluated round, best client first.", f"clients {ONE}"),
     shown(
         "Gains client by client",
-        "Each client against the same client under Local. Losses are hatched. This is FedMRL's Fig. 3, right.",
+        "Each client compared with the same client under Local. Losses are hatched. This is the right half of "
+        "FedMRL's Fig. 3.",
         "gains runs/digits",
     ),
     shown(
         "Differences with intervals",
-        "The paired difference to Local and its bootstrap interval. A hollow mark is a tie.",
+        "The paired difference to Local with its bootstrap interval. A hollow mark is a tie.",
         "differences runs/digits",
+    ),
+    shown("Scores of clients", "The last evaluated round, best client first.", f"clients {ONE}"),
+    shown(
+        "Who has which class",
+        "The area of a bubble is the number of training samples. This picture works before the first round.",
+        f"split {ONE}",
     ),
     shown(
         "Scores against rounds and bytes",
-        "Bytes are those of training, of all clients together, and on a logarithmic scale.",
+        "Bytes are those sent and received in training, by all clients together, on a logarithmic scale.",
         "cost runs/digits",
     ),
     shown(
         "Curves over an option",
         "Any setting in which runs differ, here Dirichlet's α of the split (FedMRL's Figs. 5 to 7). The runs may "
-        "come from a sweep, from variants, or be listed one by one.",
+        "come from a sweep or from variants, or be listed one by one.",
         "option runs/alphas --over alpha",
     ),
     shown(
         "Several lines over an option",
-        "Runs that differ in two settings have a line for each value of the other.",
+        "If runs differ in two settings, there is one line per value of the other.",
         "option runs/rates --over d1",
         "option-lines",
     ),
     shown("Heat map over two options", "The same runs as a table.", "grid runs/rates --over d1,lr"),
     shown(
         "Linear CKA between clients, by stage",
-        "How alike the models of clients represent the same test samples, 1 at most (FedIN's Figs. 6 and 7). "
-        "Stages are the stem, the blocks of layers and the features, as far as all models have them; `--stages` "
+        "How similar the clients' representations of the same test samples are, at most 1 (FedIN's Figs. 6 and 7). "
+        "Stages are the stem, the blocks of layers and the features, as far as all models have them. `--stages` "
         "names others.",
         f"cka {ONE} --clients 2,3,6,7",
     ),
     shown(
         "Features by t-SNE",
         "The same samples as four clients represent them, by class and by client (FedIN's Figs. 3 and 8). The "
-        "marks are the numbers of the classes, so that they can be read in grey; `--classes` shows some alone.",
+        "marks are the class numbers, so the picture can be read in grey. `--classes` shows some classes only.",
         f"tsne {ONE}",
     ),
-    shown("Features by PCA", "The two largest principal components.", f"pca {ONE}"),
+    shown("Features by PCA", "The first two principal components.", f"pca {ONE}"),
     shown(
         "Confusion matrices",
         "From kept predictions (`evaluate: {predictions: true}`), or else from kept models and the clients' test "
@@ -163,61 +165,75 @@ PICTURES = (
     ),
     shown(
         "Time of each round",
-        "From `timing.jsonl`, which every run has: training, evaluation, and the rest where there is any.",
+        "From `timing.jsonl`, which every run has: training, evaluation, and anything else that took time.",
         f"timeline {ONE}",
     ),
     shown(
         "Time line of one round",
-        "From a trace that `potluck.RoundTrace` has recorded. Here a CPU: one lane per thread. On a GPU there is a "
-        "lane per stream, with kernels and copies apart. Which client a bar belongs to is not recorded.",
+        "From a trace recorded by `potluck.RoundTrace`. This one is from a CPU: one lane per thread. On a GPU "
+        "there is one lane per stream, with kernels and copies apart. A trace does not say which client a bar "
+        "belongs to.",
         "timeline runs/traced",
         "trace",
     ),
     shown(
         "The wire",
-        "What crosses, in which step, and how large it is. Sizes of messages are from the ledger.",
+        "What is sent in which step, and how large it is. The sizes of messages come from the ledger.",
         "wire runs/digits/fedproto-seed0",
     ),
 )
 OPENING = """\
 # Gallery
 
-Every picture that `potluck plot` draws, with the command that made it. `make gallery` makes this page and its
-pictures.
+Every picture that `potluck plot` draws, each with the command that made it. Click one to go there.
+
+"""
+USAGE = """
+## Draw your own
+
+A picture needs a run folder and nothing else:
 
 ```bash
 potluck plot                                      # lists the kinds
-potluck plot curves runs/digits --out curves.pdf  # .png, or .pdf and .svg with real text for papers
+potluck plot curves runs/digits --out curves.pdf  # .png, .pdf or .svg
 ```
 
-All pictures have the same fonts, line widths and colours. The colours are Okabe and Ito's, which colour-blind
-readers can tell apart. Lines also have different marks, and losses are hatched, so that a picture can be printed in
-grey.
+PDF and SVG files have real text, for papers. All pictures have the same fonts, line widths and colours. The colours
+are those of Okabe and Ito, which colour-blind readers can tell apart. Lines also have different marks and losses
+are hatched, so pictures can be printed in grey.
 
-A picture needs a run folder and nothing else. `split`, `curves`, `clients`, `cost`, `timeline` and `wire` also work
-while a run is going on. `cka`, `tsne` and `pca` look into the kept models of a finished run, on some hundred test
-samples. If a run cannot give a picture, one sentence says what to do.
+`split`, `curves`, `clients`, `cost`, `timeline` and `wire` also work while a run is still going. `cka`, `tsne` and
+`pca` use the kept models of a finished run and a few hundred test samples. If a run cannot give a picture, one
+sentence says what to do.
 
-From Python, `potluck.plot` takes folders, or what `potluck.run`, `potluck.compare` and `potluck.open` return:
+In Python, `potluck.plot` takes folders, or what `potluck.run`, `potluck.compare` and `potluck.open` return:
 
 """
 
 
 def page() -> str:
-    """The text of docs/gallery.md."""
-    parts = [
-        OPENING,
-        fenced("python", TRACED),
-        "\nThe runs below come from three files and three commands:\n\n",
-    ]
+    """The text of docs/gallery.md: all pictures small, then each with its command, then how to draw one's own."""
+    parts = [OPENING, '<div class="thumbnails">\n', *map(thumbnail, PICTURES), "</div>\n"]
+    for one in PICTURES:
+        parts.append(f"\n## {one.title}\n\n{one.text}\n\n![{one.title}](images/gallery/{one.image})\n\n")
+        parts.append(fenced("bash", f"{one.command}\n"))
+    parts += [USAGE, fenced("python", TRACED), "\n## The runs behind the pictures\n\n"]
+    parts.append(
+        "Three experiment files and three commands. `make gallery` runs them and makes this page.\n\n"
+    )
     for name, text in FILES.items():
         parts.append(fenced("yaml", f"# {name}\n{text}") + "\n")
     parts.append(fenced("bash", "\n".join(RUNS) + "\n"))
-    for one in PICTURES:
-        image = f"images/gallery/{one.image}"
-        parts.append(f"\n## {one.title}\n\n{one.text}\n\n")
-        parts.append(fenced("bash", f"{one.command}\n") + f"\n![{one.title}]({image})\n")
     return "".join(parts)
+
+
+def thumbnail(one: Shown) -> str:
+    """A small picture that leads to its section."""
+    section = re.sub(r"[^a-z0-9]+", "-", one.title.lower().replace(",", "")).strip("-")
+    return (
+        f'<a href="#{section}"><img alt="{one.title}" src="images/gallery/{one.image}" width="200">'
+        f"<br>{one.title}</a>\n"
+    )
 
 
 def fenced(language: str, text: str) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
@@ -92,7 +93,12 @@ def page(method: type[Method], explained: Mapping[str, Any] | None) -> str:
     for way, title in WAYS.items():
         parts += [f"## {title}", crossing(explained, way)]
     parts += ["## Options", markdown(options_sheet(method.name, options_of(method.Config))).rstrip()]
-    return "\n\n".join(parts) + "\n"
+    return with_code("\n\n".join(parts)) + "\n"
+
+
+def with_code(text: str) -> str:
+    """Words between backticks in tables and notes as code, which `markdown` would show as they are."""
+    return re.sub(r"\\`([^`|\n]+)\\`", lambda match: "`" + match[1].replace("\\_", "_") + "`", text)
 
 
 def crosses(explained: Mapping[str, Any] | None) -> bool:
@@ -115,8 +121,13 @@ def described(method: type[Method]) -> list[str]:
     texts = [f"# {name}", f"{first} `method: {method.name}` in an experiment."]
     texts += [more] if "Up:" in more else []
     classes = (paper,) if paper is method else (paper, method)
-    texts += [inspect.getdoc(one) or "" for one in classes]
+    texts += [listed(inspect.getdoc(one) or "") for one in classes]
     return [*texts, INFERRED] if any("INFERRED" in text for text in texts) else texts
+
+
+def listed(text: str) -> str:
+    """Text with an empty line before each list, without which Markdown sees none."""
+    return re.sub(r"(?m)^(?!- | )(.+)\n(?=- )", r"\1\n\n", text)
 
 
 def facts(method: type[Method]) -> str:
@@ -164,9 +175,9 @@ def index(entries: Sequence[Mapping[str, Any]]) -> str:
     table = markdown(methods_sheet(entries))
     for name in map(itemgetter("name"), entries):
         table = table.replace(f"\n| {name} |", f"\n| [{name}]({name}.md) |")
-    how = "[Write a method](writing.md) says how to add one"
-    intro = f"{len(entries)} methods, each with a page of its own; {how}."
-    return f"# Methods\n\n{intro}\n\n{table}"
+    how = "[Write a method](writing.md) explains how to add one"
+    intro = f"{len(entries)} methods, each with its own page. {how}."
+    return with_code(f"# Methods\n\n{intro}\n\n{table}")
 
 
 if __name__ == "__main__":

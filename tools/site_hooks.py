@@ -1,7 +1,8 @@
 """Hooks of the documentation site: pages from files outside docs/, an entry per method, links that lead outside.
 
 Drawings of what crosses become part of their page, so that they follow its light or dark colours. Words of code
-with hyphens stay on one line.
+with hyphens stay on one line. On a phone lines of code wrap below where they begin, tables of facts become lists,
+and pictures fit the screen; a tap opens them.
 """
 
 from __future__ import annotations
@@ -23,9 +24,22 @@ OUTSIDE = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
-LINK = re.compile(r"(!?)\[((?:[^\]\\]|\\.)*)\]\(([^)#\s]*)(#[^)\s]*)?\)|(src=\")([^\"]+)")
+LINK = re.compile(r"(!?)\[((?:[^\]\\]|\\.)*)\]\(([^)#\s]*)(#[^)\s]*)?\)|(src(?:set)?=\")([^\"]+)")
 DRAWING = re.compile(r'<p><img alt="([^"]*)" src="[./]*/(images/wire/[\w-]+\.svg)" */?></p>')
 CODE = re.compile(r"(?<=<code>)[^<\n]*(?=</code>)")
+BLOCK = re.compile(r'<div class="([^"]*)highlight">(.*?)</div>', re.DOTALL)
+LINE = re.compile(
+    r'<span id="__span[^"]*">(?:<a [^>]*></a>)?(.*?)</span>(?=<span id="__span|\s*</code>)', re.DOTALL
+)
+TAG = re.compile(r"<[^>]+>")
+GAP = re.compile(r'(?:<span class="w">( +)</span>|( {2,}))(?=<span class="c1?">)')  # before a comment
+PUNCTUATION = re.compile(r'(<span class="[op]">[^<]*[(\[{,.=]</span>)(?=<span)')  # a line may end after it
+BETWEEN = re.compile(r"(?<=>)[^<]+(?=<)")  # the text between two tags
+TABLE = re.compile(r"<table>\s*<thead>(.*?)</thead>(.*?)</table>", re.DOTALL)
+CELL = re.compile(r"<t([hd])( [^>]*)?>(.*?)</t\1>", re.DOTALL)
+PICTURE = re.compile(r'<p>(<img alt="[^"]*" src="([^"]+\.png)" */?>)</p>')
+DRAWN = "─│┌╭"  # boxes that are drawn with signs do not wrap
+PRINTED = re.compile(r"^[^$\n].*\S {2,}\S", re.MULTILINE)  # nor do tables that a command prints
 HYPHENED = re.compile(r"\S*-\S*")  # a browser may end a line after any hyphen of `--methods`
 COLORS = {"#24292f": "ink", "#6e7781": "faint", "#fefefe": "paper", "#0072b2": "down", "#d55e00": "up"}
 FENCE = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
@@ -75,12 +89,55 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Draw what crosses in the colours of the page, and keep words of code whole."""
-    return CODE.sub(_whole_words, DRAWING.sub(_drawing, html))
+    """Draw what crosses in the colours of the page, keep words of code whole, and make room on a phone."""
+    html = CODE.sub(_whole_words, DRAWING.sub(_drawing, html))
+    html = TABLE.sub(_facts, BLOCK.sub(_wrapping, html))
+    return PICTURE.sub(r'<p><a class="picture" href="\2">\1</a></p>', html)
+
+
+def _wrapping(match: re.Match[str]) -> str:
+    """Give every line of a block of code the place where what does not fit goes on, below its own beginning."""
+    kind, code = match.groups()
+    if any(sign in code for sign in DRAWN) or ("console" in kind and PRINTED.search(TAG.sub("", code))):
+        return match[0]
+    return f'<div class="{kind}highlight wraps">{LINE.sub(_line, code)}</div>'
+
+
+def _line(match: re.Match[str]) -> str:
+    text = TAG.sub("", match[1])
+    label = re.match(r"[A-Z]\w*: +", text)  # `Up:     the weights`
+    indent = label.end() if label else len(text) - len(text.lstrip()) + 2
+    whole = GAP.sub(r'<span class="gap">\1\2</span>', match[0])
+    whole = BETWEEN.sub(lambda part: HYPHENED.sub(_word, part[0]), whole)
+    whole = PUNCTUATION.sub(r"\1<wbr>", whole)
+    return whole.replace("<span ", f'<span style="--indent:{indent}ch" ', 1)
+
+
+def _facts(match: re.Match[str]) -> str:
+    """Name the column in every cell of a table of facts, so that it can be read as a list."""
+    names = [TAG.sub("", cell[2]) for cell in CELL.findall(match[1])]
+    if "meaning" not in names:
+        return match[0]
+    rows = [_row(row, names) for row in match[2].split("</tr>")]
+    return f'<div class="facts"><table><thead>{match[1]}</thead>{"</tr>".join(rows)}</table></div>'
+
+
+def _row(row: str, names: list[str]) -> str:
+    left = iter(names)
+    return CELL.sub(lambda cell: _named_cell(cell, next(left)), row)
+
+
+def _named_cell(cell: re.Match[str], name: str) -> str:
+    nothing = ' class="nothing"' if cell[3].strip() in ("", "–") else ""
+    return f'<td{cell[2] or ""}{nothing} data-name="{name}"><span>{cell[3]}</span></td>'
 
 
 def _whole_words(match: re.Match[str]) -> str:
-    return HYPHENED.sub(r'<span class="word">\g<0></span>', match[0])
+    return HYPHENED.sub(_word, match[0])
+
+
+def _word(match: re.Match[str]) -> str:
+    return f'<span class="word">{match[0]}</span>'
 
 
 def _drawing(match: re.Match[str]) -> str:

@@ -114,7 +114,7 @@ def check_name(folder: Path) -> None:
         str(folder.absolute()).encode()
     except UnicodeEncodeError as error:
         raise RunError(
-            f"the path {str(folder.absolute())!r} is no text in UTF-8; rename the folder, or choose another one"
+            f"the path {str(folder.absolute())!r} is not text in UTF-8; rename the folder, or choose another one"
         ) from error
 
 
@@ -151,7 +151,7 @@ def read_given(path: Path, what: str) -> str:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}; check its rights") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no {what}: it is no text in UTF-8; save it as such") from error
+        raise ConfigError(f"{path} is not an {what}: it is not text in UTF-8; save it as such") from error
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -175,7 +175,7 @@ def read_json(
         return value
     except FileNotFoundError as error:
         raise RunError(
-            f"{path} is missing: {path.parent} is no run folder, or files of it are gone; {remedy}"
+            f"{path} is missing: {path.parent} is not a run folder, or files of it are missing; {remedy}"
         ) from error
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}; {remedy}") from error

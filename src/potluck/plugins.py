@@ -48,7 +48,7 @@ def load_plugin(name: str, folder: Path) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # foreign code may raise anything
-        raise ConfigError(f"plugins: {name} cannot be loaded: {_reason(error)}; mend the file") from error
+        raise ConfigError(f"plugins: {name} cannot be loaded: {_reason(error)}; fix the file") from error
 
 
 def _import_module(name: str, folder: Path) -> ModuleType:
@@ -70,6 +70,14 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, PotluckError):
         return str(error)
     return kind_and_message(error)
+
+
+def listed(plugins: Any, wanted: str = "a list of files or modules, such as ['mine.py']") -> list[str]:
+    """Plugins as a run folder names them, files by their whole paths; one may be given without a list."""
+    names = [plugins] if isinstance(plugins, str | Path) else plugins
+    if not isinstance(names, list | tuple) or not all(isinstance(one, str | Path) for one in names):
+        raise ConfigError(f"plugins: give {wanted}, not {plugins!r}")
+    return [str(Path(one).resolve()) if str(one).endswith(".py") else str(one) for one in names]
 
 
 def module_name(plugin: str) -> str:
@@ -249,7 +257,7 @@ def load_function(name: str) -> Callable[..., Any]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # foreign code may raise anything
-        raise ConfigError(f"{home} cannot be loaded: {_reason(error)}; mend the file") from error
+        raise ConfigError(f"{home} cannot be loaded: {_reason(error)}; fix the file") from error
     return _function(module, key, name, home)
 
 

@@ -394,9 +394,7 @@ def test_yaml_that_does_not_parse_names_the_line(place: Path) -> None:
     Path("broken.yaml").write_text("name: x\ndata: [1, 2\nmodels: a\n")
     assert "broken.yaml, line 3" in refused("run", "broken.yaml")
     Path("twice.yaml").write_text("name: x\ntraining: {rounds: 1}\ntraining: {batch_size: 8}\n")
-    assert "twice.yaml, line 3, column 1: the key 'training' stands there twice" in refused(
-        "run", "twice.yaml"
-    )
+    assert "twice.yaml, line 3, column 1: the key 'training' is there twice" in refused("run", "twice.yaml")
     Path("list.yaml").write_text("- 1\n")
     assert "mapping" in refused("run", "list.yaml")
     assert "no experiment file gone.yaml" in refused("run", "gone.yaml")
@@ -428,10 +426,10 @@ def test_what_would_be_passed_over_in_silence_is_told(place: Path) -> None:
     idle = refused(*compare, "fedproto", "method.d1=8")
     assert "method.d1=8: fedmrl would not be compared, as only fedproto are" in idle
     told = potluck(*compare, "local,local", "--seeds", "0", "training.rounds=1")
-    assert "--methods: local is named twice and played once" in told.stderr
+    assert "--methods: local is named twice and run once" in told.stderr
     assert "--seeds: 0 is named twice; name each seed once" in refused(*compare, "local", "--seeds", "0,1,0")
     assert "write --methods" in potluck("compare", "small.yaml", "--method", "fedavg").stderr
-    assert "plugins=[FILE.py]" in potluck("run", "small.yaml", "--plugin", "mine.py").stderr
+    assert "plugins=[FILE.py]" in potluck("serve", "small.yaml", "--plugin", "mine.py").stderr
     assert ", data digits" in potluck("run", "small.yaml", "training.rounds=1").stdout
 
 
@@ -496,7 +494,7 @@ def test_wrong_lists_of_a_comparison(place: Path) -> None:
 @pytest.mark.parametrize("target", ["0", "90", "-0.1", "nan", "0.5,1.1"])
 def test_a_target_that_is_no_score(place: Path, target: str) -> None:
     sentence = refused("compare", "small.yaml", "--methods", "fedavg", f"--target={target}")
-    assert f"target {target.split(',')[-1]} is no score" in sentence
+    assert f"target {target.split(',')[-1]} is not a score" in sentence
     assert not Path("runs").exists()
 
 
@@ -660,9 +658,9 @@ def test_the_example_experiment_is_valid() -> None:
 def test_variants_that_are_left_out_are_told(place: Path) -> None:
     file = place / "small.yaml"
     file.write_text(SMALL.replace("rounds: 2", "rounds: 1") + "variants: {a: {method: fedavg}}\n")
-    assert "variants left out; potluck compare plays them" in potluck("run", str(file)).stderr
+    assert "variants ignored; potluck compare runs them" in potluck("run", str(file)).stderr
     result = potluck("compare", str(file), "--methods", "local")
-    assert "variants left out, as --methods takes their place" in result.stderr
+    assert "variants ignored, as --methods replaces them" in result.stderr
 
 
 def test_options_that_say_nothing_or_the_wrong_file_are_refused(place: Path) -> None:

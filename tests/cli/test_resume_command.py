@@ -59,7 +59,7 @@ def test_resume_takes_rounds_and_engine_settings() -> None:
     assert json.loads(result.stdout)["rounds"] == 2
     for log in ("metrics.jsonl", "ledger.jsonl"):
         assert Path("runs/tiny", log).read_bytes() == Path("long", log).read_bytes()
-    assert "has played 2 rounds already" in refused("resume", "runs/tiny", "--rounds", 1)
+    assert "has 2 rounds already" in refused("resume", "runs/tiny", "--rounds", 1)
     assert "another training.optimizer.lr: 0.01 there, 1.0 now" in refused(
         "resume", "runs/tiny", "training.optimizer.lr=1"
     )

@@ -136,7 +136,7 @@ def test_a_split_with_shifts_survives_the_disk(tmp_path: Path) -> None:
     [
         ({"kind": "turn", "value": 1}, "of kind rotation, color, blur, noise"),
         ({"kind": "blur", "value": -1}, "blur cannot be -1"),
-        ({"kind": "blur", "value": "much"}, "'much' is no value"),
+        ({"kind": "blur", "value": "much"}, "'much' is not a value"),
         ({"kind": "blur", "value": 1, "seed": 0.5}, "a whole number"),
         ({"kind": "color", "value": 120}, "no colours to shift"),
     ],

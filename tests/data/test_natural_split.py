@@ -82,7 +82,7 @@ def test_small_clients_are_left_out_and_named_ones_held_out() -> None:
     [
         (NaturalConfig(by="hospital"), "cannot be split by 'hospital'; leave out by"),
         (NaturalConfig(min_size=99), "no client of data set 'arrays' has 99 rows"),
-        (NaturalConfig(held_out=("d",)), "names 'd', which is no client"),
+        (NaturalConfig(held_out=("d",)), "names 'd', which is not a client"),
         (NaturalConfig(held_out=9), "leaves none to train"),
     ],
 )

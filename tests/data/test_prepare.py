@@ -178,7 +178,7 @@ def test_augmentation_is_written_as_it_is_read(value: Any) -> None:
         (["flp"], "did you mean 'flip'"),
         ([{"crop": -1}], "greater than or equal to 0"),
         ([{"crop": {"padding": 1}}], "Extra inputs"),
-        ([{"crop": 1, "flip": 1}], "is no augmentation"),
+        ([{"crop": 1, "flip": 1}], "is not an augmentation"),
         ([{"erasing": {"scale": [0.3, 0.2]}}], "low, high"),
         ([{"normalize": 1}], "Extra inputs"),
         (["normalize", "normalize"], "twice"),

@@ -456,7 +456,7 @@ def test_an_experiment_file_names_the_column_in_data_or_in_the_partition(tmp_pat
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"categorical": ["sexx"]}, "categorical names 'sexx', which is no column; did you mean 'sex'"),
+        ({"categorical": ["sexx"]}, "categorical names 'sexx', which is not a column; did you mean 'sex'"),
         ({"categorical": {"sexx": ["f", "m"]}, "features": ["age"]}, "categorical names 'sexx'"),
         (
             {"categorical": {"sex": ["f", "m"]}, "features": ["age"]},
@@ -516,7 +516,7 @@ def test_paths_that_are_none_are_named(tmp_path: Path) -> None:
         ({"classes": "3"}, "classes: give a whole number, not '3'"),
         ({"class_names": ["a", "a", "b"]}, "class_names holds 'a' twice"),
         ({"class_names": "abc"}, "class_names: give a list of texts"),
-        ({"class_names": ["a", "b", "\ud800"]}, r"the class name '\\ud800' is no text in UTF-8; rename"),
+        ({"class_names": ["a", "b", "\ud800"]}, r"the class name '\\ud800' is not text in UTF-8; rename"),
     ],
 )
 def test_what_makes_no_sense_about_arrays_is_named(options: dict[str, Any], sentence: str) -> None:

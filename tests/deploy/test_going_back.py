@@ -59,7 +59,7 @@ def test_a_round_that_nobody_can_go_on_from_is_played_again_without_whose_messag
     assert (went["round"], went["without"]) == (round_, "1")
     assert went["times"] > 1e25
     page = (tmp_path / "run" / "report.html").read_text()
-    assert f"Round {round_} was taken back and played again without client 1" in page
+    assert f"Round {round_} was taken back and repeated without client 1" in page
     expected = sites.serial("fedavg", tmp_path / "serial", away={("1", round_)}, **settings(3))
     assert sites.log(tmp_path / "run") == expected
     assert len({order.stamp.incarnation for order in link.orders if isinstance(order, Request)}) == 2

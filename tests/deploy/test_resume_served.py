@@ -93,7 +93,7 @@ def test_a_resumed_federation_logs_and_is_watched_as_a_served_one(tmp_path, link
             ("--from-round", 1),
             "--from-round: runs/three is a federation, which goes on after its last checkpoint",
         ),
-        (("--log", "xml"), "--log: 'xml' is no form of a log; give text or json"),
+        (("--log", "xml"), "--log: 'xml' is not a form of log; give text or json"),
     ],
 )
 def test_options_that_a_federation_has_no_use_for_are_named(tmp_path, link, words, sentence):

@@ -58,7 +58,7 @@ def test_a_served_run_leaves_its_status(tmp_path):
     serve(link, tmp_path / "run", experiment, Told(), clock, exclude=["2"], board=board)
     assert shown == ["waiting for 1 to join"]
     (during,) = seen
-    assert (during["state"], during["round"]) == ("playing", 0)
+    assert (during["state"], during["round"]) == ("running", 0)
     found = read_status(tmp_path / "run")
     assert (found["state"], found["round"], found["rounds"]) == ("finished", 2, 2)
     assert (found["name"], found["method"]) == ("three", "fedmrl")
@@ -86,7 +86,7 @@ def test_a_server_that_is_stopped_says_so_and_one_that_was_killed_is_gone(tmp_pa
     with pytest.raises(KeyboardInterrupt):
         serve(link, tmp_path / "run", sites.federated(FEDMRL))
     assert read_status(tmp_path / "run")["state"] == "stopped"
-    board = Board(state="playing", name="three", method="fedmrl")
+    board = Board(state="running", name="three", method="fedmrl")
     board.seen(["0"])
     write_status(tmp_path, board.facts())
     assert Follower(tmp_path).look().alive
@@ -169,7 +169,7 @@ def test_a_server_and_a_site_in_one_folder_keep_their_own_status(tmp_path):
 
 
 def test_the_command_shows_a_server(tmp_path):
-    board = Board(name="hospitals", method="fedmrl", state="playing", round=2, rounds=5)
+    board = Board(name="hospitals", method="fedmrl", state="running", round=2, rounds=5)
     board.seen(["north"])
     board.replied("north")
     board.refused("east", "client east: no answer came within 60 s")
@@ -180,7 +180,7 @@ def test_the_command_shows_a_server(tmp_path):
     code, shown = command(tmp_path)
     assert code == 0
     for words in (
-        "playing; round 2 of 5; 1 of 2 clients connected",
+        "running; round 2 of 5; 1 of 2 clients connected",
         "no answer came within 60 s",
         "excluded",
         "not taken in: node 9: 'spy' is none",
@@ -194,7 +194,7 @@ def test_the_command_shows_a_server(tmp_path):
 
 @pytest.mark.parametrize("change", [{"disk_free": "nan"}, {"notices": [["inf", "x"]]}, {"sent": "9" * 400}])
 def test_a_number_beyond_measure_is_refused_as_a_text_too(tmp_path, change):
-    board = Board(state="playing", name="three", method="fedmrl")
+    board = Board(state="running", name="three", method="fedmrl")
     write_status(tmp_path, board.facts())
     path = tmp_path / "status.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -442,7 +442,7 @@ def test_a_server_logs_every_round_with_the_time(tmp_path):
 def test_a_form_of_log_that_there_is_not_is_named():
     outcome = CliRunner().invoke(app, ["join", "--client", "a", "--server", "127.0.0.1:1", "--log", "xml"])
     assert outcome.exit_code == 2
-    assert "'xml' is no form of a log; give text or json" in outcome.output
+    assert "'xml' is not a form of log; give text or json" in outcome.output
 
 
 # --- Prometheus -----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import itertools
@@ -40,8 +41,10 @@ import potluck.engine.ray.engine as ray_engine  # noqa: E402
 import potluck.engine.ray.handles as handles  # noqa: E402
 import potluck.engine.ray.homes as ray_homes  # noqa: E402
 from potluck.engine.ray import cluster as clusters  # noqa: E402
+from potluck.engine.ray import door  # noqa: E402
 from potluck.engine.ray.balance import Seconds, shared_out  # noqa: E402
 from potluck.engine.ray.cluster import Cluster, Node  # noqa: E402
+from potluck.engine.ray.door import check_door  # noqa: E402
 from potluck.engine.ray.engine import RayEngine  # noqa: E402
 from potluck.engine.ray.handles import Call, Home  # noqa: E402
 from potluck.engine.ray.home import HomeProcess  # noqa: E402
@@ -268,6 +271,9 @@ def test_homes_are_dealt_out_to_machines_in_turn() -> None:
     assert [spot.gpus for spot in choose_spots(asked, "cuda", gpus, 100)] == [0.5] * 4
 
 
+HERE, THERE = '[["127.0.0.1", "north"]]', '[["192.0.2.1", "south"]]'
+
+
 def test_addresses() -> None:
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
@@ -283,21 +289,47 @@ def test_addresses() -> None:
         EngineSettings(address="head:1")
 
 
-def test_a_cluster_that_anybody_may_command_is_refused(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("own", "anybody", "alone", "sentence"),
+    [
+        ((0, HERE, ""), (1, "", "InvalidAuthToken"), False, None),
+        ((0, HERE, ""), (0, HERE, ""), False, "takes commands without a token"),
+        ((0, HERE, ""), (0, HERE, ""), True, None),  # nobody else reaches it
+        (
+            (0, THERE, ""),
+            (1, "", ""),
+            False,
+            r"no node .* this machine, they are on south \(192.0.2.1\)",
+        ),
+        ((0, "[]", ""), (1, "", ""), False, "no node .* they are on none; start one here with: ray start"),
+        ((1, "", "x\nInvalidAuthToken: it is missing or incorrect"), None, False, "wants its token: set RAY"),
+        ((-1, "", "no answer within 20 s"), None, False, r"does not answer \(no answer within 20 s\)"),
+    ],
+)
+def test_the_door_of_a_cluster(
+    monkeypatch: pytest.MonkeyPatch, own: Any, anybody: Any, alone: bool, sentence: str | None
 ) -> None:
-    """The cluster is asked, not this process: one without a token takes drivers that have one."""
+    answers = iter([own, anybody])
+    monkeypatch.setattr(door, "_knocking", lambda *address, **environment: contextlib.nullcontext())
+    monkeypatch.setattr(door, "_heard", lambda process: next(answers))
+    if sentence is None:
+        door.check_door("10.0.0.5:6379", alone)
+        return
+    with pytest.raises(ConfigError, match=f"^engine.address: .*{sentence}"):
+        door.check_door("10.0.0.5:6379", alone)
+
+
+def test_a_cluster_is_asked_in_another_process(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster itself, not what this process has: one without a token takes drivers that have one."""
     address = ray.get_runtime_context().gcs_address
-    assert clusters._has_token()
-    assert not clusters._takes_anybody(address)
-    cluster._refuse_open_doors(address)
-    monkeypatch.setattr(clusters, "_is_alone", lambda address: False)
-    cluster._refuse_open_doors(address)
-    for name, open_ in (("_has_token", False), ("_takes_anybody", True)):
-        with monkeypatch.context() as patch:
-            patch.setattr(clusters, name, lambda *address, open_=open_: open_)
-            with pytest.raises(ConfigError, match=f"{address} takes commands without a token"):
-                cluster._refuse_open_doors(address)
+    check_door(address, alone=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "another")
+    with pytest.raises(ConfigError, match=f"^engine.address: the cluster at {address} wants its token"):
+        check_door(address, alone=False)
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/nowhere")
+    with pytest.raises(ConfigError, match=f"^engine.address: the cluster at {address} wants its token"):
+        check_door(address, alone=False)
 
 
 @pytest.mark.parametrize("version", ["2.55.0", "2.61.0", "3.0.0"])

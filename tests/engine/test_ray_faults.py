@@ -6,11 +6,13 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import potluck
 from contract_cases import contract_case
 from potluck import Client, client_step
 from potluck.core.card import ClientId
@@ -37,6 +39,7 @@ import potluck.engine.ray.engine as ray_engine  # noqa: E402
 from potluck.engine.ray import cluster as clusters  # noqa: E402
 from potluck.engine.ray.engine import RayEngine  # noqa: E402
 from potluck.engine.ray.handles import Home  # noqa: E402
+from potluck.engine.ray.jobs import _Players  # noqa: E402
 
 pytestmark = pytest.mark.faults
 
@@ -159,6 +162,38 @@ def test_a_run_begins_just_after_a_machine_died(engines: Engines, machines: Mach
     played = Bench("fedproto", make_engine=engines).play(SCHEDULE)
     assert any(sentence.startswith("a home could not be started: ") for sentence in engines.heard)
     assert same(Bench("fedproto").play(SCHEDULE).states(), played.states())
+
+
+def test_a_comparison_goes_on_when_a_machine_dies(
+    machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One machine plays on with the run of the other; the folder is the same as if all were played here."""
+    machines.mend()
+    WarmHomes.pool.clear()
+    begin, begun = _Players._begin, list[str]()
+
+    def deadly(players: _Players, place: Any, job: Any) -> None:
+        begin(players, place, job)
+        begun.append(job.label)
+        if len(begun) == 2:
+            machines.kill()
+
+    monkeypatch.setattr(_Players, "_begin", deadly)
+    values: dict[str, Any] = {
+        "data": "digits",
+        "partition": {"kind": "iid", "clients": 3},
+        "models": ["mlp-small"],
+        "training": {"rounds": 2, "batch_size": 64},
+        "methods": ["fedproto", "fedgh"],
+        "progress": False,
+    }
+    there = potluck.compare(**values, engine=machines.settings.model_dump(), out=tmp_path / "there")
+    here = potluck.compare(**values, engine={"device": "cpu"}, out=tmp_path / "here")
+    assert len(begun) > 3  # local, fedproto and fedgh, and one of them twice
+    logs = sorted(path.relative_to(here.folder) for path in here.folder.glob("*/*.jsonl"))
+    assert {path.name for path in logs} >= {"metrics.jsonl", "ledger.jsonl"}
+    for path in (path for path in logs if path.name in ("metrics.jsonl", "ledger.jsonl")):
+        assert (there.folder / path).read_bytes() == (here.folder / path).read_bytes()
 
 
 def test_a_home_that_hangs_is_given_up(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import yaml
 
 from potluck import Experiment, from_arrays, run
 from potluck.errors import ConfigError, PotluckError, nearest
+from potluck.experiment.origins import registered_here
 from potluck.experiment.overrides import read_yaml
 
 BASE: dict[str, Any] = {
@@ -78,8 +79,8 @@ def test_a_sentence_says_what_is_meant(values: dict[str, Any], sentence: str) ->
         ("training.rounds=true", r"training.rounds: must be a number \(given: True\)"),
         ("models.0.name=x", "unknown model 'x'"),
         ("partition={file: 3}", r"partition.file: give the path of a file \(given: 3\)"),
-        (3, "3 is no override; write key=value"),
-        ("variants.a.method=local", "write variants into the file; potluck compare plays them"),
+        (3, "3 is not an override; write key=value"),
+        ("variants.a.method=local", "write variants into the file; potluck compare runs them"),
     ],
 )
 def test_an_override_that_cannot_be_is_answered_with_what_to_write(
@@ -122,7 +123,7 @@ def test_an_unknown_option_of_a_metric_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("out", "sentence"),
-    [(3, "path of a folder, not 3"), ("", "out is empty"), (".", "holds something else than a run")],
+    [(3, "path of a folder, not 3"), ("", "out is empty"), (".", "has something other than a run")],
 )
 def test_a_place_for_a_run_that_cannot_be(out: Any, sentence: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
@@ -149,3 +150,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"plugins: there is no file mine\.py"):
         Experiment.make(**BASE, plugins=["mine.py"])
     assert nearest("x", ()) == "there is none"
+
+
+@pytest.mark.parametrize("data", ["digits", "cifar10", "fashion_mnist"])
+def test_what_comes_with_the_library_is_not_registered_here(data: str) -> None:
+    """Another process knows it: it neither travels to other machines nor stands in the record of a run."""
+    group = Experiment.make(
+        data=data, partition={"kind": "iid", "clients": 2}, models=["conv-small"], method="local"
+    ).groups
+    assert registered_here("local", group, ()) == []

@@ -58,7 +58,7 @@ def write_lines(path, lines):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def make_run(folder, rounds=3, clients=("0", "1"), state="playing", done=None, evaluated=True):
+def make_run(folder, rounds=3, clients=("0", "1"), state="running", done=None, evaluated=True):
     """The files of a run that is being played, or has ended."""
     folder.mkdir(parents=True)
     done = rounds if done is None else done
@@ -99,7 +99,7 @@ def test_a_run_is_seen_while_it_goes_on_and_when_it_has_ended(tmp_path):
     )  # fmt: skip
     begun, first, second, last = looks.seen
     assert (begun.state, begun.round, begun.rounds, begun.score, begun.curve.rounds) == (
-        "playing",
+        "running",
         0,
         3,
         None,
@@ -322,12 +322,12 @@ def test_several_runs_are_shown_side_by_side(tmp_path):
     (tmp_path / "all" / "elsewhere").symlink_to(tmp_path / "all" / "sweep")
     found = Watch([tmp_path / "all"]).look()
     assert [(one.label, one.state) for one in found] == [
-        ("broken", "unreadable"), ("fedavg-seed0/run", "playing"), ("sweep/fedavg-seed0", "finished"),
+        ("broken", "unreadable"), ("fedavg-seed0/run", "running"), ("sweep/fedavg-seed0", "finished"),
     ]  # fmt: skip
     sheet = plain(overview_sheet(found, "3 runs"))
     assert "broken: " in sheet
     assert "was not written by this version" in sheet
-    assert re.search(r"run +fedavg +playing +1/3 +10.00 %", sheet)
+    assert re.search(r"run +fedavg +running +1/3 +10.00 %", sheet)
     code, told = command("status", tmp_path / "all", "--json")
     assert (code, len(json.loads(told))) == (0, 3)
     twins = [make_run(tmp_path / name / "run", state="finished") for name in "ab"]

@@ -1,104 +1,138 @@
-"""Pages in a real browser, as wide as a phone: nothing is wider than the screen, and tables sort."""
+"""Our pages in a real browser: nothing is wider than the screen, tables sort, and text can be read."""
 
-import base64
-import hashlib
-import html
-import json
-import re
-import shutil
-import subprocess
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from made_up import make_run
 
-from potluck.report.comparison_page import write_comparison
+from chromium import PATH, WIDE, Chromium
+from potluck.live.page import shown
+from potluck.live.snapshot import Watch
+from potluck.report.comparison_page import write_comparison, write_sweep
 from potluck.report.page import write_report
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
-
-PROBE = """
-const button = [...document.querySelectorAll("th button")].find(one => one.textContent === NAME);
-const place = button.parentElement.cellIndex, rows = button.closest("table").tBodies[0].rows;
-const column = () => [...rows].map(row => row.cells[place].dataset.key);
-button.focus(); button.click(); const up = column(); button.click();
-const off = [...document.querySelectorAll("main *")].filter(one => !one.closest(".scroll, .picture, pre")
-  && one.getBoundingClientRect().right > innerWidth + 1).map(one => one.outerHTML.slice(0, 80));
-parent.postMessage({width: innerWidth, content: document.documentElement.scrollWidth, off, up, down: column(),
-  sorted: button.parentElement.getAttribute("aria-sort")}, "*");
-"""
-FRAME = """<iframe src="probed.html" style="width:390px;height:900px;border:0"></iframe>
-<script>addEventListener("message", event => document.title = "found " + JSON.stringify(event.data))</script>"""
-
-
-def in_browser(path, folder, column):
-    """What a page says of itself in a frame of 390 pixels; a window itself cannot be so narrow."""
-    probe = PROBE.replace("NAME", json.dumps(column))
-    allowed = base64.b64encode(hashlib.sha256(probe.encode()).digest()).decode()
-    page = path.read_text(encoding="utf-8").replace("script-src ", f"script-src 'sha256-{allowed}' ")
-    (folder / "probed.html").write_text(page.replace("</body>", f"<script>{probe}</script></body>"))
-    (folder / "frame.html").write_text(FRAME)
-    options = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        f"--user-data-dir={folder / 'profile'}",
-    ]
-    address = (folder / "frame.html").as_uri()
-    command = [BROWSER, *options, "--virtual-time-budget=2000", "--dump-dom", address]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
-    found = re.search(r"<title>found (.*?)</title>", shown)
-    assert found, "the page's own script or the probe did not run"
-    return json.loads(html.unescape(found[1]))
+pytestmark = pytest.mark.skipif(PATH is None, reason="there is no Chromium")
+LONG = 40 * "long"
+AMOUNT = {"scalars": 10, "bytes": 40}
+INTERVAL = {"mean": 0.1, "low": -0.1, "high": 0.3, "tie": True, "pairs": 9}
+OFF = """[...document.querySelectorAll("main *")].filter(one => one.getClientRects().length)
+  .filter(one => !one.closest(".scroll, .picture") && one.getBoundingClientRect().right > innerWidth + 1)
+  .map(one => one.outerHTML.slice(0, 80))"""
+OPENED = "document.querySelectorAll('details').forEach(one => one.open = true)"
+SORTED = """(() => {
+  const button = [...document.querySelectorAll("th button")].find(one => one.textContent === NAME);
+  const place = button.parentElement.cellIndex, rows = button.closest("table").tBodies[0].rows;
+  const column = () => [...rows].map(row => row.cells[place].dataset.key).filter(Boolean).map(Number);
+  button.focus(); button.click(); const up = column(); button.click();
+  return {up, down: column(), sorted: button.parentElement.getAttribute("aria-sort")};
+})()"""
+# Colours of text and ground where words are faint, as [red, green, blue] from 0 to 255.
+FAINT = """(() => {
+  const one = document.querySelector(".lead"), numbers = text => text.match(/[\\d.]+/g).slice(0, 3).map(Number);
+  return [getComputedStyle(one).color, getComputedStyle(document.body).backgroundColor].map(numbers);
+})()"""
 
 
-def check(found):
-    assert found["width"] == found["content"] == 390
-    assert found["off"] == []
-    numbers = [float(key) for key in found["up"] if key]
-    assert len(numbers) > 1
-    assert numbers == sorted(numbers)
-    assert [float(key) for key in found["down"] if key] == numbers[::-1]
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    with Chromium(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+def check_fits(browser: Chromium, address: str) -> None:
+    """Nothing leaves the screen, and only tables scroll, whatever is folded out."""
+    for width in (390, 768, 1440):
+        browser.open(address, width)
+        browser.says(OPENED)
+        found = browser.says(WIDE)
+        assert found["content"] == found["width"] == width
+        assert browser.says(OFF) == []
+        assert [one for one in found["scrolling"] if 'class="scroll' not in one] == []
+
+
+def check_sorts(browser: Chromium, column: str) -> None:
+    found = browser.says(SORTED.replace("NAME", repr(column)))
+    assert len(found["up"]) > 1
+    assert found["up"] == sorted(found["up"])
+    assert found["down"] == found["up"][::-1]
     assert found["sorted"] == "descending"
 
 
-def test_a_report_fits_a_phone_and_sorts(tmp_path):
-    path = write_report(make_run(tmp_path / ("run-" + 40 * "long"), clients=5, rounds=3, predictions=True))
-    check(in_browser(path, tmp_path, "accuracy"))
-
-
-def test_a_comparison_fits_a_phone_and_sorts(tmp_path):
-    def method(name, mean, difference):
-        curve = {
-            "rounds": [1, 2],
-            "mean": [0.1, mean],
-            "low": [0.1, mean],
-            "high": [0.2, mean],
-            "bytes": [10, 20],
-        }
-        gains = {"better": 1, "equal": 0, "worse": 1, "differences": {"0": {"0": 0.3, "1": -0.1}}}
-        amount = {"scalars": 10, "bytes": 40}
-        return {
-            "method": name, "when": "after_aggregation", "mode": "model", "difference": difference, "curve": curve,
-            "accuracy": {"mean": mean, "std_over_seeds": None}, "messages": {"up": amount, "down": amount},
-            "seconds_per_round": 0.1, "runs": {"0": f"{name}-seed0"},
-            **({"against": "local", "by_client": gains} if difference else {}),
-        }  # fmt: skip
-
-    interval = {"mean": 0.1, "low": -0.1, "high": 0.3, "tie": True, "pairs": 9}
-    methods = [
-        method("local", 0.7, None),
-        method("long" * 40, 0.8, interval),
-        method("fedavg", 0.6, interval),
-    ]
-    comparison = {
-        "baseline": "local",
-        "seeds": ["0"],
-        "view": "last",
-        "draws": 10,
-        "level": 0.9,
-        "methods": methods,
+def method(name: str, mean: float, difference: dict[str, Any] | None) -> dict[str, Any]:
+    curve = {
+        "rounds": [1, 2],
+        "mean": [0.1, mean],
+        "low": [0.1, mean],
+        "high": [0.2, mean],
+        "bytes": [10, 20],
     }
-    path = write_comparison(tmp_path / "comparison.html", comparison)
-    check(in_browser(path, tmp_path, "accuracy %"))
+    gains = {"better": 1, "equal": 0, "worse": 1, "differences": {"0": {"0": 0.3, "1": -0.1}}}
+    return {
+        "method": name, "when": "after_aggregation", "mode": "model", "difference": difference, "curve": curve,
+        "accuracy": {"mean": mean, "std_over_seeds": None}, "messages": {"up": AMOUNT, "down": AMOUNT},
+        "seconds_per_round": 0.1, "runs": {"0": f"{name}-seed0"},
+        **({"against": "local", "by_client": gains} if difference else {}),
+    }  # fmt: skip
+
+
+def comparison() -> dict[str, Any]:
+    methods = [method("local", 0.7, None), method(LONG, 0.8, INTERVAL), method("fedavg", 0.6, INTERVAL)]
+    return {
+        "baseline": "local", "seeds": ["0"], "view": "last", "draws": 10, "level": 0.9, "methods": methods
+    }  # fmt: skip
+
+
+def test_a_report_fits_and_sorts(tmp_path: Path, browser: Chromium) -> None:
+    path = write_report(make_run(tmp_path / f"run-{LONG}", clients=5, rounds=3, predictions=True))
+    check_fits(browser, path.as_uri())
+    check_sorts(browser, "accuracy")
+
+
+def test_a_comparison_fits_and_sorts(tmp_path: Path, browser: Chromium) -> None:
+    path = write_comparison(tmp_path / "comparison.html", comparison())
+    check_fits(browser, path.as_uri())
+    check_sorts(browser, "accuracy %")
+
+
+def test_a_sweep_fits_and_sorts(tmp_path: Path, browser: Chromium) -> None:
+    settings = {f"alpha={value}": {"partition.alpha": value} for value in (0.1, 0.5, 1.0)}
+    sweep = {"name": LONG, "settings": settings}
+    path = write_sweep(tmp_path / "sweep.html", sweep, dict.fromkeys(settings, comparison()))
+    check_fits(browser, path.as_uri())
+    check_sorts(browser, "accuracy %")
+
+
+def test_the_live_page_fits(tmp_path: Path, browser: Chromium) -> None:
+    for name in ("one", LONG):
+        make_run(tmp_path / "runs" / name, clients=5, rounds=3)
+    with shown(0, Watch([tmp_path / "runs"])) as address:
+        browser.open(address, 390)
+        drawn = (
+            "new Promise(done => { const look = () => document.querySelector('#overview table') ? done(true)"
+        )
+        assert browser.says(f"{drawn} : setTimeout(look, 20); look() }})")
+        check_live(browser)
+
+
+def check_live(browser: Chromium) -> None:
+    found = browser.says(WIDE)
+    assert found["content"] == found["width"] == 390
+    assert browser.says(OFF) == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_faint_words_can_be_read(dark: bool, tmp_path: Path, browser: Chromium) -> None:
+    """Their contrast is at least 4.5, as WCAG asks of text."""
+    browser.open(write_report(make_run(tmp_path / "run")).as_uri(), 768, dark=dark)
+    ink, ground = map(luminance, browser.says(FAINT))
+    assert (max(ink, ground) + 0.05) / (min(ink, ground) + 0.05) >= 4.5
+    assert (ink > ground) == dark
+
+
+def luminance(color: list[float]) -> float:
+    red, green, blue = ((c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4) for c in color)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

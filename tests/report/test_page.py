@@ -416,7 +416,7 @@ def test_the_command_writes_pages_anew_or_says_one_sentence(tmp_path):
     for folder, says in (
         (tmp_path, "is not the folder of a run"),
         (run.parent, "comparison.json is damaged"),
-        (tmp_path / "sweep", "a has no comparison.json: it is no finished comparison"),
+        (tmp_path / "sweep", "a has no comparison.json: it is not a finished comparison"),
         (tmp_path / "gone", "there is no run folder"),
     ):
         refused = CliRunner().invoke(app, ["report", str(folder)])

@@ -6,7 +6,10 @@ import pytest
 from rich.console import Console
 
 from potluck.core.task_kinds import TASK_KINDS
-from potluck.report import format, render, sheets
+from potluck.report import format, latex, render, sheets
+from potluck.report.charts import GREY
+from potluck.report.comparison_charts import looks_of
+from potluck.report.pictures.style import row_styles
 
 
 @pytest.mark.parametrize(
@@ -108,6 +111,32 @@ COMPARISON = {
         method("fedmrl", 0.9, {"mean": 0.1, "low": 0.05, "high": 0.15, "tie": False, "pairs": 4}),
     ],
 }
+
+
+def test_a_sweep_lists_its_methods_in_one_order_whatever_their_scores():
+    names = ("local", "fedproto", "fedmrl")
+    scores = {"alpha=0.1": (0.8, 0.7, 0.9), "alpha=1": (0.7, 0.9, 0.8)}
+    comparisons = {
+        setting: COMPARISON
+        | {"methods": [method(name, mean) for name, mean in zip(names, means, strict=True)]}
+        for setting, means in scores.items()
+    }
+    sheet = sheets.sweep_sheet({setting: {"alpha": setting} for setting in scores}, comparisons)
+    assert [(row["setting"], row["method"]) for row in sheet.entries] == [
+        (setting, name) for setting in scores for name in names
+    ]
+    rows = [line.split(" & ")[0] for line in latex.sweep_table(comparisons).splitlines() if " & " in line]
+    assert rows == ["method", "Local", "fedproto", "fedmrl"]
+    for looks in (looks_of, row_styles):
+        first, second = map(looks, comparisons.values())
+        assert first == second
+
+
+def test_of_more_rows_than_looks_the_best_have_one():
+    many = COMPARISON | {"methods": [method("local", 0.5), *(method(f"m{n:02}", n / 100) for n in range(60))]}
+    looks = looks_of(many)
+    assert looks["m59"] != GREY
+    assert looks["m00"] == GREY
 
 
 def test_methods_are_ranked_and_those_without_a_value_are_last():

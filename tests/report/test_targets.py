@@ -97,7 +97,7 @@ def test_a_broken_ledger_is_named(tmp_path):
 
 @pytest.mark.parametrize("target", [0.0, -0.5, 1.01, 90.0, math.nan, math.inf])
 def test_what_is_no_score_is_refused(tmp_path, target):
-    with pytest.raises(ConfigError, match=r"the target .* is no score"):
+    with pytest.raises(ConfigError, match=r"the target .* is not a score"):
         targets.check_targets([0.5, target])
     targets.check_targets([1.0, 1e-9])
 

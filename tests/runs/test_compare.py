@@ -117,7 +117,7 @@ def test_views_that_cannot_be_are_refused_before_anything_trains(file: Path, tmp
     made = experiments_by_method(file, ["local", "fedavg"])
     with pytest.raises(ConfigError, match=r"'fedavgg'.*did you mean 'fedavg'"):
         compare_experiments(made, [0], tmp_path / "all", against="fedavgg")
-    with pytest.raises(ConfigError, match="target 90 is no score"):
+    with pytest.raises(ConfigError, match="target 90 is not a score"):
         compare_experiments(made, [0], tmp_path / "all", targets=[90])
     assert not (tmp_path / "all").exists()
 
@@ -156,7 +156,7 @@ def test_damaged_files_of_a_run_are_written_anew_or_named(file: Path, tmp_path: 
         "config.yaml": ("name: small\n", "local-seed0 was run with other settings"),
         "environment.json": (
             "{",
-            "put a whole copy of it back, or remove .*local-seed0, which is then played",
+            "put a whole copy of it back, or remove .*local-seed0, which is then run",
         ),
         "metrics.jsonl": ("{", r"metrics\.jsonl has lost lines"),
     }
@@ -166,7 +166,7 @@ def test_damaged_files_of_a_run_are_written_anew_or_named(file: Path, tmp_path: 
         with pytest.raises(RunError, match=sentence):
             again()
         (run / name).write_bytes(whole)
-    missing = r"metrics\.jsonl is missing; .*; or remove .*local-seed0, and potluck compare plays it again"
+    missing = r"metrics\.jsonl is missing; .*; or remove .*local-seed0, and potluck compare runs it again"
     (run / "metrics.jsonl").unlink()
     with pytest.raises(RunError, match=missing):
         again()
@@ -207,7 +207,7 @@ def test_a_run_that_never_began_is_begun(file: Path, tmp_path: Path) -> None:
     for name in ("experiment.yaml", ".lock"):
         (tmp_path / "all" / name).write_text("")
     (left / "contract.json").write_text("pinned by somebody")
-    with pytest.raises(RunError, match="local-seed0 is no run folder; move it out of the way"):
+    with pytest.raises(RunError, match="local-seed0 is not a run folder; move it out of the way"):
         compare_experiments(made, [0], tmp_path / "all")
     for name in (".lock", "split.json", ".environment.json.ab12cd34"):  # of a process that was killed
         (left / name).write_text("{")
@@ -255,7 +255,7 @@ def test_a_comparison_of_more_rounds_plays_its_runs_on(file: Path, tmp_path: Pat
 def test_a_folder_of_somebody_else_is_left_alone(file: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / name).write_text("# by hand")
-    with pytest.raises(RunError, match="holds something else"):
+    with pytest.raises(RunError, match="has something other"):
         compare_experiments(experiments_by_method(file, ["local"]), [0], tmp_path / "mine")
     assert {path.name: path.read_text() for path in (tmp_path / "mine").iterdir()} == {name: "# by hand"}
 

@@ -195,7 +195,7 @@ def test_wrong_arguments_are_one_sentence(tmp_path: Path) -> None:
         potluck.compare(own(), training={})
     for wrong, sentence in (
         ({"seeds": 3}, r"seeds: give a list, \[3\]"),
-        ({"seeds": ["a"]}, "seeds: 'a' is no whole number"),
+        ({"seeds": ["a"]}, "seeds: 'a' is not a whole number"),
         ({"targets": 0.5}, r"targets: give a list, \[0\.5\]"),
         ({"view": "worst"}, "there is no view 'worst'; the views are last"),
     ):

@@ -421,7 +421,7 @@ def test_a_file_in_place_of_a_folder_is_found_before_training(folder: Path, name
         path.mkdir()
     else:
         path.write_text("")
-    with pytest.raises(RunError, match=rf"{name} is no (file|folder), and .*; move it out of the way"):
+    with pytest.raises(RunError, match=rf"{name} is not a (file|folder), and .*; move it out of the way"):
         resume(folder)
     assert (folder / "timing.jsonl").read_bytes() == before
 

@@ -65,7 +65,7 @@ def test_a_metric_that_fails_for_every_client_ends_the_run_in_one_sentence(tmp_p
     with pytest.raises(RunError) as error:
         run(tmp_path / "run", metrics=[picky([*range(41, 2000)])])
     assert str(error.value) == (
-        "the metric fussy fails for every client; for client 0: IndexError: no such row; mend the "
+        "the metric fussy fails for every client; for client 0: IndexError: no such row; fix the "
         "metric, or leave it out"
     )
 

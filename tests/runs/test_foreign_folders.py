@@ -495,22 +495,22 @@ def test_a_folder_whose_name_is_no_text_is_refused_before_anything_is_played(
     folder: Path, tmp_path: Path
 ) -> None:
     wanted = tmp_path / os.fsdecode(b"n\xff")
-    with pytest.raises(RunError, match="is no text in UTF-8; rename the folder"):
+    with pytest.raises(RunError, match="is not text in UTF-8; rename the folder"):
         run(experiment(), out=wanted)
-    with pytest.raises(RunError, match="is no text in UTF-8"):
+    with pytest.raises(RunError, match="is not text in UTF-8"):
         potluck.compare(experiment(), methods=["fedavg"], out=wanted)
     assert not wanted.exists()
     for look in (resume, open_folder, potluck.open):
-        with pytest.raises(RunError, match="is no text in UTF-8"):
+        with pytest.raises(RunError, match="is not text in UTF-8"):
             look(folder.rename(wanted) if folder.exists() else wanted)
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").write_text("x")
-    with pytest.raises(RunError, match="holds something else than a run; choose another folder"):
+    with pytest.raises(RunError, match="has something other than a run; choose another folder"):
         run(experiment(), out=tmp_path / "mine")
-    with pytest.raises(RunError, match="so it is no run folder"):
+    with pytest.raises(RunError, match="so it is not a run folder"):
         resume(tmp_path / "mine")
     (tmp_path / "mine/config.yaml").write_text("site_name: mine")
     with pytest.raises(RunError, match="is not the folder of a run or of a comparison"):

@@ -83,12 +83,14 @@ def test_a_comparison_and_a_sweep_name_folders_beside_them_only(home: Path, up: 
     changed(
         home / "comparison.json", lambda value: value["methods"][0]["runs"].update({"0": f"{name}/{RUN}"})
     )
-    with pytest.raises(RunError, match=r"comparison\.json names .*outside.*, which is no folder beside it"):
+    with pytest.raises(
+        RunError, match=r"comparison\.json names .*outside.*, which is not a folder beside it"
+    ):
         potluck.open(home)
     sweep = home.parent / "sweep"
     sweep.mkdir()
     (sweep / "sweep.json").write_text(json.dumps({"settings": {name: {"seed": 1}}}))
-    with pytest.raises(RunError, match=r"sweep\.json names .*outside.*, which is no folder beside it"):
+    with pytest.raises(RunError, match=r"sweep\.json names .*outside.*, which is not a folder beside it"):
         potluck.open(sweep)
 
 
@@ -282,7 +284,7 @@ def of_parquet(**other: Any) -> Callable[[Path], None]:
 
 
 def of_a_stranger(path: Path) -> None:
-    """Predictions of somebody who is no client of the run."""
+    """Predictions of somebody who is not a client of the run."""
     file = path / Path(PREDICTIONS).name
     table = parquet.read_table(file)
     names = pa.array(["spy"] * len(table), pa.string())

@@ -236,7 +236,7 @@ def test_a_run_that_lacks_something_is_told_what_to_do(run: Path, tmp_path: Path
     remove(run, "summary.json", "metrics.jsonl", "timing.jsonl", "ledger.jsonl")
     for kind, sentence in (
         ("curves", "measured nothing so far; wait"),
-        ("timeline", "played no round yet; wait"),
+        ("timeline", "no finished round yet; wait"),
     ):
         with pytest.raises(RunError, match=sentence):
             potluck.plot(kind, run)  # type: ignore[arg-type]

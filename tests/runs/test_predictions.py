@@ -146,7 +146,7 @@ def test_best_worst_and_reached_follow_the_direction(tmp_path, higher, best, wor
 def test_targets_are_checked_against_the_range_of_the_metric(tmp_path):
     facts = read_metrics(log(tmp_path / "run", [(6.0, 8.0)], higher=False)).facts
     check_targets([3.0, 0.0], facts)
-    with pytest.raises(ConfigError, match=r"the target -1 is no score; give numbers from 0 to inf"):
+    with pytest.raises(ConfigError, match=r"the target -1 is not a score; give numbers from 0 to inf"):
         check_targets([-1.0], facts)
 
 

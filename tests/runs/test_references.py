@@ -1,4 +1,4 @@
-"""What each variant is paired with: Local under the same settings of training."""
+"""What each variant is paired with: Local with the same training settings."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_differences_are_those_to_the_local_of_the_same_settings(file: Path, tmp
         assert entry["difference"]["mean"] == pytest.approx(mean, abs=1e-6)
     shown = repr(found)
     assert "Local, lr=0.5" in shown
-    assert "Local under the same settings of training" in shown
+    assert "Local with the same training settings" in shown
     own = frame[(frame["method"] == "lr=0.5") & (frame["moment"] == "after_training")]
     told = found.summary().set_index(["method", "moment"])["difference"]
     assert own["difference"].mean() == pytest.approx(told["lr=0.5", "after_training"], abs=1e-6)

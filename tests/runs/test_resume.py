@@ -306,7 +306,7 @@ def test_an_extension_without_further_checkpoints(tmp_path: Path) -> None:
 
 
 def test_fewer_rounds_than_played_are_refused(folder: Path) -> None:
-    with pytest.raises(RunError, match="has played 2 rounds already; ask for more than that, not 1"):
+    with pytest.raises(RunError, match="has 2 rounds already; ask for more than that, not 1"):
         resume(folder, rounds=1)
     before = logs(folder)
     resume(folder, rounds=2)
@@ -331,7 +331,7 @@ def test_a_stopped_run_may_become_shorter(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["environment.json", "split.json", "config.yaml"])
 def test_a_half_written_folder_is_said_to_be_one(folder: Path, name: str) -> None:
     (folder / name).unlink()
-    with pytest.raises(RunError, match=rf"cannot be resumed: it has no {name}.*start the run anew"):
+    with pytest.raises(RunError, match=rf"cannot be resumed: it has no {name}.*start a new one"):
         resume(folder)
 
 

@@ -136,7 +136,7 @@ def test_wrong_rules_are_refused_at_once() -> None:
         with pytest.raises(PotluckError, match="EarlyStopping"):
             EarlyStopping(**wrong)  # type: ignore[arg-type]
     for limit in ("2 hours", "", 0, -5, "h"):
-        with pytest.raises(PotluckError, match="is no duration"):
+        with pytest.raises(PotluckError, match="is not a duration"):
             TimeLimit(limit)
 
 

@@ -131,8 +131,8 @@ def test_methods_take_the_place_of_variants(file: Path) -> None:
             "variants: {a: {method: local}}\nsweep: {x: {method.name: fedavg}}",
             r"sweep\.x: method\.name changes nothing",
         ),
-        ("variants: {local: {method: fedavg}}", r"variants\.local plays fedavg.*another label"),
-        ("variants: {'local,x': {method: fedavg}}", r"variants\.local,x plays fedavg"),
+        ("variants: {local: {method: fedavg}}", r"variants\.local runs fedavg.*another label"),
+        ("variants: {'local,x': {method: fedavg}}", r"variants\.local,x runs fedavg"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tmp_path: Path, blocks: str, sentence: str) -> None:
@@ -230,7 +230,7 @@ def test_a_sweep_writes_into_no_folder_but_its_own(
         potluck.compare(write(tmp_path / "few.yaml", ""), **asked)
         assert begun == [1, 0]
         return
-    with pytest.raises(RunError, match="holds something else than a sweep; choose another folder"):
+    with pytest.raises(RunError, match="has something other than a sweep; choose another folder"):
         potluck.compare(write(tmp_path / "few.yaml", ""), **asked)
     assert not begun
     assert {name: (folder / name).read_text() for name in files} == files

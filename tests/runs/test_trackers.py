@@ -156,7 +156,7 @@ def test_a_tracker_that_cannot_start_stops_a_new_run_in_one_sentence(
         raise RuntimeError("no key")
 
     monkeypatch.setattr(TensorBoardTracker, "open", no_key)
-    with pytest.raises(PotluckError, match="track: tensorboard could not start: no key; mend that"):
+    with pytest.raises(PotluckError, match="track: tensorboard could not start: no key; fix that"):
         run(experiment(["tensorboard"]), out=tmp_path / "run")
 
 

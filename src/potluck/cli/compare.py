@@ -11,7 +11,7 @@ import typer
 
 from potluck.cli import completion
 from potluck.cli.exits import Stopped
-from potluck.cli.options import AsJson, Debug, ExperimentFile, Overrides, check_experiment, words
+from potluck.cli.options import AsJson, Debug, ExperimentFile, Overrides, PluginFiles, check_experiment, words
 from potluck.cli.screen import MOST_ROWS, Screen
 from potluck.errors import ConfigError
 from potluck.files import check_writable, write_anew
@@ -28,34 +28,34 @@ def compare(
         str | None,
         typer.Option(
             metavar="a,b,c",
-            help="The methods; Local is always among them. The one the experiment names keeps its options, the "
-            "others have their defaults; fedmrl.d1=50 sets an option of one method.",
+            help="The methods to compare; Local is always added. The experiment's own method keeps its options, "
+            "the others have their defaults; fedmrl.d1=50 sets an option of one method.",
             autocompletion=completion.listed_methods,
         ),
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(metavar="0,1,2", help="Default: the experiment's own seed.")
+        str | None, typer.Option(metavar="0,1,2", help="The seeds. Default: the experiment's own.")
     ] = None,
     target: Annotated[
         str,
         typer.Option(
             metavar="0.5,0.9",
-            help="Values of what clients are judged by (accuracy: above 0, up to 1): show the first evaluated "
-            "round whose mean is as good as each, and what was sent until then.",
+            help="Target scores (accuracy: above 0, up to 1): show the first evaluated round whose mean reaches "
+            "each, and what was sent by then.",
         ),
     ] = "",
     rounds: Annotated[
         str,
         typer.Option(
             metavar="10,50,100",
-            help="Rounds that are evaluated: show the scores at each, for all moments and modes measured.",
+            help="Evaluated rounds: show the scores at each, for all moments and modes that were measured.",
         ),
     ] = "",
     against: Annotated[
         str | None,
         typer.Option(
             metavar="METHOD",
-            help="The method or variant to take differences to, then client by client too. Default: local.",
+            help="Take differences to this method or variant, also client by client. Default: local.",
             autocompletion=completion.methods,
         ),
     ] = None,
@@ -63,7 +63,7 @@ def compare(
         str,
         typer.Option(
             metavar="VIEW",
-            help="The round that the tables look at: last, best_by_validation, or best_by_test (an upper bound).",
+            help="The round that the tables show: last, best_by_validation, or best_by_test (an upper bound).",
         ),
     ] = "last",
     out: Annotated[
@@ -73,7 +73,7 @@ def compare(
     csv: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write a table with a row per method, seed, client, moment and mode."
+            metavar="FILE", help="Write a table with one row per method, seed, client, moment and mode."
         ),
     ] = None,
     latex: Annotated[
@@ -82,18 +82,20 @@ def compare(
     pdf: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Draw scores over rounds, of a sweep a heat map, as a vector figure."
+            metavar="FILE", help="Draw scores over rounds (for a sweep, a heat map) as a vector figure."
         ),
     ] = None,
+    plugin: PluginFiles = None,
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Run methods side by side: same split, same private initial models, same cohorts, same batch order.
 
-    A file may name variants to compare instead, and a sweep over settings. The same command again skips the runs
-    that are finished and goes on with those that were stopped.
+    A file may list variants to compare instead, and a sweep over settings. The same command again skips finished
+    runs and continues the others.
     """
     check_experiment(experiment)
+    from potluck.experiment.schema import with_plugins
     from potluck.report.comparison import check_view
     from potluck.runs.comparisons.api import check_views, default_folder, distinct
     from potluck.runs.comparisons.plan import read_sweep
@@ -103,7 +105,8 @@ def compare(
     _refuse_empty({"--methods": methods, "--seeds": seeds})
     _refuse_idle_seed(overrides or (), seeds)
     targets, at = _scores(target), list(dict.fromkeys(_numbers("--rounds", rounds, "10,50,100")))
-    plan = read_sweep(experiment, words(methods or ""), overrides or ())
+    changes = with_plugins(experiment, overrides or (), plugin or ())
+    plan = read_sweep(experiment, words(methods or ""), changes)
     check_view(view)
     check_views(plan, at, against)
     listed = _numbers("--seeds", seeds or "", "0,1,2")
@@ -164,7 +167,7 @@ def _numbers(option: str, text: str, such: str) -> list[int]:
     listed = words(text)
     wrong = next((word for word in listed if not word.isdecimal()), None)
     if wrong is not None:
-        raise ConfigError(f"{option}: {wrong!r} is no whole number from 0; give some such as {such}")
+        raise ConfigError(f"{option}: {wrong!r} is not a whole number from 0; give some such as {such}")
     return list(map(int, listed))
 
 
@@ -175,7 +178,7 @@ def _scores(text: str) -> list[float]:
         try:
             targets.append(float(word))
         except ValueError:
-            raise ConfigError(f"--target: {word!r} is no number; give scores such as 0.5,0.9") from None
+            raise ConfigError(f"--target: {word!r} is not a number; give scores such as 0.5,0.9") from None
     return list(dict.fromkeys(targets))
 
 
@@ -186,13 +189,13 @@ def _tell_left_out(screen: Screen, experiment: Path, methods: str | None) -> Non
     from potluck.experiment.overrides import read_yaml
 
     if methods and read_yaml(experiment).get("variants"):
-        screen.err.print(f"{experiment}: variants left out, as --methods takes their place", soft_wrap=True)
+        screen.err.print(f"{experiment}: variants ignored, as --methods replaces them", soft_wrap=True)
 
 
 def _tell_twice(screen: Screen, methods: Sequence[str]) -> None:
     twice = next((one for one in methods if methods.count(one) > 1), None)
     if twice is not None:
-        screen.err.print(f"--methods: {twice} is named twice and played once", soft_wrap=True)
+        screen.err.print(f"--methods: {twice} is named twice and run once", soft_wrap=True)
 
 
 # --- playing and showing --------------------------------------------------------------------------------

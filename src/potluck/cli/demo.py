@@ -19,13 +19,13 @@ def demo(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Where to write; a demo stopped there goes on. Default: runs/demo."
+            metavar="FOLDER", help="Where to write; a stopped demo there is continued. Default: runs/demo."
         ),
     ] = None,
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Train clients with unlike models on the embedded data, in half a minute."""
+    """Train clients with different models on the embedded data, in half a minute."""
     from potluck.runs.comparisons.comparison import Comparison
     from potluck.runs.comparisons.plan import read_sweep
 

@@ -20,6 +20,7 @@ EXAMPLES = {
     "compare": (
         "potluck compare digits.yaml --methods fedproto,fedmrl --seeds 0,1,2",
         "potluck compare digits.yaml --methods fedmrl --rounds 5,10 --latex table.tex",
+        "potluck compare digits.yaml --methods fedavg,mine --plugin mine.py",
     ),
     "watch": ("potluck watch runs/digits", "potluck watch runs --page 8080"),
     "methods": ("potluck methods", "potluck methods --plugin my_method.py"),

@@ -38,11 +38,16 @@ def serve(
     experiment: ExperimentFile,
     overrides: Overrides = None,
     address: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where clients join; a SuperLink there is used.")
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="The address where clients join; a SuperLink that runs there is used."
+        ),
     ] = "127.0.0.1:8000",
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="The run folder; a run there goes on. Default: runs/<name>."),
+        typer.Option(
+            metavar="FOLDER", help="The run folder; a run that is there is continued. Default: runs/<name>."
+        ),
     ] = None,
     insecure: Insecure = False,
     ca: Ca = None,
@@ -52,7 +57,7 @@ def serve(
         bool | None,
         typer.Option(
             "--node-keys/--no-node-keys",
-            help="Take in only nodes whose key was registered with Flower; a client id belongs to its first key. "
+            help="Accept only nodes whose key is registered with Flower; a client id belongs to its first key. "
             "Default: with TLS.",
         ),
     ] = None,
@@ -60,7 +65,7 @@ def serve(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="With <id>.pub of every client: registered, and the only key it can come with.",
+            help="A folder with <id>.pub of every client. These keys are registered; clients can use no others.",
         ),
     ] = None,
     exclude: Exclude = None,
@@ -73,7 +78,7 @@ def serve(
 ) -> None:
     """Run an experiment with clients that join over the network, on Flower.
 
-    Started again after a crash, the same command goes on with the same run; so does potluck resume.
+    After a crash, the same command continues the same run, and so does potluck resume.
     """
     check_experiment(experiment)
     from potluck.deploy.flower.connections import Security
@@ -113,7 +118,7 @@ def gate(
 ) -> None:
     """Let nodes through to a SuperLink, and keep its control API closed to all but this machine.
 
-    A SuperLink that is away is waited for: nodes are told to try again. SIGHUP reads the certificate again.
+    It waits for a SuperLink that is away, and tells nodes to try again. SIGHUP reloads the certificate.
     """
     from potluck.deploy.flower.connections import Security
     from potluck.deploy.flower.processes import require_flower
@@ -132,10 +137,10 @@ def keys(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write; nothing is overwritten.")],
     server: Annotated[
         str,
-        typer.Option(metavar="HOST[,HOST…]", help="Names or addresses under which the server is reached."),
+        typer.Option(metavar="HOST[,HOST…]", help="Names or addresses at which clients reach the server."),
     ],
     clients: Annotated[str, typer.Option(metavar="a,b,c", help="The ids of the clients.")],
-    days: Annotated[int, typer.Option(help="How long the certificates hold.")] = 30,
+    days: Annotated[int, typer.Option(help="How long the certificates are valid, in days.")] = 30,
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -156,12 +161,12 @@ def keys(
 
 def prune(
     home: Annotated[Path, typer.Argument(metavar="HOME", help="The home folder of a site (join --home).")],
-    keep: Annotated[int, typer.Option(min=0, help="How many of the runs used last stay.")] = 0,
+    keep: Annotated[int, typer.Option(min=0, help="How many of the most recent runs to keep.")] = 0,
     unfinished: Annotated[
         bool,
         typer.Option(
             "--unfinished",
-            help="Remove runs too that never came to their last round, or whose files are damaged.",
+            help="Also remove runs that never reached their last round, or whose files are damaged.",
         ),
     ] = False,
     json: AsJson = False,
@@ -169,7 +174,7 @@ def prune(
 ) -> None:
     """Remove what a site has kept of finished runs; its secret, data and model stay.
 
-    A run that was removed is not joined again.
+    The site will not join a removed run again.
     """
     from dataclasses import asdict
 

@@ -11,7 +11,7 @@ import typer
 from potluck.cli import completion
 from potluck.cli.demo import DEMO
 from potluck.cli.method_examples import FOR_DEMO, explained_in_demo, with_method
-from potluck.cli.options import RUNS, AsJson, Debug, ExperimentFile, Overrides, check_experiment
+from potluck.cli.options import RUNS, AsJson, Debug, ExperimentFile, Overrides, PluginFiles, check_experiment
 from potluck.cli.screen import Screen
 from potluck.errors import ConfigError, RunError
 
@@ -21,15 +21,7 @@ if TYPE_CHECKING:
 PLUGIN = "--plugin FILE.py"
 
 
-Plugins = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--plugin", metavar="FILE.py", help="Load a file with methods of your own first; repeatable."
-    ),
-]
-
-
-def methods(plugin: Plugins = None, json: AsJson = False, debug: Debug = False) -> None:
+def methods(plugin: PluginFiles = None, json: AsJson = False, debug: Debug = False) -> None:
     """List the methods."""
     from potluck.cli.views.methods import method_entry, methods_sheet
     from potluck.methods.registry import find_method, method_names
@@ -48,23 +40,25 @@ def explain(
         str,
         typer.Argument(
             metavar="METHOD",
-            help="A method, or an experiment file for its own.",
+            help="A method, or an experiment file for its own method.",
             autocompletion=completion.methods,
         ),
     ],
     experiment: Annotated[
         str | None,
-        typer.Argument(metavar="[EXPERIMENT.yaml]", help="Where it would run. Default: the demo."),
+        typer.Argument(
+            metavar="[EXPERIMENT.yaml]", help="The experiment to explain it in. Default: the demo."
+        ),
     ] = None,
     overrides: Overrides = None,
     options: Annotated[
         bool, typer.Option("--options", help="Show the method's options instead: meaning, default, source.")
     ] = False,
-    plugin: Plugins = None,
+    plugin: PluginFiles = None,
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Show what leaves a client, what comes to it and what never leaves it, with real sizes."""
+    """Show what a client sends, what it receives and what never leaves it, with real sizes."""
     from potluck.cli.views.contract import explain_entry, explain_view
 
     _load(plugin)
@@ -138,19 +132,21 @@ def split(
         Path | None,
         typer.Option(metavar="FILE", help="Where to write the picture. Default: runs/<name>-split.png."),
     ] = None,
+    plugin: PluginFiles = None,
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Show who has which class, as a table and as a picture."""
+    """Show which client has which classes, as a table and a picture."""
     check_experiment(experiment)
     from potluck.cli.views.split import split_entry, split_view
     from potluck.experiment import Experiment
     from potluck.experiment.build import group_data
+    from potluck.experiment.schema import with_plugins
 
     if png is not None and png.suffix.lower() != ".png":
         raise ConfigError(f"--png {png}: a PNG is written; give a name that ends in .png")
     screen = Screen(json)
-    chosen = Experiment.load(experiment, overrides or ())
+    chosen = Experiment.load(experiment, with_plugins(experiment, overrides or (), plugin or ()))
     data = chosen.load_data(labels_only=True)
     whole = chosen.make_split(data)
     groups = whole.by_group((ground.data, ground.clients) for ground in group_data(chosen, data, whole))

@@ -14,19 +14,29 @@ from potluck.errors import ConfigError
 
 Client = Annotated[str, typer.Option(metavar="ID", help="This client's id in the experiment.")]
 Model = Annotated[
-    str, typer.Option(metavar="FILE.py:FUNCTION", help="Gives the model: a torch.nn.Module, or a name.")
+    str,
+    typer.Option(
+        metavar="FILE.py:FUNCTION", help="A function that returns the model: a torch.nn.Module, or a name."
+    ),
 ]
 Data = Annotated[
-    str, typer.Option(metavar="FILE.py:FUNCTION", help="Gives the data: {'train': (x, y), 'test': (x, y)}.")
+    str,
+    typer.Option(
+        metavar="FILE.py:FUNCTION",
+        help="A function that returns the data: {'train': (x, y), 'test': (x, y)}.",
+    ),
 ]
-Server = Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the server is.")]
+Server = Annotated[str, typer.Option(metavar="HOST:PORT", help="The address of the server.")]
 Check = Annotated[
     Path | None,
-    typer.Option(metavar="EXPERIMENT.yaml", help="Join nobody: show what would leave in a round of this."),
+    typer.Option(
+        metavar="EXPERIMENT.yaml",
+        help="Do not join: show what would leave this client in a round of the experiment.",
+    ),
 ]
 Write = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="With --check: write the agreement that allows just that."),
+    typer.Option(metavar="FILE", help="With --check: write an agreement that allows exactly that."),
 ]
 Home = Annotated[
     Path | None,
@@ -40,10 +50,11 @@ Accept = Annotated[
 ]
 Metric = Annotated[
     list[str] | None,
-    typer.Option(metavar="FILE.py:FUNCTION", help="A metric of this site's own; may be given several times."),
+    typer.Option(metavar="FILE.py:FUNCTION", help="A metric of this site; repeatable."),
 ]
 Only = Annotated[
-    str, typer.Option(metavar="worker|node", help="Start this half alone; the other runs as another user.")
+    str,
+    typer.Option(metavar="worker|node", help="Start only this half; the other half runs as another user."),
 ]
 Socket = Annotated[Path | None, typer.Option(metavar="PATH", help="With --only: where worker and node meet.")]
 NodeKey = Annotated[
@@ -51,7 +62,9 @@ NodeKey = Annotated[
 ]
 Simulated = Annotated[
     bool,
-    typer.Option("--simulated", help="Noise from the experiment's seed, which the server knows: for tests."),
+    typer.Option(
+        "--simulated", help="For tests: take noise from the experiment's seed, which the server knows."
+    ),
 ]
 SiteLog = Annotated[
     str, typer.Option(metavar="text|json", help="How the logs are written; every line has the time.")
@@ -80,7 +93,7 @@ def join(
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Take part in a federation with a model and data of one's own; the server sees neither."""
+    """Join a federation with your own model and data; the server sees neither."""
     if check is not None:
         return _check_site(Screen(json), client, model, data, check, write, metric or ())
     if write is not None:

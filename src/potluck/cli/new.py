@@ -168,11 +168,11 @@ def test_a_round(tmp_path):
 ''')
 
 NEXT = """\
-{method} and {test} are written. What next:
-- `python -m pytest {test}` tries the method against the contract;
-- `plugins: [{method}]` in an experiment file loads it, `method: {name}` chooses it;
-- `potluck explain {name} --plugin {method}` shows what leaves a client, with --options what can be set.
-CONTRIBUTING.md says what each part of a method is for."""
+{method} and {test} are written. Next:
+- `python -m pytest {test}` checks the method against the contract (pip install pytest);
+- `potluck compare EXPERIMENT.yaml --methods fedavg,{name} --plugin {method}` compares it with others;
+- `potluck explain {name} --plugin {method}` shows what leaves a client, and with --options what can be set.
+The page "Write a method" of the documentation explains each part."""
 
 
 def new(

@@ -21,19 +21,27 @@ Overrides = Annotated[
         autocompletion=completion.overrides,
     ),
 ]
+PluginFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin",
+        metavar="FILE.py",
+        help="Load a file or module with your own methods, models or data; repeatable.",
+    ),
+]
 AsJson = Annotated[
-    bool, typer.Option("--json", help="JSON alone on standard output; progress on standard error.")
+    bool, typer.Option("--json", help="Print only JSON on standard output; progress goes to standard error.")
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")]
 
 
 Exclude = Annotated[
     list[str] | None,
-    typer.Option(metavar="ID", help="Of a federation: go on without this client, for good."),
+    typer.Option(metavar="ID", help="In a federation: continue without this client, for good."),
 ]
 Include = Annotated[
     list[str] | None,
-    typer.Option(metavar="ID", help="Of a federation: take back a client that was excluded."),
+    typer.Option(metavar="ID", help="In a federation: take an excluded client back."),
 ]
 
 
@@ -45,14 +53,16 @@ Ca = Annotated[
 ]
 Prometheus = Annotated[
     int | None,
-    typer.Option(min=1, max=65535, metavar="PORT", help="Tell the state at 127.0.0.1:PORT/metrics."),
+    typer.Option(
+        min=1, max=65535, metavar="PORT", help="Serve metrics for Prometheus at 127.0.0.1:PORT/metrics."
+    ),
 ]
 PagePort = Annotated[
     int | None,
     typer.Option(min=1, max=65535, metavar="PORT", help="Show the run on a page at 127.0.0.1:PORT."),
 ]
 LogForm = Annotated[
-    str, typer.Option(metavar="text|json", help="Lines with the time, in place of the progress display.")
+    str, typer.Option(metavar="text|json", help="Print lines with the time instead of the progress display.")
 ]
 
 
@@ -78,4 +88,4 @@ def check_log(log: str) -> None:
     from potluck.deploy.logs import KINDS
 
     if log and log not in KINDS:
-        raise ConfigError(f"--log: {log!r} is no form of a log; give {' or '.join(KINDS)}")
+        raise ConfigError(f"--log: {log!r} is not a form of log; give {' or '.join(KINDS)}")

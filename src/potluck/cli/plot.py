@@ -19,7 +19,7 @@ def plot(
         str | None,
         typer.Argument(
             metavar="KIND",
-            help="What to draw; without it, the kinds are listed.",
+            help="What to draw. Without it, the kinds are listed.",
             autocompletion=completion.pictures,
         ),
     ] = None,
@@ -38,29 +38,35 @@ def plot(
         ),
     ] = None,
     over: Annotated[
-        Words, typer.Option(metavar="KEY", help="The setting of option, or the two of grid: d1, or d1,lr.")
+        Words,
+        typer.Option(metavar="KEY", help="For option, the setting to draw over: d1. For grid, two: d1,lr."),
     ] = None,
-    clients: Annotated[Words, typer.Option(metavar="IDS", help="Whose models to look into: 0,3,5.")] = None,
-    samples: Annotated[int | None, typer.Option(metavar="N", help="On how many test samples.")] = None,
+    clients: Annotated[Words, typer.Option(metavar="IDS", help="The clients to show: 0,3,5.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(metavar="N", help="The number of test samples to use.")
+    ] = None,
     stages: Annotated[
-        Words, typer.Option(metavar="NAMES", help="Where in the models: stem,layer2,features.")
+        Words,
+        typer.Option(metavar="NAMES", help="The stages of the models to look at: stem,layer2,features."),
     ] = None,
     classes: Annotated[
-        Words, typer.Option(metavar="NAMES", help="Which classes a map of features shows: 3,8.")
+        Words, typer.Option(metavar="NAMES", help="For tsne and pca, the classes to show: 3,8.")
     ] = None,
     moment: Annotated[
-        Words, typer.Option(metavar="MOMENT", help="Of which moment: after_training, ….")
+        Words, typer.Option(metavar="MOMENT", help="The moment to show: after_aggregation or after_training.")
     ] = None,
-    mode: Annotated[Words, typer.Option(metavar="MODE", help="By which way to predict.")] = None,
+    mode: Annotated[Words, typer.Option(metavar="MODE", help="The way to predict.")] = None,
     plugins: Annotated[
         bool,
-        typer.Option("--plugins", help="Load the plug-ins that the runs name: their code runs here."),
+        typer.Option(
+            "--plugins",
+            help="For cka, tsne, pca and confusion: load the plug-ins that the run names. Their code runs here.",
+        ),
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Draw a picture of finished or running experiments; without arguments, list the kinds."""
+    """Draw a picture of finished or running experiments; without arguments, list the kinds of pictures."""
     from potluck.errors import ConfigError
-    from potluck.runs.open import open as open_folder
     from potluck.runs.pictures.api import plot as draw
 
     screen = Screen(json=False)
@@ -71,7 +77,7 @@ def plot(
     place = out or Path(f"{kind}.png")
     draw(
         kind,  # type: ignore[arg-type]
-        [open_folder(run, plugins=True) for run in runs] if plugins else runs,
+        runs,
         out=place,
         over=over,
         clients=clients,
@@ -80,6 +86,7 @@ def plot(
         classes=classes,
         moment=moment,
         mode=mode,
+        plugins=plugins,
     )
     screen.show(f"picture: {place}")
 

@@ -22,7 +22,7 @@ Folders = Annotated[
 
 
 def report(folders: Folders, json: AsJson = False, debug: Debug = False) -> None:
-    """Write the pages of runs, comparisons and sweeps anew, also of a run that is still going on."""
+    """Write the pages of runs, comparisons and sweeps again, also of a run that is still running."""
     from potluck.runs.pages import write_pages
 
     screen = Screen(json)

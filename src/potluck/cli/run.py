@@ -21,6 +21,7 @@ from potluck.cli.options import (
     LogForm,
     Overrides,
     PagePort,
+    PluginFiles,
     Prometheus,
     check_experiment,
     check_log,
@@ -44,6 +45,7 @@ def run(
             help="The run folder, which must not exist. Default: runs/<name>, runs/<name>-2, …",
         ),
     ] = None,
+    plugin: PluginFiles = None,
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -51,14 +53,15 @@ def run(
     check_experiment(experiment)
     from potluck.experiment import Experiment
     from potluck.experiment.overrides import read_yaml
-    from potluck.experiment.schema import SEVERAL
+    from potluck.experiment.schema import SEVERAL, with_plugins
     from potluck.runs.api import run as play
 
-    chosen, screen = Experiment.load(experiment, overrides or ()), Screen(json)
+    screen = Screen(json)
+    chosen = Experiment.load(experiment, with_plugins(experiment, overrides or (), plugin or ()))
     several = [key for key in SEVERAL if key in read_yaml(experiment)]
     if several:
         left = " and ".join(several)
-        screen.err.print(f"{experiment}: {left} left out; potluck compare plays them", soft_wrap=True)
+        screen.err.print(f"{experiment}: {left} ignored; potluck compare runs them", soft_wrap=True)
     watched(screen, chosen.method.name, lambda watcher: play(chosen, out=out, watcher=watcher))
 
 
@@ -71,22 +74,22 @@ def resume(
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[key=value]...", help="Where to go on, such as engine.device=cpu."),
+        typer.Argument(metavar="[key=value]...", help="Settings that may change, such as engine.device=cpu."),
     ] = None,
     rounds: Annotated[
         int | None,
-        typer.Option(min=1, help="Play this many rounds in all, also after the run has ended."),
+        typer.Option(min=1, help="The total number of rounds; also extends a finished run."),
     ] = None,
     from_round: Annotated[
         int | None,
         typer.Option(
             min=0,
             metavar="N",
-            help="Go back to the checkpoint of round N, one of the last three, and play on from there.",
+            help="Go back to the checkpoint of round N (one of the last three) and continue from there.",
         ),
     ] = None,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Run the code that a folder of somebody else names.")
+        bool, typer.Option("--trust", help="Run the code that another person's folder names.")
     ] = False,
     exclude: Exclude = None,
     include: Include = None,
@@ -96,7 +99,7 @@ def resume(
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Go on with a run, to the same end as if it had never stopped; a federation goes on as it was served."""
+    """Continue a run as if it had never stopped; a federation continues as it was served."""
     check_run(run)
     from potluck.deploy.flower.resume import is_served, listed
     from potluck.runs.api import resume as go_on

@@ -24,7 +24,7 @@ def status(
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Show where a run or a federation stands: round, score, who is connected, refusals, bytes, time left."""
+    """Show the state of a run or a federation: round, score, who is connected, refusals, bytes, time left."""
     from potluck.live.sheets import overview_sheet, status_sheet
     from potluck.live.snapshot import Follower, Watch, find_runs
 

@@ -39,22 +39,25 @@ def watch(
     page: Annotated[
         int | None,
         typer.Option(
-            min=0, max=65535, metavar="PORT", help="On a page at 127.0.0.1:PORT instead; 0 is any free port."
+            min=0,
+            max=65535,
+            metavar="PORT",
+            help="Show them on a page at 127.0.0.1:PORT instead; 0 takes any free port.",
         ),
     ] = None,
     json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Follow runs while they go on: rounds, accuracy, loss, clients, refusals, bytes, memory, time left.
+    """Follow runs live: rounds, accuracy, loss, clients, refusals, bytes, memory, time left.
 
-    Only files are read: a run does not notice. In a terminal it ends with the runs that are named. A folder in
-    which further runs may begin, and a page, are watched until Ctrl-C.
+    It only reads files and does not disturb the runs. In a terminal it ends when the named runs end. With a page,
+    or a folder in which more runs may begin, it goes on until Ctrl-C.
     """
     from potluck.live.snapshot import Watch, is_to_come
 
     watched = Watch(folders, patient=True)
     for folder in filter(is_to_come, folders):
-        typer.echo(f"no run has begun in {folder} so far: waiting for one (Ctrl-C ends the watch)", err=True)
+        typer.echo(f"no run has begun in {folder} yet: waiting for one (Ctrl-C stops waiting)", err=True)
     try:
         if page is not None:
             _on_page(watched, page, json)

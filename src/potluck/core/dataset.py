@@ -93,7 +93,7 @@ class Dataset:
             name for name in self.class_names if any("\ud800" <= letter <= "\udfff" for letter in str(name))
         )
         if (broken := next(halves, None)) is not None:
-            raise DataError(f"{self.name}: the class name {broken!r} is no text in UTF-8; rename the class")
+            raise DataError(f"{self.name}: the class name {broken!r} is not text in UTF-8; rename the class")
 
     def __len__(self) -> int:
         return int(self.y.shape[0])

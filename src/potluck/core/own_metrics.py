@@ -500,7 +500,7 @@ def _try(metric: OwnMetric, settings: MetricSettings, task: Task) -> None:
     except Exception as error:
         raise TrialFailed(
             f"metrics: {who} fails on {metric.takes} {given.shape} and labels {answers.shape}: "
-            f"{type(error).__name__}: {first_line(error)}; mend the metric, or leave it out"
+            f"{type(error).__name__}: {first_line(error)}; fix the metric, or leave it out"
         ) from error
 
 

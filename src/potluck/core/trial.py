@@ -69,8 +69,10 @@ def attempt(module: nn.Module, function: Callable[[Tensor], Any], x: Tensor) -> 
             raise
         except Exception as error:  # a user's forward pass may raise anything
             layer = f"layer {entered[-1]!r} of {kind(module)}" if entered and entered[-1] else kind(module)
-            message = f"{layer} failed on a batch of shape {tuple(x.shape)}: {first_line(error)}"
-            raise ModelError(message) from error
+            raise ModelError(
+                f"{layer} failed on a batch of shape {tuple(x.shape)}: {first_line(error)}; build it for samples "
+                f"of shape {tuple(x.shape[1:])}, which a class or function gets as its parameter input"
+            ) from error
     if not isinstance(result, Tensor):
         raise ModelError(
             f"{kind(module)} gave a {kind(result)}, expected one tensor (batch, classes), or an object that has it "

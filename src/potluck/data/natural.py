@@ -101,7 +101,7 @@ def natural_held_out(config: NaturalConfig, parts: dict[str, Rows], rng: Rng) ->
         stray = next((name for name in asked if name not in parts), None)
         if stray is not None:
             raise DataError(
-                f"partition.held_out names {stray!r}, which is no client: {nearest(stray, names)}"
+                f"partition.held_out names {stray!r}, which is not a client: {nearest(stray, names)}"
             )
         chosen = [name for name in names if name in asked]
     else:

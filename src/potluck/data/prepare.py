@@ -229,7 +229,7 @@ def _expand_one(entry: Any) -> Any:
     if isinstance(entry, _Operation):
         return entry
     if not isinstance(entry, str) and not (isinstance(entry, Mapping) and len(entry) == 1):
-        raise ValueError(f"{entry!r} is no augmentation: write a name or {{name: value}}")
+        raise ValueError(f"{entry!r} is not an augmentation: write a name or {{name: value}}")
     name, value = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
     if name not in _MAIN_FIELD:
         raise ValueError(f"there is no augmentation {name!r}: {nearest(str(name), _MAIN_FIELD)}")

@@ -83,7 +83,7 @@ class Shift:
 def check_value(kind: ShiftKind, value: Any) -> None:
     """Refuse what is no value of this shift."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no value of the shift {kind}: give a number")
+        raise ValueError(f"{value!r} is not a value of the shift {kind}: give a number")
     if value < 0 and kind in ("blur", "noise"):
         raise ValueError(f"{kind} cannot be {value}: give 0 or more")
 

@@ -55,7 +55,7 @@ class Rounds:
             place = traceback.extract_tb(error.__traceback__)[-1]
             raise RunError(
                 f"round {round_}: the server's half of {self.federation.method.name} failed at {place.filename}, "
-                f"line {place.lineno} ({kind_and_message(error)}); nothing of the round is kept: mend it, then go "
+                f"line {place.lineno} ({kind_and_message(error)}); nothing of the round is kept: fix it, then go "
                 f"on after round {round_ - 1} with the same command"
             ) from error
 

@@ -80,7 +80,9 @@ class EngineSettings(Settings):
     @model_validator(mode="after")
     def _address_of_a_cluster(self) -> Self:
         if self.address is not None and self.name != RAY:
-            raise ValueError(f"address is that of a Ray cluster; set engine.name to {RAY} as well")
+            raise ValueError(
+                f"address is that of a Ray cluster; set engine.name to {RAY} as well, or engine.address to null"
+            )
         return self
 
     def memory_bytes(self) -> int | None:

@@ -46,7 +46,7 @@ class _Yaml(yaml.SafeLoader):
         seen: set[Any] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise _refused(key, f"the key {key.value!r} stands there twice; keep one")
+                raise _refused(key, f"the key {key.value!r} is there twice; keep one")
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else key)
         return super().construct_mapping(node, deep)
 
@@ -172,7 +172,7 @@ def read_override(override: str) -> tuple[str, Any]:
     """The key and the value of an override that is given as text."""
     key, equals, text = override.partition("=") if isinstance(override, str) else ("", "", "")
     if not equals or not key:
-        raise ConfigError(f"{override!r} is no override; write key=value, for example training.rounds=5")
+        raise ConfigError(f"{override!r} is not an override; write key=value, for example training.rounds=5")
     if not text.strip():
         raise ConfigError(f"{override!r} has no value; write one behind the =, or null where none is meant")
     try:
@@ -224,5 +224,5 @@ def _descend(place: Any, step: str, override: str) -> Any:
 
 def _position(place: list[Any], step: str, override: str) -> int:
     if not step.isdigit() or int(step) >= len(place):
-        raise ConfigError(f"{override!r}: {step!r} is no position in a list of {len(place)}; count from 0")
+        raise ConfigError(f"{override!r}: {step!r} is not a position in a list of {len(place)}; count from 0")
     return int(step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +24,7 @@ from potluck.federation.federation import Federation
 from potluck.front_door import front_door
 from potluck.methods.registry import method_names
 from potluck.models import ModelPool
-from potluck.plugins import load_plugin
+from potluck.plugins import listed, load_plugin
 
 SEVERAL = ("variants", "sweep")  # keys of a file that holds several experiments: see `runs.comparisons.plan`
 
@@ -97,7 +98,7 @@ def _refuse_several(override: Override) -> None:
     """Refuse to change a block that only stands in a file."""
     key = override.partition("=")[0].partition(".")[0] if isinstance(override, str) else ""
     if key in SEVERAL:
-        raise ConfigError(f"{override!r}: write {key} into the file; potluck compare plays them")
+        raise ConfigError(f"{override!r}: write {key} into the file; potluck compare runs them")
 
 
 def _refuse_method(override: Override) -> None:
@@ -109,21 +110,56 @@ def _refuse_method(override: Override) -> None:
 
 def load_plugins(path: Path | str, overrides: Sequence[Override] = ()) -> None:
     """Load what an experiment file names under `plugins`, so that a command can name its methods."""
-    values = read_yaml(Path(path))
+    _load_plugins({"plugins": _plugins_of(Path(path), overrides)}, Path(path).resolve().parent)
+
+
+def with_plugins(path: Path | str, overrides: Sequence[str], plugins: Sequence[Path | str]) -> list[str]:
+    """Overrides of a file that also load `plugins`, after those that the file and the overrides name.
+
+    A relative path among `plugins` is seen from here; those in the file are seen from its folder.
+    """
+    if not plugins:
+        return list(overrides)
+    own = _plugins_of(Path(path), overrides)
+    _check_plugins(own)
+    names = [*map(str, own), *listed(plugins)]
+    others = [override for override in overrides if not _is_about_plugins(override)]
+    return [f"plugins={json.dumps(list(dict.fromkeys(names)))}", *others]
+
+
+def also_loading(experiment: Experiment, plugins: Sequence[str]) -> Experiment:
+    """An experiment made in Python that also loads these plugins."""
+    if not plugins:
+        return experiment
+    _load_plugins({"plugins": plugins}, Path())
+    return experiment.variant(plugins=tuple(dict.fromkeys([*experiment.plugins, *plugins])))
+
+
+def _plugins_of(path: Path, overrides: Sequence[Override]) -> Any:
+    """What a file names under `plugins`, as the overrides change it."""
+    values = read_yaml(path)
     for override in as_overrides(overrides):
-        if isinstance(override, str) and override.partition("=")[0].partition(".")[0] == "plugins":
+        if _is_about_plugins(override):
             apply_override(values, override)
-    _load_plugins(values, Path(path).resolve().parent)
+    return values.get("plugins") or ()
+
+
+def _is_about_plugins(override: Override) -> bool:
+    return isinstance(override, str) and override.partition("=")[0].partition(".")[0] == "plugins"
+
+
+def _check_plugins(plugins: Any) -> None:
+    if not isinstance(plugins, list | tuple):
+        raise ConfigError(f"plugins: give a list of files or modules, such as [mine.py] (given: {plugins!r})")
 
 
 def _load_plugins(values: Mapping[str, Any], folder: Path) -> None:
     plugins = values.get("plugins") or ()
-    if not isinstance(plugins, list | tuple):
-        raise ConfigError(f"plugins: give a list of files or modules, such as [mine.py] (given: {plugins!r})")
+    _check_plugins(plugins)
     homes: dict[str, tuple[Any, ModuleType]] = {}
     for plugin in plugins:
         if not isinstance(plugin, str | Path):
-            raise ConfigError(f"plugins: {plugin!r} is no .py file and no module; check the name")
+            raise ConfigError(f"plugins: {plugin!r} is neither a .py file nor a module; check the name")
         module = load_plugin(str(plugin), folder)
         for method in sorted(register_again(module)):
             other, known = homes.setdefault(method, (plugin, module))

@@ -103,7 +103,9 @@ class ExperimentSettings(Settings):
             if not self.federation and key != "data" and value is None:
                 raise ValueError(f"the key {key!r} is missing; write for example {EXAMPLES[key]}")
             if self.federation and value not in (None, False):
-                raise ValueError(f"{key} stands beside federation; each of its groups has its own {key}")
+                raise ValueError(
+                    f"{key} cannot be used beside federation; each of its groups has its own {key}"
+                )
         return self
 
     @field_validator("method", mode="before")

@@ -37,7 +37,7 @@ class Board:
     run: str = ""
     name: str = ""
     method: str = ""
-    state: str = "waiting"  # for clients, or starting; then playing, writing, finished or stopped
+    state: str = "waiting"  # for clients, or starting; then running, writing, finished or stopped
     why: str = ""  # it has stopped
     round: int = 0
     rounds: int = 0

@@ -15,7 +15,7 @@ Sample = tuple[str, Mapping[str, str], float | None]
 
 HELP = {
     "potluck_info": "versions, as labels",
-    "potluck_round": "the last round that was played",
+    "potluck_round": "the last finished round",
     "potluck_rounds": "the rounds of the run",
     "potluck_score": "the mean over clients of what they are judged by, when they were last measured",
     "potluck_loss": "the mean test loss over clients, when they were last measured",

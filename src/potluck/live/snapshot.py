@@ -56,7 +56,7 @@ class Snapshot:
     label: str = ""  # a short name, different from those of the other runs that are watched
     kind: str = "run"  # or server, or site
     state: str = (
-        "unfinished"  # starting, waiting, playing, writing, finished, stopped, gone; at a site, in words
+        "unfinished"  # starting, waiting, running, writing, finished, stopped, gone; at a site, in words
     )
     why: str = ""  # it was stopped
     problem: str = ""  # what cannot be read
@@ -284,7 +284,7 @@ def _curve(means: Sequence[tuple[int, Any]]) -> Curve:
 def _left(told: Facts, per_round: float | None) -> float | None:
     """Seconds from the end of the last round to that of the run, if rounds take as long as the last ones did."""
     rest = int(told["rounds"]) - int(told["round"])
-    if not told.get("alive") or told["state"] != "playing" or per_round is None or rest <= 0:
+    if not told.get("alive") or told["state"] != "running" or per_round is None or rest <= 0:
         return None
     return round(per_round * rest, 3)
 

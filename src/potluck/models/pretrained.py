@@ -54,7 +54,9 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         found: dict[str, Tensor] = load_file(path)
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"the weights {path} are no safetensors file ({error}); save them as one") from error
+        raise ModelError(
+            f"the weights {path} are not a safetensors file ({error}); save them as one"
+        ) from error
     return found
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 Lines = list[tuple[str, str]]  # what to type, and what it does
-AFRESH = "the same experiment again, from the same seed"
-ONWARD = "go on after an interruption, same numbers"
-LONGER = "play more rounds, as if they had been asked for at the start"
+AFRESH = "run the same experiment again, with the same seed"
+ONWARD = "continue after an interruption, with the same numbers"
+LONGER = "more rounds, with the numbers of a run that had them from the start"
 
 
 def again(folder: Path, config: Mapping[str, Any], environment: Mapping[str, Any]) -> Lines:

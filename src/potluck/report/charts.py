@@ -22,6 +22,7 @@ ACROSS, UP = 1000, 500  # the units of the drawing; the page stretches it
 MOST_POINTS = 240  # of a line; a screen has few more pixels for it
 FEW_POINTS = 12  # lines of so few have dots
 COLORS, DASHES = 6, 3  # looks are numbered: the colours in turn, then again with dashes and with dots
+LOOKS = COLORS * DASHES
 MOST_DOTS = 500  # of a cloud of samples
 NAMED = 32  # characters of names that fit below bars on a phone
 REFERENCE, GREY = "reference", "grey"
@@ -61,7 +62,7 @@ class Chart:
 def looks_for(labels: Sequence[str], reference: str | None = None) -> dict[str, str]:
     """How each line looks; of more lines than there are looks, the last are grey."""
     others = [label for label in labels if label != reference]
-    looks = [f"c{place % COLORS} d{place // COLORS}" for place in range(COLORS * DASHES)]
+    looks = [f"c{place % COLORS} d{place // COLORS}" for place in range(LOOKS)]
     found = dict.fromkeys(others, GREY) | dict(zip(others, looks, strict=False))
     return found | ({reference: REFERENCE} if reference is not None else {})
 

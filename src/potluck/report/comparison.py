@@ -64,7 +64,7 @@ class Difference:
 
     @property
     def tie(self) -> bool | None:
-        """Whether the interval holds 0; None without an interval."""
+        """Whether the interval contains 0; None without an interval."""
         return None if self.low is None or self.high is None else self.low <= 0 <= self.high
 
     def to_json(self) -> dict[str, Any]:

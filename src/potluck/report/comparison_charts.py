@@ -13,6 +13,7 @@ from potluck.report.charts import (
     ACROSS,
     FEW_POINTS,
     GREY,
+    LOOKS,
     Box,
     Chart,
     Line,
@@ -30,7 +31,15 @@ from potluck.report.charts import (
 from potluck.report.format import capital, size
 from potluck.report.log import Curve
 from potluck.report.measures import Measure
-from potluck.report.sheets import measure_in, ranked, reference_label, references_of, row_label, rows_of
+from potluck.report.sheets import (
+    in_order_of_looks,
+    measure_in,
+    ranked,
+    reference_label,
+    references_of,
+    row_label,
+    rows_of,
+)
 from potluck.report.ticks import round_powers, round_values, tick_texts
 
 Comparison = Mapping[str, Any]
@@ -41,7 +50,7 @@ MOST_CLIENTS = 400  # dots in a strip; more are thinned out
 
 def looks_of(comparison: Comparison) -> dict[str, str]:
     """How the line of each row looks, the same in all drawings; the plain reference is black and dashed."""
-    rows, baseline = rows_of(comparison), str(comparison.get("baseline", "local"))
+    rows, baseline = in_order_of_looks(comparison, LOOKS), str(comparison.get("baseline", "local"))
     reference = next((row_label(row) for row in rows if row["method"] == baseline), None)
     return looks_for([row_label(row) for row in rows], reference)
 

@@ -11,6 +11,7 @@ from potluck.report.measures import Measure
 from potluck.report.sheets import (
     data_name,
     has_modes,
+    in_given_order,
     measure_in,
     reference_label,
     references_of,
@@ -64,11 +65,11 @@ def comparison_table(comparison: Comparison, name: str = "") -> str:
 
 
 def sweep_table(comparisons: Mapping[str, Comparison], name: str = "") -> str:
-    """A row per method and mode and a column per setting; the best of every setting is bold."""
+    """A row per method and mode, in the order given, a column per setting; the best of every setting is bold."""
     first = next(iter(comparisons.values()))
     measure = measure_in(first)
     scores = {
-        setting: {(row["method"], row.get("mode")): row["accuracy"] for row in rows_of(comparison)}
+        setting: {(row["method"], row.get("mode")): row["accuracy"] for row in in_given_order(comparison)}
         for setting, comparison in comparisons.items()
     }
     best = {
@@ -87,7 +88,7 @@ def sweep_table(comparisons: Mapping[str, Comparison], name: str = "") -> str:
         for method, mode in names
     ]
     head = ["method", "mode", *scores]
-    caption = _caption(list(comparisons.values()), measure, rows_of(first), differences=False)
+    caption = _caption(list(comparisons.values()), measure, in_given_order(first), differences=False)
     return _table("ll" + "r" * len(scores), head, body, caption, _label(name, first))
 
 

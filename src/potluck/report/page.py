@@ -218,12 +218,12 @@ def _remarks(run: _Run) -> list[str]:
     told = not_measured(run.summary.get("accuracy") or {})
     excluded = ", ".join(run.summary.get("excluded") or ())
     went_back = [
-        f"round {one['round']} was taken back and played again without client {one['without']}, "
+        f"round {one['round']} was taken back and repeated without client {one['without']}, "
         f"{_why_without(one.get('times'))}, as no client could go on after it"
         for one in run.summary.get("went_back") or ()
     ]
     bad_starts = [
-        f"round {one['round']} was played again without client {one['without']}, with whose first weights no "
+        f"round {one['round']} was repeated without client {one['without']}, with whose first weights no "
         "client could train"
         for one in run.summary.get("bad_starts") or ()
     ]
@@ -247,7 +247,7 @@ def _homes(homes: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     lost = sum(bool(home["lost"]) for home in homes)
     told = f"; {counted(lost, 'home')} lost on the way, which changed no number" if lost else ""
-    return [f"played on a Ray cluster: {'; '.join(shares)}{told}"] if homes else []
+    return [f"run on a Ray cluster: {'; '.join(shares)}{told}"] if homes else []
 
 
 def _comparison(run: _Run) -> str:

@@ -45,7 +45,7 @@ def read_file(file: Path) -> pa.Table:
         table = parquet.read_table(file)
         if not len(table) or not all(_is_column(table, name) for name in COLUMNS):
             raise RunError(
-                f"{file} is no file of predictions: it has no rows, or not their columns; remove it"
+                f"{file} is not a file of predictions: it has no rows, or not their columns; remove it"
             )
     return table
 

@@ -129,9 +129,9 @@ def markdown(sheet: Sheet) -> str:
 
 def _escaped(text: str) -> str:
     """Text on one line, with the signs escaped that Markdown would read as markup."""
-    for special in ("\\", "|", "`", "*", "_", "<", ">", "]("):
+    for special in ("\\", "|", "`", "*", "_", ">", "]("):
         text = text.replace(special, f"\\{special}")
-    return " ".join(text.split())
+    return " ".join(text.replace("<", "&lt;").split())  # not every reader of Markdown knows \\<
 
 
 def notebook(sheet: Sheet) -> str:

@@ -330,6 +330,16 @@ def in_given_order(comparison: Comparison) -> list[Mapping[str, Any]]:
     return [row for entry in comparison["methods"] for row in _in_all_modes(entry)]
 
 
+def in_order_of_looks(comparison: Comparison, looks: int) -> list[Mapping[str, Any]]:
+    """The same rows in the order in which they get their looks.
+
+    It is the given order, so that a method looks alike in all settings of a sweep. If there are more rows than
+    looks, the best come first.
+    """
+    given = in_given_order(comparison)
+    return given if len(given) <= looks else rows_of(comparison)
+
+
 def row_label(row: Mapping[str, Any]) -> str:
     """A method with the mode of its row, unless the plain model is its only one: `fedproto (prototype)`."""
     name, mode = method_label(row["method"]), row.get("mode")
@@ -514,12 +524,13 @@ def _about_differences(comparison: Comparison, measure: Measure) -> str:
     resampled = "seeds, then clients within a seed" if several else "clients of the one seed"
     level, draws = f"{100 * comparison.get('level', 0.95):g} %", count(comparison.get("draws"))
     names = references_of(comparison["methods"]) or [_baseline(comparison)]
-    what = "Difference to Local under the same settings of training"
+    what = "Difference to Local with the same training settings"
     if len(names) == 1:
         what = f"Against {reference_label(names[0], comparison)}"
     return (
         f"{what}: paired difference{measure.in_points} with its {level} bootstrap interval, resampling "
-        f"{resampled} ({draws} draws); a tie is an interval that holds 0.{_about_few_pairs(comparison['methods'])}"
+        f"{resampled} ({draws} draws); a tie is an interval that contains 0."
+        f"{_about_few_pairs(comparison['methods'])}"
     )
 
 
@@ -785,13 +796,13 @@ def differences_sheet(comparison: Comparison) -> Sheet | None:
 
 
 def sweep_sheet(settings: Mapping[str, Mapping[str, Any]], comparisons: Mapping[str, Comparison]) -> Sheet:
-    """A row per setting and method: score, difference to its reference, moment and mode."""
+    """A row per setting and method, in one order: score, difference to its reference, moment and mode."""
     first = next(iter(comparisons.values()))
     measure = measure_in(first)
     rows = [
         {**row, "setting": setting}
         for setting, comparison in comparisons.items()
-        for row in rows_of(comparison)
+        for row in in_given_order(comparison)
     ]
     columns = (
         words("setting", itemgetter("setting")),

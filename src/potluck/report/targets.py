@@ -25,7 +25,7 @@ def check_targets(targets: Sequence[float], facts: MetricFacts = ACCURACY) -> No
         worst = facts.low if facts.higher_is_better else facts.high
         if not facts.low <= target <= facts.high or target == worst:
             such = "above 0 and up to 1, such as 0.9" if facts == ACCURACY else _range(facts)
-            raise ConfigError(f"the target {target:g} is no score; give numbers {such}")
+            raise ConfigError(f"the target {target:g} is not a score; give numbers {such}")
 
 
 def _range(facts: MetricFacts) -> str:

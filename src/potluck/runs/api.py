@@ -16,11 +16,12 @@ from potluck.engine.store.budget import check_memory
 from potluck.errors import ConfigError, RoundFailed, RunError, check_path
 from potluck.experiment.build import check_data_here
 from potluck.experiment.overrides import Override
-from potluck.experiment.schema import Experiment
+from potluck.experiment.schema import Experiment, also_loading, with_plugins
 from potluck.federation.explain import explain
 from potluck.federation.federation import Federation
 from potluck.files import write_json, write_whole
 from potluck.front_door import front_door
+from potluck.plugins import listed
 from potluck.report.again import to_go_on
 from potluck.runs import pilots
 from potluck.runs.environment import environment
@@ -54,6 +55,8 @@ def run(
     `progress` shows how far it is, unless False or `POTLUCK_PROGRESS=0`; advice is then a `PotluckAdvice` warning.
     `observers` are told how the run goes (see `potluck.Observer`); `watcher` is one more, told first, in place of
     the progress display. `given` is data and split that were made before, so that several runs can share them.
+    Beside an experiment or a file only `plugins` may be given: files or modules that register methods, models or
+    data sets of your own.
     """
     check_observers(observers)
     _check_watcher(watcher)
@@ -106,8 +109,11 @@ def _asked(experiment: Experiment | Path | str | None, values: Mapping[str, Any]
     """The experiment that `run` is given, or that of the keyword values."""
     if experiment is None:
         return Experiment.make(**values)
-    check_experiment("run", experiment, values)
-    return experiment if isinstance(experiment, Experiment) else Experiment.load(experiment)
+    check_experiment("run", experiment, {key: value for key, value in values.items() if key != "plugins"})
+    plugins = listed(values.get("plugins", ()))
+    if isinstance(experiment, Experiment):
+        return also_loading(experiment, plugins)
+    return Experiment.load(experiment, with_plugins(experiment, (), plugins))
 
 
 def check_experiment(who: str, experiment: Any, values: Mapping[str, Any]) -> None:
@@ -214,7 +220,7 @@ def resume(
     other goes on with what its folder says, with `overrides` applied. What would change a number is refused by
     name; where the work is done may change, and is written down. `trust` lets a folder of somebody else run the
     code it names. `from_round` goes back to the checkpoint of an earlier round, of which the last three are kept;
-    the rounds after it are played again. `watcher`, `observers` and `progress` as in `run`.
+    the rounds after it are trained again. `watcher`, `observers` and `progress` as in `run`.
     """
     check_observers(observers)
     _check_watcher(watcher)

@@ -123,7 +123,7 @@ class RunFolder:
         if (folder / "config.yaml").exists():
             onward = to_go_on(path, folder._is_portable())
             raise RunError(f"{path} exists; choose another folder, or go on with it: {onward}") from error
-        raise RunError(f"{path} holds something else than a run; choose another folder") from error
+        raise RunError(f"{path} has something other than a run; choose another folder") from error
 
     @classmethod
     def begun(cls, path: Path) -> RunFolder:
@@ -135,7 +135,7 @@ class RunFolder:
         if any((path / name).exists() for name in COMPARED):
             raise RunError(
                 f"{path} is a comparison, and resume takes a run; call compare again to go on with all of it, with "
-                "a higher training.rounds to play more rounds"
+                "a higher training.rounds for more rounds"
             )
         folder = cls(path)
         folder._check_kinds()
@@ -151,7 +151,7 @@ class RunFolder:
             return ": it is empty; name the folder of a run"
         if self.is_shell():
             return f": its run was stopped before the first round; remove it (rm -r {self.path}) and run it again"
-        return ", so it is no run folder, or files of it are gone; put them back, or start the run anew elsewhere"
+        return ", so it is not a run folder, or files of it are missing; put them back, or start a new one"
 
     def is_shell(self) -> bool:
         """Whether the folder holds nothing but what a run writes before its first round, and not all of that."""
@@ -171,14 +171,16 @@ class RunFolder:
         for name in (*FILES, *FOLDERS):
             path, wanted = self / name, "folder" if name in FOLDERS else "file"
             if path.exists() and path.is_dir() is (wanted == "file"):
-                raise RunError(f"{path} is no {wanted}, and a run writes one there; move it out of the way")
+                raise RunError(
+                    f"{path} is not a {wanted}, and a run writes one there; move it out of the way"
+                )
 
     def about(self, remedy: str | None = None) -> dict[str, Any]:
         """What `environment.json` says; `remedy` is what to do if it is damaged, where it is not the usual one."""
         path, remedy = self / "environment.json", remedy or self.remedy
         about = read_json(path, remedy)
         if not isinstance(about, dict):
-            raise RunError(f"{path} was not written by potluck: it is no mapping; {remedy}")
+            raise RunError(f"{path} was not written by potluck: it is not a mapping; {remedy}")
         for key in ("format", "potluck"):
             if key not in about:
                 raise RunError(f"{path} says nothing of {key!r}: it is not whole; {remedy}")

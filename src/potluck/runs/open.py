@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from potluck.errors import ConfigError, RunError
+from potluck.errors import RunError
 from potluck.files import refuse_links
 from potluck.front_door import front_door
 from potluck.models import Entries
 from potluck.report.log import ENVIRONMENT
 from potluck.report.reading import reading
-from potluck.runs.comparisons.comparison import Comparison, Sweep, is_comparison, open_comparison
+from potluck.runs.comparisons.comparison import Comparison, Sweep, is_comparison, open_comparison, with_code
 from potluck.runs.folder import RunFolder
-from potluck.runs.kept_models.given import Plugins
+from potluck.runs.kept_models.given import Plugins, listed_plugins
 from potluck.runs.results.open_run import open_run
 from potluck.runs.results.run_result import RunResult
 
@@ -29,17 +28,12 @@ def open(
     No data are loaded, and no code that the folder names is run, unless `plugins=True` asks for the run's plug-ins
     (or a list names some), which must not have changed since. A folder cannot hold classes. Where clients had
     models of your own, `models` brings the class, or a function that builds the model: by name
-    (`models={"Net": Net}`), by client (`{"0": Net}`), or as the list that the experiment had.
+    (`models={"Net": Net}`), by client (`{"0": Net}`), or as the list that the experiment had. Of a comparison or
+    a sweep both are kept for its runs, and used when `run()` opens one.
     """
-    plugins = _listed(plugins)
+    plugins = listed_plugins(plugins)
     found = looked_at(Path(folder))
-    if isinstance(found, Path):
-        return open_run(found, models, plugins)
-    if models is not None or plugins:
-        raise ConfigError(
-            f"{folder} is a comparison, and models and plugins are for one of its runs{_inside(found.folder)}"
-        )
-    return found
+    return open_run(found, models, plugins) if isinstance(found, Path) else with_code(found, models, plugins)
 
 
 def looked_at(home: Path) -> Path | Comparison | Sweep:
@@ -73,13 +67,3 @@ def _inside(home: Path) -> str:
     found = [one for one in sorted(home.iterdir()) if is_comparison(one) or (one / ENVIRONMENT).exists()]
     more = f" and {len(found) - 5} more" if len(found) > 5 else ""
     return f"; open one that is in it: {', '.join(map(str, found[:5]))}{more}" if found else ""
-
-
-def _listed(plugins: Any) -> Plugins:
-    """True, False or a list of plug-ins; one may be given alone."""
-    names = [plugins] if isinstance(plugins, str | Path) else plugins
-    if isinstance(names, bool):
-        return names
-    if not isinstance(names, list | tuple) or not all(isinstance(one, str | Path) for one in names):
-        raise ConfigError(f"plugins: give True or a list of files or modules, not {plugins!r}")
-    return list(map(str, names))

@@ -54,7 +54,7 @@ def check_own_code(folder: Path, experiment: Experiment, known: Mapping[str, str
     The experiment is loaded, so it is known what comes from where: a plugin that nothing comes from may change.
     """
     settings = to_values(experiment)
-    unused = _unused_plugins(experiment, settings)
+    unused = unused_plugins(experiment)
     named = {name: content for name, content in own_code(settings, known).items() if name not in unused}
     given = {name: content for name, content in own_sources(experiment).items() if name in known}
     _refuse_changed(folder, named | given, known)
@@ -78,11 +78,12 @@ def with_imported(name: str) -> str:
     return f"{name} (with {', '.join(beside[:NAMED] + further)}, which it imports)" if beside else name
 
 
-def _unused_plugins(experiment: Experiment, settings: Mapping[str, Any]) -> set[str]:
+def unused_plugins(experiment: Experiment) -> set[str]:
     """The plugins that neither the method nor any model, data set or function of an experiment comes from.
 
     None of them if something comes from a module that is no plugin: a plugin may have fetched it from there.
     """
+    settings = to_values(experiment)
     plugins = {name: module_name(name) for name in settings["plugins"]}
     method = find_method(experiment.method.name)
     used = {

@@ -163,7 +163,7 @@ class Past:
         played = played if self.from_round is None else min(played, self.from_round)
         if rounds <= played and rounds != self.about["settings"]["training"]["rounds"]:
             raise RunError(
-                f"{self.folder.path} has played {counted(played, 'round')} already; ask for more than that, "
+                f"{self.folder.path} has {counted(played, 'round')} already; ask for more than that, "
                 f"not {rounds}"
             )
 
@@ -243,9 +243,7 @@ def is_free(one: Difference) -> bool:
 
 def _advice(one: Difference) -> str:
     if one.key == ROUNDS and one.here is not None:
-        return (
-            f"to play on to another last round, ask for it: --rounds {one.here} (in Python rounds={one.here})"
-        )
+        return f"to continue to another last round, ask for it: --rounds {one.here} (in Python rounds={one.here})"
     return "set it back, or start a new run"
 
 

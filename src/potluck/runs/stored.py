@@ -198,7 +198,7 @@ class _Outline(BaseModel):
         if self.places is not None:
             _check_places(self.places, len(self.clients), self.total, sum(one.clients for one in self.groups))
         if not set(self.held_out) <= self.clients.keys():
-            raise ValueError("held_out names somebody who is no client")
+            raise ValueError("held_out names somebody who is not a client")
         if self.public is not None:
             rows = [row for lacking in self.public.lacking for row in lacking]
             if len(self.public.lacking) != len(self.groups) or max(rows, default=-1) >= self.public.samples:

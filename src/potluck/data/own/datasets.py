@@ -154,9 +154,9 @@ def _parts_of(source: Mapping[Any, Any], where: str) -> dict[str, Any]:
         )
     stray = next((key for key in source if key not in PART_NAMES), None)
     if stray is not None:
-        raise DataError(f"{where}: {stray!r} is no part: give train, validation and test")
+        raise DataError(f"{where}: {stray!r} is not a part: give train, validation and test")
     if len({PART_NAMES[key] for key in source}) < len(source):
-        raise DataError(f"{where}: a part stands there twice ({', '.join(source)}): give each once")
+        raise DataError(f"{where}: a part is there twice ({', '.join(source)}): give each once")
     return {PART_NAMES[key]: one for key, one in source.items()}
 
 
@@ -216,7 +216,7 @@ def _item(where: str, source: Any, number: int) -> Any:
         return source[number]
     except Exception as error:
         raise DataError(
-            f"{where}: item {number} cannot be read ({type(error).__name__}: {first_line(error)}): mend it"
+            f"{where}: item {number} cannot be read ({type(error).__name__}: {first_line(error)}): fix it"
         ) from error
 
 
@@ -255,7 +255,7 @@ def _pairs(where: str, items: Sequence[Any], task: TaskName) -> tuple[np.ndarray
     for number, item in enumerate(items):
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise DataError(
-                f"{where}: item {number} is no pair of a sample and a label; return (x, y) for each item"
+                f"{where}: item {number} is not a pair of a sample and a label; return (x, y) for each item"
             )
     labels = [
         _class_of(where, f"item {number}", label) if task == "classification" else _array(label)

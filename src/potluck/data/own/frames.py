@@ -165,7 +165,7 @@ class Table:
         everywhere = list(dict.fromkeys(column for _, frame in tables for column in frame.columns))
         if stray := next((column for column in self.declared if column not in everywhere), None):
             raise DataError(
-                f"{self.name}: categorical names {stray!r}, which is no column; {nearest(stray, everywhere)}"
+                f"{self.name}: categorical names {stray!r}, which is not a column; {nearest(stray, everywhere)}"
             )
         if idle := next((column for column in self.declared if column not in chosen), None):
             missing = "" if idle in apart else "add it to features, or "

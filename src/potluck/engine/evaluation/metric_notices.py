@@ -39,7 +39,7 @@ class MetricNotices:
             if is_first and everywhere and all(value is None for _, _, value in values):
                 raise RunError(
                     f"the metric {name} fails for every client; for client {client}: {error}; "
-                    "mend the metric, or leave it out"
+                    "fix the metric, or leave it out"
                 )
             self._say_once("failed", name, f"failed for client {client} and is null in the log: {error}")
 

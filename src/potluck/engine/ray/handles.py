@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from potluck.engine.protocol import Examination, Request
 from potluck.engine.ray.actor import cpu_seconds
@@ -115,6 +115,8 @@ def _cpu_seconds(pulse: Any) -> float:
 
 def in_short(error: Exception) -> str:
     """Ray's reason in one line; it writes many."""
+    if isinstance(error, ActorUnavailableError):
+        return "it cannot be reached"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     cause = [line for line in lines if "Error:" in line]
     return (cause or lines or [type(error).__name__])[-1 if cause else 0].rstrip(".")

@@ -14,13 +14,13 @@ from potluck.engine.ray.actor import HomeActor
 from potluck.engine.ray.cluster import Cluster
 from potluck.engine.ray.handles import AnyRequest, Home, Lost, in_short
 from potluck.engine.ray.parcel import Parcel, pack
-from potluck.engine.ray.spots import Spot, choose_spots, fitting, home_settings
+from potluck.engine.ray.room import START, machines, spots_with_room
+from potluck.engine.ray.spots import Spot, choose_spots, home_settings
 from potluck.engine.settings import EngineSettings
 from potluck.engine.wire import TensorFrame
 from potluck.errors import ConfigError, RunError, first_line
 from potluck.federation.builder import Recipe
 
-START = 25.0  # seconds to wait for room on the cluster; with room there is no haste: machines may be slow
 PATIENCE = 120.0  # seconds to wait for a machine when a run has lost all of them
 LEAVE = 2.0  # seconds to clear up in
 TICK = 1.0  # seconds between looks at deadlines and at new homes
@@ -51,7 +51,7 @@ class Homes:
         self.again = 0.0  # when the next replacement may be tried
         self.why = ""  # the last home was lost, or none came
         self._code = {name: file.read_bytes() for name, file in recipe.files().items()}
-        self._names = {node.id: node.name for node in nodes}
+        self._nodes = nodes
         self._parcel = ray.put(_packed(recipe))
         try:
             self._start()
@@ -67,36 +67,19 @@ class Homes:
         greeted = self._greeted(homes)
         for home in greeted:
             self._open(home)
-        for home in greeted:
+        for home in _as_they_open(greeted, self.settings.deadline):
             try:
                 self._admit(home, self._opened(home))
             except Lost as loss:
                 self._give_up(home, str(loss))
+        for found in (self.alive, self.known):
+            found.sort(key=homes.index)
         self.coming = []
         if not self.alive:
             raise ConfigError(f"engine.name: no home can be started on the Ray cluster: {self.why}")
 
     def _spots_with_room(self) -> list[Spot]:
-        """The spots that nobody else has taken. Ray takes a moment to notice that one was given back."""
-        until = time.monotonic() + START
-        while len(found := fitting(self.spots, self.cluster.free())) < len(self.spots):
-            if time.monotonic() > until:
-                break
-            time.sleep(TICK / 5)
-        if not found:
-            raise ConfigError(
-                f"engine.name: no home could be started on the Ray cluster within {START:g} s: others have taken "
-                f"all room on {', '.join(self._machines(self.spots))}"
-            )
-        if len(found) < len(self.spots):
-            full = self._machines([spot for spot in self.spots if spot not in found] or self.spots)
-            self.notice(
-                f"no room for a home on {', '.join(full)}; the run goes on with {len(found)} of {len(self.spots)}"
-            )
-        return found
-
-    def _machines(self, spots: Sequence[Spot]) -> list[str]:
-        return [*dict.fromkeys(self._names[spot.node] for spot in spots)]
+        return spots_with_room(self.spots, self.cluster, self._nodes, self.notice)
 
     def _make(self, spot: Spot, anywhere: bool = False) -> Home:
         options = {"max_restarts": 0, "max_task_retries": 0, **spot.options(anywhere)}
@@ -107,7 +90,7 @@ class Homes:
         greetings = {home.actor.hello.remote(): home for home in homes}
         _, slow = ray.wait(list(greetings), num_returns=len(homes), timeout=START)
         if slow:
-            names = ", ".join(self._machines([greetings[ref].spot for ref in slow]))
+            names = machines([greetings[ref].spot for ref in slow], self._nodes)
             self.notice(f"{names}: a home takes more than {START:g} s to start; waiting for it")
         _, late = ray.wait(list(greetings), num_returns=len(homes), timeout=self.settings.deadline)
         for ref in late:
@@ -118,7 +101,7 @@ class Homes:
 
     def _meets(self, home: Home, greeting: Any) -> bool:
         """Ask a home its name; False if it is gone, as when its machine died and the cluster does not know yet."""
-        name = self._names[home.spot.node]
+        name = machines([home.spot], self._nodes)
         try:
             home.node, home.process, home.machine = ray.get(greeting)
         except RayError as error:
@@ -289,6 +272,15 @@ class Homes:
     def _kill(self, home: Home) -> None:
         with contextlib.suppress(Exception):  # it may be gone, or the cluster with it
             ray.kill(home.actor, no_restart=True)
+
+
+def _as_they_open(homes: Sequence[Home], deadline: float) -> Iterator[Home]:
+    """The homes in the order in which they open: one that refuses is heard while others still load their data."""
+    waiting = {home.opening: home for home in homes}
+    while waiting:
+        ready, _ = ray.wait(list(waiting), num_returns=1, timeout=deadline)
+        for ref in ready or list(waiting):
+            yield waiting.pop(ref)
 
 
 def _packed(recipe: Recipe) -> Parcel:

@@ -52,7 +52,7 @@ class Manifest:
         except RecursionError as error:
             raise ValueError("it is nested too deeply") from error
         if not isinstance(values, dict):
-            raise ValueError("it is no mapping")
+            raise ValueError("it is not a mapping")
         values = dict(values)
         seal = values.pop(SEAL, None)
         whole = dict(values)

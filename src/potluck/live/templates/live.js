@@ -135,7 +135,7 @@ function key(lines, show) {
 const look = place => place < LINES ? `c${place % 6} d${Math.floor(place / 6)}` : "grey";
 
 // --- a run ---
-const GOING = ["starting", "waiting", "playing", "writing"], TROUBLE = ["stopped", "gone", "unreadable", "unfinished"];
+const GOING = ["starting", "waiting", "running", "writing"], TROUBLE = ["stopped", "gone", "unreadable", "unfinished"];
 const lookOf = run => run.alive || GOING.includes(run.state) ? "going" : TROUBLE.includes(run.state) ? "trouble" : "finished";
 const badge = run => make("span", {class: `state ${lookOf(run)}`}, run.state);
 function left(run) {

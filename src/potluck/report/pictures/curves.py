@@ -44,11 +44,12 @@ def accuracy_over_rounds(
     measure: Measure = ACCURACY,
     styles: Styles | None = None,
     about: str = "",
+    room: float | None = None,
 ) -> Figure:
     """Lines of accuracy over rounds with their bands, labelled at their ends; equal lines share a label.
 
     The curve called `reference` is dashed, and `about` stands below. If there are more lines than looks, the best
-    have one and the others are grey.
+    have one and the others are grey. `room` is the width of the lines and the axis in inches, for narrow pictures.
     """
     shown = [curve for curve in curves if len(curve.rounds)]
     styles = _styles(shown, reference) if styles is None else styles
@@ -58,7 +59,7 @@ def accuracy_over_rounds(
     labelled = _merged([curve for curve in shown if curve.label in styles])
     longest = max((len(shorten(label, LABEL)) for label, _ in labelled), default=0)
     height = max(3.7, 0.9 + LABEL_GAP * len(labelled))
-    figure, axes = with_names(height, 1.05 + 0.078 * longest, below=0.7 if note else 0.5)
+    figure, axes = with_names(height, 1.05 + 0.078 * longest, below=0.7 if note else 0.5, room=room)
     for shift, curve in reversed([*enumerate(shown)]):
         _draw_curve(axes, curve, styles.get(curve.label), measure, shift)
     _score_limits(axes, shown, measure)

@@ -24,7 +24,7 @@ from matplotlib.ticker import Formatter
 
 from potluck.report.format import shortened
 from potluck.report.measures import Measure
-from potluck.report.sheets import row_label, rows_of
+from potluck.report.sheets import in_order_of_looks, row_label
 from potluck.report.ticks import tick_texts
 
 INK = "#24292f"
@@ -104,7 +104,8 @@ def styles_for(labels: Sequence[str], reference: str | None = None) -> dict[str,
 
 def row_styles(comparison: Mapping[str, Any]) -> dict[str, Style]:
     """One look per row of a comparison, the same in all its pictures; the plain reference is black and dashed."""
-    rows, baseline = rows_of(comparison), str(comparison.get("baseline", "local"))
+    looks = len(DASHES) * len(PALETTE)
+    rows, baseline = in_order_of_looks(comparison, looks), str(comparison.get("baseline", "local"))
     reference = next((row_label(row) for row in rows if row["method"] == baseline), None)
     return styles_for([row_label(row) for row in rows], reference)
 
@@ -121,9 +122,12 @@ def framed(
     return figure, axes
 
 
-def with_names(height: float, right: float, below: float = 0.5) -> tuple[Figure, Axes]:
+def with_names(
+    height: float, right: float, below: float = 0.5, room: float | None = None
+) -> tuple[Figure, Axes]:
     """A figure of lines with their names at the right; long names make it wider, and the lines keep their room."""
-    return framed(max(WIDTH, ROOM + right), height, right=right, below=below)
+    width = max(WIDTH, ROOM + right) if room is None else room + right
+    return framed(width, height, right=right, below=below)
 
 
 def clean_axes(axes: Axes) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 from potluck.errors import ConfigError
 from potluck.experiment.overrides import as_overrides
 from potluck.experiment.plain import plain
-from potluck.experiment.schema import Experiment
+from potluck.experiment.schema import Experiment, also_loading, with_plugins
 from potluck.front_door import front_door
+from potluck.plugins import listed
 from potluck.report.chosen_rounds import check_rounds
 from potluck.report.comparison import check_view
 from potluck.report.log import View
@@ -33,7 +34,7 @@ NOT_TAKEN = {
 }
 
 
-@front_door(apart=("experiment",))
+@front_door(apart=("experiment", "plugins"))
 def compare(
     experiment: Experiment | Path | str | None = None,
     /,
@@ -44,6 +45,7 @@ def compare(
     variants: Mapping[str, Any] | None = None,
     sweep: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
+    plugins: Sequence[Path | str] = (),
     against: str | None = None,
     targets: Sequence[float] = (),
     rounds: Sequence[int] = (),
@@ -51,12 +53,13 @@ def compare(
     progress: bool | None = None,
     **values: Any,
 ) -> Comparison | Sweep:
-    """Run methods or variants side by side, each paired with Local under the same settings of training.
+    """Run methods or variants side by side, each paired with Local with the same training settings.
 
     `experiment` is a ready one, the path of a file, or left out: then the keyword values make one, as in
     `potluck.run`. `methods` are names, or blocks with a name and options. `variants` and `sweep` are written as in
     a file. `seeds` default to the experiment's own, `out` to `runs/<name>-compare`. The same call again takes
     finished runs from the folder and goes on with stopped ones. `overrides` (`training.rounds=5`) are for files.
+    `plugins` are files or modules that register methods, models or data sets of your own; a file may name more.
     `progress` shows how far it is, as in `potluck.run`.
 
     The rest are views of the same runs, and train nothing again:
@@ -72,7 +75,7 @@ def compare(
         if name in values:
             raise ConfigError(f"compare() takes no {name!r}; {hint}")
     _check_views(() if seeds is None else seeds, targets, rounds, view)
-    plan = _planned(experiment, methods, variants, sweep, overrides, values)
+    plan = _planned(experiment, methods, variants, sweep, overrides, listed(plugins), values)
     folder = Path(out) if out is not None else default_folder(plan)
     options = {"targets": targets, "rounds": rounds, "against": against, "view": view}
     played = [plan.first.seed] if seeds is None else distinct("seeds", seeds)
@@ -96,6 +99,7 @@ def _planned(
     variants: Mapping[str, Any] | None,
     sweep: Mapping[str, Any] | None,
     overrides: Sequence[str],
+    plugins: Sequence[str],
     values: Mapping[str, Any],
 ) -> Plan:
     if experiment is not None:
@@ -103,12 +107,16 @@ def _planned(
     _check_methods(methods, variants)
     overrides = as_overrides(overrides)
     if isinstance(experiment, Path | str):
+        overrides = with_plugins(experiment, overrides, plugins)
         return read_sweep(experiment, methods, overrides, variants, sweep)
     if overrides:
         raise ConfigError("overrides are for experiment files; give an experiment made in Python its values")
     if experiment is None:
-        experiment = Experiment.make(**({"method": methods[0] if methods else "local"} | dict(values)))
+        own = {"plugins": plugins} if plugins else {}
+        experiment = Experiment.make(**({"method": methods[0] if methods else "local"} | own | dict(values)))
         refuse_idle_method(values.get("method"), methods, variants)
+    else:
+        experiment = also_loading(experiment, plugins)
     return plan_of(experiment, methods, variants, sweep)
 
 
@@ -142,7 +150,7 @@ def _check_views(seeds: Any, targets: Any, rounds: Any, view: str) -> None:
         wrong = [one for one in given if isinstance(one, bool) or not isinstance(one, kind)]
         if wrong:
             whole = "whole " if kind is Integral else ""
-            raise ConfigError(f"{key}: {wrong[0]!r} is no {whole}number; give {whole}numbers")
+            raise ConfigError(f"{key}: {wrong[0]!r} is not a {whole}number; give {whole}numbers")
     check_view(view)
 
 

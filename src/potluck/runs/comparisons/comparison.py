@@ -19,7 +19,9 @@ from potluck.report.comparison_page import sweep_heat_map, write_sweep
 from potluck.report.reading import reading, shown_from
 from potluck.report.render import Sheet, notebook, plain
 from potluck.report.sheets import comparison_sheet, measure_in, rounds_sheet, sweep_sheet, targets_sheet
+from potluck.runs.comparisons.own_models import check_models, models_of
 from potluck.runs.folder import FORMAT, LOCK
+from potluck.runs.kept_models.given import Plugins, listed_plugins
 from potluck.runs.results.open_run import open_run
 from potluck.runs.results.run_result import RunResult
 from potluck.runs.stored import read_summary
@@ -46,13 +48,23 @@ class Comparison:
     comparison: dict[str, Any]
     # The runs by label and seed, with the models of the process that played them.
     _results: Mapping[tuple[str, int], RunResult] = field(default_factory=dict, compare=False)
+    # What `potluck.open` was given for all runs: the user's own classes, and whether plug-ins may be loaded.
+    _models: Entries | None = field(default=None, compare=False)
+    _plugins: Plugins = field(default=False, compare=False)
 
     @front_door()
-    def run(self, method: str, seed: int | None = None, *, models: Entries | None = None) -> RunResult:
+    def run(
+        self,
+        method: str,
+        seed: int | None = None,
+        *,
+        models: Entries | None = None,
+        plugins: Plugins | None = None,
+    ) -> RunResult:
         """One of its runs, with clients and models; by default that of the first seed.
 
-        Where clients had models of your own and another process ran the comparison, `models` brings the classes, as
-        in `potluck.open`.
+        Where clients had models of your own and another process ran the comparison, `models` brings the classes and
+        `plugins=True` loads the plug-ins, as in `potluck.open`. By default both are what `open` was given.
         """
         runs = {entry["method"]: entry["runs"] for entry in self.comparison["methods"]}
         if method not in runs:
@@ -62,7 +74,10 @@ class Comparison:
             raise ConfigError(f"{method} was not run with seed {seed}; its seeds: {', '.join(runs[method])}")
         if models is None and (method, seed) in self._results:
             return self._results[method, seed]
-        return open_run(self.folder / runs[method][str(seed)], models, onward="potluck compare again")
+        folder = self.folder / runs[method][str(seed)]
+        given = models_of(folder, self._models) if models is None else models
+        asked = self._plugins if plugins is None else listed_plugins(plugins)
+        return open_run(folder, given, asked, onward="potluck compare again")
 
     @shown_from(COMPARISON)
     def frame(self) -> pd.DataFrame:
@@ -232,6 +247,20 @@ class Sweep:
         return _in_notebook(self.sheet, self.folder / "sweep.html")
 
 
+def with_code(found: Comparison | Sweep, models: Entries | None, plugins: Plugins) -> Comparison | Sweep:
+    """The same comparisons, whose runs are opened with these classes and plug-ins; a wrong name is refused."""
+    parts = found.comparisons.values() if isinstance(found, Sweep) else [found]
+    check_models([folder for one in parts for folder in _run_folders(one)], models)
+    if isinstance(found, Comparison):
+        return replace(found, _models=models, _plugins=plugins)
+    given = {name: replace(one, _models=models, _plugins=plugins) for name, one in found.comparisons.items()}
+    return replace(found, comparisons=given)
+
+
+def _run_folders(one: Comparison) -> list[Path]:
+    return [one.folder / name for entry in one.comparison["methods"] for name in entry["runs"].values()]
+
+
 def is_comparison(folder: Path) -> bool:
     """Whether this is the folder of a comparison or a sweep, finished or not."""
     return any((folder / name).exists() for name in (COMPARISON, SWEEP, MARK))
@@ -262,7 +291,7 @@ def open_comparison(folder: Path | str) -> Comparison | Sweep:
 
 def _open(folder: Path) -> Comparison:
     if not (folder / COMPARISON).exists():
-        raise RunError(f"{folder} has no {COMPARISON}: it is no finished comparison; {AGAIN}")
+        raise RunError(f"{folder} has no {COMPARISON}: it is not a finished comparison; {AGAIN}")
     comparison = _mapping(folder / COMPARISON, "methods")
     with reading(folder / COMPARISON, AGAIN):
         _refuse_formulas(folder / COMPARISON, comparison["methods"])
@@ -289,7 +318,7 @@ def _refuse_formulas(path: Path, value: Any) -> None:
 def _inside(folder: Path, name: str, said_by: str) -> Path:
     """A part of a comparison's folder; a name that leads anywhere else is refused."""
     if Path(name).name != name or name in ("", ".."):
-        raise RunError(f"{folder / said_by} names {name!r}, which is no folder beside it; {AGAIN}")
+        raise RunError(f"{folder / said_by} names {name!r}, which is not a folder beside it; {AGAIN}")
     return folder / name
 
 
@@ -310,7 +339,7 @@ def _check_runs(folder: Path, comparison: Mapping[str, Any], runs: Mapping[str, 
 def _mapping(path: Path, needed: str) -> dict[str, Any]:
     value = read_json(path, AGAIN)
     if not isinstance(value, dict) or not value.get(needed):
-        raise RunError(f"{path} has no {needed}: it is no file of a comparison; {AGAIN}")
+        raise RunError(f"{path} has no {needed}: it is not a file of a comparison; {AGAIN}")
     return value
 
 

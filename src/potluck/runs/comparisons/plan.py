@@ -410,7 +410,7 @@ def _refuse_false_local(label: str, experiment: Experiment) -> None:
     """Refuse another method under the label that tables show as Local."""
     if label.partition(",")[0] == BASELINE and not is_local(experiment):
         raise ConfigError(
-            f"variants.{label} plays {experiment.method.name}, and {BASELINE} is the label of clients that train "
+            f"variants.{label} runs {experiment.method.name}, and {BASELINE} is the label of clients that train "
             "alone; give it another label"
         )
 

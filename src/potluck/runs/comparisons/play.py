@@ -38,7 +38,7 @@ from potluck.runs.comparisons.references import BASELINE, check_reference, refer
 from potluck.runs.environment import check_version, data_facts
 from potluck.runs.folder import LOCK, RunFolder
 from potluck.runs.observers import Observer
-from potluck.runs.own_code import check_own_code, reach
+from potluck.runs.own_code import check_own_code, reach, unused_plugins
 from potluck.runs.pilots import settled
 from potluck.runs.results.run_result import RunResult, remaking
 from potluck.runs.resuming import ROUNDS, is_free
@@ -65,7 +65,7 @@ def compare_experiments(
     """Run every experiment with every seed into `folder`, or what is left to run, and compare with Local.
 
     The keys of `experiments` are methods, or labels where one method appears with several settings. Each is paired
-    with Local under the same settings of training, which is added where it is missing. `watch` makes the observer
+    with Local with the same training settings, which is added where it is missing. `watch` makes the observer
     of a run from its label; `skip` is told of runs that were finished before. `targets` asks what it costs to reach
     these scores, `rounds` for the scores after these rounds. `against` names what to compare with instead of
     Local. `variants` has what each label changes, and `base` is the experiment without these changes (by default
@@ -220,7 +220,7 @@ def make_folder(path: Path, what: str, is_ours: Callable[[set[str]], bool]) -> N
             f"cannot make the folder {path}: {error.strerror or error}; choose another one"
         ) from error
     if names - {LOCK} and not is_ours(names):
-        raise RunError(f"{path} exists and holds something else than a {what}; choose another folder")
+        raise RunError(f"{path} exists and has something other than a {what}; choose another folder")
     refuse_links(path)
 
 
@@ -241,6 +241,16 @@ class _Part:
     def begun(self) -> bool:
         """Whether its first round was reached in an earlier call."""
         return (self.folder / "config.yaml").exists()
+
+    @property
+    def as_begun(self) -> Experiment:
+        """The experiment without plugins that were added since and that nothing of it comes from."""
+        there = read_config(self.folder).get("plugins") or ()
+        added = unused_plugins(self.experiment) - {*map(str, there)}
+        if not added:
+            return self.experiment
+        kept = [name for name in to_values(self.experiment)["plugins"] if name not in added]
+        return self.experiment.variant(plugins=kept)
 
     @property
     def is_shorter(self) -> bool:
@@ -268,26 +278,27 @@ class _Part:
         rounds = self.experiment.training.rounds if self.is_shorter else None
         if self._finished():
             skip(f"{self.label}: finished before, taken from {self.folder}")
-            federation = settled(self.experiment, self.folder).build(data, split)
+            federation = settled(self.as_begun, self.folder).build(data, split)
             result = RunResult(self.folder, self._summary(), _remake=remaking(federation))
             self._check_log(result)
             return result
-        given = not self.experiment.portable or bool(reach(to_values(self.experiment), {}))
-        own = settled(self.experiment, self.folder) if given else None
+        here = self.as_begun
+        given = not here.portable or bool(reach(to_values(here), {}))
+        own = settled(here, self.folder) if given else None
         return resume(self.folder, rounds=rounds, watcher=watch(self.label), experiment=own)
 
     def _check_log(self, result: RunResult) -> None:
         try:
             result.check_log()
         except RunError as error:
-            raise RunError(f"{error}; or remove {self.folder}, and potluck compare plays it again") from error
+            raise RunError(f"{error}; or remove {self.folder}, and potluck compare runs it again") from error
 
     def _clear(self) -> None:
         """Remove what is left of a run that was stopped before its first round."""
         if not self.folder.exists():
             return
         if not self.folder.is_dir() or not RunFolder(self.folder).is_shell():
-            raise RunError(f"{self.folder} is no run folder; move it out of the way")
+            raise RunError(f"{self.folder} is not a run folder; move it out of the way")
         shutil.rmtree(self.folder)
 
     def check_same(self, data: Data, split: Split) -> None:
@@ -296,10 +307,10 @@ class _Part:
         Only its rounds may have been fewer.
         """
         about = RunFolder(self.folder).about(
-            f"put a whole copy of it back, or remove {self.folder}, which is then played again"
+            f"put a whole copy of it back, or remove {self.folder}, which is then run again"
         )
         check_version(self.folder, about)
-        experiment = settled(self.experiment, self.folder)
+        experiment = settled(self.as_begun, self.folder)
         there, wanted = read_config(self.folder), yaml.safe_load(experiment.to_yaml())
         for one in differences(there, wanted):
             if not is_free(one) and not (self.is_shorter and one.key == ROUNDS):

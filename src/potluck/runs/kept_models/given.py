@@ -17,12 +17,18 @@ from potluck.methods.registry import find_method
 from potluck.models import Entries, Entry, ModelPool
 from potluck.models.build import source_name, unpack
 from potluck.models.pool import is_module_key
+from potluck.plugins import listed
 from potluck.runs.kept_models.outline import Outline
 from potluck.runs.own_code import texts_in
 
 NAMED = re.compile(r"<(.+)>")  # how an outline names a Python object
 PLUGINS = "import the file that defines it first, or pass plugins=True (potluck plot: --plugins)"
 Plugins = bool | Sequence[str]  # True: all code that a run folder names may run
+
+
+def listed_plugins(plugins: Any) -> Plugins:
+    """True, False or a list of plug-ins, with whole paths; one may be given alone."""
+    return plugins if isinstance(plugins, bool) else listed(plugins, "True or a list of files or modules")
 
 
 def method_of(outline: Outline, models: Entries | None, plugins: Plugins = False) -> tuple[Method, ModelPool]:
@@ -131,8 +137,13 @@ def _chosen(outline: Outline, who: str, entry: Entry) -> tuple[str, Entry]:
     known, clients = _names(outline), list(outline["clients"])
     if who not in known:
         hint = nearest(who, [*known, *clients]) if len(clients) <= 20 else nearest(who, known)
-        raise ConfigError(f"models names {who!r}, which is no client and no class of this run; {hint}")
+        raise ConfigError(f"models names {who!r}, which is neither a client nor a class of this run; {hint}")
     return who, entry
+
+
+def known_names(outline: Outline) -> list[str]:
+    """Every name that `models` may give a class by: those of classes and of clients."""
+    return [*sorted(_names(outline)), *outline["clients"]]
 
 
 def _in_order(outline: Outline, listed: Sequence[Entry]) -> dict[str, Entry]:

@@ -37,7 +37,7 @@ class BoardNotes(Observer):
 
     def _standing(self) -> None:
         """Rounds are being played, or after the last one models and report are being written."""
-        self.board.state = "playing" if self.board.round < self.board.rounds else "writing"
+        self.board.state = "running" if self.board.round < self.board.rounds else "writing"
         self.renew()
 
     def advise(self, sentence: str) -> None:

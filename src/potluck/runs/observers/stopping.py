@@ -148,7 +148,7 @@ class TimeLimit(Observer):
     """Ends a run before the round that would take it past a limit, if that takes as long as the one before.
 
     The limit is a number of seconds or a text such as "90m", "2h" or "1h30m". It counts from the start of this run
-    or resume, and one round is always played. `potluck resume` plays on.
+    or resume, and at least one round is trained. `potluck resume` continues.
     """
 
     def __init__(self, limit: float | str) -> None:
@@ -170,7 +170,7 @@ def _limit(given: float | str) -> float:
     seconds = seconds_of(given) if isinstance(given, str) else given
     if isinstance(seconds, bool) or not isinstance(seconds, Real) or not seconds > 0:
         raise ConfigError(
-            f"TimeLimit: {given!r} is no duration; give seconds, or a text such as '90m' or '1h30m'"
+            f"TimeLimit: {given!r} is not a duration; give seconds, or a text such as '90m' or '1h30m'"
         )
     return float(seconds)
 
@@ -184,7 +184,7 @@ def check_observers(observers: Sequence[Observer]) -> None:
         if not isinstance(one, Observer):
             made = isinstance(one, type) and issubclass(one, Observer)
             hint = f"write {one.__name__}()" if made else "make a class of it, derived from potluck.Observer"
-            raise ConfigError(f"observers: {one!r} is no observer; {hint}")
+            raise ConfigError(f"observers: {one!r} is not an observer; {hint}")
 
 
 def check_rules(observers: Sequence[Observer], evaluate: EvaluateSettings, federation: Federation) -> None:

@@ -13,9 +13,11 @@ from potluck.core.dataset import Dataset
 from potluck.errors import ConfigError, nearest
 from potluck.files import check_writable, write_anew
 from potluck.front_door import front_door
+from potluck.models import Entries
 from potluck.report.pictures.files import format_of, to_bytes
+from potluck.runs.kept_models.given import Plugins, listed_plugins
 from potluck.runs.pictures import from_models, one_run, over_settings, side_by_side
-from potluck.runs.pictures.asked import Draw, Given, Options, asked_of
+from potluck.runs.pictures.asked import Code, Draw, Given, Options, asked_of
 
 Kind = Literal[
     "split",
@@ -88,6 +90,8 @@ def plot(
     moment: str | None = None,
     mode: str | None = None,
     data: Dataset | None = None,
+    models: Entries | None = None,
+    plugins: Plugins = False,
 ) -> Figure:
     """A picture of runs, as a matplotlib figure; `out` also writes it, as .png, .pdf or .svg.
 
@@ -98,7 +102,9 @@ def plot(
     - `clients`, `samples`, `stages`: whose models are looked into, on how many test samples, and where;
     - `classes`: of a map of features, the classes to show, by name or number;
     - `moment`, `mode`: which state of the models, and which of the method's ways to predict;
-    - `data`: the data set of a run that was given data as a Python object.
+    - `data`: the data set of a run that was given data as a Python object;
+    - `models`, `plugins`: classes and plug-ins of your own for a kind that looks into models, as in `potluck.open`.
+      Kinds that are drawn from logs need neither.
 
     >>> import tempfile, potluck
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -117,7 +123,8 @@ def plot(
     words = {name: _words(name, given) for name, given in lists.items()}
     options = Options(**words, samples=samples, moment=moment, mode=mode, data=data)
     _check_options(kind, options)
-    figure: Figure = KINDS[kind].draw(asked_of(kind, runs, options))
+    code = Code(models, listed_plugins(plugins))
+    figure: Figure = KINDS[kind].draw(asked_of(kind, runs, options, code))
     if place is not None:
         write_anew(place, to_bytes(figure, form))
     return figure

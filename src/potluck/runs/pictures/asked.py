@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from potluck.core.dataset import Dataset
 from potluck.errors import ConfigError, RunError
+from potluck.models import Entries
 from potluck.report.again import to_go_on
 from potluck.report.log import Metrics, read_config, read_mapping, read_metrics
 from potluck.report.measures import Measure, measure_of
 from potluck.report.reading import reading
 from potluck.report.scores import summarise
 from potluck.runs.comparisons.comparison import Comparison, Sweep
+from potluck.runs.kept_models.given import Plugins
 from potluck.runs.open import looked_at
 from potluck.runs.results.open_run import open_run
 from potluck.runs.results.run_result import RunResult
@@ -38,11 +40,20 @@ class Options:
 
 
 @dataclass(frozen=True)
+class Code:
+    """The user's own classes and plug-ins that a picture of models may use, as in `potluck.open`."""
+
+    models: Entries | None = None
+    plugins: Plugins = False
+
+
+@dataclass(frozen=True)
 class RunFiles:
     """A run by its folder, finished or not; nothing is read before it is needed."""
 
     folder: Path
     known: RunResult | None = None  # where the run was given as an object, with models of the user's
+    code: Code = Code()
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -103,9 +114,16 @@ class RunFiles:
         """The error that no client has a score."""
         return RunError(f"no client of {self.folder} has a score{self.until_now}; {self.how_to_measure}")
 
-    def result(self) -> RunResult:
-        """The finished run with its models; one that is not finished is refused in a sentence."""
-        return self.known or open_run(self.folder)
+    def result(self, kind: str) -> RunResult:
+        """The finished run with its models, for a kind of picture; one that is not finished is refused."""
+        if self.known is not None and self.code == Code():
+            return self.known
+        if not self.finished:
+            raise RunError(
+                f"{kind} looks into the models of a finished run, and the run in {self.folder} is not finished; "
+                f"go on with it: {self.onward}, or draw a picture of its log, such as curves"
+            )
+        return open_run(self.folder, self.code.models, self.code.plugins)
 
 
 @dataclass(frozen=True)
@@ -115,12 +133,13 @@ class Asked:
     kind: str
     given: tuple[Path | RunResult | Comparison | Sweep, ...]
     options: Options
+    code: Code = Code()
 
     @cached_property
     def runs(self) -> tuple[RunFiles, ...]:
         """All runs, those inside comparisons and sweeps too, each once."""
         found = {one.folder.resolve(): one for given in self.given for one in _runs_of(given)}
-        return tuple(found.values())
+        return tuple(replace(one, code=self.code) for one in found.values())
 
     @property
     def only(self) -> RunFiles:
@@ -140,12 +159,12 @@ class Asked:
         return one if isinstance(one, Comparison) else None
 
 
-def asked_of(kind: str, runs: Given | Sequence[Given], options: Options) -> Asked:
+def asked_of(kind: str, runs: Given | Sequence[Given], options: Options, code: Code) -> Asked:
     """Look at what was given; a folder that is no run is refused."""
     several = list(runs) if isinstance(runs, list | tuple) else [runs]
     if not several:
         raise ConfigError(f"{kind}: give the folder of a run, or of a comparison")
-    return Asked(kind, tuple(_opened(one, kind == "timeline") for one in several), options)
+    return Asked(kind, tuple(_opened(one, kind == "timeline") for one in several), options, code)
 
 
 def _opened(given: Any, or_trace: bool) -> Path | RunResult | Comparison | Sweep:

@@ -42,7 +42,7 @@ IntoPlane = Callable[[Floats], Floats]
 def cka(asked: Asked) -> Figure:
     """How alike clients represent the same samples, stage by stage."""
     run = asked.only
-    result = run.result()
+    result = run.result(asked.kind)
     clients = chosen_clients(result, asked, MOST_CLIENTS["cka"], least=2)
     samples = common_samples(run, result, clients, asked, MOST_SAMPLES["cka"])
     stages = stage_similarity(result, clients, samples, asked)
@@ -66,7 +66,7 @@ def pca(asked: Asked) -> Figure:
 
 def _map(asked: Asked, how: str, into_plane: IntoPlane) -> Figure:
     run = asked.only
-    result = run.result()
+    result = run.result(asked.kind)
     clients = chosen_clients(result, asked, MOST_CLIENTS[asked.kind])
     task = result.clients[clients[0]].task
     if not task.single_label:
@@ -173,7 +173,7 @@ def _class_names(run: RunFiles, classes: int) -> list[str]:
 
 
 def _from_models(run: RunFiles, asked: Asked) -> tuple[dict[str, Integers], list[str]]:
-    result = run.result()
+    result = run.result(asked.kind)
     if result.clients.models.kept_round is None:
         raise RunError(
             f"{run.folder} has kept neither predictions nor models; run it with evaluate: {{predictions: true}} or "

@@ -145,7 +145,7 @@ def _rounds(run: RunFiles) -> Figure:
     lines = list({line["round"]: line for line in timing.to_pylist()}.values())
     if not lines:
         raise RunError(
-            f"{run.folder} has played no round yet; wait for its first one, or go on with it: {run.onward}"
+            f"{run.folder} has no finished round yet; wait for the first one, or go on with it: {run.onward}"
         )
     return rounds_picture(
         lines,

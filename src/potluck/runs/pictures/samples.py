@@ -74,7 +74,7 @@ def common_samples(
         rows = rows[np.isin(data.y[rows].numpy(), _numbers(asked.options.classes, data.class_names))]
     if len(rows) < 2:
         raise RunError(
-            f"the clients of {run.folder} have too few such test samples to be compared on; run it with more "
+            f"the clients of {run.folder} have too few such test samples for a comparison; run it with more "
             "(partition.test)"
         )
     wanted = asked.options.samples or most

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def open_run(
     `onward` is how to go on with the run, where `potluck resume` is not the way.
     """
     about = _about(home)
-    settings = _config(home) if plugins is True else {"plugins": _whole_paths(plugins or ())}
+    settings = _config(home) if plugins is True else {"plugins": list(plugins or ())}
     _check_code(home, settings, about.get("code", {}))
     for plugin in settings.get("plugins") or ():
         load_plugin(str(plugin), Path())
@@ -87,11 +87,6 @@ def _about(home: Path) -> Mapping[str, Any]:
             "that version"
         )
     return about
-
-
-def _whole_paths(plugins: Sequence[str]) -> list[str]:
-    """Plug-ins as a run folder writes them."""
-    return [str(Path(name).resolve()) if name.endswith(".py") else name for name in plugins]
 
 
 def _check_code(home: Path, settings: Mapping[str, Any], known: Mapping[str, str]) -> None:

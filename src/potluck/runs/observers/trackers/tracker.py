@@ -73,7 +73,7 @@ class Tracker(Observer):
         except Exception as error:
             if done == 0:
                 raise RunError(
-                    f"track: {self.name} could not start: {first_line(error)}; mend that, or leave it out of track"
+                    f"track: {self.name} could not start: {first_line(error)}; fix that, or leave it out of track"
                 ) from error
             self._leave(error)
 

@@ -1,0 +1,74 @@
+"""The documentation site in a real browser, as wide as a phone and as a desk."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chromium import PATH, WIDE, Chromium
+
+pytest.importorskip("material")
+pytestmark = [pytest.mark.skipif(PATH is None, reason="there is no Chromium"), pytest.mark.slow]
+ROOT = Path(__file__).parents[2]
+WRAPPED = """[...document.querySelectorAll(".wraps code")].filter(one => one.scrollWidth > one.clientWidth + 1)
+  .map(one => one.textContent.slice(0, 60))"""
+PICTURES = """[...document.querySelectorAll("article img")].map(one => one.getBoundingClientRect())
+  .filter(box => box.left < 0 || box.right > innerWidth + 1).length"""
+FIRST = """(() => { const [picture, code] = ["img", "pre"].map(name => document.querySelector(`article ${name}`));
+  return Boolean(picture.compareDocumentPosition(code) & Node.DOCUMENT_POSITION_FOLLOWING) })()"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as `make check` builds it."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    with Chromium(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+def test_no_page_is_wider_than_a_phone(site: Path, browser: Chromium) -> None:
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 80
+    for page in pages:
+        browser.open(page.as_uri(), 390)
+        found = browser.says(WIDE)
+        assert found["content"] == found["width"] == 390, page.name
+        assert found["broken"] == [], page.name
+        assert browser.says(WRAPPED) == [], page.name
+        assert browser.says(PICTURES) == 0, page.name
+
+
+@pytest.mark.parametrize("name", ["index.html", "index.zh.html", "install.html", "tutorial.html"])
+def test_on_the_first_pages_nothing_scrolls_sideways(name: str, site: Path, browser: Chromium) -> None:
+    for width in (390, 768, 1440):
+        browser.open((site / name).as_uri(), width)
+        assert browser.says(WIDE)["scrolling"] == [], width
+
+
+def test_the_gallery_begins_with_pictures(site: Path, browser: Chromium) -> None:
+    browser.open((site / "gallery.html").as_uri(), 390)
+    assert browser.says(FIRST)
+    links = "[...document.querySelectorAll('.thumbnails a')]"
+    leading = f"{links}.filter(one => document.querySelector(one.hash)).length"
+    assert browser.says(f"{links}.length") == browser.says(leading) > 10
+
+
+def test_options_of_a_method_are_a_list_on_a_phone(site: Path, browser: Chromium) -> None:
+    page = (site / "methods" / "fedmrl.html").as_uri()
+    heads = "getComputedStyle(document.querySelector('.facts thead')).display"
+    browser.open(page, 390)
+    assert browser.says(heads) == "none"
+    browser.open(page, 1440)
+    assert browser.says(heads) != "none"
