@@ -7,15 +7,18 @@ import pytest
 import sites
 import torch
 from lone_site import RUN, ask, greet, joined, make_site, offer, request, small
+from test_attempts import contract
 
 from potluck.core import modest
 from potluck.core.message import Message
-from potluck.core.modest import Modest
+from potluck.core.modest import Modest, ModestResults
+from potluck.core.rng import Rng
 from potluck.deploy import bounds, kept_welcome, wire
 from potluck.deploy.site import Site
 from potluck.deploy.welcome import welcome
 from potluck.engine.protocol import Answer, Examination, Failure, Stamp
 from potluck.errors import ConfigError
+from potluck.models import check
 
 DEEP = "[" * 50_000 + "]" * 50_000
 
@@ -195,6 +198,67 @@ def test_epochs_are_bounded_together_with_the_samples(tmp_path, monkeypatch):
 def test_more_exchanges_than_a_record_takes_are_refused_while_a_site_joins(tmp_path, method):
     reply = greet(make_site(tmp_path), welcome(sites.federated(method), RUN))
     assert "120 times in a round; this site goes up to 100" in reply.reason
+
+
+class Enlarging(torch.nn.Module):
+    """Makes a large result of a small sample, in one of several ways."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+
+    def forward(self, x):
+        if self.way == "interpolate":
+            return torch.nn.functional.interpolate(x, (20_000, 20_000), mode="bilinear")
+        if self.way == "attention":
+            tokens = x.flatten()[:1].repeat(1 << 15, 1)
+            return tokens @ tokens.T
+        if self.way == "padding":
+            return torch.nn.functional.pad(x, (10_000,) * 4)
+        return x.repeat(10_000, 1, 100, 100)
+
+
+@pytest.mark.parametrize("way", ["interpolate", "attention", "padding", "repeat"])
+def test_a_pass_that_makes_more_than_there_is_room_for_is_refused_before_it_is_made(way):
+    x = torch.zeros(1, 1, 8, 8)
+    with pytest.raises(ConfigError, match="a tensor of"), ModestResults(Modest(2**28)):
+        Enlarging(way)(x)
+    assert x.sum() == 0  # nothing is watched any more
+
+
+def test_a_watched_pass_gives_the_same_numbers_and_draws_the_same():
+    net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Dropout(0.5))
+    x = torch.linspace(0, 1, 128).view(2, 1, 8, 8)
+    with Rng(1).as_default():
+        wanted = net(x), torch.rand(3)
+    bounds = Modest(tensors=10)
+    with Rng(1).as_default(), ModestResults(bounds), bounds:
+        found = net(x), torch.rand(3)
+    assert [torch.equal(*pair) for pair in zip(wanted, found, strict=True)] == [True, True]
+
+
+@pytest.mark.parametrize("place", ["small", "pool"])
+def test_a_named_model_that_enlarges_images_is_refused_before_a_pass(tmp_path, place, monkeypatch):
+    big = {"name": "efficientnet-lite0", "side": 20_000}
+    told = offer()
+    if place == "small":
+        told["experiment"]["method"]["small"] = big
+    else:
+        told["experiment"]["models"]["pool"] = big
+    monkeypatch.setattr(torch.nn.functional, "interpolate", None)
+    assert isinstance(greet(make_site(tmp_path), told), Failure)
+
+
+def test_a_contract_is_compared_before_a_model_of_the_server_is_run(tmp_path, monkeypatch):
+    agreed, told, tried = contract(tmp_path, "fedmrl"), offer(), []
+    told["experiment"]["models"]["pool"] = {"name": "efficientnet-lite0", "side": 64}
+    attempt = check.attempt
+    monkeypatch.setattr(check, "attempt", lambda *given: tried.append(given) or attempt(*given))
+    reply = greet(make_site(tmp_path, agreement=agreed), told)
+    assert "which this site has not agreed to" in reply.reason
+    assert not tried
+    assert isinstance(greet(make_site(tmp_path, agreement=agreed), offer()), wire.Enrolment)
+    assert tried  # what is agreed to is tried as before
 
 
 def test_a_model_larger_than_the_machine_is_refused_before_it_is_made():

@@ -6,11 +6,12 @@ model and secret are its own, and so is the last word on what it agrees to.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ import torch
 
 from potluck.core.card import ClientId
 from potluck.core.dataset import Dataset
-from potluck.core.modest import Modest
+from potluck.core.modest import Modest, ModestResults
 from potluck.core.own_metrics import MetricSettings, measured_anyway, own_metrics, runs_no_other_code
 from potluck.core.plain_values import printable, shown
 from potluck.core.population import ClientFacts
 from potluck.core.rng import Rng, new_secret
+from potluck.core.trial import postponed
 from potluck.data import AugmentConfig, DataConfig, Split
 from potluck.deploy.bounds import (
     MOST_RUNS,
@@ -189,9 +191,18 @@ class Site(Orders):
                 )
             if self.agreement is not None and run not in joined:
                 self.agreement.let_join(len(joined))
+            resident = self._resident(offer, run, kept.with_suffix(""))
+            KeptWelcome(offer, resident.most_bytes).write(kept)
+            joined.add(run)  # after the welcome: a run that is counted and has none was removed
+            self._joined[run] = resident.most_bytes
+            self.resident, self.run = resident, run  # last: it takes part only in what is written down
+        return self.resident.enrolment()
+
+    def _resident(self, offer: Mapping[str, Any], run: str, folder: Path) -> Resident:
+        """The live client of a run. Models are tried last: what was not agreed to is refused before any work."""
+        with postponed() as trials:
             federation = self.federation(dict(offer["experiment"]), run)
-            folder = kept.with_suffix("")
-            with Modest(tensors=MOST_TENSORS):
+            with _modest():
                 resident = Resident(
                     federation,
                     self.client,
@@ -200,11 +211,10 @@ class Site(Orders):
                     fresh=not self.simulated,
                     rounds=rounds_of(offer),
                 )
-            KeptWelcome(offer, resident.most_bytes).write(kept)
-            joined.add(run)  # after the welcome: a run that is counted and has none was removed
-            self._joined[run] = resident.most_bytes
-            self.resident, self.run = resident, run  # last: it takes part only in what is written down
-        return self.resident.enrolment()
+        with _modest():
+            for trial in trials:
+                trial()
+        return resident
 
     def federation(self, values: dict[str, Any], run: str) -> Federation:
         """A run as this site sees it: what the server told, with the site's own data, model and secret."""
@@ -219,7 +229,7 @@ class Site(Orders):
         own = experiment.training.per_client.get(self.client)
         check_work((own and own.epochs) or experiment.training.epochs, len(split[self.client].train))
         try:
-            with Modest(tensors=MOST_TENSORS):
+            with _modest():
                 return self._assembled(experiment, given, data, split, run, self._wanted(values))
         except ConfigError as error:
             if f"({self._models(experiment).label(self.client)})" in str(error):
@@ -318,6 +328,14 @@ class Site(Orders):
         settings = experiment.models
         pool = ModelPool({self.client: self.model}, settings.rep_dim, adapter=settings.adapter)
         return PrivateModels(pool, [self.client], experiment.all_seeds(), settings.init == "per_client")
+
+
+@contextlib.contextmanager
+def _modest() -> Iterator[None]:
+    """Bound the models that a server describes, and what they make of a sample."""
+    bounds = Modest(tensors=MOST_TENSORS)
+    with ModestResults(bounds), bounds:
+        yield
 
 
 def _version_in(offer: Mapping[str, Any]) -> str:
