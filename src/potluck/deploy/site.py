@@ -48,6 +48,7 @@ from potluck.deploy.wire import (
     LARGEST_INTRODUCTION,
     Enrolment,
 )
+from potluck.engine.settings import EngineSettings
 from potluck.errors import (
     ConfigError,
     DataError,
@@ -55,6 +56,7 @@ from potluck.errors import (
     PotluckError,
     RunError,
     StepFailed,
+    first_line,
 )
 from potluck.experiment.blocks import Sites
 from potluck.experiment.schema import Experiment
@@ -65,6 +67,7 @@ from potluck.files import with_checksum, without_checksum
 from potluck.methods.registry import find_method
 from potluck.models import ModelPool
 from potluck.models.build import Entry
+from potluck.models.registry import lookup
 from potluck.plugins import load_function, split_name
 from potluck.version import __version__
 
@@ -359,7 +362,26 @@ def _site_group(data: Dataset, augment: AugmentConfig) -> GroupData:
 
 def model_entry(name: str) -> Entry:
     """A model by its registered name, or the function `file.py:build`."""
-    return load_function(name) if ":" in name else name
+    if ":" in name:
+        return load_function(name)
+    if name.endswith(".py"):
+        raise ConfigError(f"--model: {name} names a file alone; give {name}:FUNCTION, the one that builds it")
+    lookup(name)
+    return name
+
+
+def checked_device(name: str) -> str:
+    """The device that a site computes on, if it is there."""
+    try:
+        device = EngineSettings(device=name).torch_device()
+        torch.ones(1, device=device).tolist()
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("engine.device", "--device")) from error
+    except Exception as error:  # each kind of device has its own
+        raise ConfigError(
+            f"--device: {name!r} does not compute here ({first_line(error)}); use cpu or cuda:0"
+        ) from error
+    return str(device)
 
 
 def metric_functions(names: Sequence[str]) -> dict[str, Callable[..., Any]]:
