@@ -166,7 +166,7 @@ def read_json(
     try:
         text = read_bounded(path, most, follow).decode("utf-8")
         value = json.loads(text)
-        if not _is_shallow(value):
+        if not is_shallow(value):
             raise ValueError("it is nested too deeply")
         if "\\ud" in text or "\\uD" in text:
             json.dumps(
@@ -185,7 +185,7 @@ def read_json(
         raise RunError(f"{path} cannot be read: {error}; {remedy}") from error
 
 
-def _is_shallow(value: Any) -> bool:
+def is_shallow(value: Any) -> bool:
     """Whether a value has few levels, so that functions that call themselves can walk through it."""
     level = [value]
     for _ in range(DEEPEST + 1):

@@ -7,15 +7,18 @@ import pytest
 import sites
 import torch
 from lone_site import RUN, ask, greet, joined, make_site, offer, request, small
+from test_attempts import contract
 
 from potluck.core import modest
 from potluck.core.message import Message
-from potluck.core.modest import Modest
-from potluck.deploy import bounds, wire
+from potluck.core.modest import Modest, ModestResults
+from potluck.core.rng import Rng
+from potluck.deploy import bounds, kept_welcome, wire
 from potluck.deploy.site import Site
 from potluck.deploy.welcome import welcome
 from potluck.engine.protocol import Answer, Examination, Failure, Stamp
 from potluck.errors import ConfigError
+from potluck.models import check
 
 DEEP = "[" * 50_000 + "]" * 50_000
 
@@ -124,6 +127,13 @@ WELCOMES = {
                 value=[{"name": "resnet18", "width": width} for width in range(200, 400)]),
         "200 different models",
     ),
+    "a further key": (changed("junk", value=[0]), "the server's welcome names junk, which a site takes from no"),
+    "a further block": (changed("experiment", "junk", value={}), "names experiment.junk"),
+    "a long key": (changed("x" * 10**6, value=0), "which a site takes from no server"),
+    "a deep option": (
+        changed("experiment", "method", "junk", value=json.loads("[" * 200 + "]" * 200)), "nested too deeply"
+    ),
+    "rounds in words": (changed("experiment", "training", "rounds", value="2"), "must be a whole number"),
     "not invited": (changed("experiment", "partition", "sites", value=["1", "2"]), "is for the clients 1, 2"),
 }  # fmt: skip
 
@@ -144,8 +154,32 @@ def test_a_welcome_beyond_all_bounds_is_refused_before_anything_is_loaded_or_bui
     reply = greet(lone, told)
     assert isinstance(reply, Failure)
     assert sentence in reply.reason
+    assert len(reply.reason) < 1000
     assert torch.get_num_threads() == threads
-    assert not (tmp_path / "secret").exists()
+    assert not [path for path in tmp_path.rglob("*") if path.name != "runs"]  # no secret, no folder of a run
+
+
+def test_a_welcome_takes_no_more_room_on_the_disk_than_on_the_wire(tmp_path):
+    site = make_site(tmp_path)
+    roster = [f"n{number}{'x' * 200}" for number in range(9_000)]
+    told = changed("experiment", "partition", "sites", value=["0", *roster])
+    assert isinstance(greet(site, told), wire.Enrolment)
+    file = tmp_path / "0" / "runs" / "b2.json"
+    assert file.stat().st_size < len(wire.pack_order(wire.Hello(told)))
+    ask(make_site(tmp_path), request(small(site)))  # the site can read it
+
+
+def test_welcomes_together_take_a_bounded_room(tmp_path, monkeypatch):
+    site = make_site(tmp_path)
+    size = len(json.dumps(offer()))
+    monkeypatch.setattr(kept_welcome, "MOST_KEPT", 2 * size)
+    for run in ("a1", "a2", "a3"):
+        reply = greet(site, offer(run=run))
+    assert isinstance(reply, Failure)
+    assert [path.name for path in sorted((tmp_path / "0" / "runs").iterdir())] == ["a1.json", "a2.json"]
+    monkeypatch.setattr(kept_welcome, "LARGEST_INTRODUCTION", size // 2)
+    reply = greet(make_site(tmp_path / "other"), offer())
+    assert f"this site keeps {size // 2:,}: ask for less" in reply.reason
 
 
 def test_epochs_are_bounded_together_with_the_samples(tmp_path, monkeypatch):
@@ -164,6 +198,67 @@ def test_epochs_are_bounded_together_with_the_samples(tmp_path, monkeypatch):
 def test_more_exchanges_than_a_record_takes_are_refused_while_a_site_joins(tmp_path, method):
     reply = greet(make_site(tmp_path), welcome(sites.federated(method), RUN))
     assert "120 times in a round; this site goes up to 100" in reply.reason
+
+
+class Enlarging(torch.nn.Module):
+    """Makes a large result of a small sample, in one of several ways."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+
+    def forward(self, x):
+        if self.way == "interpolate":
+            return torch.nn.functional.interpolate(x, (20_000, 20_000), mode="bilinear")
+        if self.way == "attention":
+            tokens = x.flatten()[:1].repeat(1 << 15, 1)
+            return tokens @ tokens.T
+        if self.way == "padding":
+            return torch.nn.functional.pad(x, (10_000,) * 4)
+        return x.repeat(10_000, 1, 100, 100)
+
+
+@pytest.mark.parametrize("way", ["interpolate", "attention", "padding", "repeat"])
+def test_a_pass_that_makes_more_than_there_is_room_for_is_refused_before_it_is_made(way):
+    x = torch.zeros(1, 1, 8, 8)
+    with pytest.raises(ConfigError, match="a tensor of"), ModestResults(Modest(2**28)):
+        Enlarging(way)(x)
+    assert x.sum() == 0  # nothing is watched any more
+
+
+def test_a_watched_pass_gives_the_same_numbers_and_draws_the_same():
+    net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Dropout(0.5))
+    x = torch.linspace(0, 1, 128).view(2, 1, 8, 8)
+    with Rng(1).as_default():
+        wanted = net(x), torch.rand(3)
+    bounds = Modest(tensors=10)
+    with Rng(1).as_default(), ModestResults(bounds), bounds:
+        found = net(x), torch.rand(3)
+    assert [torch.equal(*pair) for pair in zip(wanted, found, strict=True)] == [True, True]
+
+
+@pytest.mark.parametrize("place", ["small", "pool"])
+def test_a_named_model_that_enlarges_images_is_refused_before_a_pass(tmp_path, place, monkeypatch):
+    big = {"name": "efficientnet-lite0", "side": 20_000}
+    told = offer()
+    if place == "small":
+        told["experiment"]["method"]["small"] = big
+    else:
+        told["experiment"]["models"]["pool"] = big
+    monkeypatch.setattr(torch.nn.functional, "interpolate", None)
+    assert isinstance(greet(make_site(tmp_path), told), Failure)
+
+
+def test_a_contract_is_compared_before_a_model_of_the_server_is_run(tmp_path, monkeypatch):
+    agreed, told, tried = contract(tmp_path, "fedmrl"), offer(), []
+    told["experiment"]["models"]["pool"] = {"name": "efficientnet-lite0", "side": 64}
+    attempt = check.attempt
+    monkeypatch.setattr(check, "attempt", lambda *given: tried.append(given) or attempt(*given))
+    reply = greet(make_site(tmp_path, agreement=agreed), told)
+    assert "which this site has not agreed to" in reply.reason
+    assert not tried
+    assert isinstance(greet(make_site(tmp_path, agreement=agreed), offer()), wire.Enrolment)
+    assert tried  # what is agreed to is tried as before
 
 
 def test_a_model_larger_than_the_machine_is_refused_before_it_is_made():

@@ -283,7 +283,7 @@ def test_the_shim_waits_for_a_worker_and_says_when_it_ends_over_an_order(place):
                 frames.send(third, {}, [b"too large"])  # without having read it
 
     worker = threading.Thread(target=work)
-    with pytest.raises(ConnectionError, match="there is no worker"):
+    with pytest.raises(ConnectionError, match=r"^there is no worker at its site$"):
         apps.ask_worker(str(path), b"order", wait=0)
     worker.start()
     assert apps.ask_worker(str(path), b"order", wait=10) == b"ORDER"

@@ -86,10 +86,10 @@ def test_a_run_that_was_removed_half_is_not_joined_again_and_is_removed_whole(tm
 
 @pytest.mark.parametrize("written", ["runs", "joined.json"])
 def test_a_site_that_was_killed_while_it_joined_can_join(tmp_path, monkeypatch, written):
-    def dying(path, value):
+    def dying(*given):
         raise KeyboardInterrupt
 
-    place = "site.write_json" if written == "runs" else "joined_runs.write_checked"
+    place = "kept_welcome.write_whole" if written == "runs" else "joined_runs.write_checked"
     with monkeypatch.context() as patch:
         patch.setattr(f"potluck.deploy.{place}", dying)
         with pytest.raises(KeyboardInterrupt):

@@ -3,20 +3,25 @@
 import json
 import os
 import re
+import shutil
 import stat
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from lone_site import RUN, ask, greet, joined, make_site, offer, request, small
+from lone_site import RUN, ask, greet, joined, make_site, offer, request, same, small
 from typer.testing import CliRunner
 
 from kills import Kill
 from potluck.cli.app import app
+from potluck.deploy.durable_record import DurableRecord
+from potluck.deploy.evaluations import Evaluations
+from potluck.deploy.joined_runs import JoinedRuns
+from potluck.deploy.kept_welcome import KeptWelcome
 from potluck.deploy.pruning import kept_runs, prune
 from potluck.deploy.site import kept_secret
 from potluck.engine.frames import listening
-from potluck.engine.protocol import Answer, Failure
+from potluck.engine.protocol import Answer, Examination, Failure, Stamp
 from potluck.errors import ConfigError, RunError
 
 
@@ -49,6 +54,97 @@ def test_a_flipped_bit_is_found_and_the_file_named(site, tmp_path, capsys, suffi
     reply = ask(again, order)
     assert reply.reason == "client 0: RunError at the site; the log of its worker says more"
     assert str(damaged) in capsys.readouterr().err
+
+
+READERS = {
+    f"runs/{RUN}.json": KeptWelcome.read,
+    f"runs/{RUN}.evaluations": lambda file: vars(Evaluations(file.with_suffix(""))),
+    f"runs/{RUN}/record.json": lambda file: DurableRecord(file.parent).history,
+    "joined.json": lambda file: JoinedRuns(file.parent)._names,
+    "secret": lambda file: kept_secret(file.parent, RUN),
+}
+
+
+def flips(path):
+    """A file with a bit of each of its bytes turned in turn, the lowest of digits, and whole again in the end."""
+    whole = path.read_bytes()
+    for place, byte in enumerate(whole):
+        data = bytearray(whole)
+        data[place] ^= 1 << (0 if chr(byte).isdigit() else place % 8)
+        path.write_bytes(data)
+        yield place
+    path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_whichever_bit_flips_in_a_file_it_is_read_as_it_was_or_refused(tmp_path, name):
+    site = joined(tmp_path, simulated=False)
+    ask(site, request(small(site)))
+    ask(site, Examination("0", small(site), Stamp(RUN, 1, 1, 0, 0), ("mix-large",)))
+    read, file, refused = READERS[name], site.home / name, 0
+    wanted = read(file)
+    for place in flips(file):
+        try:
+            assert read(file) == wanted, place
+        except RunError:
+            refused += 1
+    assert refused > 50
+    assert read(file) == wanted
+
+
+def test_whatever_file_of_a_home_is_damaged_no_other_numbers_leave(tmp_path):
+    """A worker starts again over a damaged file, and is asked what it was asked before, and what comes next."""
+    home = tmp_path / "home"
+    site = joined(home, simulated=False, rounds=9)
+    for round_ in (1, 2, 3):
+        ask(site, request(small(site), round_=round_, accepted=round_ - 1))
+        ask(site, Examination("0", small(site), Stamp(RUN, round_, 1, 0, round_ - 1), ("mix-large",)))
+    shutil.copytree(home, tmp_path / "start")
+
+    def replies():
+        site, down = make_site(home, simulated=False), small(joined(tmp_path / "down"))
+        orders = [request(down, round_=3, accepted=2), request(down, round_=4, accepted=3)]
+        orders += [Examination("0", down, Stamp(RUN, 3, 1, 0, 2), ("mix-large",))]
+        return [ask(site, order) for order in orders]
+
+    wanted, seen = replies(), []
+    names = [
+        path.relative_to(tmp_path / "start") for path in (tmp_path / "start").rglob("*") if path.is_file()
+    ]
+    for name in names:
+        for place in (7, -9):
+            shutil.rmtree(home)
+            shutil.copytree(tmp_path / "start", home)
+            flip(home / name, place)
+            for reply, other in zip(replies(), wanted, strict=True):
+                seen.append(isinstance(reply, Failure))
+                assert seen[-1] or (same(reply, other) and reply.report.metrics == other.report.metrics), name
+    assert 20 < sum(seen) < len(seen)
+
+
+def test_a_site_goes_on_with_files_that_an_earlier_version_wrote_without_checksums(tmp_path):
+    site = joined(tmp_path, simulated=False)
+    down = small(site)
+    question = Examination("0", down, Stamp(RUN, 1, 1, 0, 0), ("mix-large",))
+    first, measured = ask(site, request(down)), ask(site, question)
+    runs = site.home / "runs"
+    for suffix in ("json", "evaluations"):
+        value = json.loads((runs / f"{RUN}.{suffix}").read_text())
+        del value["sha256"]
+        (runs / f"{RUN}.{suffix}").write_text(json.dumps(value, indent=1))
+    again = make_site(tmp_path, simulated=False)
+    assert same(first, ask(again, request(down)))
+    assert measured.report.metrics == ask(again, question).report.metrics
+    assert Evaluations(runs / RUN).number(1, "another") == 2
+    assert "sha256" in json.loads((runs / f"{RUN}.json").read_text())  # from now on
+
+
+def test_files_of_a_record_without_their_manifest_are_not_taken_for_a_new_one(site, tmp_path, capsys):
+    """It would draw the same private noise once more, and count from the start."""
+    (site.resident.record.folder / "record.json").unlink()
+    assert isinstance(ask(make_site(tmp_path), request(small(site))), Failure)
+    assert "record.json is missing" in capsys.readouterr().err
+    assert files(site, "answer")  # nothing was removed
 
 
 def test_a_missing_file_is_named(site, tmp_path, capsys):
@@ -100,7 +196,7 @@ def test_a_secret_is_never_readable_by_others_and_no_link(tmp_path, monkeypatch)
     whole = os.fsync
     monkeypatch.setattr(os, "fsync", lambda handle: (seen.append(os.fstat(handle).st_mode), whole(handle)))
     kept_secret(tmp_path / "home", RUN)
-    assert [stat.S_IMODE(mode) for mode in seen] == [0o600]
+    assert [stat.S_IMODE(mode) for mode in seen] == [0o600, 0o700]  # the file, then its folder
     (tmp_path / "home" / "secret").rename(tmp_path / "other")
     (tmp_path / "home" / "secret").symlink_to(tmp_path / "other")
     with pytest.raises(RunError, match="it is a link, which is not followed"):
@@ -162,6 +258,7 @@ def test_finished_runs_are_removed_and_others_only_when_asked(home, tmp_path):
     assert [one.run for one in prune(home)] == [RUN]
     assert (home / "runs" / RUN / "note.txt").exists()  # no file of a record
     assert [one.run for one in kept_runs(home)] == ["b2"]
+    (home / "runs" / "b2").mkdir()
     with Kill("/b2"):  # at the last operation of all
         prune(home, unfinished=True)
     assert (home / "runs" / "b2").is_dir()

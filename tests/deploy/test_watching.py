@@ -442,13 +442,58 @@ def test_only_a_worker_that_takes_calls_and_stays_silent_hangs(place, monkeypatc
     watch = WorkerWatch(path)
     assert watch.stalled(0) == ""
     monkeypatch.setattr(watching, "ASK_EVERY", 0.0)
-    monkeypatch.setattr(watching, "answers", lambda path: False)
+    monkeypatch.setattr(watching, "answers", lambda path, opened: False)
     watch._next = 0.0
     assert [watch.stalled(0), watch.stalled(0)] == ["", "it does not answer at its socket"]
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(str(path))
         door.listen()
         assert not answers(path, wait=0.2)
+
+
+def test_a_worker_whose_socket_was_there_and_is_gone_is_started_again(place, monkeypatch):
+    path, watch = place / "w", WorkerWatch(place / "w")
+    monkeypatch.setattr(watching, "ASK_EVERY", 0.0)
+    watch._next = 0.0
+    assert [watch.stalled(lived) for lived in (1.0, 2.0, 3.0)] == [""] * 3  # it loads its data
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(path))
+        door.listen()
+        watch._next = time.monotonic() + 60  # nobody asks while it is there
+        assert watch.stalled(4.0) == ""
+        path.unlink()
+        watch._next = 0.0
+        assert [watch.stalled(5.0), watch.stalled(6.0)] == ["", "it does not answer at its socket"]
+    assert [watch.stalled(lived) for lived in (0.5, 1.0, 2.0)] == [""] * 3  # a new one loads its data
+
+
+def test_the_folder_of_a_socket_is_made_anew_and_nobody_elses_is_taken(tmp_path, monkeypatch):
+    folder = tmp_path / "potluck-x"
+    joins.make_meeting_place(folder)
+    joins.make_meeting_place(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+    with pytest.raises(ConfigError, match="is not this user's alone"):
+        joins.make_meeting_place(folder)
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="is not this user's alone"):
+        joins.make_meeting_place(folder)
+
+
+def test_a_node_that_starts_again_has_another_port(tmp_path, monkeypatch):
+    """The one that it had may be taken by now, and is whenever another program listens there."""
+    ports, made = [], []
+    monkeypatch.setattr(joins, "check_server", lambda *given: True)
+    monkeypatch.setattr(joins, "start_supernode", lambda *given: ports.append(given[-1]) or Mock())
+    monkeypatch.setattr(joins, "_watch", lambda start, stack: made.append(start) or Mock())
+    monkeypatch.setattr(joins.time, "sleep", Mock(side_effect=KeyboardInterrupt))
+    joining = Joining("127.0.0.1:1", "0", "", "", tmp_path, Security(), only="node", socket=tmp_path / "w")
+    with pytest.raises(KeyboardInterrupt):
+        joins._take_part(joining, lambda sentence: None)
+    for _ in range(3):
+        made[0]()
+    assert len(set(ports)) > 1
 
 
 def test_a_process_that_hangs_is_started_again(tmp_path):

@@ -165,6 +165,7 @@ def test_files_that_do_not_fit(saved, tmp_path):
     [
         ({"side": 16}, "side is 16; give a whole number from 32"),
         ({"side": 64.0}, "side is 64.0"),
+        ({"side": 1025}, "side is 1025; give at most 1,024"),
         ({"mean": 0.5}, "mean and std .* give both"),
         ({"mean": [0.5, 0.5], "std": 0.5}, "mean has 2 values, the images have 3 channels"),
         ({"weight": "x"}, "did you mean 'weights'"),

@@ -494,3 +494,16 @@ def test_bad_input_is_one_sentence(tmp_path):
     (weights / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="could not be loaded"):
         build({"name": "hf-bert", "weights": str(weights)}, NEWS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"model_type": "vit", "patch_size": 1025}, "patch_size is 1025"),
+        ({"model_type": "vit", "patch_size": 0}, "patch_size is 0"),
+        ({"model_type": "segformer", "strides": [64], "sr_ratios": [64]}, "is 4096"),
+    ],
+)
+def test_a_patch_that_would_enlarge_images_without_end_is_refused(settings, named):
+    with pytest.raises(ModelError, match=named):
+        hf._step(SimpleNamespace(**settings))

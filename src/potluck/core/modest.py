@@ -9,10 +9,13 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from potluck.errors import ConfigError
 
 MOST_WIDTH = 1 << 16  # of a representation, or any other size of a model
+MOST_SIDE = 1024  # pixels to which a model enlarges an image, or of a patch
 STRIDE = 1 << 26  # bytes that are made between two looks at what is free
 
 
@@ -52,14 +55,14 @@ class Modest(TorchFunctionMode):
         if func in self.MAKERS:
             self._count()
             if str(kwargs.get("device")) != "meta":
-                self._refuse_size(_size(func, args, kwargs), 4)
+                self.refuse_size(_size(func, args, kwargs), 4)
         elif func in self.COPIERS:
             self._count()
             if args[0].device.type != "meta":
-                self._refuse_size(args[0].numel(), args[0].element_size())
+                self.refuse_size(args[0].numel(), args[0].element_size())
         return func(*args, **kwargs)
 
-    def _refuse_size(self, size: int, width: int) -> None:
+    def refuse_size(self, size: int, width: int) -> None:
         """Refuse a tensor of so many numbers, each of so many bytes, for which there is no room."""
         if width * size > self.most or not self._fits(width * size):
             raise ConfigError(
@@ -83,6 +86,43 @@ class Modest(TorchFunctionMode):
                 f"the models as they are described, with all that the method keeps, would have more than "
                 f"{self.tensors:,} tensors; ask who described them for fewer or smaller ones"
             )
+
+
+class ModestResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Holds the results of all operations to the same bounds: a model can enlarge what it is given.
+
+    A dry run without memory tells how large a result is before it is made.
+    """
+
+    def __init__(self, bounds: Modest) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bounds = bounds
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at the size before an operation is done."""
+        kwargs = kwargs or {}
+        for result in _dry(func, args, kwargs):
+            self.bounds.refuse_size(result.numel(), result.element_size())
+        return func(*args, **kwargs)
+
+
+def _dry(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """Results of an operation without memory; none of one that changes or views what is there, or draws numbers."""
+    given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+    known = not (func._schema.is_mutable or func.is_view or torch.Tag.nondeterministic_seeded in func.tags)
+    if not (given and known) or any(one.is_meta for one in given):
+        return []
+    try:
+        dry = tree_map_only(torch.Tensor, _without_memory, (args, kwargs))
+        with torch._C.DisableTorchFunction():  # what is made here does not count
+            found = func(*dry[0], **dry[1])
+        return [one for one in tree_leaves(found) if isinstance(one, torch.Tensor)]
+    except (RuntimeError, NotImplementedError):
+        return []  # its size follows from values, which a dry run has not
+
+
+def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def free_bytes() -> int | None:

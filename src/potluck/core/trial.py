@@ -6,6 +6,7 @@ import copy
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +18,28 @@ from potluck.core.task import Task
 from potluck.errors import ModelError, first_line
 
 _Module = TypeVar("_Module", bound=nn.Module)
+Trials = list[Callable[[], None]]
+_waiting: ContextVar[Trials | None] = ContextVar("waiting", default=None)
+
+
+@contextmanager
+def postponed() -> Iterator[Trials]:
+    """Collect trials of models that are built inside: to run a model takes time, to refuse it does not."""
+    trials: Trials = []
+    token = _waiting.set(trials)
+    try:
+        yield trials
+    finally:
+        _waiting.reset(token)
+
+
+def now_or_later(trial: Callable[[], None]) -> None:
+    """Run a trial, or have it run later where trials are postponed."""
+    trials = _waiting.get()
+    if trials is None:
+        trial()
+    else:
+        trials.append(trial)
 
 
 @contextmanager

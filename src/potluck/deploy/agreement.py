@@ -25,7 +25,7 @@ from potluck.core.settings import Settings
 from potluck.core.validation import one_sentence
 from potluck.deploy.tensor_specs import Spec, Specs, specs_allowed, specs_of
 from potluck.errors import ConfigError, PinError
-from potluck.files import read_given, write_whole
+from potluck.files import is_shallow, read_given, write_whole
 
 ALWAYS_TOLD = ("samples", "task")  # fields of every card
 EVALUATE = "evaluate"  # the library's own step, in addition to those of the method
@@ -114,9 +114,16 @@ class Agreement(Settings):
     def load(cls, path: Path | str) -> Self:
         """Read an agreement from a file; anything wrong with it is one sentence."""
         try:
-            return cls.model_validate(json.loads(read_given(Path(path), "agreement")))
+            values = json.loads(read_given(Path(path), "agreement"))
+            if not is_shallow(values):
+                raise RecursionError
+            if not isinstance(values, dict):
+                raise ConfigError(f"{path} is no agreement: it must be a block of keys with values; {ANEW}")
+            return cls.model_validate(values)
         except ValidationError as error:
             raise ConfigError(f"{path} is no agreement: {one_sentence(error, cls)}; {ANEW}") from error
+        except RecursionError as error:
+            raise ConfigError(f"{path} is no agreement: it is nested too deeply; {ANEW}") from error
         except ValueError as error:
             raise ConfigError(f"{path} is no agreement: it is not JSON ({error}); {ANEW}") from error
 
@@ -309,22 +316,22 @@ def _proposed(name: str, value: Any) -> Any:
 def _crossing(method: Method, client: Client, step: str) -> Crossing:
     """What a step's wire contract lets cross for this client."""
     up = method.up_contract(step) if step in method.steps() else {}
-    symbols, who = method.symbols(own_card(client, method.card_fields)), f"{method.name}, {step}"
+    symbols = method.symbols(own_card(client, method.card_fields))
     return Crossing(
-        up=dict(specs_allowed(up, client, symbols, who)),
-        down=dict(specs_allowed(method.down_contract(step), client, symbols, who)),
+        up=dict(specs_allowed(up, client, symbols)),
+        down=dict(specs_allowed(method.down_contract(step), client, symbols)),
     )
 
 
 def certain_message(method: Method, client: Client, steps: Sequence[str]) -> Message:
     """The tensors that a reply to these steps has in any case, where their sizes are known, without memory."""
-    symbols, who = method.symbols(own_card(client, method.card_fields)), f"{method.name}, {'+'.join(steps)}"
+    symbols = method.symbols(own_card(client, method.card_fields))
     contract = {
         name: field
         for name, field in method.sent_by(tuple(steps)).items()
         if not (field.optional or field.partial or field.low_rank)
     }
-    specs = dict(specs_allowed(contract, client, symbols, who))
+    specs = dict(specs_allowed(contract, client, symbols))
     return Message(_largest({name: spec for name, spec in specs.items() if spec.is_exact}))
 
 

@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from potluck.core.modest import MOST_WIDTH
+from potluck.core.plain_values import printable
 from potluck.deploy.wire import SAME_VERSION, Order
 from potluck.engine.protocol import Request
 from potluck.errors import ConfigError, StepFailed
+from potluck.files import is_shallow
 
+SENT = ("name", "method", "models", "training", "seed", "seeds")  # of the experiment, as a client needs it
+TOLD = {
+    "the welcome": ("potluck", "run", "experiment"),
+    "experiment": (*SENT, "data", "engine", "partition", "metrics", "public"),
+}
 MOST_CLASSES = 1 << 18
 MOST_SITES = 10_000
 MOST_ROUNDS = 100_000
@@ -44,9 +51,14 @@ TAKEN = {"data": ("augment",), "engine": ("threads", "precision"), "public": ("d
 def check_welcome(offer: Any) -> None:
     """Refuse a welcome that is malformed, or asks for more than any experiment needs; types before values."""
     told = _block(offer, "the welcome")
-    if not RUN.fullmatch(str(told.get("run"))):
+    if not isinstance(told.get("run"), str) or not RUN.fullmatch(told["run"]):
         raise ConfigError(NO_RUN)
     values = _block(told.get("experiment"), "experiment")
+    for where, block in (("the welcome", told), ("experiment", values)):
+        _refuse_others(where, block, TOLD[where])
+    if not is_shallow(values):
+        raise ConfigError(f"the server's welcome cannot be read: it is nested too deeply; {SAME_VERSION}")
+    _check_lengths(values, "experiment")
     blocks = {
         name: _block(values.get(name), name) for name in ("method", "training", "engine", "partition", "data")
     }
@@ -56,6 +68,10 @@ def check_welcome(offer: Any) -> None:
     _long("partition.sites", blocks["partition"].get("sites"), MOST_SITES)
     _long("metrics", values.get("metrics", []), MOST_METRICS)
     _most("training.rounds", blocks["training"].get("rounds"), MOST_ROUNDS)
+    if type(blocks["training"].get("rounds")) is not int:
+        raise ConfigError(
+            f"the server's welcome cannot be read: training.rounds must be a whole number; {SAME_VERSION}"
+        )
     _check_training("training", blocks["training"])
     for client, own in _block(blocks["training"].get("per_client", {}), "training.per_client").items():
         _check_training(f"training.per_client.{client}", _block(own, f"training.per_client.{client}"))
@@ -67,7 +83,6 @@ def check_welcome(offer: Any) -> None:
     ):
         for key, number in _numbers(block, where):
             _most(key, number, MOST_EPOCHS if PASSES.search(key) else most)
-    _check_lengths(values, "experiment")
     _check_taken(values)
     for where, inner in (*_inside(blocks["method"], "method"), ("models", models)):
         check_weights(inner, where)
@@ -198,12 +213,17 @@ def _check_taken(values: Mapping[str, Any]) -> None:
     taken = [(where, values.get(where) or {}, known) for where, known in TAKEN.items()]
     taken.append(("public.data", _block(values.get("public") or {}, "public").get("data") or {}, ("name",)))
     for where, block, known in taken:
-        other = next((key for key in _block(block, where) if key not in known), None)
-        if other is not None:
-            raise ConfigError(
-                f"the server's welcome names {where}.{other}, which a site takes from no server; "
-                "ask for a welcome without it"
-            )
+        _refuse_others(where, _block(block, where), known)
+
+
+def _refuse_others(where: str, block: Mapping[str, Any], known: Sequence[str]) -> None:
+    other = next((key for key in block if key not in known), None)
+    if other is not None:
+        place = other if where == "the welcome" else f"{where}.{other}"
+        raise ConfigError(
+            f"the server's welcome names {printable(place, 200)}, which a site takes from no server; "
+            "ask for a welcome without it"
+        )
 
 
 def _inside(value: Any, where: str) -> Iterator[tuple[str, Any]]:

@@ -8,7 +8,8 @@ that goes back gets the same bytes for the same questions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from potluck.core.packed import State
@@ -30,6 +31,9 @@ class DurableRecord(Record):
     A server may start again and go back to one of the last accepted rounds. One that goes on from any other round
     is refused: either the server's folder or the client's was restored from an older copy. `repeats` says how often
     a step is done in one attempt at a round, where that is not once.
+
+    What counts is what the disk has. Where a change could not be written, on a full disk for one, nobody knows how
+    much of it is there: the record is read again, and written once more, before anything else is done.
     """
 
     def __init__(self, folder: Path, repeats: Mapping[str, int] | None = None) -> None:
@@ -40,11 +44,8 @@ class DurableRecord(Record):
         self._steps: tuple[str, ...] = ()  # that it does
         self._held: dict[str, State] = {}  # states by their keys, as far as they are in memory
         self._reasons: dict[str, str] = {}  # why questions were refused
-        values = self._files.read_manifest()
-        if values is not None:
-            self._load(values)
-        self._files.count_from(self._named)
-        self._files.clean(self._named)
+        self._sure = self._begun = False  # whether this is what the disk has, and whether there is a manifest
+        self._read()
 
     # --- what the transaction runner needs ---
 
@@ -59,6 +60,7 @@ class DurableRecord(Record):
         A question that was refused is refused again, in the same words and without any work, while this process
         lives: a new one may have other code.
         """
+        self._make_sure()
         stamp, history = request.stamp, self.history
         self._check(stamp)
         late = history.at is not None and self._order(stamp) < 0
@@ -83,8 +85,20 @@ class DurableRecord(Record):
         return self._state(self._next[1]), dict(now.counters) if now is not None else {}
 
     def store(self, request: Request, done: Done) -> None:
-        """Store an exchange; it is on disk when this returns."""
+        """Store an exchange; it is on disk when this returns. One that finds no room there counts as refused."""
+        try:
+            self._store(request, done)
+        except Exception:
+            with contextlib.suppress(RunError):  # the first error says why
+                self._make_sure()
+                if self._next[0] not in self.history.done:
+                    self.refuse(request.stamp.round, None)
+            raise
+
+    def _store(self, request: Request, done: Done) -> None:
         assert done.state is not None
+        if not self._begun:
+            self._keep()  # the manifest comes before all other files
         (key, before), round_ = self._next, request.stamp.round
         sent = self.history.sent_before(before, round_) + (done.answer.up.nbytes if done.answer.up else 0)
         exchanged = Exchanged(
@@ -98,12 +112,14 @@ class DurableRecord(Record):
             sent,
             steps=[*request.steps],
         )
-        self.history.add(key, exchanged)
-        self._held[key] = done.state
-        self._stand(key, request.stamp)
+        with self._changed():
+            self.history.add(key, exchanged)
+            self._held[key] = done.state
+            self._stand_at(key, request.stamp)
 
     def current(self, stamp: Stamp) -> State | None:
         """The state to examine: the work of this round while it is open or accepted, otherwise the base."""
+        self._make_sure()
         self._check(stamp)
         return self._state(self.examined(stamp))
 
@@ -132,8 +148,8 @@ class DurableRecord(Record):
     def refuse(self, round_: int, reason: str | None) -> None:
         """Count the exchange under way, which is not answered; with a reason it would not be if asked again."""
         key, before = self._next
-        self.history.refuse(key, before, Refused(round_, self.attempt(round_)))
-        self._keep()
+        with self._changed():
+            self.history.refuse(key, before, Refused(round_, self.attempt(round_)))
         self._reasons = {key: self._reasons[key] for key in self.history.refused if key in self._reasons}
         if reason is not None:
             self._reasons[key] = reason
@@ -222,15 +238,45 @@ class DurableRecord(Record):
 
     def _stand(self, key: str, stamp: Stamp) -> None:
         """Stand at an exchange, on disk too: a worker that starts again must know what the next one follows."""
+        with self._changed():
+            self._stand_at(key, stamp)
+
+    def _stand_at(self, key: str, stamp: Stamp) -> None:
         self.history.at = Place(key, stamp.attempt, stamp.incarnation)
-        self._keep()
         self._held = {one: self._held[one] for one in (key, *self.history.line) if one in self._held}
 
+    @contextlib.contextmanager
+    def _changed(self) -> Iterator[None]:
+        """Change the record; it is on disk afterwards. Files that it no longer names are removed then."""
+        self._sure = False
+        yield
+        self._keep()
+        self._sure = True
+        self._files.clean(self._named)
+
     def _keep(self) -> None:
-        """Write the manifest; files that it no longer names are removed."""
         self.history.prune()
         self._files.write_manifest({"incarnation": self.incarnation, **self.history.to_json()})
+        self._begun = True
+
+    def _make_sure(self) -> None:
+        """Read the record again where the last change failed, and write it: what is there may not be safe yet."""
+        if not self._sure:
+            self._read()
+            self._sure = False
+            self._keep()
+            self._sure = True
+
+    def _read(self) -> None:
+        """Take the record up as the disk has it."""
+        self.history, self._held = History(), {}
+        values = self._files.read_manifest()
+        self._begun = values is not None
+        if values is not None:
+            self._load(values)
+        self._files.count_from(self._named)
         self._files.clean(self._named)
+        self._sure = True
 
     @property
     def _named(self) -> set[str]:
@@ -251,7 +297,7 @@ class DurableRecord(Record):
     def _load(self, values: Mapping[str, object]) -> None:
         try:
             self.history = History.from_json(dict(values))
-            self.incarnation = int(str(values["incarnation"]))
+            self.incarnation = max(self.incarnation, int(str(values["incarnation"])))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(
                 f"the record in {self.folder} cannot be read ({error}); bring the folder back from a copy"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from potluck.deploy.record_files import keep_names
 from potluck.errors import RunError
 from potluck.files import read_checked, write_checked
 
@@ -29,9 +30,11 @@ class JoinedRuns:
 
     def add(self, *runs: str) -> None:
         """Count runs; they are on disk when this returns."""
-        self._names |= set(runs)
-        if not self._names <= _read(self._file):
-            write_checked(self._file, {"runs": sorted(self._names)})
+        names = self._names | set(runs)
+        if not names <= _read(self._file):
+            write_checked(self._file, {"runs": sorted(names)})
+        keep_names(self._file.parent)
+        self._names = names
 
 
 def _read(file: Path) -> set[str]:

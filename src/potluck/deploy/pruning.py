@@ -6,20 +6,19 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.core.plain_values import read_json, whole
-from potluck.deploy.bounds import MOST_ROUNDS
 from potluck.deploy.durable_record import MANIFEST
 from potluck.deploy.evaluations import SUFFIX
 from potluck.deploy.exchanges import History
 from potluck.deploy.joined_runs import FILE as JOINED
 from potluck.deploy.joined_runs import JoinedRuns
-from potluck.deploy.record_files import NAME, RecordFiles, read_own
+from potluck.deploy.kept_welcome import SUFFIX as WELCOME
+from potluck.deploy.kept_welcome import KeptWelcome
+from potluck.deploy.record_files import NAME, RecordFiles
 from potluck.errors import RunError
 from potluck.files import clear_unfinished
 from potluck.runs.folder import RunFolder
 
 OWN = re.compile(rf"{NAME.pattern}|\.?{re.escape(MANIFEST)}(\..+)?|\.{NAME.pattern}\..+")  # files of a record
-WELCOME = ".json"  # of the file beside it
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ def _kept_run(record: Path) -> KeptRun:
     used, nbytes = max(one.st_mtime for one in about), sum(one.st_size for one in about)
     try:
         round_ = _round(record)
-        finished = welcome not in files or round_ >= _rounds(welcome)
+        finished = welcome not in files or round_ >= KeptWelcome.read(welcome).rounds
     except RunError as error:
         return KeptRun(record.name, 0, False, used, nbytes, str(error))
     return KeptRun(record.name, round_, finished, used, nbytes)
@@ -106,15 +105,6 @@ def _round(record: Path) -> int:
             f"the record in {record} cannot be read ({error}); bring the folder back from a copy"
         ) from error
     return max([*history.rounds, *(one.round for one in history.done.values())])
-
-
-def _rounds(welcome: Path) -> int:
-    """The rounds of a run, as the server told them."""
-    try:
-        told = read_json(read_own(welcome))["welcome"]["experiment"]["training"]["rounds"]
-        return whole(told, 0, MOST_ROUNDS, "a number of rounds")
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{welcome} cannot be read ({error}); bring the folder back from a copy") from error
 
 
 def _remove(record: Path) -> None:

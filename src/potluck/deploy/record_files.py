@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -16,17 +18,17 @@ from safetensors import SafetensorError
 from potluck.core.packed import State
 from potluck.engine.store.state_files import on_host
 from potluck.errors import RunError
-from potluck.files import LARGEST_JSON, SETTINGS, UNFINISHED, read_bounded, write_whole
+from potluck.files import LARGEST_JSON, SETTINGS, UNFINISHED, read_bounded, sync_folder, write_whole
 
 LARGEST_STATE = 1 << 40  # bytes; a state is as large as the site's own model
 FORMAT = 2  # version of the manifest
 NAME = re.compile(r"\d{8}-[0-9a-f]{64}\.(safetensors|answer)")  # number and checksum of a file
+NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # what file systems say that synchronise no folders
 
 
 def own_folder(path: Path) -> Path:
     """Make a folder for its owner alone, or take the one that is there; a link is refused."""
-    if path.is_symlink():
-        raise RunError(f"{path} is a link, which is not followed; put the folder itself there")
+    refuse_link(path)
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
@@ -34,6 +36,26 @@ def own_folder(path: Path) -> Path:
             f"cannot make the folder {path}: {error.strerror or error}; choose another --home"
         ) from error
     return path
+
+
+def refuse_link(path: Path) -> None:
+    """Refuse a link in the place of a folder."""
+    if path.is_symlink():
+        raise RunError(f"{path} is a link, which is not followed; put the folder itself there")
+
+
+def keep_names(folder: Path) -> None:
+    """Have the names of the files in a folder on the disk: a power cut would undo a rename that is not.
+
+    A file system that synchronises no folders keeps them in its own way.
+    """
+    try:
+        sync_folder(folder)
+    except OSError as error:
+        if error.errno not in NO_SYNC:
+            raise RunError(
+                f"cannot write into {folder}: {error.strerror or error}; make room, or check the disk"
+            ) from error
 
 
 def read_own(path: Path, most: int = SETTINGS) -> bytes:
@@ -45,7 +67,10 @@ def read_own(path: Path, most: int = SETTINGS) -> bytes:
 
 
 def write_own(path: Path, data: bytes) -> None:
-    """Write a file that nobody else can read, whole or not at all; it never is readable in between."""
+    """Write a file that nobody else can read, whole or not at all; it never is readable in between.
+
+    It is on the disk when this returns, its name too.
+    """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -59,16 +84,19 @@ def write_own(path: Path, data: bytes) -> None:
         raise RunError(
             f"cannot write {path}: {error.strerror or error}; make room, or check its rights"
         ) from error
+    keep_names(path.parent)
 
 
 class RecordFiles:
     """The folder of a record: numbered files, and a manifest that names those that count.
 
-    A file's name is its number and its checksum, so that the manifest holds the checksums of all files.
+    A file's name is its number and its checksum, so that the manifest holds the checksums of all files. The folder
+    is made with the first file: a run that a site does not join leaves none.
     """
 
     def __init__(self, folder: Path, manifest: str) -> None:
-        self.folder, self.manifest = own_folder(folder), manifest
+        refuse_link(folder)
+        self.folder, self.manifest = folder, manifest
         self._number = 0
 
     def write_state(self, state: State) -> str:
@@ -82,8 +110,13 @@ class RecordFiles:
     def _write(self, data: bytes, suffix: str) -> str:
         self._number += 1
         name = f"{self._number:08d}-{hashlib.sha256(data).hexdigest()}.{suffix}"
+        self._make_folder()
         write_whole(self.folder / name, data)
         return name
+
+    def _make_folder(self) -> None:
+        if not self.folder.is_dir() or self.folder.is_symlink():
+            keep_names(own_folder(self.folder).parent)
 
     def read(self, name: str) -> bytes:
         """The bytes of a file, if they are those that were written."""
@@ -108,15 +141,25 @@ class RecordFiles:
             ) from error
 
     def write_manifest(self, values: dict[str, Any]) -> None:
-        """Write the manifest, with its own checksum."""
+        """Write the manifest, with its own checksum; it is on the disk when this returns, all names too."""
         text = json.dumps(values)
         whole = {"format": FORMAT, "sha256": hashlib.sha256(text.encode()).hexdigest(), "record": text}
+        self._make_folder()
         write_whole(self.folder / self.manifest, json.dumps(whole).encode())
+        keep_names(self.folder)
 
     def read_manifest(self) -> dict[str, Any] | None:
-        """What the manifest says, None if there is none yet."""
+        """What the manifest says, None if there is none yet.
+
+        It comes before all other files: were a lost one taken for a new record, private noise would be drawn again.
+        """
         path = self.folder / self.manifest
         if not path.exists() and not path.is_symlink():
+            if any(NAME.fullmatch(one.name) for one in self._there()):
+                raise RunError(
+                    f"{path} is missing, and other files of the record are there; bring it back from a copy, or "
+                    "ask the server for a new run"
+                )
             return None
         try:
             whole = json.loads(read_own(path, LARGEST_JSON))
@@ -130,10 +173,17 @@ class RecordFiles:
             ) from error
 
     def clean(self, named: Collection[str]) -> None:
-        """Remove files of earlier exchanges and half-written ones; of a link the link alone."""
-        for path in self.folder.iterdir():
+        """Remove files of earlier exchanges and half-written ones; of a link the link alone.
+
+        One that cannot be removed now is removed another time: it counts for nothing.
+        """
+        for path in self._there():
             if path.name != self.manifest and path.name not in named and not _is_folder(path):
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+
+    def _there(self) -> list[Path]:
+        return [*self.folder.iterdir()] if self.folder.is_dir() else []
 
     def count_from(self, named: Collection[str]) -> None:
         """Give new files higher numbers than those that are named; a name that is none of ours is refused."""

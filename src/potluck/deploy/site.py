@@ -6,11 +6,12 @@ model and secret are its own, and so is the last word on what it agrees to.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +19,36 @@ import torch
 
 from potluck.core.card import ClientId
 from potluck.core.dataset import Dataset
-from potluck.core.modest import Modest
+from potluck.core.modest import Modest, ModestResults
 from potluck.core.own_metrics import MetricSettings, measured_anyway, own_metrics, runs_no_other_code
+from potluck.core.plain_values import printable, shown
 from potluck.core.population import ClientFacts
 from potluck.core.rng import Rng, new_secret
+from potluck.core.trial import postponed
 from potluck.data import AugmentConfig, DataConfig, Split
 from potluck.deploy.bounds import (
     MOST_RUNS,
     MOST_TENSORS,
     NO_RUN,
     RUN,
+    SENT,
     check_models,
     check_welcome,
     check_work,
 )
 from potluck.deploy.joined_runs import JoinedRuns
+from potluck.deploy.kept_welcome import SUFFIX, KeptWelcome, check_room, rounds_of
 from potluck.deploy.orders import Orders
 from potluck.deploy.record_files import own_folder, read_own, write_own
 from potluck.deploy.resident import Agreed, Resident
 from potluck.deploy.site_data import site_data, site_public
 from potluck.deploy.site_status import OrderNotes
-from potluck.deploy.welcome import SENT, welcome
+from potluck.deploy.welcome import welcome
 from potluck.deploy.wire import (
     LARGEST_INTRODUCTION,
     Enrolment,
 )
+from potluck.engine.settings import EngineSettings
 from potluck.errors import (
     ConfigError,
     DataError,
@@ -50,16 +56,18 @@ from potluck.errors import (
     PotluckError,
     RunError,
     StepFailed,
+    first_line,
 )
 from potluck.experiment.blocks import Sites
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import FactsFromData, Federation, assemble, check_public, public_views
 from potluck.federation.groups import GroupData
 from potluck.federation.private_models import PrivateModels
-from potluck.files import with_checksum, without_checksum, write_json
+from potluck.files import with_checksum, without_checksum
 from potluck.methods.registry import find_method
 from potluck.models import ModelPool
 from potluck.models.build import Entry
+from potluck.models.registry import lookup
 from potluck.plugins import load_function, split_name
 from potluck.version import __version__
 
@@ -137,7 +145,7 @@ class Site(Orders):
     @functools.cached_property
     def _joined(self) -> dict[str, int]:
         """The runs it has joined, and the most bytes an order of each can have."""
-        return {file.stem: _most_of(file) for file in (self.home / "runs").glob("*.json")}
+        return {file.stem: _most_of(file) for file in (self.home / "runs").glob(f"*{SUFFIX}")}
 
     @property
     def most_bytes(self) -> int:
@@ -150,32 +158,34 @@ class Site(Orders):
             kept = self._welcome_file(run)
             if not kept.exists():
                 raise StepFailed("it has not joined this run yet; greet it first")
-            self.enrol(_kept_welcome(kept)["welcome"])
+            self.enrol(KeptWelcome.read(kept).offer)
         assert self.resident is not None
         return self.resident
 
     def _welcome_file(self, run: str) -> Path:
         if not RUN.fullmatch(run):
             raise ConfigError(NO_RUN)
-        return own_folder(self.home / "runs") / f"{run}.json"
+        return own_folder(self.home / "runs") / f"{run}{SUFFIX}"
 
     def enrol(self, offer: Mapping[str, Any]) -> Enrolment:
         """Join a run: a new one from its start, a known one where it was left."""
         if offer.get("potluck") != __version__:
             raise ConfigError(
-                f"the server runs potluck {offer.get('potluck')}, this site {__version__}; "
+                f"the server runs potluck {_version_in(offer)}, this site {__version__}; "
                 "install the same version on both sides"
             )
         check_welcome(offer)
         run = str(offer["run"])
         kept = self._welcome_file(run)
-        if kept.exists() and _kept_welcome(kept)["welcome"] != offer:
+        if kept.exists() and KeptWelcome.read(kept).offer != offer:
             raise ConfigError(f"run {run} is not as it was when this site joined it; start a new run")
         if self.resident is None or run != self.run:
             if run not in self._joined and len(self._joined) >= MOST_RUNS:
                 raise RunError(
                     f"{self.home} has records of {MOST_RUNS:,} runs; remove old ones with potluck prune"
                 )
+            if not kept.exists():
+                check_room(kept.parent, offer)
             joined = JoinedRuns(self.home)
             if run in joined and not kept.exists():
                 raise ConfigError(
@@ -184,22 +194,30 @@ class Site(Orders):
                 )
             if self.agreement is not None and run not in joined:
                 self.agreement.let_join(len(joined))
+            resident = self._resident(offer, run, kept.with_suffix(""))
+            KeptWelcome(offer, resident.most_bytes).write(kept)
+            joined.add(run)  # after the welcome: a run that is counted and has none was removed
+            self._joined[run] = resident.most_bytes
+            self.resident, self.run = resident, run  # last: it takes part only in what is written down
+        return self.resident.enrolment()
+
+    def _resident(self, offer: Mapping[str, Any], run: str, folder: Path) -> Resident:
+        """The live client of a run. Models are tried last: what was not agreed to is refused before any work."""
+        with postponed() as trials:
             federation = self.federation(dict(offer["experiment"]), run)
-            folder = kept.with_suffix("")
-            with Modest(tensors=MOST_TENSORS):
+            with _modest():
                 resident = Resident(
                     federation,
                     self.client,
                     folder,
                     self.agreement,
                     fresh=not self.simulated,
-                    rounds=_rounds(offer),
+                    rounds=rounds_of(offer),
                 )
-            write_json(kept, {"welcome": offer, "most": resident.most_bytes})
-            joined.add(run)  # after the welcome: a run that is counted and has none was removed
-            self._joined[run] = resident.most_bytes
-            self.resident, self.run = resident, run  # last: it takes part only in what is written down
-        return self.resident.enrolment()
+        with _modest():
+            for trial in trials:
+                trial()
+        return resident
 
     def federation(self, values: dict[str, Any], run: str) -> Federation:
         """A run as this site sees it: what the server told, with the site's own data, model and secret."""
@@ -214,7 +232,7 @@ class Site(Orders):
         own = experiment.training.per_client.get(self.client)
         check_work((own and own.epochs) or experiment.training.epochs, len(split[self.client].train))
         try:
-            with Modest(tensors=MOST_TENSORS):
+            with _modest():
                 return self._assembled(experiment, given, data, split, run, self._wanted(values))
         except ConfigError as error:
             if f"({self._models(experiment).label(self.client)})" in str(error):
@@ -257,9 +275,8 @@ class Site(Orders):
             self.agreement.let_play(experiment.training.rounds)
         roster = experiment.partition.sites
         if self.client not in roster:
-            raise ConfigError(
-                f"the server's experiment is for the clients {', '.join(roster)}; join as one of them"
-            )
+            known = printable(", ".join(roster), 200)
+            raise ConfigError(f"the server's experiment is for the clients {known}; join as one of them")
         check_models(len(experiment.pool().keys))
         return experiment
 
@@ -316,26 +333,23 @@ class Site(Orders):
         return PrivateModels(pool, [self.client], experiment.all_seeds(), settings.init == "per_client")
 
 
-def _rounds(offer: Mapping[str, Any]) -> int:
-    """The rounds of a run that was read as an experiment before."""
-    return int(offer["experiment"]["training"]["rounds"])
+@contextlib.contextmanager
+def _modest() -> Iterator[None]:
+    """Bound the models that a server describes, and what they make of a sample."""
+    bounds = Modest(tensors=MOST_TENSORS)
+    with ModestResults(bounds), bounds:
+        yield
 
 
-def _kept_welcome(file: Path) -> dict[str, Any]:
-    """The welcome of a run that this site has joined, as it was kept."""
-    try:
-        kept = json.loads(read_own(file))
-        return {"welcome": kept["welcome"], "most": int(kept["most"])}
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise RunError(
-            f"{file} cannot be read: {error}; bring it back from a copy, or ask the server for a new run"
-        ) from error
+def _version_in(offer: Mapping[str, Any]) -> str:
+    told = offer.get("potluck")
+    return printable(told, 50) if isinstance(told, str) else shown(told)
 
 
 def _most_of(file: Path) -> int:
     """The most bytes an order of a run can have; none if its welcome is damaged, which ends no other run."""
     try:
-        return int(_kept_welcome(file)["most"])
+        return KeptWelcome.read(file).most
     except RunError:
         return 0
 
@@ -348,7 +362,26 @@ def _site_group(data: Dataset, augment: AugmentConfig) -> GroupData:
 
 def model_entry(name: str) -> Entry:
     """A model by its registered name, or the function `file.py:build`."""
-    return load_function(name) if ":" in name else name
+    if ":" in name:
+        return load_function(name)
+    if name.endswith(".py"):
+        raise ConfigError(f"--model: {name} names a file alone; give {name}:FUNCTION, the one that builds it")
+    lookup(name)
+    return name
+
+
+def checked_device(name: str) -> str:
+    """The device that a site computes on, if it is there."""
+    try:
+        device = EngineSettings(device=name).torch_device()
+        torch.ones(1, device=device).tolist()
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("engine.device", "--device")) from error
+    except Exception as error:  # each kind of device has its own
+        raise ConfigError(
+            f"--device: {name!r} does not compute here ({first_line(error)}); use cpu or cuda:0"
+        ) from error
+    return str(device)
 
 
 def metric_functions(names: Sequence[str]) -> dict[str, Callable[..., Any]]:

@@ -15,7 +15,7 @@ from potluck.core.contract import Contract, Field
 from potluck.core.formulas import formula_value
 from potluck.core.low_rank import factor_shapes, largest_rank
 from potluck.core.message import Message
-from potluck.errors import MessageError, PinError
+from potluck.errors import MessageError
 
 _SPEC = re.compile(r"([a-z][a-z0-9_]*)\[((?:\d+|<=\d+|\*)(?:, ?(?:\d+|<=\d+|\*))*)?\]")
 
@@ -86,9 +86,12 @@ def specs_of(message: Message) -> dict[str, TensorSpec]:
 
 
 def specs_allowed(
-    contract: Contract, client: Client, symbols: Mapping[str, int], who: str
+    contract: Contract, client: Client, symbols: Mapping[str, int]
 ) -> Iterator[tuple[str, TensorSpec]]:
-    """Every tensor that a wire contract allows, with this client's names and sizes; `who` begins an error."""
+    """Every tensor that a wire contract allows, with this client's names and sizes.
+
+    A part that the client has not, such as statistics of a model without batch norm, allows none.
+    """
     for name, field in contract.items():
         if field.like is None:
             yield name, TensorSpec(_name(field.dtype), _sizes(field, symbols))
@@ -98,11 +101,6 @@ def specs_allowed(
                 yield f"{name}/{key}", TensorSpec.of(tensor)
                 if field.low_rank:
                     yield from _factors(f"{name}/{key}", tensor)
-        else:
-            raise PinError(
-                f"{who}: {name!r} is like {field.like!r}, which the client has not, so it cannot be pinned; "
-                "take part without an agreement, or in another method"
-            )
 
 
 def _factors(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, TensorSpec]]:

@@ -8,21 +8,12 @@ from typing import Any
 
 from potluck.core.own_metrics import MetricSettings
 from potluck.data import DataConfig
-from potluck.deploy.bounds import WEIGHTS
+from potluck.deploy.bounds import SENT, WEIGHTS
 from potluck.errors import ConfigError
 from potluck.experiment.blocks import Sites
 from potluck.experiment.schema import Experiment
 from potluck.methods.registry import find_method
 from potluck.version import __version__
-
-SENT = (
-    "name",
-    "method",
-    "models",
-    "training",
-    "seed",
-    "seeds",
-)  # of the experiment, as far as a client needs it
 
 
 def welcome(experiment: Experiment, run: str) -> dict[str, Any]:

@@ -92,8 +92,8 @@ class Performer:
 
 
 def _shapes(client: Client) -> Callable[[str], Shapes | None]:
-    """Looks up the shapes of the tensors in a part of the client."""
-    return lambda part: shapes_of(client[part].wire()) if part in client else None
+    """Looks up the shapes of the tensors in a part of the client; a part that it has not holds none."""
+    return lambda part: shapes_of(client[part].wire()) if part in client else {}
 
 
 def _forget_round_moments(client: Client) -> None:

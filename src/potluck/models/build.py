@@ -11,7 +11,7 @@ from torch import nn
 
 from potluck.core.model import Model
 from potluck.core.task import Task
-from potluck.core.trial import blame, duplicate, kind
+from potluck.core.trial import blame, duplicate, kind, now_or_later
 from potluck.errors import ModelError, first_line, nearest
 from potluck.front_door import front_door
 from potluck.models.adapt import adapt
@@ -60,7 +60,7 @@ def build(
         _refuse_unknown(source, made, rep_dim, rest)
     if isinstance(made, Model) and rep_dim in (None, made.rep_dim):
         if check:
-            check_model(made, task, who)
+            now_or_later(partial(check_model, made, task, who))
         return made
     if default_adapter is not None:
         rest = {"adapter": default_adapter} | rest

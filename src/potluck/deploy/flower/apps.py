@@ -60,7 +60,9 @@ def ask_worker(path: str, order: bytes, wait: float = WORKER_WAIT) -> bytes:
             break
         except OSError as error:
             if time.monotonic() > end:
-                raise ConnectionError(f"there is no worker at {path}: {error}") from error
+                raise ConnectionError(
+                    "there is no worker at its site"
+                ) from error  # no path: the server hears it
             time.sleep(0.2)
     with channel:
         try:

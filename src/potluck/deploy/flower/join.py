@@ -17,6 +17,7 @@ from potluck.deploy.flower.connections import Security, check_server, free_port,
 from potluck.deploy.flower.processes import PULSE, Process, require_files, require_flower, start_supernode
 from potluck.deploy.flower.watching import PAUSE, NodeWatch, Watched, WorkerWatch
 from potluck.deploy.logs import VARIABLE, Log
+from potluck.deploy.node_keys import check_node_key
 from potluck.deploy.record_files import own_folder
 from potluck.deploy.site_status import SiteStatus, read_orders
 from potluck.errors import ConfigError
@@ -25,6 +26,10 @@ from potluck.live.snapshot import Follower
 from potluck.live.status_file import about_here, kept
 
 HALVES = ("", "worker", "node")
+KNOWN_NOISE = (
+    "--simulated takes private noise from the experiment's seed, which the server knows: it protects nothing; "
+    "leave it out but for tests"
+)
 LOCK = ".join.lock"  # in a home, held while a `join` is at work there
 
 
@@ -63,6 +68,8 @@ class Joining:
             Path(word.rpartition(":")[0]) for word in (self.model, self.data, *self.metrics) if ".py:" in word
         ]
         require_files(*own, self.accept, self.security.ca, self.security.node_key)
+        if self.only != "worker" and self.security.node_key is not None:
+            check_node_key(self.security.node_key)
 
     def worker_words(self, socket_path: Path) -> list[str]:
         """The command line of the worker."""
@@ -141,7 +148,9 @@ def alone(home: Path) -> Iterator[None]:
 def _take_part(joining: Joining, notice: Callable[[str], None]) -> None:
     if joining.only != "worker" and not check_server(joining.server, joining.security):
         notice(f"nobody answers at {joining.server} yet: it is tried until the server is there")
-    flower, port = joining.home / "flower", free_port()
+    if joining.simulated:
+        notice(KNOWN_NOISE)
+    flower = joining.home / "flower"
     flower.mkdir(exist_ok=True, mode=0o700)
     with contextlib.ExitStack() as stack:
         path = (
@@ -151,12 +160,14 @@ def _take_part(joining: Joining, notice: Callable[[str], None]) -> None:
         words = joining.worker_words(path)
 
         def worker() -> Process:
+            if joining.socket is None:
+                make_meeting_place(path.parent)
             log, note = joining.home / "worker.log", joining.home / "worker.pid"
             unbuffered = {**os.environ, "PYTHONUNBUFFERED": "1", VARIABLE: joining.log}
             return Process(words, log, unbuffered, piped=True, name="the worker", note=note)
 
         def supernode() -> Process:
-            return start_supernode(joining.server, joining.security, flower, path, port)
+            return start_supernode(joining.server, joining.security, flower, path, free_port())
 
         watched: list[Watched] = []
         if joining.only != "node":
@@ -173,6 +184,15 @@ def _take_part(joining: Joining, notice: Callable[[str], None]) -> None:
             time.sleep(PAUSE)
             for one in watched:
                 one.look(notice)
+
+
+def make_meeting_place(folder: Path) -> None:
+    """Make the folder of the socket anew where a cleaner of temporary files took it; nobody else's will do."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    about = folder.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
+        raise ConfigError(f"{folder} is not this user's alone; move it away, or give a --socket elsewhere")
 
 
 def _watch(start: Callable[[], Process], stack: contextlib.ExitStack) -> Watched:

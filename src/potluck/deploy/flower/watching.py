@@ -96,14 +96,17 @@ class WorkerWatch:
     """Asks the worker now and then whether it is there; it answers also while it trains."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._misses = path, 0
+        self.path, self._misses, self._lived = path, 0, 0.0
+        self._opened = False  # whether this worker's socket was there
         self._next = time.monotonic() + ASK_EVERY
 
     def stalled(self, lived: float) -> str:
-        """A sentence if the worker takes connections but has not answered several questions."""
+        """A sentence if the worker has not answered several questions, or its socket was there and is gone."""
+        self._opened = self.path.is_socket() or (self._opened and lived >= self._lived)
+        self._lived = lived
         if time.monotonic() < self._next:
             return ""
-        self._misses = 0 if answers(self.path) else self._misses + 1
+        self._misses = 0 if answers(self.path, opened=self._opened) else self._misses + 1
         self._next = time.monotonic() + ASK_EVERY
         if self._misses < MISSES:
             return ""
@@ -111,15 +114,16 @@ class WorkerWatch:
         return "it does not answer at its socket"
 
 
-def answers(path: Path, wait: float = ANSWER_WAIT) -> bool:
-    """Whether a worker is alive: only one that takes a connection and stays silent is not.
+def answers(path: Path, wait: float = ANSWER_WAIT, opened: bool = False) -> bool:
+    """Whether a worker is alive: one that takes a connection and stays silent is not.
 
-    One that has not opened its socket yet is loading its data.
+    One that has not `opened` its socket yet is loading its data. If it has, and a cleaner of temporary files took
+    it away, no order reaches the worker any more.
     """
     try:
         channel = frames.connect(str(path))
     except OSError:
-        return True
+        return not opened
     with channel:
         channel.settimeout(wait)
         try:

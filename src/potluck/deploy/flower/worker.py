@@ -23,7 +23,7 @@ from pathlib import Path
 from potluck.deploy.flower.watching import ALIVE
 from potluck.deploy.record_files import own_folder
 from potluck.deploy.resident import load_agreement
-from potluck.deploy.site import Site, metric_functions, model_entry
+from potluck.deploy.site import Site, checked_device, metric_functions, model_entry
 from potluck.deploy.site_status import OrderNotes
 from potluck.engine import frames
 from potluck.errors import MessageError, PotluckError
@@ -137,7 +137,7 @@ def main(words: Sequence[str] | None = None) -> int:
             load_function(given.data),
             Path(given.home),
             load_agreement(Path(given.accept)) if given.accept else None,
-            given.device,
+            checked_device(given.device),
             given.simulated,
             metric_functions(given.metric),
         )

@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from potluck.core.modest import MOST_SIDE
+from potluck.core.plain_values import shown
 from potluck.core.task import Task
 from potluck.errors import ModelError
 from potluck.models.parts import Backbone, scale_convolutions
@@ -164,6 +166,8 @@ def _enlarged(task: Task, side: int) -> tuple[int, int]:
     least = min(height, width)
     if not isinstance(side, int) or side < least:
         raise ModelError(f"side is {side!r}; give a whole number from {least}, the image's own, on")
+    if side > max(MOST_SIDE, least):
+        raise ModelError(f"side is {shown(side)}; give at most {MOST_SIDE:,}")
     return round(height * side / least), round(width * side / least)
 
 

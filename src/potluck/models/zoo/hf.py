@@ -25,6 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from potluck.core.modest import MOST_SIDE
+from potluck.core.plain_values import shown
 from potluck.core.task import Task
 from potluck.data.word_pieces import Pieces
 from potluck.errors import ModelError
@@ -85,7 +87,8 @@ class ImageTransformer(Transformer):
         if self.family == "vit" and fixed:
             self.size = _pair(settings.image_size)
         else:
-            self.size = tuple(math.ceil(side / _step(settings)) * _step(settings) for side in sides)
+            step = _step(settings)
+            self.size = tuple(math.ceil(side / step) * step for side in sides)
         if self.family == "vit":
             settings.image_size = self.size
         else:
@@ -173,9 +176,12 @@ def tokenize(source: str, texts: Sequence[str], length: int) -> tuple[Tensor, Pi
 
 def _step(settings: Any) -> int:
     """The sides of an image are multiples of this: a patch, or what SegFormer's first attention reduces."""
-    if settings.model_type == "vit":
-        return int(settings.patch_size)
-    return int(settings.strides[0] * settings.sr_ratios[0])
+    vit = settings.model_type == "vit"
+    step = int(settings.patch_size if vit else settings.strides[0] * settings.sr_ratios[0])
+    if not 1 <= step <= MOST_SIDE:
+        option = "patch_size" if vit else "strides times sr_ratios, of the first stage,"
+        raise ModelError(f"config: {option} is {shown(step)}; give 1 to {MOST_SIDE:,}")
+    return step
 
 
 def _pair(size: Any) -> tuple[int, int]:
