@@ -269,6 +269,24 @@ def test_slots_grow_again_once_there_is_room(gpu: Gpu, monkeypatch: pytest.Monke
     assert sum("has room again" in sentence for sentence in gpu.heard) == 3
 
 
+def test_stored_states_make_room_before_a_client_is_too_much(gpu: Gpu) -> None:
+    short, room = Short(gpu, 0, while_built=False), [True, True, False]
+
+    def make_room() -> bool:
+        short.room = int(len(room) == 2)
+        return room.pop(0)
+
+    gpu.slots.make_room = make_room
+    assert short.serve("a1") == ["a1"]
+    assert (
+        gpu.heard[1:]
+        == [
+            "GPU memory ran out with 1 client in flight; going on with 1 at once and half the stored states on it"
+        ]
+        * 2
+    )
+
+
 @pytest.mark.parametrize("while_built", [False, True])
 def test_too_little_for_one_client_is_said(gpu: Gpu, while_built: bool) -> None:
     short = Short(gpu, 0, while_built)

@@ -340,6 +340,21 @@ def test_states_go_down_one_step_at_a_time(tmp_path: Path) -> None:
     store.close()
 
 
+def test_where_memory_runs_out_half_of_the_states_leave_the_device(tmp_path: Path) -> None:
+    store = ClientStore(Budget(99 * BYTES, 99 * BYTES), tmp_path)
+    assert not store.give_way(), "this one has no device"
+    with_a_device(store)
+    for client in "abcd":
+        store.put(client, packed(ord(client)))
+    assert store.give_way()
+    assert {client for client, kept in store._kept.items() if kept.device is not None} == {"c", "d"}
+    assert value_of(store.fetch("a")) == ord("a")
+    assert len(store.device) == 2, "no more may come back"
+    assert store.give_way()
+    assert not store.give_way(), "the one used last stays"
+    store.close()
+
+
 CLIENTS = [str(number) for number in range(6)]
 
 

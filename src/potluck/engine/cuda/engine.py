@@ -52,7 +52,13 @@ class CudaEngine(StoringEngine):
         self.streams = [torch.cuda.Stream(clients.device) for _ in range(streams)]  # type: ignore[no-untyped-call]
         self._notice, self._told = notice, set[str]()
         self.slots = Slots(
-            clients.device, clients.kind, slots, self.streams, self._tell, self._size_of_last_batch
+            clients.device,
+            clients.kind,
+            slots,
+            self.streams,
+            self._tell,
+            self._size_of_last_batch,
+            self.store.give_way,
         )
         self._rows = RowsOnDevice(clients.device)
         self._initial = InitialStates(clients)

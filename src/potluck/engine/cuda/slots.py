@@ -83,15 +83,17 @@ class Slots:
         streams: Sequence[torch.cuda.Stream],
         notice: Callable[[str], None],
         last_batch: Callable[[ClientId], int] = lambda client: 0,
+        make_room: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`last_batch` gives the size of the short batch that a client's epochs end in."""
+        """`last_batch` gives the size of the short batch that a client's epochs end in.
+
+        `make_room` takes stored states off the device; False if there are none to take.
+        """
         self.device, self.kind, self.limit, self.streams = device, kind, limit, streams
-        self.notice, self.last_batch = notice, last_batch
+        self.notice, self.last_batch, self.make_room = notice, last_batch, make_room
         self.most = limit
-        self._calm, self._patience = (
-            0,
-            GROWS_AFTER,
-        )  # exchanges since memory ran out, and how many to wait for
+        self._calm = 0  # exchanges since memory ran out
+        self._patience = GROWS_AFTER  # how many to wait for
         self._pools: dict[str, list[Slot]] = {}
         self._homes: dict[tuple[ClientId, Steps], Slot] = {}  # the slot in which each client last did what
 
@@ -148,8 +150,12 @@ class Slots:
         return [outcomes[id(request)] for request in requests]
 
     def _shrink(self, used: int, kinds: int) -> None:
-        """Half as many slots, but at first one of each kind, because a slot cannot change its kind."""
-        if used <= 1:
+        """Half as many slots, and half the stored states on the device.
+
+        At first there stays a slot of each kind, because a slot cannot change its kind.
+        """
+        gave_way = self.make_room()
+        if used <= 1 and not gave_way:
             free, total = (number / 2**30 for number in torch.cuda.mem_get_info(self.device))
             held = torch.cuda.memory_allocated(self.device) / 2**30
             raise ConfigError(
@@ -157,9 +163,12 @@ class Slots:
                 "states and messages of this run: too little for one client; have fewer clients in a round, a "
                 "smaller batch or model, or engine.device: cpu"
             )
-        self.limit = max(used // 2, kinds) if used > kinds else used // 2
+        self.limit = max(used // 2, kinds) if used > kinds else max(used // 2, 1)
         self._calm, self._patience = 0, 2 * self._patience
-        self.notice(f"GPU memory ran out with {_clients(used)} in flight; going on with {self.limit} at once")
+        states = " and half the stored states on it" if gave_way else ""
+        self.notice(
+            f"GPU memory ran out with {_clients(used)} in flight; going on with {self.limit} at once{states}"
+        )
 
     def _grow(self) -> None:
         """Allow more slots, if their number was lowered a while ago and what is free has room for them."""

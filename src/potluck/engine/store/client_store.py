@@ -263,6 +263,17 @@ class ClientStore:
                 self._stale.discard(kept.saved)
             self._note(kept)
 
+    def give_way(self) -> bool:
+        """Put half of what is on the device aside, as its memory ran out; False if there is too little to give.
+
+        From now on no more than the other half stays there.
+        """
+        if self._transfers is None or len(self.device) < 2:
+            return False
+        self.device.limit = self.device.used // 2
+        self._trim()
+        return True
+
     def _held(self, state: State) -> Kept:
         """A state where it is now."""
         packing = (state.flat.numel(), state.layout) if isinstance(state, Packed) else None
