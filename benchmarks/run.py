@@ -3,6 +3,7 @@
     python benchmarks/run.py                              every case, in tf32 on a GPU
     python benchmarks/run.py --cases fedmrl,host          the cases whose names hold one of these words
     python benchmarks/run.py --tiny                       every path on a CPU in a minute; the figures mean nothing
+    python benchmarks/run.py --compile on                 with compiled models
     python benchmarks/run.py --out before.json            keep the figures …
     python benchmarks/run.py --against before.json        … and show what became of them
 
@@ -209,7 +210,9 @@ def measure(case: Case, options: argparse.Namespace) -> Row:
             "optimizer": {"lr": 0.01},
         },
         "evaluate": {"every": 1 if case.evaluate else NEVER},
-        "engine": {"precision": options.precision} if on_gpu else {"device": "cpu"},
+        "engine": {"precision": options.precision, "compile": options.compile}
+        if on_gpu
+        else {"device": "cpu"},
     }
     if case.public:
         settings["public"] = {"data": images(case.public, case.side)}
@@ -285,6 +288,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=20, help="rounds that are timed")
     parser.add_argument("--warm-up", type=int, default=10, help="rounds before them")
     parser.add_argument("--precision", default="tf32", choices=["float32", "tf32", "bfloat16"])
+    parser.add_argument("--compile", default="off", choices=["on", "off"], help="engine.compile")
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
     parser.add_argument("--against", type=Path, help="such a file, of before")
     parser.add_argument("--tiny", action="store_true", help="few rounds of few small clients")
@@ -307,7 +311,8 @@ def main() -> None:
         kept = json.loads(options.against.read_bytes())
         before = {one["case"]: Row(**one) for one in kept["rows"]}
         print(f"before: {kept['machine']}")
-    print(f"{machine()}, {options.precision if torch.cuda.is_available() else 'float32'}\n")
+    how = f"{options.precision}, compile {options.compile}" if torch.cuda.is_available() else "float32"
+    print(f"{machine()}, {how}\n")
     print(line(COLUMNS), line(["---", *["---:"] * (len(COLUMNS) - 1)]), sep="\n", flush=True)
     for case in chosen(options):
         rows.append(apart(case, options))

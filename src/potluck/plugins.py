@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import hashlib
 import importlib
 import sys
 import sysconfig
@@ -90,11 +91,20 @@ def is_plugin_file(module: str) -> bool:
 
 
 def _import_file(file: Path) -> ModuleType:
-    """Import a Python file; in one process it is run once."""
+    """Import a Python file; in one process it is run once.
+
+    A file that was edited since is refused: its old code would run under the name of the new one.
+    """
     key = module_name(str(file))
     if key in sys.modules:
+        if _loaded_texts.get(key) not in (None, _texts(file)):
+            raise ConfigError(
+                "it, or a file that it imports, was edited after this process loaded it; start a new process (in a "
+                "notebook: restart the kernel)"
+            )
         sys.modules[key] = sys.modules.pop(key)  # `find_function` takes the file that was asked for last
         return sys.modules[key]
+    texts = _texts(file)
     spec = spec_from_loader(key, _Uncached(key, str(file)))
     assert spec is not None
     assert spec.loader is not None
@@ -105,7 +115,17 @@ def _import_file(file: Path) -> ModuleType:
     except BaseException:
         sys.modules.pop(key, None)
         raise
+    _loaded_texts[key] = texts
     return module
+
+
+_loaded_texts: dict[str, str] = {}  # of a plugin file in sys.modules: a hash of what was loaded
+
+
+def _texts(file: Path) -> str:
+    """A hash of a file and of the files that it imports from its own folder."""
+    files = (file, *imported_beside(file))
+    return hashlib.sha256(b"".join(one.read_bytes() for one in files)).hexdigest()
 
 
 @contextlib.contextmanager

@@ -165,6 +165,16 @@ class TestContent:
         assert message.sizes() == {"small": 8, "counts": 4}
         assert message.scalars == 12
 
+    def test_memory_is_laid_out_as_after_a_journey(self):
+        """Sums over memory in another order differ in their last bits."""
+        image = torch.arange(48.0).view(2, 3, 4, 2).to(memory_format=torch.channels_last)
+        sent = Message({"model": {"w": image}, "t": torch.ones(2, 3).t()})
+        arrived, _ = Message.decode(sent.encode())
+        assert {name: value.stride() for name, value in sent.items()} == {
+            name: value.stride() for name, value in arrived.items()
+        }
+        assert torch.equal(sent["model/w"], image)
+
     def test_no_gradient_crosses(self):
         parameter = torch.nn.Parameter(torch.ones(2))
         assert not Message({"w": parameter})["w"].requires_grad
@@ -482,6 +492,10 @@ def test_the_same_tensors_are_the_same_message_until_one_is_replaced() -> None:
     assert torch.equal(messages.of({"small": small, "counts": counts})["counts"], torch.zeros(4))
     counts.data = counts.data[:2]
     assert messages.of({"small": small, "counts": counts})["counts"].shape == (2,)
+    turned = torch.ones(2, 3).t()
+    assert messages.of({"turned": turned})["turned"].sum() == 6
+    turned.add_(1)
+    assert messages.of({"turned": turned})["turned"].sum() == 12
     small["w"] = torch.ones(2, 3)
     assert messages.of({"small": small, "counts": counts})["small/w"].data_ptr() == small["w"].data_ptr()
     assert list(messages.of({"counts": counts})) == ["counts"]

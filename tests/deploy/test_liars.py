@@ -8,6 +8,8 @@ import sites
 import torch
 from hostile import note_of, noted
 from links import Link, Told, blown_up, is_training, serve
+from test_card_matrix import MODELS as MATRIX_MODELS
+from test_card_matrix import OPTIONS as MATRIX_OPTIONS
 from test_sites import OPTIONS
 from torch import nn
 
@@ -22,6 +24,7 @@ from potluck.engine.rounds import Rounds
 from potluck.engine.serial import SerialEngine
 from potluck.errors import RoundFailed, RunError
 from potluck.methods.fedavg import FedAvg
+from potluck.methods.registry import method_names
 
 ALIKE = {"models": {"pool": "mlp-small", "rep_dim": 16, "init": "per_client"}}
 
@@ -328,3 +331,54 @@ def test_a_liar_cannot_hide_behind_a_whole_tensor(tmp_path):
 
     _, told, _ = play(tmp_path, {"name": "fedkd"}, lying(whole, "train"))
     assert left_out(told)
+
+
+# --- sizes and counts that are not left open ---
+
+
+@pytest.mark.parametrize("method", method_names())
+def test_every_reply_has_a_largest_size(method):
+    """Where a contract leaves a size open, a reply may have 2 GiB before anybody looks at it."""
+    pool = dict(zip(sites.IDS, MATRIX_MODELS.get(method, ["mlp-small"] * 3), strict=True))
+    models = {"models": {"pool": pool, "rep_dim": None if method == "scalefl" else 16}}
+    federation = sites.simulated({"name": method, **MATRIX_OPTIONS.get(method, {})}, **models).build()
+    rounds = Rounds(federation, SerialEngine(federation.clients))
+    sizes = {step: rounds.largest_reply("0", (step,)) for step in federation.method.steps()}
+    assert all(size is not None and size < 1 << 24 for size in sizes.values()), sizes
+
+
+@pytest.mark.parametrize("beyond", [1.0, 3e38])
+def test_nobody_has_seen_more_samples_than_training_shows(tmp_path, beyond):
+    """Two liars that count too much would outweigh all others, or make the sum of all counts infinite."""
+    seen = {}
+
+    def more(up):
+        most = seen["most"]
+        assert up["counts"].sum() <= most
+        return up | {"counts": torch.full_like(up["counts"], most) + beyond}
+
+    first, second = (lying(more, "train", client=client) for client in "12")
+    method = {"name": "fedproto", "online": True, "weights": "count"}
+    training = {"rounds": 2, "batch_size": 16, "optimizer": {"lr": 0.05}, "epochs": 2, "last_batch": "wrap"}
+    training |= {"per_client": {"1": {"epochs": 3}}, "quorum": 0.3}
+
+    def tamper(order, data):
+        if isinstance(order, Request):
+            epochs, samples = {"1": 3}.get(order.client, 2), len(sites.part(order.client)["train"][0])
+            seen["most"] = epochs * 16 * -(-samples // 16)
+        return second(order, first(order, data))
+
+    _, told, _ = play(tmp_path, method, tamper, training=training)
+    assert [end.round for end in told.ends] == [1, 2]
+    assert len(left_out(told)) == 4
+    assert all(
+        "tensor 'counts' has other numbers than whole numbers from 0 to" in one for one in left_out(told)
+    )
+
+
+def test_who_trains_longer_may_count_more(tmp_path):
+    method = {"name": "fedproto", "online": True, "weights": "count"}
+    training = {"rounds": 2, "batch_size": 16, "optimizer": {"lr": 0.05}, "epochs": 2, "last_batch": "wrap"}
+    training |= {"per_client": {"1": {"epochs": 3}}}
+    _, told, _ = play(tmp_path, method, lambda order, data: data, training=training)
+    assert not left_out(told)

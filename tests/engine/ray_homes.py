@@ -12,7 +12,8 @@ import torch
 
 from potluck.core.packed import State
 from potluck.engine.ray.engine import RayEngine
-from potluck.engine.ray.homes import Home, Homes
+from potluck.engine.ray.handles import Home
+from potluck.engine.ray.homes import Homes
 from potluck.engine.ray.spots import Spot
 from potluck.engine.settings import EngineSettings
 from potluck.federation.builder import ClientBuilder
@@ -24,6 +25,9 @@ class WarmHomes(Homes):
     pool: list[tuple[str, Any]] = []  # machine and process
     kills: frozenset[int] = frozenset()  # after which replies, counted from 1, a home is killed
     seen = 0
+
+    def _spots_with_room(self) -> list[Spot]:
+        return self.spots  # those that are warm have theirs
 
     def _make(self, spot: Spot, anywhere: bool = False) -> Home:
         warm = next((one for one in self.pool if one[0] == spot.node and not anywhere), None)
@@ -51,17 +55,19 @@ class WarmHomes(Homes):
 
 
 class Engines:
-    """Makes Ray engines with two homes, one at a time, and hears what they say."""
+    """Makes Ray engines with two homes and hears what they say; the last few are open, the others closed."""
 
-    def __init__(self, settings: EngineSettings | None = None) -> None:
+    def __init__(self, settings: EngineSettings | None = None, open: int = 1) -> None:
         self.settings = settings or EngineSettings(name="ray", workers=2)
+        self.open = open
         self.heard: list[str] = []
         self.made: list[RayEngine] = []
 
     def __call__(self, clients: ClientBuilder) -> RayEngine:
-        self.close()
+        while len(self.made) >= self.open:
+            self.made.pop(0).close()
         self.made.append(RayEngine(clients, self.settings, notice=self.heard.append))
-        return self.made[0]
+        return self.made[-1]
 
     def kill_after(self, *replies: int) -> None:
         """Kill a home after these replies from now on."""
@@ -73,7 +79,7 @@ class Engines:
         return len([sentence for sentence in self.heard if "is lost" in sentence])
 
     def close(self) -> None:
-        """Close the engine made last."""
+        """Close all engines."""
         while self.made:
             self.made.pop().close()
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib
 import itertools
+import os
 import socket
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,16 +38,20 @@ ray = pytest.importorskip("ray")
 from ray_homes import Engines, WarmHomes, same  # noqa: E402
 
 import potluck.engine.ray.engine as ray_engine  # noqa: E402
+import potluck.engine.ray.handles as handles  # noqa: E402
 import potluck.engine.ray.homes as ray_homes  # noqa: E402
 from potluck.engine.ray import cluster as clusters  # noqa: E402
+from potluck.engine.ray import door  # noqa: E402
 from potluck.engine.ray.balance import Seconds, shared_out  # noqa: E402
 from potluck.engine.ray.cluster import Cluster, Node  # noqa: E402
+from potluck.engine.ray.door import check_door  # noqa: E402
 from potluck.engine.ray.engine import RayEngine  # noqa: E402
+from potluck.engine.ray.handles import Call, Home  # noqa: E402
 from potluck.engine.ray.home import HomeProcess  # noqa: E402
 from potluck.engine.ray.home import opened as home_opened  # noqa: E402
-from potluck.engine.ray.homes import LOSSES, Home, Homes, _packed  # noqa: E402
-from potluck.engine.ray.parcel import pack, unpack  # noqa: E402
-from potluck.engine.ray.spots import Spot, choose_spots, home_settings  # noqa: E402
+from potluck.engine.ray.homes import LOSSES, Homes, _packed  # noqa: E402
+from potluck.engine.ray.parcel import _is_loose, pack, unpack  # noqa: E402
+from potluck.engine.ray.spots import Spot, choose_spots, fitting, home_settings  # noqa: E402
 
 SCHEDULE: list[Sequence[ClientId]] = [ALL, ("0", "2"), ALL]
 ON_RAY = EngineSettings(name="ray")
@@ -61,7 +69,6 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def engines(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engines]:
     monkeypatch.setattr(ray_engine, "Homes", WarmHomes)
-    monkeypatch.setattr(ray_homes, "START", 120.0)  # tests share their cores with others
     found = Engines()
     found.kill_after()
     yield found
@@ -264,7 +271,10 @@ def test_homes_are_dealt_out_to_machines_in_turn() -> None:
     assert [spot.gpus for spot in choose_spots(asked, "cuda", gpus, 100)] == [0.5] * 4
 
 
-def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+HERE, THERE = '[["127.0.0.1", "north"]]', '[["192.0.2.1", "south"]]'
+
+
+def test_addresses() -> None:
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
         nobody = f"127.0.0.1:{door.getsockname()[1]}"
@@ -277,9 +287,49 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
             check_engine(ON_RAY.model_copy(update={"address": address}))
     with pytest.raises(ConfigError, match=r"address is that of a Ray cluster; set engine\.name to ray"):
         EngineSettings(address="head:1")
-    monkeypatch.setattr(clusters, "_has_token", lambda: False)
-    with pytest.raises(ConfigError, match=r"10\.0\.0\.5:1 takes commands without a token"):
-        Cluster._refuse_open_doors(SimpleNamespace(), "10.0.0.5:1")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("own", "anybody", "alone", "sentence"),
+    [
+        ((0, HERE, ""), (1, "", "InvalidAuthToken"), False, None),
+        ((0, HERE, ""), (0, HERE, ""), False, "takes commands without a token"),
+        ((0, HERE, ""), (0, HERE, ""), True, None),  # nobody else reaches it
+        (
+            (0, THERE, ""),
+            (1, "", ""),
+            False,
+            r"no node .* this machine, they are on south \(192.0.2.1\)",
+        ),
+        ((0, "[]", ""), (1, "", ""), False, "no node .* they are on none; start one here with: ray start"),
+        ((1, "", "x\nInvalidAuthToken: it is missing or incorrect"), None, False, "wants its token: set RAY"),
+        ((-1, "", "no answer within 20 s"), None, False, r"does not answer \(no answer within 20 s\)"),
+    ],
+)
+def test_the_door_of_a_cluster(
+    monkeypatch: pytest.MonkeyPatch, own: Any, anybody: Any, alone: bool, sentence: str | None
+) -> None:
+    answers = iter([own, anybody])
+    monkeypatch.setattr(door, "_knocking", lambda *address, **environment: contextlib.nullcontext())
+    monkeypatch.setattr(door, "_heard", lambda process: next(answers))
+    if sentence is None:
+        door.check_door("10.0.0.5:6379", alone)
+        return
+    with pytest.raises(ConfigError, match=f"^engine.address: .*{sentence}"):
+        door.check_door("10.0.0.5:6379", alone)
+
+
+def test_a_cluster_is_asked_in_another_process(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster itself, not what this process has: one without a token takes drivers that have one."""
+    address = ray.get_runtime_context().gcs_address
+    check_door(address, alone=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "another")
+    with pytest.raises(ConfigError, match=f"^engine.address: the cluster at {address} wants its token"):
+        check_door(address, alone=False)
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/nowhere")
+    with pytest.raises(ConfigError, match=f"^engine.address: the cluster at {address} wants its token"):
+        check_door(address, alone=False)
 
 
 @pytest.mark.parametrize("version", ["2.55.0", "2.61.0", "3.0.0"])
@@ -292,15 +342,17 @@ def test_another_version_of_ray(monkeypatch: pytest.MonkeyPatch, version: str) -
 
 
 class FewHomes(Homes):
-    """Homes that are compared, without a cluster."""
+    """Homes without a cluster, but for a list of its machines."""
 
-    def __init__(self, mixed: bool) -> None:
+    def __init__(self, mixed: bool = False, nodes: Sequence[Node] = ()) -> None:
         self.settings, self.heard = EngineSettings(name="ray", mixed=mixed), list[str]()
         self.notice, self.alive, self.known = self.heard.append, [], []
         self.coming, self.spots, self.losses = [], [Spot("1", 1, 0, 1)], 0
+        self.again, self.why = 0.0, ""
+        self.cluster = SimpleNamespace(nodes=lambda: [*nodes])  # type: ignore[assignment]
 
     def take(self, node: str, **about: Any) -> None:
-        self._admit(Home(None, None, node), about)  # type: ignore[arg-type]
+        self._admit(Home(None, None, node), {"used": 0.0, **about})  # type: ignore[arg-type]
 
 
 def test_unlike_machines_are_refused_by_name() -> None:
@@ -339,14 +391,129 @@ def test_data_that_a_home_does_not_have(monkeypatch: pytest.MonkeyPatch, tmp_pat
     )
 
 
+def test_a_home_asks_for_queues_before_it_asks_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver of a GPU reads their number once, when something first asks for it."""
+    seen: list[str | None] = []
+
+    def no_device(settings: EngineSettings) -> torch.device:
+        seen.append(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"))
+        raise ConfigError("engine.device: cuda is not there")
+
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    monkeypatch.setattr(EngineSettings, "torch_device", no_device)
+    found = home_opened(lambda: None, EngineSettings().model_dump(), 1.0)  # type: ignore[arg-type, return-value]
+    assert found == (None, {"refused": "engine.device: cuda is not there"})
+    assert seen == ["32"]
+
+
 def test_what_cannot_be_sent_is_refused() -> None:
     lock = threading.Lock()
     with pytest.raises(ConfigError, match=r"^engine.name: what was given from Python cannot be sent .*lock"):
         _packed(SimpleNamespace(given=lambda: lock))  # type: ignore[arg-type]
 
 
-def test_nobody_left_is_one_sentence() -> None:
-    homes = FewHomes(mixed=False)
-    homes.losses = LOSSES + 1
-    with pytest.raises(RunError, match=r"^no home is left on the Ray cluster.*potluck resume$"):
+# --- slow machines --------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Ten seconds pass between any two looks at it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(ray_homes.time, "monotonic", self.look)
+
+    def look(self) -> float:
+        self.now += 10
+        return self.now
+
+
+class LateHomes(FewHomes):
+    """A home is made when there is none, and ready long after that."""
+
+    ready = 500.0
+    made = 0
+
+    def _replace(self, spot: Spot) -> None:
+        self.made += 1
+        self.coming.append(Home(None, spot, "late"))
+
+    def _arrivals(self, seconds: float = 0.0) -> None:
+        if self.coming and ray_homes.time.monotonic() > self.ready:
+            self.alive.append(self.coming.pop())
+
+
+def test_a_home_that_starts_slowly_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch)
+    homes = LateHomes(nodes=NODES)
+    homes.wait_for_one()
+    assert (len(homes.alive), homes.made) == (1, 1)
+
+
+@pytest.mark.parametrize(("nodes", "waited"), [((), 120), (NODES, 600)])
+def test_nobody_left_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, nodes: Sequence[Node], waited: float
+) -> None:
+    clock, homes = Clock(monkeypatch), LateHomes(nodes=nodes)
+    homes.ready, homes.why = 10_000.0, "north: its process ended"
+    with pytest.raises(
+        RunError, match=r"^no home is left .* \(north: its process ended\); .*potluck resume$"
+    ):
         homes.wait_for_one()
+    assert waited < clock.now < 2 * waited
+
+
+def test_attempts_to_replace_a_home_have_an_end_and_time_between_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, homes = Clock(monkeypatch), FewHomes(nodes=NODES)
+    pauses = []
+    for _ in range(LOSSES + 1):
+        before = clock.now
+        homes._count_loss("it never ran")
+        pauses.append(homes.again - before - 10)
+    assert pauses == [2, 4, 8, 16]
+    with pytest.raises(RunError, match=r"it never ran"):
+        homes.wait_for_one()
+
+
+@pytest.mark.parametrize(
+    ("used", "arrives", "hung"), [(12.5, True, False), (11.5, True, True), (0.0, False, False)]
+)
+def test_a_home_that_works_has_time(
+    monkeypatch: pytest.MonkeyPatch, used: float, arrives: bool, hung: bool
+) -> None:
+    """Of 100 s without an answer a home that used 10 s of CPU time before has worked for 2 s or more."""
+    monkeypatch.setattr(handles.time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(handles, "_pulse", lambda home: "pulse")
+    monkeypatch.setattr(handles, "_cpu_seconds", lambda pulse: used)
+    monkeypatch.setattr(handles.ray, "wait", lambda refs, timeout: (refs, []) if arrives else ([], refs))
+    home = Home(None, Spot("1", 1, 0, 1), used=10.0)
+    home.call = Call(None, deque(), since=0.0)
+    assert not home.is_hung(deadline=200.0)
+    assert home.call.pulse is None  # nobody was asked
+    assert home.is_hung(deadline=99.0) is hung
+    assert home.call.since == (100.0 if arrives else 0.0)
+    if not arrives:
+        monkeypatch.setattr(handles, "PATIENCE", 0.0)
+        assert home.is_hung(deadline=99.0)  # the machine does not answer either
+
+
+def test_room_on_machines() -> None:
+    spots = [Spot("1", 2, 0, 1), Spot("2", 2, 0, 1), Spot("1", 2, 0, 1)]
+    assert fitting(spots, {"1": (3.0, 0.0), "2": (4.0, 1.0)}) == spots[:2]
+    shared = [Spot("1", 0, 1 / 3, 1)] * 3
+    assert fitting(shared, {"1": (4.0, 0.9999)}) == shared
+    assert fitting(shared, {"2": (4.0, 1.0)}) == []
+
+
+def test_what_is_installed_does_not_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever pip put it; a file of the user's does."""
+    (tmp_path / "installed" / "there-1.0.dist-info").mkdir(parents=True)
+    (tmp_path / "installed" / "there").mkdir()
+    (tmp_path / "installed" / "there" / "__init__.py").write_text("class One: pass")
+    (tmp_path / "installed" / "there" / "inside.py").write_text("class Two: pass")
+    (tmp_path / "own.py").write_text("class Three: pass")
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    monkeypatch.syspath_prepend(tmp_path)
+    modules = {name: importlib.import_module(name) for name in ("there", "there.inside", "own")}
+    assert [name for name, module in modules.items() if _is_loose(name, module)] == ["own"]

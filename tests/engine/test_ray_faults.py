@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import potluck
 from contract_cases import contract_case
+from potluck import Client, client_step
 from potluck.core.card import ClientId
 from potluck.core.rng import Rng
 from potluck.engine.settings import EngineSettings
+from potluck.federation.builder import ClientBuilder
+from potluck.methods.local import Local
 from potluck.methods.registry import method_names
 from potluck.testing.bench import ALL, Bench
 from potluck.testing.contract import (
@@ -29,9 +36,10 @@ ray = pytest.importorskip("ray")
 from ray_homes import Engines, WarmHomes, same  # noqa: E402
 
 import potluck.engine.ray.engine as ray_engine  # noqa: E402
-import potluck.engine.ray.homes as ray_homes  # noqa: E402
 from potluck.engine.ray import cluster as clusters  # noqa: E402
-from potluck.engine.ray.homes import Home  # noqa: E402
+from potluck.engine.ray.engine import RayEngine  # noqa: E402
+from potluck.engine.ray.handles import Home  # noqa: E402
+from potluck.engine.ray.jobs import _Players  # noqa: E402
 
 pytestmark = pytest.mark.faults
 
@@ -47,7 +55,7 @@ CHECKS = (
 
 
 class Machines:
-    """A head without work and two machines with a home each, all on this one."""
+    """A head without work and two machines, all on this one, with room for several engines."""
 
     def __init__(self) -> None:
         clusters.check_installed()
@@ -66,11 +74,13 @@ class Machines:
         """Kill a machine with all that runs on it."""
         self.imitated.remove_node(self.nodes.pop(), allow_graceful=False)
 
-    def mend(self) -> None:
+    def mend(self, count: int = 2) -> None:
         """Have two machines again; it takes the head a while to notice that one is gone."""
-        while len(self.nodes) < 2:
+        while len(self.nodes) > count:
+            self.imitated.remove_node(self.nodes.pop())
+        while len(self.nodes) < count:
             self.nodes.append(self._add())
-        while sum("CPU" in node["Resources"] for node in ray.nodes() if node["Alive"]) > 2:
+        while sum("CPU" in node["Resources"] for node in ray.nodes() if node["Alive"]) > count:
             time.sleep(0.2)
 
     def close(self) -> None:
@@ -79,7 +89,7 @@ class Machines:
         self.imitated.shutdown()
 
     def _add(self) -> Any:
-        return self.imitated.add_node(num_cpus=1)
+        return self.imitated.add_node(num_cpus=8)
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +105,7 @@ def machines() -> Iterator[Machines]:
 def engines(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engines]:
     machines.mend()
     monkeypatch.setattr(ray_engine, "Homes", WarmHomes)
-    monkeypatch.setattr(ray_homes, "START", 120.0)  # tests share their cores with others
-    found = Engines(machines.settings)
+    found = Engines(machines.settings, open=2)  # a check may play two runs side by side
     found.kill_after()
     yield found
     found.close()
@@ -115,11 +124,111 @@ def test_a_machine_dies(
 
 
 @pytest.mark.parametrize("method", method_names())
-def test_the_contract_holds_while_processes_die(engines: Engines, method: str) -> None:
+def test_the_contract_holds_while_machines_and_processes_die(
+    engines: Engines, machines: Machines, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """A machine dies in one of the checks, a process in each of the others."""
+    struck = CHECKS[Rng(0, (method, "machine")).integer % len(CHECKS)]
     for check in CHECKS:
         engines.kill_after(1 + Rng(0, (method, check.__name__)).integer % 3)
-        check(Bench(*contract_case(method), make_engine=engines))
-    assert engines.lost >= 1
+        with monkeypatch.context() as patch:
+            if check is struck:
+                patch.setattr(WarmHomes, "strike", lambda homes: machines.kill())
+            check(Bench(*contract_case(method), make_engine=engines))
+        if check is struck:
+            engines.close()
+            machines.mend()
+    assert engines.lost >= 2
+
+
+def test_two_machines_die_at_once(
+    engines: Engines, machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those with the homes; a third has room. Until the head knows, it gives new homes to the dead ones."""
+    monkeypatch.setattr(WarmHomes, "strike", lambda homes: [machines.kill(), machines.kill()])
+    engines.kill_after(2)
+    with_homes = [*machines.nodes]
+    machines.mend(3)
+    machines.nodes.insert(0, machines.nodes.pop())  # the new one is killed last
+    assert machines.nodes[1:] == with_homes
+    played = Bench("fedproto", make_engine=engines).play(SCHEDULE)
+    assert engines.lost >= 1  # the other may have died at rest
+    assert same(Bench("fedproto").play(SCHEDULE).states(), played.states())
+
+
+def test_a_run_begins_just_after_a_machine_died(engines: Engines, machines: Machines) -> None:
+    """The head does not know yet, and gives homes to that machine."""
+    machines.kill()
+    played = Bench("fedproto", make_engine=engines).play(SCHEDULE)
+    assert any(sentence.startswith("a home could not be started: ") for sentence in engines.heard)
+    assert same(Bench("fedproto").play(SCHEDULE).states(), played.states())
+
+
+def test_a_comparison_goes_on_when_a_machine_dies(
+    machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One machine plays on with the run of the other; the folder is the same as if all were played here."""
+    machines.mend()
+    WarmHomes.pool.clear()
+    begin, begun = _Players._begin, list[str]()
+
+    def deadly(players: _Players, place: Any, job: Any) -> None:
+        begin(players, place, job)
+        begun.append(job.label)
+        if len(begun) == 2:
+            machines.kill()
+
+    monkeypatch.setattr(_Players, "_begin", deadly)
+    values: dict[str, Any] = {
+        "data": "digits",
+        "partition": {"kind": "iid", "clients": 3},
+        "models": ["mlp-small"],
+        "training": {"rounds": 2, "batch_size": 64},
+        "methods": ["fedproto", "fedgh"],
+        "progress": False,
+    }
+    there = potluck.compare(**values, engine=machines.settings.model_dump(), out=tmp_path / "there")
+    here = potluck.compare(**values, engine={"device": "cpu"}, out=tmp_path / "here")
+    assert len(begun) > 3  # local, fedproto and fedgh, and one of them twice
+    logs = sorted(path.relative_to(here.folder) for path in here.folder.glob("*/*.jsonl"))
+    assert {path.name for path in logs} >= {"metrics.jsonl", "ledger.jsonl"}
+    for path in (path for path in logs if path.name in ("metrics.jsonl", "ledger.jsonl")):
+        assert (there.folder / path).read_bytes() == (here.folder / path).read_bytes()
+
+
+def test_a_home_that_hangs_is_given_up(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    def freeze(homes: WarmHomes) -> None:
+        os.kill(homes.alive[-1].process, signal.SIGSTOP)
+
+    monkeypatch.setattr(WarmHomes, "strike", freeze)
+    engines.settings = engines.settings.model_copy(update={"deadline": 5.0})
+    engines.kill_after(2)
+    played = Bench("fedproto", make_engine=engines).play(SCHEDULE)
+    assert any("no answer and no work within engine.deadline, 5 s" in sentence for sentence in engines.heard)
+    assert same(Bench("fedproto").play(SCHEDULE).states(), played.states())
+
+
+def test_a_home_that_works_is_not_given_up(engines: Engines) -> None:
+    """Each client works for longer than the deadline."""
+
+    class Laborious(Local):
+        name = "laborious"
+
+        @client_step
+        def train(self, client: Client) -> None:
+            end = time.process_time() + 4
+            while time.process_time() < end:
+                torch.ones(1000).sum()
+            super().train(client)
+
+    def hasty(clients: ClientBuilder) -> RayEngine:
+        engine = engines(clients)
+        engine.homes.settings = engines.settings.model_copy(update={"deadline": 1.0})
+        return engine
+
+    played = Bench(Laborious, make_engine=hasty).play([("0", "1")])
+    assert not engines.lost
+    assert same(Bench("local").play([("0", "1")]).states(), played.states())
 
 
 @pytest.mark.parametrize("moment", range(20))

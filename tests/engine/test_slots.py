@@ -14,7 +14,7 @@ import torch
 from potluck.core.message import Message
 from potluck.core.streams import Source, Stream
 from potluck.engine.cuda.graphs import _play
-from potluck.engine.cuda.slots import Exchange, Slots
+from potluck.engine.cuda.slots import GROWS_AFTER, Exchange, Slots
 from potluck.engine.protocol import Request, Stamp
 from potluck.errors import ConfigError
 from potluck.training.plan import Plan
@@ -99,6 +99,14 @@ def test_clients_train_where_others_have_trained_though_all_are_evaluated(gpu: G
     for cohort in (("a2", "a3"), ("a4", "a0"), ("a5", "a1")):
         assert {*gpu.spread([training(client) for client in cohort])} == {*trained}
         assert gpu.place(*everyone) == evaluated
+
+
+def test_clients_with_last_batches_of_one_size_meet_in_one_slot(gpu: Gpu) -> None:
+    """A short batch is captured where it has come before; each size would be captured in every slot otherwise."""
+    gpu.slots.last_batch = lambda client: int(client[1:]) % 10
+    seven, three = gpu.spread([training("a7"), training("a3")])
+    assert gpu.spread([training("a13"), training("a17")]) == [three, seven]
+    assert gpu.spread([training("a27"), training("a37")])[0] is seven  # the second takes what is free
 
 
 def test_a_slot_that_is_taken_is_left_to_who_came_first(gpu: Gpu) -> None:
@@ -242,6 +250,23 @@ def test_idle_slots_make_room_first(gpu: Gpu) -> None:
     assert gpu.serve(work, "a") == ["a"]
     assert gpu.slots.limit == 128
     assert gpu.heard == ["GPU memory ran out with 1 client in flight; graphs are made anew"]
+
+
+def test_slots_grow_again_once_there_is_room(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [0]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[0], 100))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 30)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 30)
+    Short(gpu, 4, while_built=False).serve(*(f"a{number}" for number in range(8)))
+    gpu.slots.most = 8
+    limits = []
+    for room in (0, 20, 90, 90, 90):  # two slots take 30
+        free[0] = room
+        for _ in range(2 * GROWS_AFTER):
+            gpu.serve(named, "a1", "a2")
+        limits.append(gpu.slots.limit)
+    assert limits == [2, 3, 6, 8, 8]
+    assert sum("has room again" in sentence for sentence in gpu.heard) == 3
 
 
 @pytest.mark.parametrize("while_built", [False, True])

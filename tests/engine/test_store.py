@@ -175,24 +175,40 @@ def test_a_state_is_written_once(tmp_path: Path, written: list[Path]) -> None:
     store.close()
 
 
-def test_work_stays_and_states_at_rest_make_room(tmp_path: Path) -> None:
+def test_states_at_rest_make_room_for_work(tmp_path: Path) -> None:
     store = ClientStore(Budget(host=3 * BYTES), tmp_path)
     for client in "abc":
         store.put(client, packed(ord(client)))
     train(store, "a", packed(11))
     train(store, "b", packed(12))
-    assert store.working == 2 * BYTES
     assert states_in_memory(store) == {"c"}
     record = store.peek("a")
     assert record is not None
-    assert record.work is not None
-    assert value_of(record.work.state) == 11
+    assert value_of(record.worked()) == 11
     assert value_of(record.base) == ord("a")
     store.settle("a", 1)
     store.settle("b", -1)
-    assert store.working == 0
     assert value_of(store.fetch("a")) == 11
     assert value_of(store.fetch("b")) == ord("b")
+    store.close()
+
+
+def test_the_work_of_a_large_round_leaves_memory_too(tmp_path: Path) -> None:
+    store = ClientStore(Budget(host=2 * BYTES), tmp_path)
+    for number, client in enumerate("abcdef"):
+        train(store, client, packed(number))
+    assert store.host.used + store.leaving.used <= 2 * BYTES
+    assert len([*tmp_path.glob("clients-*")]) >= 4
+    records = [store.peek(client) for client in "abcdef"]
+    assert [value_of(record.worked()) for record in records if record is not None] == [0, 1, 2, 3, 4, 5]
+    for client in "abc":
+        store.settle(client, 1)
+    for client in "def":
+        store.settle(client, -1)
+    assert [value_of(store.fetch(client)) for client in "abc"] == [0, 1, 2]
+    assert [*store.held()] == ["a", "b", "c"]
+    store.mark(())  # the files of the undone work go
+    assert len([*tmp_path.glob("clients-*")]) <= 3
     store.close()
 
 

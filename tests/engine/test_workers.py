@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 import potluck.engine.workers
 import potluck.testing
+from contract_cases import contract_case
 from helpers import StopAfter
 from potluck.core.client import Client
 from potluck.core.message import Message
@@ -42,6 +43,7 @@ from potluck.federation.builder import ClientBuilder
 from potluck.methods.fedmrl import FedMRL
 from potluck.runs.api import resume, run
 from potluck.runs.loop import Interrupted
+from potluck.testing.bench import Bench
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")
 
@@ -150,6 +152,18 @@ def test_the_number_of_workers_changes_nothing(
     tmp_path: Path, alone: Callable[..., list[bytes]], method: str, workers: int
 ) -> None:
     assert logs(run(experiment(method, workers), out=tmp_path / "run").folder) == alone(method)
+
+
+def test_a_server_that_sums_over_kernels_gets_the_same_bits(two_workers: type[WorkersEngine]) -> None:
+    """What a convolution's weights look like in memory depends on the client, not on whether they travelled."""
+    case = contract_case("inco")
+    alone = Bench(*case).play([EVERYONE, EVERYONE]).states()
+    spread = Bench(*case, make_engine=two_workers).play([EVERYONE, EVERYONE]).states()
+    assert all(
+        torch.equal(value, (spread[holder] or {})[name])
+        for holder, state in alone.items()
+        for name, value in (state or {}).items()
+    )
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])

@@ -11,6 +11,7 @@ import yaml
 
 from potluck import Experiment, from_arrays, run
 from potluck.errors import ConfigError, PotluckError, nearest
+from potluck.experiment.origins import registered_here
 from potluck.experiment.overrides import read_yaml
 
 BASE: dict[str, Any] = {
@@ -149,3 +150,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"plugins: there is no file mine\.py"):
         Experiment.make(**BASE, plugins=["mine.py"])
     assert nearest("x", ()) == "there is none"
+
+
+@pytest.mark.parametrize("data", ["digits", "cifar10", "fashion_mnist"])
+def test_what_comes_with_the_library_is_not_registered_here(data: str) -> None:
+    """Another process knows it: it neither travels to other machines nor stands in the record of a run."""
+    group = Experiment.make(
+        data=data, partition={"kind": "iid", "clients": 2}, models=["conv-small"], method="local"
+    ).groups
+    assert registered_here("local", group, ()) == []

@@ -67,3 +67,33 @@ def test_a_model_that_cannot_read_them_is_handed_images_channel_by_channel() -> 
     assert batch.x.is_contiguous()
     torch.testing.assert_close(batch.x, stored.take(torch.arange(4)).x)
     assert not stored.take(torch.arange(4)).x.is_contiguous()
+
+
+@pytest.mark.parametrize(
+    ("model", "precision", "last"),
+    [
+        ("cnn5", "tf32", False),  # two convolutions
+        ("cnn5", "bfloat16", True),
+        ("resnet10", "tf32", True),
+        ("resnet10", "float32", False),
+        ("mobilenet-v2", "tf32", False),  # depthwise convolutions
+        ("mobilenet-v2", "bfloat16", True),
+    ],
+)
+def test_on_a_gpu_it_depends_on_precision_and_depth(model: str, precision: Any, last: bool) -> None:
+    draw = np.random.default_rng(0)
+    data = from_arrays(draw.random((20, 3, 32, 32), dtype="float32"), draw.integers(0, 4, 20), classes=4)
+    clients = (
+        Experiment.make(
+            data=data,
+            partition={"kind": "iid", "clients": 2},
+            models=[model],
+            method="local",
+            engine={"device": "cpu"},
+        )
+        .build()
+        .clients
+    )
+    made = clients.build_model("0")
+    clients.device, clients.precision = torch.device("cuda"), precision  # nothing is placed there
+    assert clients._takes_channels_last("0", made) == last

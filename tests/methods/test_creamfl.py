@@ -14,7 +14,7 @@ from potluck.errors import ConfigError
 from potluck.experiment.schema import Experiment
 from potluck.kit.contrastive import global_tables, inter, intra, log_share, muscle
 from potluck.kit.modality_tables import weighted_by_agreement
-from potluck.kit.public_knowledge import modality
+from potluck.kit.public_knowledge import MODALITIES, modality
 
 ROWS = {"a": range(0, 7), "b": range(7, 12)}
 TRAINING = {"epochs": 1, "batch_size": 3, "optimizer": {"lr": 0.2}}
@@ -286,6 +286,7 @@ def test_distillation_is_three_tenths_of_the_squared_error(kit):
 )
 def test_modalities(kind, shape, name):
     assert modality(Task(kind, 4, shape)) == name
+    assert name in MODALITIES
 
 
 def test_what_cannot_work_is_said_in_a_sentence(kit):

@@ -19,6 +19,7 @@ import potluck.core.method
 from potluck.core.rng import Rng
 from potluck.errors import ConfigError, RunError
 from potluck.experiment.schema import Experiment
+from potluck.plugins import module_name
 from potluck.report.page import write_report
 from potluck.runs.api import resume, run
 from potluck.runs.own_code import check_trusted, own_code
@@ -60,6 +61,13 @@ def begun(plugin: Path) -> Path:
     return run(Experiment.make(**values), out=plugin.parent / "run").folder
 
 
+def edit(plugin: Path) -> None:
+    """Change a plug-in, then go on as a new process would, which has not loaded it."""
+    plugin.write_text(plugin.read_text() + "\n# another thought\n")
+    sys.modules.pop(module_name(str(plugin)))
+    potluck.core.method._registry.pop(plugin.parent.name)
+
+
 def handed_over(folder: Path, code: Path) -> None:
     """What somebody would send who wants their code run: a folder that agrees with itself."""
     values = yaml.safe_load((folder / "config.yaml").read_text()) | {"plugins": [str(code)]}
@@ -73,7 +81,7 @@ def test_the_same_code_goes_on_and_changed_code_does_not(plugin: Path) -> None:
     folder = begun(plugin)
     assert json.loads((folder / "environment.json").read_text())["code"].keys() == {str(plugin)}
     resume(folder)
-    plugin.write_text(plugin.read_text() + "\n# another thought\n")
+    edit(plugin)
     with pytest.raises(RunError, match=r"mine\.py is not the code that .* was begun with"):
         resume(folder)
     with pytest.raises(RunError, match=r"mine\.py is not the code"):
@@ -207,11 +215,21 @@ def test_an_edited_plugin_leaves_runs_alone_that_do_not_use_it(plugin: Path) -> 
     mine = plugin.parent.name
     compare = partial(potluck.compare, out=plugin.parent / "compared", progress=False)
     compare(methods=["fedavg", mine], **values)
-    plugin.write_text(plugin.read_text() + "\n# another thought\n")
+    edit(plugin)
     (plugin.parent / "compared/fedavg-seed0/summary.json").unlink()  # as if it had been stopped
     assert compare(methods=["fedavg"], **values)
     with pytest.raises(RunError, match=rf"mine\.py is not the code that .*{mine}-seed0 .*--out"):
         compare(methods=[mine], **values)
+
+
+def test_a_plugin_that_was_edited_after_it_was_loaded_is_not_run_under_its_new_name(plugin: Path) -> None:
+    (plugin.parent / "beside.py").write_text("A = 1\n")
+    plugin.write_text("import beside\n" + plugin.read_text())
+    begun(plugin)
+    (plugin.parent / "beside.py").write_text("A = 2\n")
+    with pytest.raises(ConfigError, match=r"mine\.py cannot be loaded: .*was edited .*start a new process"):
+        run(Experiment.make(**VALUES, plugins=[str(plugin)]), out=plugin.parent / "another")
+    assert not (plugin.parent / "another").exists()
 
 
 def test_a_plugin_that_is_not_there(tmp_path: Path) -> None:

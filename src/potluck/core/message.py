@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from potluck.core.packed import row_major
 from potluck.core.plain_values import printable, read_json
 from potluck.errors import MessageError
 
@@ -42,9 +43,9 @@ class Message(Mapping[str, Tensor]):
         flat: dict[str, Tensor] = {}
         for name, value in (content or {}).items():
             if isinstance(value, Tensor):
-                flat[name] = value.detach()
+                flat[name] = row_major(value.detach())
             elif isinstance(value, Mapping):
-                flat.update({f"{name}/{key}": tensor.detach() for key, tensor in value.items()})
+                flat.update({f"{name}/{key}": row_major(tensor.detach()) for key, tensor in value.items()})
             else:
                 raise MessageError(
                     f"{name!r} of a message is a {type(value).__name__}, not a tensor; "
@@ -164,13 +165,18 @@ class LastMessage:
         for name, value in content.items():
             outline.append(name)
             for key, tensor in value.items() if isinstance(value, Mapping) else (("", value),):
-                if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
+                if not isinstance(tensor, Tensor) or not _is_lasting(tensor):
                     return Message(content)
                 tensors.append(tensor)
                 outline += (key, tensor.data_ptr(), tensor.shape)
         if outline != self._outline or not all(map(operator.is_, tensors, self._tensors)):
             self._tensors, self._outline, self._message = tensors, outline, Message(content)
         return self._message
+
+
+def _is_lasting(tensor: Tensor) -> bool:
+    """Whether a message shares a tensor's memory, so that what is written into it later is in the message, too."""
+    return tensor.layout is torch.strided and row_major(tensor) is tensor
 
 
 @lru_cache(maxsize=4096)

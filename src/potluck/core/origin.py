@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,24 +10,27 @@ from typing import Any
 
 def same_home(one: Any, other: Any) -> bool:
     """Whether both were defined in one module or file: a plugin is loaded by its path, but may also be imported."""
-    return _module(one) == _module(other) or (_file(one) is not None and _file(one) == _file(other))
+    return module_of(one) == module_of(other) or (_file(one) is not None and _file(one) == _file(other))
 
 
 def home(thing: Any) -> str:
     """How a sentence names the place: a module of this library, or the user's file or module."""
     file = _file(thing)
-    return _module(thing) if file is None or is_ours(thing) else str(file)
+    return module_of(thing) if file is None or is_ours(thing) else str(file)
 
 
 def is_ours(thing: Any) -> bool:
     """Whether it was defined in this library."""
-    return _module(thing).startswith("potluck.")
+    return module_of(thing).startswith("potluck.")
 
 
-def _module(thing: Any) -> str:
+def module_of(thing: Any) -> str:
+    """The name of the module; of a function with some arguments given that of the function."""
+    while isinstance(thing, functools.partial):
+        thing = thing.func
     return str(getattr(thing, "__module__", None))
 
 
 def _file(thing: Any) -> Path | None:
-    file = getattr(sys.modules.get(_module(thing)), "__file__", None)
+    file = getattr(sys.modules.get(module_of(thing)), "__file__", None)
     return Path(file).resolve() if file else None

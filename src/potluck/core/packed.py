@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor
 
 State = Mapping[str, Tensor]
@@ -36,3 +37,12 @@ def views(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
     """The tensors inside a flat tensor, by name; they share its memory."""
     begin = flat.storage_offset()
     return {name: flat.as_strided(shape, strides, begin + start) for name, start, shape, strides in layout}
+
+
+def row_major(value: Tensor) -> Tensor:
+    """The tensor in row-major memory, as it is after a journey or out of a file.
+
+    A sum over memory in another order differs in its last bits, and on a CPU numbers must not depend on whether a
+    tensor travelled. On a GPU they agree within rounding anyway, so nothing is copied there.
+    """
+    return value.contiguous() if value.device.type == "cpu" and value.layout is torch.strided else value

@@ -68,13 +68,16 @@ class Population(Mapping[ClientId, ClientFacts]):
         publics: Sequence[Public] = (),
         buffers: BufferPolicy = "average",
         training: Callable[[ClientId], ClientTraining] = _defaults,
+        others_unknown: bool = False,
     ) -> None:
         """`draws` is the seed of cohorts; `publics` has the public data as each group sees them.
 
         `representatives` are the first clients of each architecture and group, where that is all that a client's
         model, task and public data depend on; by default everyone. `architecture` gives that of a client, where
-        it can be had without its other facts.
+        it can be had without its other facts. With `others_unknown` there may be clients of whom the facts here
+        tell nothing: a site knows itself alone, and to a server some come late.
         """
+        self.others_unknown = others_unknown
         self.ids = tuple(ids)
         self.method_name = method_name  # sentences about the population begin with it
         self.first_clients = tuple(first_clients or self.ids[:1])  # one of each group

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from potluck.core.packed import ALIGNMENT, Layout, Packed, State, views
+from potluck.core.packed import ALIGNMENT, Layout, Packed, State, row_major, views
 from potluck.core.public import Public
 from potluck.core.rng import Rng
 from potluck.core.settings import ClientTraining
@@ -136,7 +136,7 @@ class Part:
             if name in own and own[name].shape == value.shape:
                 own[name].copy_(value)
             elif isinstance(self.content, dict):
-                self.content[name] = value.detach().clone()
+                self.content[name] = row_major(value.detach().clone())
             elif name in own:
                 shapes = f"shape {tuple(value.shape)}, expected {tuple(own[name].shape)}"
                 raise MessageError(f"tensor {name!r} of this part of the state has {shapes}")
@@ -442,4 +442,4 @@ class Holder:
             if key in content and content[key].shape == value.shape:
                 content[key].copy_(value)
             else:
-                content[key] = value.detach().clone()
+                content[key] = row_major(value.detach().clone())

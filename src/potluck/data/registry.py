@@ -25,7 +25,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from torch import Tensor
 
 from potluck.core.dataset import Dataset
-from potluck.core.origin import home, same_home
+from potluck.core.origin import home, module_of, same_home
 from potluck.core.rng import Rng
 from potluck.errors import DataError, nearest
 
@@ -67,7 +67,7 @@ def find_loader(name: str) -> Loader:
 
 def origin(name: str) -> str:
     """The Python module that registered a data set."""
-    return str(_LOADERS[name].__module__) if name in _LOADERS else ""
+    return module_of(_LOADERS[name]) if name in _LOADERS else ""
 
 
 def _file_hint(name: str) -> str:

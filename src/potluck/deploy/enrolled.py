@@ -74,6 +74,7 @@ def enrolled_federation(experiment: Experiment, enrolments: Mapping[ClientId, En
             {client: one.card.task for client, one in enrolled.items()},
             experiment.folder,
         ),
+        others_unknown=True,
     )
     seen = federation.population.public()
     if seen is not None:

@@ -299,6 +299,7 @@ class Site(Orders):
             overrides={self.client: overrides[self.client]} if self.client in overrides else {},
             publics=public_views(public, groups, seeds),
             representatives=[self.client],
+            others_unknown=True,
             architecture=lambda client: named,
             secret=lambda client: secret,
             device=self.device,

@@ -23,7 +23,8 @@ def check_engine(settings: EngineSettings) -> None:
     """Refuse an engine that is not installed, or a cluster that is not there, before anything is made."""
     find_engine(settings.name)
     if settings.name == RAY:
-        from potluck.engine.ray.cluster import check_address, check_installed
+        from potluck.engine.ray.cluster import check_installed
+        from potluck.engine.ray.door import check_address
 
         check_installed()
         if settings.address is not None:

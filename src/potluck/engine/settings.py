@@ -14,6 +14,7 @@ from potluck.core.state import Precision
 from potluck.engine.registry import LOCAL, RAY, engine_names
 from potluck.errors import ConfigError
 
+COMPILED_FROM = 1000  # rounds that repay compiling, which takes some 10 to 40 s for an architecture
 SIZE = re.compile(r"\d+(?:\.\d+)?\s*(?:(?:[KMGT]i?)?B|)", re.IGNORECASE)  # a number and its unit
 
 
@@ -37,6 +38,9 @@ class EngineSettings(Settings):
         "auto"  # processes, or homes on a cluster; they change nothing but the time
     )
     streams: int | Literal["auto"] = "auto"  # on a GPU: queues the clients of a cohort are spread over
+    compile: Literal["auto", "on", "off"] = (
+        "auto"  # on a GPU: fuse the small operations of models by torch.compile; auto: from 1,000 rounds on
+    )
     deadline: float = Field(default=600.0, gt=0)  # of federations and clusters: seconds without an answer
     patience: float = Field(default=600.0, gt=0)  # of a federation: seconds to wait for clients to join
     memory: ByteSize | Literal["auto"] = "auto"  # for stored states on device and host; the rest goes to disk
@@ -67,15 +71,29 @@ class EngineSettings(Settings):
             else as_size(value, "20GB or 512MB, a number of bytes, or auto")
         )
 
+    @field_validator("compile", mode="before")
+    @classmethod
+    def _a_switch(cls, value: Any) -> Any:
+        """YAML reads a bare `on` as true."""
+        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
     @model_validator(mode="after")
     def _address_of_a_cluster(self) -> Self:
         if self.address is not None and self.name != RAY:
-            raise ValueError(f"address is that of a Ray cluster; set engine.name to {RAY} as well")
+            raise ValueError(
+                f"address is that of a Ray cluster; set engine.name to {RAY} as well, or engine.address to null"
+            )
         return self
 
     def memory_bytes(self) -> int | None:
         """The bytes that stored client states may take in device and host memory together, None for `auto`."""
         return None if self.memory == "auto" else int(self.memory)
+
+    def for_rounds(self, rounds: int) -> Self:
+        """The same with `compile` decided for a run of so many rounds."""
+        if self.compile != "auto":
+            return self
+        return self.model_copy(update={"compile": "on" if rounds >= COMPILED_FROM else "off"})
 
     def on_cpu(self) -> Self:
         """The same on the CPU, which has no tf32."""

@@ -24,7 +24,7 @@ def local_engine(
         from potluck.engine.cuda.engine import STREAMS, CudaEngine
 
         streams = settings.streams if settings.streams != "auto" else STREAMS
-        return CudaEngine(clients, store, streams=streams, notice=notice)
+        return CudaEngine(clients, store, streams=streams, notice=notice, compiles=settings.compile == "on")
     workers = settings.workers
     if workers == "auto":
         workers = worker_count(clients, clients.population.cohort_size, settings.threads)

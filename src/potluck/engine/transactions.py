@@ -48,6 +48,11 @@ class Record:
             self.base = self.work.state
         self.work = None
 
+    def worked(self) -> State:
+        """The state after the last exchange of the round that is open."""
+        assert self.work is not None
+        return self.work.state
+
     @property
     def begun(self) -> bool:
         """Whether the client has done an exchange of the round that is open."""
@@ -74,13 +79,13 @@ class Record:
         """The state to examine: the work of this round while it is open or accepted, otherwise the base."""
         work = self.work
         if work is not None and (stamp.accepted == work.round or (work.holds(stamp) and not stamp.settled)):
-            return work.state
+            return self.worked()
         return self.base
 
     def start(self) -> tuple[State | None, dict[str, int]]:
         """The state an exchange begins with, and what the round counted so far."""
         if self.work is not None:
-            return self.work.state, dict(self.work.counters)
+            return self.worked(), dict(self.work.counters)
         return self.base, {}
 
     def store(self, request: Request, done: Done) -> None:

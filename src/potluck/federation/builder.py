@@ -31,6 +31,7 @@ from potluck.errors import ConfigError
 from potluck.federation.groups import GroupData, shared_test
 from potluck.federation.private_models import PrivateModels, fingerprint
 
+DEEP = 4  # convolutions from which a network is deep
 Publics = Callable[[torch.device], Sequence[Public]]  # the public data on a device, as each group sees them
 
 
@@ -213,7 +214,7 @@ class ClientBuilder:
 
     def _channels_last(self, group: GroupData) -> bool:
         """Where convolutions are faster on images stored as height, width, channels."""
-        return group.data.x.dim() == 4 and (self.device.type == "cpu" or self.precision == "bfloat16")
+        return group.data.x.dim() == 4 and (self.device.type == "cpu" or self.precision != "float32")
 
     def _takes_channels_last(self, client: ClientId, model: Model) -> bool:
         """Whether a model gets such images and runs on them; tried once per form."""
@@ -221,7 +222,9 @@ class ClientBuilder:
             return False
         form = self._form(client)
         if form not in self._flexible:
-            self._flexible[form] = _runs_channels_last(model, self.population.task_of(client))
+            always = self.device.type == "cpu" or self.precision == "bfloat16"
+            gains = always or _gains_from_channels_last(model)
+            self._flexible[form] = gains and _runs_channels_last(model, self.population.task_of(client))
         return self._flexible[form]
 
 
@@ -254,6 +257,17 @@ def _is_data(value: object) -> bool:
     if isinstance(value, list | tuple | set):
         return all(map(_is_data, value))
     return isinstance(value, _PLAIN)
+
+
+def _gains_from_channels_last(model: Model) -> bool:
+    """Whether tf32 convolutions of a model are faster so on a GPU: if there are many.
+
+    Two convolutions on few channels are as fast in either layout. For depthwise ones cuDNN compiles kernels anew
+    for every size of batch, four seconds for a MobileNet, which only thousands of steps repay.
+    """
+    found = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
+    depthwise = any(layer.groups == layer.in_channels > 1 for layer in found)
+    return len(found) >= DEEP and not depthwise
 
 
 def _runs_channels_last(model: Model, task: Task) -> bool:

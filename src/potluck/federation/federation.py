@@ -116,10 +116,11 @@ def assemble(
     device: torch.device | str = "cpu",
     precision: Precision = "float32",
     metrics: OwnMetrics | None = None,
+    others_unknown: bool = False,
 ) -> Federation:
     """Put a federation together: `ids` and `facts` say who takes part, `split` has the rows that are here.
 
-    `representatives` and `architecture` as in `Population`.
+    `representatives`, `architecture` and `others_unknown` as in `Population`.
     """
     starts = np.cumsum([0, *(group.clients for group in groups)])
     population = Population(
@@ -136,6 +137,7 @@ def assemble(
         publics=publics(torch.device(device)),
         buffers=method.config.buffers,
         training=lambda client: (overrides or {}).get(client, ClientOverrides()).apply(training),
+        others_unknown=others_unknown,
     )
     clients = ClientBuilder(
         method,

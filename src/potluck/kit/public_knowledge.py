@@ -77,6 +77,9 @@ def available_samples(population: Population) -> dict[ClientId, np.ndarray]:
     return {client: masks[id(population.public(client))] for client in population.ids}
 
 
+MODALITIES = ("image", "pair", "text", "vector", "window")  # all that `modality` can say
+
+
 def modality(task: Task) -> str:
     """What a client with this task sees of a public sample: an image, text, pair of both, window or vector."""
     kinds = {"text-classification": "text", "retrieval": "pair"}

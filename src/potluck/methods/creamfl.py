@@ -56,6 +56,7 @@ from potluck.kit.modality_tables import (
     weighted_by_agreement,
 )
 from potluck.kit.public_knowledge import (
+    MODALITIES,
     OnPublicData,
     foreign_features,
     modality,
@@ -130,12 +131,12 @@ class CreamFL(OnPublicData):
             return self
 
     def setup(self, population: Population) -> None:
-        """The size of a public batch, and which modalities there are."""
+        """The size of a public batch, and which modalities there are or may be."""
         super().setup(population)
         self.batch = public_samples(population, self.config.batch, 32)
         self.width = population.width(population.ids[0])
-        tasks = map(population.task_of, population.first_clients)
-        self.modalities = tuple(sorted({modality(task) for task in tasks}))
+        known = {modality(population.task_of(client)) for client in population.first_clients}
+        self.modalities = MODALITIES if population.others_unknown else tuple(sorted(known))
 
     def check(self, population: Population) -> None:
         """A batch must fit, and representations have one width and can be trained."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
+from potluck.core.card import Card
 from potluck.core.client import Client
 from potluck.core.method import Clients
 from potluck.core.options import option
+from potluck.core.population import Population
 from potluck.core.server import Server
 from potluck.kit.class_means import ClassStats, merge_classes
 from potluck.kit.class_vectors import class_vectors
@@ -51,9 +54,21 @@ class FedProto(Prototypes):
         replies = clients.ask(self.train)
         self.remember(server, *merge_classes(replies, "prototypes", server.task.classes, self.config.weights))
 
+    def setup(self, population: Population) -> None:
+        """How clients train, which bounds what they can count while they do."""
+        super().setup(population)
+        self.training = population.training
+
     def most(self) -> str:
-        """Gathered while training, a sample counts once per epoch."""
-        return "" if self.config.online else super().most()
+        """Gathered while training, a sample counts each time that it is seen."""
+        return "S" if self.config.online else super().most()
+
+    def symbols(self, card: Card) -> dict[str, int]:
+        """S, the most samples that a client can see in a round; a last batch may be filled up."""
+        training = self.training(card.client)
+        batch = max(1, min(training.batch_size, card.samples))
+        seen = training.epochs * batch * math.ceil(card.samples / batch)
+        return super().symbols(card) | {"S": seen}
 
     def gather(self, client: Client, stats: ClassStats) -> None:
         """Local epochs, then the class means, or both at once."""

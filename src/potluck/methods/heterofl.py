@@ -54,7 +54,7 @@ from potluck.training.fit import fit
 def _sent(method: HeteroFL) -> Contract:
     """What a client sends, as the options say."""
     slice_ = {"model": state_of("model", "the client's slice after local training", partial=True)}
-    held = numbers("C_k", "the classes it has samples of", below="C", distinct=True)
+    held = numbers("C_k<=C", "the classes it has samples of", below="C", distinct=True)
     return {**slice_, "classes": held} if method.config.label_split else slice_
 
 

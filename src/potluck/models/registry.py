@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from torch import nn
 
-from potluck.core.origin import home, same_home
+from potluck.core.origin import home, module_of, same_home
 from potluck.core.task import Task
 from potluck.errors import ModelError, nearest
 
@@ -131,7 +131,7 @@ def lookup(name: str) -> Registered:
 
 def origin(name: str) -> str:
     """The Python module that registered a model."""
-    return str(getattr(_registry[name].builder, "__module__", None)) if name in _registry else ""
+    return module_of(_registry[name].builder) if name in _registry else ""
 
 
 def _is_again(taken: Any, builder: Any) -> bool:

@@ -84,7 +84,10 @@ class Run:
             (engine, ClientStore())
             if engine is not None
             else make_engine(
-                federation.clients, experiment.engine, StateFiles(folder / "checkpoints"), told.notice
+                federation.clients,
+                experiment.engine.for_rounds(self.last),
+                StateFiles(folder / "checkpoints"),
+                told.notice,
             )
         )
         self.rounds = Rounds(federation, self.engine, name=experiment.name)

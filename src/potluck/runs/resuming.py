@@ -46,6 +46,7 @@ FREE = (
     "engine.device",
     "engine.workers",
     "engine.streams",
+    "engine.compile",
     "engine.memory",
     "engine.address",
     "engine.mixed",

@@ -107,7 +107,7 @@ class Spy(Wrapped):
         for request, outcome in zip(requests, outcomes, strict=True):
             record = self.inner.store.peek(outcome.client)
             if isinstance(outcome, Answer) and record is not None and record.work is not None:
-                self.seen.append((outcome, record.work.state))
+                self.seen.append((outcome, record.worked()))
                 self.requests.append(request)
         return outcomes
 

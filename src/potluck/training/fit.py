@@ -25,6 +25,7 @@ from potluck.core.state import Holder, Moments
 from potluck.core.streams import Stream
 from potluck.core.task import Batch
 from potluck.errors import ConfigError, nearest
+from potluck.training.compiled import is_compiled
 from potluck.training.fused_casts import gathered
 from potluck.training.modes import set_modes, single_sample
 from potluck.training.optimizers import Group, Optimizer, ParameterGroup, clip_gradients, without_rate
@@ -267,8 +268,8 @@ class _Step:
         self.workspace.add(terms)
 
     def _gathered(self) -> contextlib.AbstractContextManager[None]:
-        """On a GPU, batch small operations: each kernel costs time there."""
-        if self.holder.device.type != "cuda":
+        """On a GPU, batch small operations: each kernel costs time there. A compiled model has done so itself."""
+        if self.holder.device.type != "cuda" or is_compiled():
             return contextlib.nullcontext()
         trained = self.workspace.parameters.values()
         return gathered(self.holder.modules().values(), trained, self.holder.precision == "bfloat16")

@@ -26,6 +26,7 @@ from potluck.engine.seats import InitialStates
 from potluck.engine.store.client_store import ClientStore
 from potluck.federation.builder import ClientBuilder
 from potluck.training.collect import collecting_with
+from potluck.training.compiled import CompiledModels
 from potluck.training.fit import running_with
 
 R = TypeVar("R", Request, Examination)
@@ -42,14 +43,17 @@ class CudaEngine(StoringEngine):
         slots: int = 128,
         streams: int = STREAMS,
         notice: Callable[[str], None] = lambda sentence: None,
+        compiles: bool = False,
     ) -> None:
-        self.clients = clients
+        self.clients, self.compiles = clients, compiles
         self.store = store if store is not None else ClientStore()
         self.runner = TransactionRunner(clients)
         self.index = device_index(clients.device)
         self.streams = [torch.cuda.Stream(clients.device) for _ in range(streams)]  # type: ignore[no-untyped-call]
         self._notice, self._told = notice, set[str]()
-        self.slots = Slots(clients.device, clients.kind, slots, self.streams, self._tell)
+        self.slots = Slots(
+            clients.device, clients.kind, slots, self.streams, self._tell, self._size_of_last_batch
+        )
         self._rows = RowsOnDevice(clients.device)
         self._initial = InitialStates(clients)
         self._server: ServerRunner | None = None
@@ -120,7 +124,9 @@ class CudaEngine(StoringEngine):
         else:
             live = self.clients.copied_client(client, first.client)
         stream.wait_stream(main)
-        runner = GraphRunner(live, self._rows, self._tell)
+        fails = first is not None and first.runner.compiled is None  # then it fails for all of this kind
+        compiled = CompiledModels(live) if self.compiles and not fails else None
+        runner = GraphRunner(live, self._rows, self._tell, compiled)
         return Slot(live, stream, runner, torch.Generator(live.device))
 
     def _serve(self, main: torch.cuda.Stream, request: Request | Examination, slot: Slot) -> Outcome:
@@ -145,6 +151,10 @@ class CudaEngine(StoringEngine):
             state = self._initial.of(client)
         torch.cuda.current_stream(self.index).wait_stream(main)
         return state
+
+    def _size_of_last_batch(self, client: ClientId) -> int:
+        samples = self.clients.population.samples(client)["train"]
+        return samples % self.clients.client_training(client).batch_size
 
     def _tell(self, sentence: str) -> None:
         """Give a notice once, however many slots it applies to."""

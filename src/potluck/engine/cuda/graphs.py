@@ -26,14 +26,18 @@ from potluck.core.client import Client
 from potluck.core.state import Holder
 from potluck.engine.cuda.graph_nodes import finish, new_graph
 from potluck.errors import PotluckError, first_line
+from potluck.training.compiled import CompiledModels
 from potluck.training.fit import Step, Workspace, run_eagerly
 from potluck.training.plan import Plan, rows_on
 
 G = TypeVar("G")
 Sizes = tuple[int, ...]  # of the batches of a step, stream by stream
+_Place = tuple[int, int, int]  # of an array: address, length, bytes from one number to the next
 Tables = dict[str, np.ndarray]  # rows by stream, a line per step
 CAPACITY = 64  # steps a table of rows holds at least; a longer plan fills it again
 WORTH_CAPTURING = 8  # steps of one size in a server's `fit` that repay a capture
+COMES_BACK = 3  # times a short batch of one size came to a slot, after which it is captured
+MOST_SIZES = 32  # graphs of a slot's step
 WARM_UP = 2  # steps before a capture: they create handles, workspaces and the optimiser's buffers
 
 
@@ -110,30 +114,55 @@ class RowsOnDevice:
 
     def __init__(self, device: torch.device, most: int = 20_000) -> None:
         self.device, self.most = device, most
-        self._known: dict[tuple[int, int], tuple[np.ndarray, Tensor, torch.cuda.Event]] = {}
+        self._known: dict[_Place, tuple[np.ndarray, Tensor, torch.cuda.Event | None]] = {}
 
     def __call__(self, client: Client, rows: np.ndarray) -> Tensor:
         """The row numbers, to be read on the current stream."""
-        if not any(np.may_share_memory(rows, own) for own in client.rows.values()):
+        if not any(_is_part(rows, own) for own in client.rows.values()):
             return rows_on(rows, self.device)
-        key = (rows.__array_interface__["data"][0], len(rows))
-        stream = torch.cuda.current_stream(device_index(self.device))
+        key = (rows.__array_interface__["data"][0], len(rows), rows.strides[0])
         if key not in self._known:
-            if len(self._known) >= self.most:
-                torch.cuda.synchronize(self.device)  # then nobody reads them any more
-                self._known.clear()
-            self._known[key] = rows, rows_on(rows, self.device), stream.record_event()
-        _, known, ready = self._known[key]
-        stream.wait_event(ready)
+            self._keep(key, rows)
+        _, known, arrived = self._known[key]
+        if arrived is not None:
+            if arrived.query():  # type: ignore[no-untyped-call]
+                self._known[key] = rows, known, None
+            else:
+                torch.cuda.current_stream(self.device).wait_event(arrived)
         return known
+
+    def _keep(self, key: _Place, rows: np.ndarray) -> None:
+        if len(self._known) >= self.most:
+            torch.cuda.synchronize(self.device)  # then nobody reads them any more
+            self._known.clear()
+        stream = torch.cuda.current_stream(self.device)
+        self._known[key] = rows, rows_on(rows, self.device), stream.record_event()
+
+
+def _is_part(rows: np.ndarray, own: np.ndarray) -> bool:
+    """Whether an array is a slice of one that a client holds."""
+    return rows is own or (rows.base is not None and rows.base is (own if own.base is None else own.base))
 
 
 @dataclass
 class StepGraphs:
     """The graphs of one workspace by batch sizes (None: it cannot be captured)."""
 
-    by_sizes: dict[tuple[int, ...], StepGraph | None] = field(default_factory=dict)
-    alone: tuple[int, ...] | None = None  # sizes of the last batch that came without others of its size
+    by_sizes: dict[Sizes, StepGraph | None] = field(default_factory=dict)
+    alone: Sizes | None = None  # sizes of the last batch that came without others of its size
+    times: Counter[Sizes] = field(default_factory=Counter)  # how often such batches came
+
+    def is_worth_it(self, sizes: Sizes, steps: int) -> bool:
+        """Whether to capture a step that is not captured yet: it will be taken often enough.
+
+        Clients of equal size all end in the same short batch, twice in a row. Where sizes differ a capture repays
+        itself only for clients that come back: a client keeps its size, and mostly its slot.
+        """
+        if steps > 1 or sizes == self.alone:
+            return True
+        self.alone = sizes
+        self.times[sizes] += 1
+        return self.times[sizes] >= COMES_BACK and len(self.by_sizes) < MOST_SIZES
 
 
 class GraphRunner:
@@ -143,8 +172,14 @@ class GraphRunner:
     settings.
     """
 
-    def __init__(self, holder: Holder, rows: RowsOnDevice, notice: Callable[[str], None]) -> None:
-        self.holder, self.rows, self.notice = holder, rows, notice
+    def __init__(
+        self,
+        holder: Holder,
+        rows: RowsOnDevice,
+        notice: Callable[[str], None],
+        compiled: CompiledModels | None = None,
+    ) -> None:
+        self.holder, self.rows, self.notice, self.compiled = holder, rows, notice, compiled
         self.steps: weakref.WeakKeyDictionary[Workspace, StepGraphs] = weakref.WeakKeyDictionary()
         self.collections: dict[Any, CollectGraph | int | None] = {}
         self.pool = torch.cuda.graph_pool_handle()
@@ -153,25 +188,38 @@ class GraphRunner:
         """A runner for `fit`: replays what is captured and captures what will come again."""
         _play(step, plan, plan.blocks(), partial(self._graph, workspace, step))
 
-    def _graph(
-        self, workspace: Workspace, step: Step, sizes: tuple[int, ...], tables: dict[str, np.ndarray]
-    ) -> StepGraph | None:
-        """The graph for batches of these sizes: captured at once if several come in a row, else on the second one.
+    def _graph(self, workspace: Workspace, step: Step, sizes: Sizes, tables: Tables) -> StepGraph | None:
+        """The graph for batches of these sizes, None if they are taken one after the other.
 
-        Clients of equal size all end in the same short batch. If sizes differ, hardly two in a row do, and a
-        capture would cost more than it saves. A single sample takes another path through batch norm, so it runs
-        eagerly.
+        A single sample takes another path through batch norm, so it runs eagerly.
         """
         known = self.steps.setdefault(workspace, StepGraphs())
-        graphs = known.by_sizes
-        if sizes in graphs or min(sizes) == 1:
-            return graphs.get(sizes)
-        several = len(next(iter(tables.values()))) > 1
-        if several or sizes == known.alone:
-            graphs[sizes] = self._captured(partial(StepGraph, self.holder, workspace, step, tables))
-        else:
-            known.alone = sizes
+        graphs, steps = known.by_sizes, len(next(iter(tables.values())))
+        if sizes not in graphs and min(sizes) > 1 and known.is_worth_it(sizes, steps):
+            capture = partial(StepGraph, self.holder, workspace, step, tables)
+            graph = self._compiled(capture) if steps > 1 and not graphs else None
+            graphs[sizes] = graph if graph is not None else self._captured(capture)
         return graphs.get(sizes)
+
+    def _compiled(self, capture: Callable[..., G]) -> G | None:
+        """A capture of compiled models, None where they are not compiled.
+
+        Only whole batches: each batch size is compiled anew, for many seconds.
+        """
+        if self.compiled is None:
+            return None
+        try:
+            with self.compiled.in_use():
+                return self._in_pool(capture)
+        except Exception as error:  # whatever a compiler, or code it does not understand, may raise
+            if is_out_of_memory(error):
+                raise
+            self._clean_up()
+            self.compiled = None
+            self.notice(
+                f"step {self.holder.step!r} is not compiled, which changes its speed alone: {first_line(error)}"
+            )
+            return None
 
     def collect(
         self, holder: Client, function: Callable[[Tensor], Any], parts: Sequence[np.ndarray]
@@ -194,18 +242,30 @@ class GraphRunner:
         return found
 
     def _captured(self, capture: Callable[..., G]) -> G | None:
+        """A capture, None where it fails."""
+        try:
+            return self._in_pool(capture)
+        except (RuntimeError, PotluckError) as error:
+            if is_out_of_memory(error):
+                raise
+            self._clean_up()
+            step = self.holder.step or "evaluate"
+            self.notice(f"step {step!r} cannot be captured and runs eagerly: {first_line(error)}")
+            return None
+
+    def _in_pool(self, capture: Callable[..., G]) -> G:
+        """A capture into the memory of this slot's graphs."""
         if not self._has_graphs():
             self.pool = torch.cuda.graph_pool_handle()  # torch gives up a pool with the last of its graphs
         try:
             return capture(pool=self.pool)
-        except (RuntimeError, PotluckError) as error:
+        except BaseException:
             self.pool = torch.cuda.graph_pool_handle()  # the old one may have been released
-            if is_out_of_memory(error):
-                raise
-            torch.cuda.synchronize(self.holder.device)
-            step = self.holder.step or "evaluate"
-            self.notice(f"step {step!r} cannot be captured and runs eagerly: {first_line(error)}")
-            return None
+            raise
+
+    def _clean_up(self) -> None:
+        """Let the device finish what a failed capture has begun."""
+        torch.cuda.synchronize(self.holder.device)
 
     def _has_graphs(self) -> bool:
         steps = (graph for graphs in self.steps.values() for graph in graphs.by_sizes.values())
@@ -295,13 +355,14 @@ def _capturing(
         graph.capture_end()
         finish(graph)
     except BaseException:
-        with contextlib.suppress(RuntimeError), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # for example that the graph is empty
-            graph.capture_end()
-        if _ended(graph):  # it ran out of memory after the capture: the graph releases its pool itself
-            graph.reset()
-        else:
-            _abandon(pool, generator)
+            with contextlib.suppress(RuntimeError):
+                graph.capture_end()
+            if _ended(graph):  # it ran out of memory after the capture: the graph releases its pool itself
+                graph.reset()
+            else:
+                _abandon(pool, generator)
         raise
     finally:
         if collects:
@@ -335,9 +396,7 @@ def _abandon(pool: Any, generator: torch.Generator | None) -> None:
             tell(index, pool)
     empty = torch.cuda.CUDAGraph()
     _begin(empty, torch.cuda.graph_pool_handle(), generator)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the graph is empty
-        empty.capture_end()
+    empty.capture_end()
 
 
 @contextlib.contextmanager
@@ -348,14 +407,16 @@ def _no_trace(holder: Holder, workspace: Workspace) -> Iterator[None]:
     kept = [value.clone() for value in moving]
     generators = [torch.cuda.default_generators[device_index(holder.device)], workspace.augment]
     numbers = [generator.get_state() for generator in generators if generator is not None]
-    yield
-    holder.restore(state)
-    for value, before in zip(moving, kept, strict=True):
-        value.copy_(before)
-    for total in workspace.totals.values():
-        total.zero_()
-    for generator, before in zip((one for one in generators if one is not None), numbers, strict=True):
-        generator.set_state(before)
+    try:
+        yield
+    finally:
+        holder.restore(state)
+        for value, before in zip(moving, kept, strict=True):
+            value.copy_(before)
+        for total in workspace.totals.values():
+            total.zero_()
+        for generator, before in zip((one for one in generators if one is not None), numbers, strict=True):
+            generator.set_state(before)
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -21,8 +21,17 @@ from potluck.engine.protocol import Examination, Outcome, Request
 from potluck.errors import ConfigError
 
 R = TypeVar("R", Request, Examination)
-Work = tuple[str, ...]  # what a client does in a slot: the names of its steps
-EVALUATION: Work = ("evaluate",)
+Steps = tuple[str, ...]  # what a client does in a slot
+EVALUATION: Steps = ("evaluate",)
+GROWS_AFTER = 8  # exchanges without want of memory, after which more slots are tried; doubled at each failure
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a slot needs graphs for: steps, and the size of the short batch at their end (0: there is none)."""
+
+    steps: Steps
+    last_batch: int = 0
 
 
 @dataclass(eq=False)
@@ -61,7 +70,10 @@ class Exchange:
 
 
 class Slots:
-    """At most `limit` slots, each for clients of one kind. The limit becomes lower when memory runs out."""
+    """At most `limit` slots, each for clients of one kind.
+
+    The limit becomes lower when memory runs out, and higher again when there has been room for a while.
+    """
 
     def __init__(
         self,
@@ -70,11 +82,18 @@ class Slots:
         limit: int,
         streams: Sequence[torch.cuda.Stream],
         notice: Callable[[str], None],
+        last_batch: Callable[[ClientId], int] = lambda client: 0,
     ) -> None:
+        """`last_batch` gives the size of the short batch that a client's epochs end in."""
         self.device, self.kind, self.limit, self.streams = device, kind, limit, streams
-        self.notice = notice
+        self.notice, self.last_batch = notice, last_batch
+        self.most = limit
+        self._calm, self._patience = (
+            0,
+            GROWS_AFTER,
+        )  # exchanges since memory ran out, and how many to wait for
         self._pools: dict[str, list[Slot]] = {}
-        self._homes: dict[tuple[ClientId, Work], Slot] = {}  # the slot in which each client last did what
+        self._homes: dict[tuple[ClientId, Steps], Slot] = {}  # the slot in which each client last did what
 
     def all(self) -> list[Slot]:
         """Every slot there is."""
@@ -100,10 +119,13 @@ class Slots:
         while True:
             exchange = Exchange()
             try:
-                return attempt(requests, exchange)
+                outcomes = attempt(requests, exchange)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
+            else:
+                self._grow()
+                return outcomes
             # Outside the except clause: the frames of the error at hand still refer to the slots.
             exchange.busy.clear()
             idle = len(self.all()) > exchange.used
@@ -136,7 +158,23 @@ class Slots:
                 "smaller batch or model, or engine.device: cpu"
             )
         self.limit = max(used // 2, kinds) if used > kinds else used // 2
+        self._calm, self._patience = 0, 2 * self._patience
         self.notice(f"GPU memory ran out with {_clients(used)} in flight; going on with {self.limit} at once")
+
+    def _grow(self) -> None:
+        """Allow more slots, if their number was lowered a while ago and what is free has room for them."""
+        self._calm += 1
+        slots = len(self.all())
+        if self.limit >= self.most or self._calm < self._patience or not slots:
+            return
+        self._calm = 0
+        reserved = torch.cuda.memory_reserved(self.device)
+        unused = reserved - torch.cuda.memory_allocated(self.device)
+        free = torch.cuda.mem_get_info(self.device)[0] + unused
+        more = min(self.limit, self.most - self.limit, free * slots // max(1, reserved))
+        if more:
+            self.limit += more
+            self.notice(f"GPU memory has room again; going on with up to {_clients(self.limit)} at once")
 
     def _in_turn(self, requests: Sequence[R]) -> Sequence[R]:
         """As they come; kind by kind if there are more kinds than slots, so that fewer slots are replaced."""
@@ -150,9 +188,12 @@ class Slots:
     # --- who works where --------------------------------------------------------------------------------
 
     def _taken(self, request: R, exchange: Exchange, build: Build) -> Slot:
-        work = request.steps if isinstance(request, Request) else EVALUATION
+        if isinstance(request, Request):
+            work = Work(request.steps, self.last_batch(request.client))
+        else:
+            work = Work(EVALUATION)
         slot = self._slot(request.client, work, exchange, build)
-        self._homes[request.client, work] = slot
+        self._homes[request.client, work.steps] = slot
         slot.known.add(work)
         exchange.take(slot)
         return slot
@@ -161,17 +202,17 @@ class Slots:
         """The slot where the client did this last; else a free one of its kind, or a new one.
 
         A state is copied as one piece, so a client can work in any slot of its kind, at best in one that has graphs
-        for this work: where many clients are evaluated and few train, few slots need graphs of training. If no
-        more slots are allowed, clients queue at those of their kind, one after the other, or a slot of another
-        kind makes room.
+        for this work: where many clients are evaluated and few train, few slots need graphs of training, and
+        clients whose last batches are of one size meet in one slot. If no more slots are allowed, clients queue at
+        those of their kind, one after the other, or a slot of another kind makes room.
         """
-        home = self._homes.get((client, work))
+        home = self._homes.get((client, work.steps))
         if home is not None and home not in exchange.busy:
             return home
         pool = self._pools.setdefault(self.kind(client), [])
         free = [slot for slot in pool if slot not in exchange.busy]
         if free:
-            return next((slot for slot in free if work in slot.known), free[0])
+            return _best(free, work)
         count = sum(map(len, self._pools.values()))
         if count >= self.limit and pool:
             return next(slot for slot in exchange.busy if slot in pool)
@@ -202,6 +243,13 @@ class Slots:
                 pool.remove(slot)
         self._homes = {client: home for client, home in self._homes.items() if home is not slot}
         return slot.stream
+
+
+def _best(free: Sequence[Slot], work: Work) -> Slot:
+    """The slot that did the most of this work before."""
+    same = (slot for slot in free if work in slot.known)
+    alike = (slot for slot in free if any(known.steps == work.steps for known in slot.known))
+    return next(same, None) or next(alike, free[0])
 
 
 def _clients(number: int) -> str:

@@ -39,6 +39,8 @@ def measure(
     splits: tuple[SplitName, ...] = ("validation", "test")
     for split in splits:
         rows = "global" if on == "global" and split == "test" else split
+        if not len(client.rows[rows]):
+            continue
         parts = collect(client, partial(_measure_batch, method, client, modes, whole), rows)  # type: ignore[arg-type]
         for mode, found in zip(modes, _put_together(client.task, parts, len(modes), whole), strict=False):
             place = f"{mode}/{split}"

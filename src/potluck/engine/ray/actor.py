@@ -26,9 +26,11 @@ class HomeActor:
     def __init__(self) -> None:
         self.home: HomeProcess | None = None
 
-    def hello(self) -> tuple[str, int]:
-        """The name of this machine and the number of this process."""
-        return platform.node(), os.getpid()
+    def hello(self) -> tuple[str, int, str]:
+        """The name of this machine, the number of this process, and Ray's name of the machine."""
+        import ray
+
+        return platform.node(), os.getpid(), ray.get_runtime_context().get_node_id()
 
     def open(
         self, code: dict[str, bytes], parcel: Any, settings: dict[str, Any], share: float
@@ -61,6 +63,15 @@ class HomeActor:
     def leave(self) -> None:
         """Remove what lies on this machine's disk; the process may be killed afterwards."""
         _leave()
+
+
+def cpu_seconds(process: int) -> float:
+    """The CPU time that a process of this machine has used so far; 0 where the system does not say."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _work_beside(code: dict[str, bytes]) -> None:

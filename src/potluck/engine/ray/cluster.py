@@ -8,21 +8,19 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from potluck.engine.ray.door import check_address, check_door, listens, why_not
 from potluck.errors import ConfigError, first_line
 
 INSTALL = "install it with: pip install 'potluck[ray]'"
 VERSIONS = (2, 55, 1), (2, 61)  # from the first, below the second
-REACH = 5.0  # seconds in which a machine must take a connection
-TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with it"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # tell nobody
@@ -31,6 +29,10 @@ QUIET = {
     "RAY_worker_niceness": "0",  # homes do the work: they are no less urgent than their driver
 }
 OWN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # Ray reads it once per process
+UNHURRIED = {
+    "worker_register_timeout_seconds": 600,  # a process that starts slowly is not ended and begun again
+    "health_check_failure_threshold": 60,  # if this machine were gone, so would be the driver: it is only slow
+}
 ALONE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # 0: the one way to let Ray listen on loopback alone
 
 
@@ -89,6 +91,13 @@ class Cluster:
         ]
         return sorted(found, key=lambda node: (node.name, node.id))
 
+    def free(self) -> dict[str, tuple[float, float]]:
+        """The cores and GPUs of every machine that nobody has taken, as far as the head knows."""
+        from ray._private.state import available_resources_per_node
+
+        found = available_resources_per_node()
+        return {node: (of.get("CPU", 0.0), of.get("GPU", 0.0)) for node, of in found.items()}
+
     def close(self) -> None:
         """Leave the cluster; one that was started here ends, and its files go."""
         self._end.close()
@@ -100,17 +109,30 @@ class Cluster:
             _stay_alone(True)
             folder = tempfile.mkdtemp(prefix="potluck-ray-", dir="/tmp")  # paths of sockets must be short
             self._end.callback(shutil.rmtree, folder, ignore_errors=True)
-            cpus = len(os.sched_getaffinity(0))
-            self._init(address="local", num_cpus=cpus, include_dashboard=False, _temp_dir=folder)
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)  # what a failed start writes later
+            self._start_here(folder)
             return
         check_address(address)
-        _stay_alone(_is_alone(address))
+        alone = _is_alone(address)
+        _stay_alone(alone)
+        check_door(address, alone)
         try:
-            _greet(address)
             self._init(address=address)
         except Exception as error:  # Ray raises errors of many kinds
-            raise ConfigError(f"engine.address: {_why(error, address)}") from error
-        self._refuse_open_doors(address)
+            raise ConfigError(f"engine.address: {why_not(str(error), address)}") from error
+
+    def _start_here(self, folder: str) -> None:
+        import torch  # Ray's own search for GPUs misses some
+
+        cores, gpus = len(os.sched_getaffinity(0)), torch.cuda.device_count()
+        own = {"include_dashboard": False, "_temp_dir": folder, "_system_config": UNHURRIED}
+        try:
+            self._init(address="local", num_cpus=cores, num_gpus=gpus, **own)
+        except Exception as error:  # Ray raises errors of many kinds
+            raise ConfigError(
+                f"engine.name: Ray could not be started on this machine ({first_line(error)}); if it is busy, try "
+                "again later, or use engine.name=local"
+            ) from error
 
     def _init(self, **options: Any) -> None:
         import ray
@@ -118,44 +140,6 @@ class Cluster:
         with _own_signals():
             self._end.callback(ray.shutdown)
             ray.init(log_to_driver=False, logging_level="ERROR", configure_logging=True, **options)
-
-    def _refuse_open_doors(self, address: str) -> None:
-        """Refuse a cluster that takes commands from anybody, unless only this machine reaches it."""
-        if _has_token() or address.rpartition(":")[0] in LOOPBACK:
-            return
-        raise ConfigError(
-            f"engine.address: the cluster at {address} takes commands without a token, so whoever reaches it runs "
-            "code on its machines; start it with RAY_AUTH_MODE=token, as docs/cluster.md shows"
-        )
-
-
-def check_address(address: str) -> None:
-    """Refuse an address that is none, or where nobody listens."""
-    host, _, port = address.rpartition(":")
-    if "://" in address or not host or not port.isdigit():
-        raise ConfigError(
-            f"engine.address: give the head of a Ray cluster, such as 10.0.0.5:6379, not {address!r}"
-        )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), REACH).close()
-    except OSError as error:
-        raise ConfigError(
-            f"engine.address: nobody listens at {address} ({error.strerror or error}); start a Ray cluster there "
-            f"with: ray start --head --port={port}"
-        ) from error
-
-
-def _why(error: Exception, address: str) -> str:
-    """Why Ray could not connect. It is terse about tokens: a wrong one is only a time-out."""
-    text = str(error)
-    if "Version mismatch" in text or ("version" in text.lower() and "mismatch" in text.lower()):
-        return f"the cluster at {address} has other versions: {' '.join(text.split())}"
-    if "token" in text.lower() or "auth" in text.lower():
-        return f"the cluster at {address} wants its token: {TOKEN}"
-    return (
-        f"the cluster at {address} does not answer ({first_line(error)}); does a node of it run on this machine, "
-        f"and is its token here? {TOKEN}"
-    )
 
 
 def _stay_alone(alone: bool) -> None:
@@ -174,37 +158,15 @@ def _is_alone(address: str) -> bool:
     import ray
 
     host, _, port = address.rpartition(":")
-    outward = ray.util.get_node_ip_address()
-    return host in LOOPBACK and (outward in LOOPBACK or not _listens(outward, int(port)))
-
-
-def _listens(host: str, port: int) -> bool:
-    try:
-        socket.create_connection((host, port), REACH).close()
-    except OSError:
-        return False
-    return True
-
-
-def _greet(address: str) -> None:
-    """Ask the head who it is: it says at once if it wants another token, which `ray.init` takes long to do."""
-    from ray._raylet import GcsClient
-
-    with _without_stderr():
-        GcsClient(address=address)
+    with _without_stderr():  # where no machine outside can be reached, that is no news
+        outward = ray.util.get_node_ip_address()
+    return host in LOOPBACK and (outward in LOOPBACK or not listens(outward, int(port)))
 
 
 def _is_connected() -> bool:
     import ray
 
     return bool(ray.is_initialized())
-
-
-def _has_token() -> bool:
-    import ray._raylet as raylet
-
-    mode: Callable[[], Any] | None = getattr(raylet, "get_authentication_mode", None)
-    return mode is not None and "TOKEN" in str(mode()).upper()
 
 
 @contextlib.contextmanager

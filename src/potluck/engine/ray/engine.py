@@ -23,8 +23,9 @@ from potluck.engine.protocol import Answer, Examination, Failure, Outcome, Reque
 from potluck.engine.ray.balance import Seconds, shared_out
 from potluck.engine.ray.cluster import Cluster
 from potluck.engine.ray.commons import Commons
+from potluck.engine.ray.handles import AnyRequest, Home, Lost
 from potluck.engine.ray.home import INITIAL
-from potluck.engine.ray.homes import AnyRequest, Home, Homes, Lost
+from potluck.engine.ray.homes import Homes
 from potluck.engine.runner import StoringEngine, guarded
 from potluck.engine.settings import EngineSettings
 from potluck.engine.store.client_store import ClientStore

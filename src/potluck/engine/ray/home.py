@@ -25,7 +25,7 @@ from potluck.core.packed import Packed, State
 from potluck.core.state import Report
 from potluck.engine.numerics import precision, threads
 from potluck.engine.protocol import Answer, Examination, Failure, Outcome, Request
-from potluck.engine.settings import EngineSettings
+from potluck.engine.settings import EngineSettings, ask_for_queues
 from potluck.engine.store.budget import Budget
 from potluck.engine.store.client_store import ClientStore
 from potluck.engine.this_machine import local_engine
@@ -60,11 +60,12 @@ def opened(
     recipe: Callable[[], Recipe], values: dict[str, Any], share: float
 ) -> tuple[HomeProcess | None, dict[str, Any]]:
     """A home with these settings that may take this share of the machine, and its fingerprint."""
+    ask_for_queues()  # before anything asks for a GPU
     try:
         settings = EngineSettings(**values)
         device = settings.torch_device()
         home = HomeProcess(recipe().clients(str(device)), settings, share)
-        return home, {"fingerprint": fingerprint(device, settings.threads)}
+        return home, {"fingerprint": fingerprint(device, settings.threads), "used": time.process_time()}
     except PotluckError as error:
         return None, {"refused": str(error)}
 
@@ -138,7 +139,8 @@ class HomeProcess:
         except BaseException as error:
             return [trouble_frame(error)] * len(letters)
         self._trim()
-        about = {"seconds": (time.perf_counter() - started) / len(letters), "notices": self._told()}
+        taken = (time.perf_counter() - started) / len(letters)
+        about = {"seconds": taken, "used": time.process_time(), "notices": self._told()}
         return [replace(reply, note={**reply.note, **about}) for reply in replies]
 
     def _seat(self, letter: Letter) -> bool:
@@ -179,11 +181,12 @@ class HomeProcess:
             return TensorFrame({"failure": reply_note(outcome)["reason"]})
         if isinstance(letter.request, Examination):
             return done_frame(on_host(Done(outcome)))
-        work = self.store.record(letter.client).work
+        record = self.store.record(letter.client)
+        work = record.work
         assert work is not None, "who answered has worked"
+        frame = done_frame(on_host(Done(outcome, record.worked(), work.counters)))
         self.store.settle(letter.client, work.round)
         self.versions[letter.client] = letter.becomes
-        frame = done_frame(on_host(Done(outcome, work.state, work.counters)))
         return replace(frame, note={**frame.note, "version": letter.becomes})
 
     def _told(self) -> list[str]:

@@ -4,92 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from potluck.engine.protocol import Examination, Request
 from potluck.engine.ray.actor import HomeActor
 from potluck.engine.ray.cluster import Cluster
+from potluck.engine.ray.handles import AnyRequest, Home, Lost, in_short
 from potluck.engine.ray.parcel import Parcel, pack
+from potluck.engine.ray.room import START, machines, spots_with_room
 from potluck.engine.ray.spots import Spot, choose_spots, home_settings
 from potluck.engine.settings import EngineSettings
 from potluck.engine.wire import TensorFrame
 from potluck.errors import ConfigError, RunError, first_line
 from potluck.federation.builder import Recipe
 
-START = (
-    25.0  # seconds in which an actor must say that it is there; one without room on the cluster never does
-)
-PATIENCE = 120.0  # seconds to wait for a home when a run has lost all of them
+PATIENCE = 120.0  # seconds to wait for a machine when a run has lost all of them
 LEAVE = 2.0  # seconds to clear up in
 TICK = 1.0  # seconds between looks at deadlines and at new homes
 LOSSES = 3  # homes lost in a row, for each there was, before nobody tries again
-
-AnyRequest = Request | Examination
-
-
-class Lost(Exception):
-    """A home is gone, or does not answer; the message is why."""
-
-
-@dataclass
-class Call:
-    """What a home is busy with: replies as they come, and the requests that have none yet, in order."""
-
-    replies: Any
-    waiting: deque[AnyRequest]
-    since: float  # when the last reply came
-
-
-@dataclass(eq=False)
-class Home:
-    """A home, and what it has to do."""
-
-    actor: Any
-    spot: Spot
-    node: str = ""
-    process: int = 0  # its number on that machine
-    fingerprint: Mapping[str, str] = field(default_factory=dict)
-    opening: Any = None  # what its opening will say, while it is under way
-    call: Call | None = None
-    share: deque[AnyRequest] = field(default_factory=deque)
-    seconds: float = 0.0  # at work
-    answers: int = 0
-    sent: int = 0  # bytes, but for common downlinks
-    received: int = 0
-    lost: bool = False
-
-    def begin(
-        self, requests: Sequence[AnyRequest], letters: Sequence[list[np.ndarray]], commons: Sequence[Any]
-    ) -> None:
-        """Send letters; their replies come one by one."""
-        replies = self.actor.serve.options(num_returns="streaming").remote(letters, *commons)
-        self.call = Call(replies, deque(requests), time.monotonic())
-        self.sent += sum(array.nbytes for letter in letters for array in letter)
-
-    def next_reply(self) -> tuple[AnyRequest, TensorFrame]:
-        """The reply that has just come."""
-        assert self.call is not None
-        try:
-            arrays = ray.get(next(self.call.replies))
-        except StopIteration:
-            raise Lost("its process ended in the middle of a call") from None
-        except RayTaskError:
-            raise
-        except RayError as error:
-            raise Lost(in_short(error)) from error
-        request, self.call.since = self.call.waiting.popleft(), time.monotonic()
-        if not self.call.waiting:
-            self.call = None
-        self.answers += 1
-        self.received += sum(array.nbytes for array in arrays)
-        return request, TensorFrame.unpack(arrays)
+PAUSE = 2.0, 16.0  # seconds between attempts to replace a home: the first, doubled each time, and the longest
 
 
 class Homes:
@@ -104,7 +40,7 @@ class Homes:
         notice: Callable[[str], None],
     ) -> None:
         nodes = cluster.nodes()
-        self.settings, self.notice = settings, notice
+        self.cluster, self.settings, self.notice = cluster, settings, notice
         own = home_settings(settings, nodes)
         self.values = own.model_dump(mode="json")
         self.spots = choose_spots(settings, str(own.device), nodes, most)
@@ -112,8 +48,10 @@ class Homes:
         self.coming: list[Home] = []  # replacements that are not open yet
         self.known: list[Home] = []  # all that were ever open
         self.losses = 0  # in a row, without an answer in between
+        self.again = 0.0  # when the next replacement may be tried
+        self.why = ""  # the last home was lost, or none came
         self._code = {name: file.read_bytes() for name, file in recipe.files().items()}
-        self._names = {node.id: node.name for node in nodes}
+        self._nodes = nodes
         self._parcel = ray.put(_packed(recipe))
         try:
             self._start()
@@ -124,48 +62,66 @@ class Homes:
     # --- starting ---
 
     def _start(self) -> None:
-        homes = [self._make(spot) for spot in self.spots]
+        homes = [self._make(spot) for spot in self._spots_with_room()]
         self.coming = homes  # so that `close` ends them, whatever happens now
         greeted = self._greeted(homes)
-        late = [self._names[home.spot.node] for home in homes if home not in greeted]
-        if not greeted:
-            raise ConfigError(
-                f"engine.name: no home could be started on the Ray cluster within {START:g} s: no machine has room"
-            )
-        if late:
-            self.notice(
-                f"no room for a home on {', '.join(late)}; the run goes on with {len(greeted)} of {len(homes)}"
-            )
         for home in greeted:
             self._open(home)
-        for home in greeted:
-            self._admit(home, self._opened(home))
+        for home in _as_they_open(greeted, self.settings.deadline):
+            try:
+                self._admit(home, self._opened(home))
+            except Lost as loss:
+                self._give_up(home, str(loss))
+        for found in (self.alive, self.known):
+            found.sort(key=homes.index)
         self.coming = []
+        if not self.alive:
+            raise ConfigError(f"engine.name: no home can be started on the Ray cluster: {self.why}")
+
+    def _spots_with_room(self) -> list[Spot]:
+        return spots_with_room(self.spots, self.cluster, self._nodes, self.notice)
 
     def _make(self, spot: Spot, anywhere: bool = False) -> Home:
         options = {"max_restarts": 0, "max_task_retries": 0, **spot.options(anywhere)}
         return Home(ray.remote(HomeActor).options(**options).remote(), spot)
 
     def _greeted(self, homes: Sequence[Home]) -> list[Home]:
-        """The homes that say hello in time; the others wait for room, and are given up."""
+        """The homes that say hello in time; the others are given up."""
         greetings = {home.actor.hello.remote(): home for home in homes}
-        ready, late = ray.wait(list(greetings), num_returns=len(homes), timeout=START)
+        _, slow = ray.wait(list(greetings), num_returns=len(homes), timeout=START)
+        if slow:
+            names = machines([greetings[ref].spot for ref in slow], self._nodes)
+            self.notice(f"{names}: a home takes more than {START:g} s to start; waiting for it")
+        _, late = ray.wait(list(greetings), num_returns=len(homes), timeout=self.settings.deadline)
         for ref in late:
-            self._kill(greetings[ref])
-        for ref in ready:
-            home = greetings[ref]
-            try:
-                home.node, home.process = ray.get(ref)
-            except RayError as error:
-                raise ConfigError(
-                    f"engine.name: no home can be started on {self._names[home.spot.node]}: {in_short(error)}"
-                ) from error
-        return [home for home in homes if home.node]
+            self._give_up(
+                greetings.pop(ref), f"it did not start within engine.deadline, {self.settings.deadline:g} s"
+            )
+        return [home for ref, home in greetings.items() if self._meets(home, ref)]
+
+    def _meets(self, home: Home, greeting: Any) -> bool:
+        """Ask a home its name; False if it is gone, as when its machine died and the cluster does not know yet."""
+        name = machines([home.spot], self._nodes)
+        try:
+            home.node, home.process, home.machine = ray.get(greeting)
+        except RayError as error:
+            if isinstance(error, RayActorError) and not error.actor_init_failed:
+                self._give_up(home, f"{name}: {in_short(error)}")
+                return False
+            raise ConfigError(f"engine.name: no home can be started on {name}: {in_short(error)}") from error
+        return True
+
+    def _give_up(self, home: Home, why: str) -> None:
+        """Go on without a home that could not be started; another one is asked for later."""
+        self._kill(home)
+        self._count_loss(why)
+        self.notice(f"a home could not be started: {why}")
 
     def _open(self, home: Home) -> None:
         home.opening = home.actor.open.remote(self._code, self._parcel, self.values, home.spot.share)
 
     def _opened(self, home: Home) -> Mapping[str, Any]:
+        """What a home says when it is open, or why it refuses; `Lost` if it is gone."""
         try:
             about: Mapping[str, Any] = ray.get(home.opening, timeout=self.settings.deadline)
             return about
@@ -174,13 +130,13 @@ class Homes:
         except RayTaskError as error:
             return {"refused": f"its clients cannot be made: {first_line(error.cause or error)}"}
         except RayError as error:
-            return {"refused": in_short(error)}
+            raise Lost(f"{home.node}: {in_short(error)}") from error
 
     def _admit(self, home: Home, about: Mapping[str, Any]) -> None:
         """Take a home that is like the others; a `ConfigError` says why another one is refused."""
         if "refused" in about:
             raise ConfigError(f"engine.name: {home.node}: {about['refused']}")
-        home.fingerprint, home.opening = about["fingerprint"], None
+        home.fingerprint, home.opening, home.used = about["fingerprint"], None, about["used"]
         if self.known:
             self._compare(self.known[0], home)
         self.alive.append(home)
@@ -208,7 +164,7 @@ class Homes:
         self._kill(home)
         self.alive.remove(home)
         home.lost = True
-        self.losses += 1
+        self._count_loss(f"{home.node}: {why}")
         self.notice(f"a home on {home.node} is lost ({why}); its clients go on elsewhere")
         left = [*(home.call.waiting if home.call is not None else ()), *home.share]
         home.call = None
@@ -217,11 +173,19 @@ class Homes:
             self._replace(home.spot)
         return left
 
+    def _count_loss(self, why: str) -> None:
+        """A home was lost or did not come. The next attempt waits: a cluster learns late which machine is gone."""
+        first, longest = PAUSE
+        self.again = time.monotonic() + min(first * 2**self.losses, longest)
+        self.losses += 1
+        self.why = why
+
     def refill(self) -> None:
         """Ask again for homes that could not be replaced; admit those that came."""
         self._arrivals()
-        for spot in self.spots[len(self.alive) + len(self.coming) :]:
-            self._replace(spot)
+        if time.monotonic() >= self.again:
+            for spot in self.spots[len(self.alive) + len(self.coming) :]:
+                self._replace(spot)
 
     def _replace(self, spot: Spot) -> None:
         home = self._make(spot, anywhere=True)
@@ -235,28 +199,35 @@ class Homes:
         ready = ray.wait(list(refs), num_returns=1, timeout=seconds)[0] if refs else []
         for home in map(refs.__getitem__, ready):
             self.coming.remove(home)
-            about = self._opened(home)
             try:
+                about = self._opened(home)
                 if "refused" not in about:
-                    home.node, home.process = ray.get(home.actor.hello.remote(), timeout=START)
+                    hello = home.actor.hello.remote()
+                    home.node, home.process, home.machine = ray.get(hello, timeout=self.settings.deadline)
                 self._admit(home, about)
-            except (ConfigError, RayError) as error:
-                self._kill(home)
-                self.losses += 1
-                self.notice(f"a home could not be replaced: {first_line(error)}")
+            except (ConfigError, Lost, RayError) as error:
+                self._give_up(home, first_line(error))
 
     def wait_for_one(self) -> None:
         """Wait until there is a home; a `RunError` if none comes."""
-        until = time.monotonic() + PATIENCE
+        started = time.monotonic()
         while not self.alive:
-            if not self.coming and self.losses <= LOSSES * len(self.spots):
+            waited = time.monotonic() - started
+            may_try = self.losses <= LOSSES * len(self.spots)
+            if not self.coming and may_try and time.monotonic() >= self.again:
                 self._replace(self.spots[0])
-            if not self.coming or time.monotonic() > until:
+            patience = max(PATIENCE, self.settings.deadline) if self._has_machines() else PATIENCE
+            if not (self.coming or may_try) or waited > patience:
                 raise RunError(
-                    "no home is left on the Ray cluster, and none can be started; when its machines are back, "
-                    "go on with potluck resume"
+                    f"no home is left on the Ray cluster, and none can be started ({self.why or 'none came'}); "
+                    "when its machines are back, go on with potluck resume"
                 )
             self._arrivals(TICK)
+
+    def _has_machines(self) -> bool:
+        """Whether some machine is alive that a home fits on, be it slow."""
+        spot = self.spots[0]
+        return any(node.cpus >= spot.cpus and node.gpus >= spot.gpus for node in self.cluster.nodes())
 
     # --- asking ---
 
@@ -272,8 +243,11 @@ class Homes:
             except Lost as loss:
                 yield home, loss
         for home in [*busy.values()]:
-            if home.call is not None and time.monotonic() - home.call.since > self.settings.deadline:
-                yield home, Lost(f"no answer within engine.deadline, {self.settings.deadline:g} s")
+            if home.call is not None and home.is_hung(self.settings.deadline):
+                yield (
+                    home,
+                    Lost(f"no answer and no work within engine.deadline, {self.settings.deadline:g} s"),
+                )
         self._arrivals()
 
     # --- ending ---
@@ -300,6 +274,15 @@ class Homes:
             ray.kill(home.actor, no_restart=True)
 
 
+def _as_they_open(homes: Sequence[Home], deadline: float) -> Iterator[Home]:
+    """The homes in the order in which they open: one that refuses is heard while others still load their data."""
+    waiting = {home.opening: home for home in homes}
+    while waiting:
+        ready, _ = ray.wait(list(waiting), num_returns=1, timeout=deadline)
+        for ref in ready or list(waiting):
+            yield waiting.pop(ref)
+
+
 def _packed(recipe: Recipe) -> Parcel:
     try:
         return pack(recipe)
@@ -308,10 +291,3 @@ def _packed(recipe: Recipe) -> Parcel:
             "engine.name: what was given from Python cannot be sent to other processes "
             f"({first_line(error)}); name data and models in the experiment, or use engine.name=local"
         ) from error
-
-
-def in_short(error: Exception) -> str:
-    """Ray's reason in one line; it writes many."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    cause = [line for line in lines if "Error:" in line]
-    return (cause or lines or [type(error).__name__])[-1 if cause else 0].rstrip(".")

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from potluck.engine.ray.actor import HomeActor
 from potluck.engine.ray.cluster import Cluster
-from potluck.engine.ray.homes import START, in_short
+from potluck.engine.ray.handles import in_short
+from potluck.engine.ray.homes import PAUSE, TICK
 from potluck.engine.ray.parcel import pack
+from potluck.engine.ray.room import spots_with_room
 from potluck.engine.ray.spots import Spot, choose_spots, home_settings
 from potluck.engine.settings import EngineSettings
 from potluck.errors import ConfigError, RunError
 
 LOSSES = 3  # machines that may be lost under one job
+FAILURES = 12  # processes that may not come before no more are asked for
 
 
 class Job(Protocol):
@@ -54,60 +58,107 @@ def play_jobs(settings: EngineSettings, jobs: Sequence[Job], told: Callable[[str
         nodes = cluster.nodes()
         own = home_settings(settings, nodes)
         spots = choose_spots(settings, str(own.device), nodes, len(jobs))
-        players = _Players(str(own.device), told)
+        players = _Players(str(own.device), settings.deadline, told)
         stack.callback(players.close)
-        players.play(jobs, spots)
+        players.play(jobs, spots_with_room(spots, cluster, nodes, told))
 
 
 class _Players:
     """Processes that play jobs."""
 
-    def __init__(self, device: str, told: Callable[[str], None]) -> None:
-        self.device, self.told = device, told
+    def __init__(self, device: str, deadline: float, told: Callable[[str], None]) -> None:
+        self.device, self.deadline, self.told = device, deadline, told
         self.busy: dict[Any, _Place] = {}
+        self.idle: list[_Place] = []  # they go on with a run whose machine is lost
+        self.coming: dict[Any, _Place] = {}  # by what they will say first
+        self.later: list[tuple[float, Spot]] = []  # when a process is asked for again
         self.losses: dict[str, int] = {}
+        self.failed = 0  # processes that did not come
 
     def play(self, jobs: Sequence[Job], spots: Sequence[Spot]) -> None:
-        """Play jobs at spots until all are done."""
-        waiting = deque(jobs)
-        for spot in spots:
-            if waiting:
-                self._begin(self._place(spot), waiting.popleft())
-        while self.busy:
-            (ref,), _ = ray.wait(list(self.busy), num_returns=1)
-            place = self.busy.pop(ref)
-            assert place.job is not None
-            again = self._ended(ref, place, place.job)
-            if again is not None:
-                waiting.appendleft(again)
-                _kill(place)
-                place = self._place(place.spot, anywhere=True)
-            if waiting:
-                self._begin(place, waiting.popleft())
-            else:
-                _kill(place)
+        """Play jobs at spots until all are done. Who is free takes the next one; nobody waits for a lost place."""
+        waiting, since = deque(jobs), time.monotonic()
+        for spot in spots[: len(jobs)]:
+            self._ask(spot)
+        while waiting or self.busy:
+            for ref in self._ready():
+                place = self._arrived(ref) if ref in self.coming else self._free(ref, waiting)
+                self.idle += [] if place is None else [place]
+            while waiting and self.idle:
+                self._begin(self.idle.pop(), waiting.popleft())
+            since = time.monotonic() if self.busy else since
+            if not self.busy and waiting:
+                self._check_hope(waiting[0], time.monotonic() - since)
+
+    def _ready(self) -> list[Any]:
+        """Wait a moment for a process that comes, or for the end of a job."""
+        self._ask_again()
+        refs = [*self.busy, *self.coming]
+        if not refs:
+            time.sleep(TICK)
+            return []
+        found: list[Any] = ray.wait(refs, num_returns=1, timeout=TICK)[0]
+        return found
+
+    def _check_hope(self, job: Job, waited: float) -> None:
+        """Give up if nobody plays and nobody comes."""
+        if not (self.coming or self.later) or waited > self.deadline:
+            raise RunError(
+                f"no process is left on the Ray cluster to play {job.label}; when its machines are back, give the "
+                "same command again, and it goes on"
+            )
 
     def close(self) -> None:
         """End all processes."""
-        for place in self.busy.values():
+        for place in [*self.busy.values(), *self.idle, *self.coming.values()]:
             _kill(place)
 
-    def _place(self, spot: Spot, anywhere: bool = False) -> _Place:
+    # --- processes ---
+
+    def _ask(self, spot: Spot, anywhere: bool = False) -> None:
         options = {"max_restarts": 0, "max_task_retries": 0, **spot.options(anywhere)}
         place = _Place(ray.remote(HomeActor).options(**options).remote(), spot)
+        self.coming[place.actor.hello.remote()] = place
+
+    def _ask_again(self) -> None:
+        due = [one for one in self.later if one[0] <= time.monotonic()]
+        self.later = [one for one in self.later if one not in due]
+        for _, spot in due:
+            self._ask(spot, anywhere=True)
+
+    def _arrived(self, ref: Any) -> _Place | None:
+        """A process that is there; None if it is gone, as on a machine that died and the cluster does not know."""
+        place = self.coming.pop(ref)
         try:
-            place.node, _ = ray.get(place.actor.hello.remote(), timeout=START)
+            place.node, *_ = ray.get(ref)
         except RayError as error:
             _kill(place)
-            raise ConfigError(
-                f"engine.name: no process could be started on the Ray cluster: {in_short(error)}"
-            ) from error
+            self.failed += 1
+            if not isinstance(error, RayActorError) or error.actor_init_failed:
+                raise ConfigError(
+                    f"engine.name: no process can be started on the Ray cluster: {in_short(error)}"
+                ) from error
+            if self.failed <= FAILURES:
+                self.later.append((time.monotonic() + min(2.0**self.failed, PAUSE[1]), place.spot))
+            return None
         return place
 
     def _begin(self, place: _Place, job: Job) -> None:
         place.job = job
         self.busy[place.actor.play.remote(dict(job.code()), pack(job), self.device)] = place
         self.told(f"{job.label}: on {place.node}")
+
+    def _free(self, ref: Any, waiting: deque[Job]) -> _Place | None:
+        """A process whose job is done; None if it was lost, and the job waits again."""
+        place = self.busy.pop(ref)
+        assert place.job is not None
+        again = self._ended(ref, place, place.job)
+        if again is None:
+            return place
+        waiting.appendleft(again)
+        _kill(place)
+        self._ask(place.spot, anywhere=True)
+        return None
 
     def _ended(self, ref: Any, place: _Place, job: Job) -> Job | None:
         """The job, if it must be played on elsewhere; a `RunError` if it failed."""

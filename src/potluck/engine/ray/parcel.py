@@ -7,6 +7,7 @@ processes trust each other anyway.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import sys
 import sysconfig
@@ -61,9 +62,14 @@ def _is_loose(name: str, module: Any) -> bool:
     file = getattr(module, "__file__", None)
     if file is None or name.partition(".")[0] in ("potluck", "__main__") or module.__name__ != name:
         return False
-    return not Path(file).is_relative_to(STDLIB) and not {"site-packages", "dist-packages"} & {
-        *Path(file).parts
-    }
+    path = Path(file)
+    return not path.is_relative_to(STDLIB) and not any(map(_has_packages, path.parents))
+
+
+@functools.cache
+def _has_packages(folder: Path) -> bool:
+    """Whether packages are installed in a folder, as in site-packages and wherever pip was told to put them."""
+    return folder.name in ("site-packages", "dist-packages") or any(folder.glob("*.dist-info"))
 
 
 def _is_plain(value: Tensor) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from potluck.engine.ray.cluster import Node
 from potluck.engine.settings import EngineSettings
 from potluck.errors import ConfigError
+
+ROUNDING = 1e-3  # Ray counts a GPU in ten thousandths: three thirds of one are a little less than the whole
 
 
 @dataclass(frozen=True)
@@ -23,10 +25,15 @@ class Spot:
 
     def options(self, anywhere: bool = False) -> dict[str, Any]:
         """How Ray is told; a home that replaces another may be anywhere."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        strategy = "DEFAULT" if anywhere else NodeAffinitySchedulingStrategy(self.node, soft=True)
+        strategy = "DEFAULT" if anywhere else at_machine(self.node, soft=True)
         return {"num_cpus": self.cpus, "num_gpus": self.gpus, "scheduling_strategy": strategy}
+
+
+def at_machine(node: str, soft: bool = False) -> Any:
+    """How Ray is told to start something on a machine; `soft`: elsewhere if it is gone."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node, soft=soft)
 
 
 def home_settings(settings: EngineSettings, nodes: Sequence[Node]) -> EngineSettings:
@@ -53,6 +60,17 @@ def choose_spots(settings: EngineSettings, device: str, nodes: Sequence[Node], m
             f"has room for {len(found)}: {_listed(nodes)}"
         )
     return _with_shares(found[: settings.workers])
+
+
+def fitting(spots: Sequence[Spot], free: Mapping[str, tuple[float, float]]) -> list[Spot]:
+    """The spots that there is room for now, when `free` cores and GPUs are left on each machine."""
+    left, found = dict(free), list[Spot]()
+    for spot in spots:
+        cpus, gpus = left.get(spot.node, (0.0, 0.0))
+        if cpus >= spot.cpus and gpus >= spot.gpus - ROUNDING:
+            left[spot.node] = cpus - spot.cpus, gpus - spot.gpus
+            found.append(spot)
+    return found
 
 
 def _cpu_spots(settings: EngineSettings, nodes: Sequence[Node]) -> list[Spot]:

@@ -1,9 +1,9 @@
 """The stored states of clients: in device memory, in pinned host memory and on disk.
 
-The states used least recently move down first. A client that was never asked has no stored state: it is built
-from the seed when first needed. A stored state never changes, it is only replaced. So it can be in several
-places at once, it can leave one of them without a copy while it is in another, and the file it was moved to is
-also the one that a checkpoint names.
+The states used least recently move down first, those of the round that is open included. A client that was never
+asked has no stored state: it is built from the seed when first needed. A stored state never changes, it is only
+replaced. So it can be in several places at once, it can leave one of them without a copy while it is in another,
+and the file it was moved to is also the one that a checkpoint names.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -67,13 +67,17 @@ class Tier:
     def __len__(self) -> int:
         return len(self._order)
 
+    def __contains__(self, kept: object) -> bool:
+        return kept in self._order
+
 
 class StoredRecord(Record):
-    """A record whose base is in a store: reading it loads the state, assigning it stores one."""
+    """A record whose states are in a store: reading one loads it, assigning one stores it."""
 
     def __init__(self, store: ClientStore, client: ClientId) -> None:
         self._store, self._client = store, client
         self._work: Work | None = None
+        self._worked: Kept | None = None  # the state of the work
 
     @property
     def base(self) -> State | None:
@@ -86,13 +90,26 @@ class StoredRecord(Record):
 
     @property
     def work(self) -> Work | None:
-        """The round the client is in; its state stays in memory until the round is settled."""
+        """The round the client is in, without its state, which `worked` gives."""
         return self._work
 
     @work.setter
     def work(self, work: Work | None) -> None:
-        before, self._work = self._work, work
-        self._store.at_work(*(size(each.state) if each is not None else 0 for each in (before, work)))
+        self._store.let_go(self._worked)
+        self._worked = None if work is None else self._store.take_in(work.state)
+        self._work = None if work is None else replace(work, state={})
+
+    def worked(self) -> State:
+        """The state after the last exchange of the round that is open."""
+        assert self._worked is not None
+        return self._store.reached(self._worked)
+
+    def settle(self, accepted: int) -> None:
+        """Keep the work if the server accepted its round, otherwise drop it; its state stays where it is."""
+        if self._work is not None and self._work.round == accepted:
+            self._store.install(self._client, self._worked)
+            self._worked = None
+        self.work = None
 
 
 class ClientStore:
@@ -114,7 +131,6 @@ class ClientStore:
         pinned = self._transfers is not None
         self.device, self.host = Tier(budget.device), Tier(budget.host, pinned)
         self.leaving = Tier(budget.host, pinned)  # still in the host's memory, while they are written
-        self.working = 0  # bytes of the states of the running round
         self._records: dict[ClientId, StoredRecord] = {}
         self._kept: dict[ClientId, Kept] = {}
         self._stale: set[Future[Path]] = set()
@@ -137,7 +153,7 @@ class ClientStore:
         if isinstance(state, Path):
             saved: Future[Path] = Future()
             saved.set_result(state)
-            self._install(client, Kept(data_size(state), saved=saved, named=True))
+            self.install(client, Kept(data_size(state), saved=saved, named=True))
         else:
             self.replace(client, state)
             self._trim()
@@ -159,7 +175,7 @@ class ClientStore:
         def undo() -> None:
             for client, kept in before.items():
                 self.record(client).work = None
-                self._install(client, kept)
+                self.install(client, kept)
                 if kept is None:
                     del self._records[client]
             self._trim()
@@ -207,8 +223,10 @@ class ClientStore:
     def fetch(self, client: ClientId) -> State | None:
         """A client's stored state, loaded where it is needed; None if it still has its initial state."""
         kept = self._kept.get(client)
-        if kept is None:
-            return None
+        return None if kept is None else self.reached(kept)
+
+    def reached(self, kept: Kept) -> State:
+        """A state, loaded where it is needed."""
         if self._transfers is None:
             state = self._on_host(kept).state
         else:
@@ -218,37 +236,49 @@ class ClientStore:
 
     def replace(self, client: ClientId, state: State | None) -> None:
         """Store another state for a client."""
-        if state is None:
-            self._install(client, None)
+        self.install(client, None if state is None else self._held(state))
+
+    def take_in(self, state: State) -> Kept:
+        """Store a state that is no client's yet: the work of a round that is open."""
+        kept = self._held(state)
+        self._note(kept)
+        self._trim()
+        return kept
+
+    def let_go(self, kept: Kept | None) -> None:
+        """Forget a state, wherever it is; that of a client is replaced instead."""
+        if kept is None:
             return
+        for tier in (self.device, self.host, self.leaving):
+            tier.drop(kept)
+        if kept.saved is not None and not kept.named:
+            self._stale.add(kept.saved)
+
+    def install(self, client: ClientId, kept: Kept | None) -> None:
+        """Let a client have a state that is stored already, or none."""
+        self.let_go(self._kept.pop(client, None))
+        if kept is not None:
+            self._kept[client] = kept
+            if kept.saved is not None:
+                self._stale.discard(kept.saved)
+            self._note(kept)
+
+    def _held(self, state: State) -> Kept:
+        """A state where it is now."""
         packing = (state.flat.numel(), state.layout) if isinstance(state, Packed) else None
         kept = Kept(size(state), packing)
         if self._transfers is not None and self._transfers.holds(state):
             kept.device = self._transfers.made_here(state)
         else:
             kept.host = Copy(state)
-        self._install(client, kept)
+        return kept
 
-    def at_work(self, before: int, now: int) -> None:
-        """Note that the running round takes more or less memory than before; stored states make room for it."""
-        self.working += now - before
-        self._trim()
-
-    def _install(self, client: ClientId, kept: Kept | None) -> None:
-        old = self._kept.pop(client, None)
-        if old is not None:
-            for tier in (self.device, self.host, self.leaving):
-                tier.drop(old)
-            if old.saved is not None and not old.named:
-                self._stale.add(old.saved)
-        if kept is not None:
-            self._kept[client] = kept
-            if kept.saved is not None:
-                self._stale.discard(kept.saved)
-            if kept.device is not None:
-                self.device.touch(kept)
-            if kept.host is not None or kept.reading is not None:
-                self.host.touch(kept)
+    def _note(self, kept: Kept) -> None:
+        """Count a state in every kind of memory that it is in."""
+        if kept.device is not None:
+            self.device.touch(kept)
+        if (kept.host is not None or kept.reading is not None) and kept not in self.leaving:
+            self.host.touch(kept)
 
     def _on_device(self, kept: Kept, transfers: Transfers) -> Copy:
         if kept.device is None:
@@ -298,10 +328,10 @@ class ClientStore:
     def _trim(self) -> None:
         """Move states down until every kind of memory is within its budget; the one used last may stay."""
         if self._transfers is not None:
-            while self.device.used + self.working > self.device.limit and len(self.device) > 1:
+            while self.device.used > self.device.limit and len(self.device) > 1:
                 self._lower(self.device.oldest(), self._transfers)
         if self._files is not None:
-            self._trim_host(*((0, 0) if self._transfers is not None else (1, self.working)))
+            self._trim_host(0 if self._transfers is not None else 1)
 
     def _lower(self, kept: Kept, transfers: Transfers) -> None:
         if kept.host is None and kept.device is not None:
@@ -310,14 +340,14 @@ class ClientStore:
         self.device.drop(kept)
         kept.device = None
 
-    def _trim_host(self, stay: int, working: int) -> None:
-        while self.host.used + working > AHEAD * self.host.limit and len(self.host) > stay:
+    def _trim_host(self, stay: int) -> None:
+        while self.host.used > AHEAD * self.host.limit and len(self.host) > stay:
             kept = self.host.oldest()
             if kept.device is None:
                 self._save(kept)
             self.host.drop(kept)
             self.leaving.touch(kept)
-        while self.host.used + self.leaving.used + working > self.host.limit and len(self.leaving):
+        while self.host.used + self.leaving.used > self.host.limit and len(self.leaving):
             kept = self.leaving.oldest()
             if kept.device is None:
                 self._save(kept).result()
