@@ -49,6 +49,7 @@ FENCE = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Add a page per method to the navigation, in the order of their names, and examples of docstrings as code."""
     config.markdown_extensions.append(Examples())  # type: ignore[arg-type]
+    config.theme.static_templates.discard("404.html")  # it finds its styles only at the root of a server
     pages = sorted(path for path in (DOCS / "methods").glob("*.md") if path.stem not in ("README", "writing"))
     for section in config.nav or []:
         if "Methods" in section:
