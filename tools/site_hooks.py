@@ -42,12 +42,14 @@ DRAWN = "─│┌╭"  # boxes that are drawn with signs do not wrap
 PRINTED = re.compile(r"^[^$\n].*\S {2,}\S", re.MULTILINE)  # nor do tables that a command prints
 HYPHENED = re.compile(r"\S*-\S*")  # a browser may end a line after any hyphen of `--methods`
 COLORS = {"#24292f": "ink", "#6e7781": "faint", "#fefefe": "paper", "#0072b2": "down", "#d55e00": "up"}
+MOST_COLUMNS, LETTERS = 8, 42  # of a table that can be a list on a phone; of a line of a table there
 FENCE = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Add a page per method to the navigation, in the order of their names, and examples of docstrings as code."""
     config.markdown_extensions.append(Examples())  # type: ignore[arg-type]
+    config.theme.static_templates.discard("404.html")  # it finds its styles only at the root of a server
     pages = sorted(path for path in (DOCS / "methods").glob("*.md") if path.stem not in ("README", "writing"))
     for section in config.nav or []:
         if "Methods" in section:
@@ -115,11 +117,26 @@ def _line(match: re.Match[str]) -> str:
 
 def _facts(match: re.Match[str]) -> str:
     """Name the column in every cell of a table of facts, so that it can be read as a list."""
-    names = [TAG.sub("", cell[2]) for cell in CELL.findall(match[1])]
-    if "meaning" not in names:
+    heads = CELL.findall(match[1])
+    names = [TAG.sub("", cell[2]) for cell in heads]
+    if "meaning" not in names and not _crowded(heads, match[2]):
         return match[0]
     rows = [_row(row, names) for row in match[2].split("</tr>")]
     return f'<div class="facts"><table><thead>{match[1]}</thead>{"</tr>".join(rows)}</table></div>'
+
+
+def _crowded(heads: list[tuple[str, str, str]], body: str) -> bool:
+    """Whether a table of words is too wide for a phone; columns of numbers are compared, so they stay columns."""
+    numbers = sum("right" in head[1] for head in heads)
+    if not 2 < len(heads) < MOST_COLUMNS or 2 * numbers > len(heads) or not all(head[2] for head in heads):
+        return False
+    rows = [heads, *map(CELL.findall, body.split("</tr>"))]
+    columns = zip(*(row for row in rows if len(row) == len(heads)), strict=True)
+    return sum(max(_longest_word(cell[2]) for cell in column) for column in columns) > LETTERS
+
+
+def _longest_word(html: str) -> int:
+    return max(map(len, re.split(r"[\s,/]+", TAG.sub("", html))))
 
 
 def _row(row: str, names: list[str]) -> str:
@@ -133,7 +150,7 @@ def _named_cell(cell: re.Match[str], name: str) -> str:
 
 
 def _whole_words(match: re.Match[str]) -> str:
-    return HYPHENED.sub(_word, match[0])
+    return HYPHENED.sub(_word, match[0]).replace("/", "/<wbr>").replace("</<wbr>", "</")
 
 
 def _word(match: re.Match[str]) -> str:

@@ -21,3 +21,10 @@ def test_every_public_name_is_in_the_reference() -> None:
     ]
     assert len(shown) == len(set(shown))
     assert {*shown} == {*potluck.__all__, "open"} - TYPES - {"__version__"}
+
+
+def test_no_page_holds_both_sides_of_a_merge() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.ipynb")]
+    assert len(pages) > 80
+    marked = re.compile(r"^(<{7} |>{7} |={7}$)", re.MULTILINE)
+    assert [page.name for page in pages if marked.search(page.read_text())] == []

@@ -72,3 +72,11 @@ def test_options_of_a_method_are_a_list_on_a_phone(site: Path, browser: Chromium
     assert browser.says(heads) == "none"
     browser.open(page, 1440)
     assert browser.says(heads) != "none"
+
+
+def test_the_site_is_dark_where_the_system_is(site: Path, browser: Chromium) -> None:
+    ground = "document.body.getAttribute('data-md-color-scheme')"
+    page = (site / "install.html").as_uri()
+    for dark, scheme in ((False, "default"), (True, "slate"), (False, "default")):
+        browser.open(page, 768, dark=dark)
+        assert browser.says(ground) == scheme

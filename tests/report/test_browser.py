@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,12 @@ FAINT = """(() => {
   const one = document.querySelector(".lead"), numbers = text => text.match(/[\\d.]+/g).slice(0, 3).map(Number);
   return [getComputedStyle(one).color, getComputedStyle(document.body).backgroundColor].map(numbers);
 })()"""
+
+# Names in the first column of a plain table that do not fit on one line.
+BROKEN = """[...document.querySelectorAll("table.plain th")].filter(one => {
+  const words = document.createRange(); words.selectNodeContents(one);
+  return new Set([...words.getClientRects()].map(box => box.top)).size > 1;
+}).map(one => one.textContent)"""
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +97,22 @@ def test_a_report_fits_and_sorts(tmp_path: Path, browser: Chromium) -> None:
     path = write_report(make_run(tmp_path / f"run-{LONG}", clients=5, rounds=3, predictions=True))
     check_fits(browser, path.as_uri())
     check_sorts(browser, "accuracy")
+
+
+def test_names_of_the_environment_stay_whole_and_nothing_is_not_shown(
+    tmp_path: Path, browser: Chromium
+) -> None:
+    folder = make_run(tmp_path / "run")
+    environment = {"registered": {"Net": 64 * "a"}, "portable": False, "changes": [], "views": None}
+    (folder / "environment.json").write_text(json.dumps(environment))
+    path = write_report(folder)
+    check_fits(browser, path.as_uri())
+    for width in (390, 1440):
+        browser.open(path.as_uri(), width)
+        browser.says(OPENED)
+        assert browser.says(BROKEN) == []
+    shown = browser.says("[...document.querySelectorAll('table.plain th')].map(one => one.textContent)")
+    assert shown == ["registered", "portable"]
 
 
 def test_a_comparison_fits_and_sorts(tmp_path: Path, browser: Chromium) -> None:

@@ -131,8 +131,14 @@ def _context(run: _Run) -> dict[str, Any]:
         "contract": _contract(run.contract),
         "again": again(run.folder, run.config, run.environment),
         "settings": yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True),
-        "environment": {name: value for name, value in run.environment.items() if name not in _ELSEWHERE},
+        "environment": _environment(run.environment),
     }
+
+
+def _environment(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """What the run started with, without what is empty or stands elsewhere on the page."""
+    shown = {name: value for name, value in environment.items() if name not in _ELSEWHERE}
+    return {name: value for name, value in shown.items() if value not in (None, "", [], {})}
 
 
 def _load(folder: Path) -> _Run:
