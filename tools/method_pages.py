@@ -1,6 +1,6 @@
 """Write a page in docs/methods/ for every method, from its docstring, contract and options, and their index.
 
-Each page has a drawing of what crosses, in docs/images/wire/.
+Each page has a drawing of what crosses, in docs/images/wire/, and a narrow one for phones.
 
     python tools/method_pages.py           write them
     python tools/method_pages.py --check   end with 1 if one of them is not up to date
@@ -69,6 +69,7 @@ def pages(names: Sequence[str]) -> dict[Path, str]:
         found[path] = page(method, explained) + hand_written(path)
         if crosses(explained):
             found[DRAWINGS / f"{name}.svg"] = drawing(explained)
+            found[DRAWINGS / f"{name}.narrow.svg"] = drawing(explained, narrow=True)
         entries.append(method_entry(method, explained))
     found[FOLDER / "README.md"] = index(entries)
     return found
@@ -106,9 +107,9 @@ def crosses(explained: Mapping[str, Any] | None) -> bool:
     return any(step["up"] or step["down"] for step in (explained or {}).get("steps", ()))
 
 
-def drawing(explained: Mapping[str, Any] | None) -> str:
+def drawing(explained: Mapping[str, Any] | None, narrow: bool = False) -> str:
     """Server, clients and what crosses, as SVG on paper of its own, so that it can be read on dark pages too."""
-    svg = to_svg(wire_picture(explained or {}, {}, CLIENTS))
+    svg = to_svg(wire_picture(explained or {}, {}, CLIENTS, narrow=narrow))
     return f"{XML}{svg.replace('fill: none', f'fill: {PAPER}', 1)}"
 
 

@@ -158,12 +158,16 @@ def _word(match: re.Match[str]) -> str:
 
 
 def _drawing(match: re.Match[str]) -> str:
-    svg = (DOCS / match[2]).read_text("utf-8")
+    """A drawing in two widths, of which the page shows one."""
+    wide = DOCS / match[2]
+    return _inline(wide, "wide", match[1]) + _inline(wide.with_suffix(".narrow.svg"), "narrow", match[1])
+
+
+def _inline(path: Path, width: str, label: str) -> str:
+    svg = path.read_text("utf-8")
     for color, name in COLORS.items():
         svg = svg.replace(color, f"var(--wire-{name})")
-    return (
-        f'<div class="wire" role="img" aria-label="{match[1]}" tabindex="0">{svg[svg.index("<svg") :]}</div>'
-    )
+    return f'<div class="wire {width}" role="img" aria-label="{label}">{svg[svg.index("<svg") :]}</div>'
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

@@ -1,6 +1,7 @@
 """Pictures: what is drawn, that it is the same each time, and that no name breaks it."""
 
 import itertools
+import re
 import xml.etree.ElementTree as ET
 
 import matplotlib
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from potluck.cli.method_examples import explained_in_demo
 from potluck.report.log import Curve
 from potluck.report.measures import Measure
 from potluck.report.pictures.clients import client_bars
@@ -17,6 +20,7 @@ from potluck.report.pictures.differences import interval_picture
 from potluck.report.pictures.files import to_bytes, to_png, to_svg
 from potluck.report.pictures.split import split_picture
 from potluck.report.pictures.style import spread_apart
+from potluck.report.pictures.wire import wire_picture
 
 
 def curve(label="fedmrl", last=0.9, rounds=20, band=True):
@@ -173,3 +177,15 @@ def test_equal_lines_say_once_what_they_share():
     names = ("after training, by single-large", "after aggregation, by single-large")
     shown = texts(accuracy_over_rounds([curve(name) for name in names]))
     assert "90.0  after training = after aggregation, by single-large" in shown
+
+
+@pytest.mark.parametrize("method", ["fedin", "heterofl", "creamfl"])
+def test_a_narrow_wire_says_what_a_wide_one_says_and_fits_a_phone(method: str) -> None:
+    contract = explained_in_demo(method) or {}
+    wide, narrow = (wire_picture(contract, {}, 8, narrow=one) for one in (False, True))
+    words = [{*re.findall(r"\w+", " ".join(texts(figure)))} for figure in (wide, narrow)]
+    assert words[0] <= words[1]
+    assert narrow.get_figwidth() < 4
+    renderer = FigureCanvasAgg(narrow).get_renderer()
+    ends = [one.get_window_extent(renderer).x1 / narrow.dpi for one in narrow.axes[0].texts]
+    assert max(ends) <= narrow.get_figwidth()

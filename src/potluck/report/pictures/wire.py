@@ -20,9 +20,35 @@ Sizes = Mapping[
 WHEN = {"train": "every round", "setup": "once, where the server lacks it", "evaluate": "to evaluate"}
 COLORS = {"down": PALETTE[0], "up": PALETTE[1]}
 MOST_STEPS, MOST_FIELDS = 12, 10
-SERVER, MIDDLE, CLIENT = 1.45, 5.6, 2.5  # inches across
 LINE = 0.17  # inches of a line of text
-LETTERS, MOST_LINES = 90, 2  # of a text above an arrow
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How wide the parts are, in inches, and how much text fits above an arrow."""
+
+    edge: float
+    server: float
+    middle: float
+    client: float
+    letters: int
+    lines: int
+
+    @property
+    def left(self) -> float:
+        return self.edge + self.server
+
+    @property
+    def right(self) -> float:
+        return self.left + self.middle
+
+    @property
+    def width(self) -> float:
+        return self.right + self.client + self.edge
+
+
+WIDE = _Layout(0.25, 1.45, 5.6, 2.6, 90, 2)
+NARROW = _Layout(0.04, 0.3, 3.24, 0.3, 48, 4)  # for a phone: what is said of a client is below
 
 
 @dataclass(frozen=True)
@@ -42,33 +68,52 @@ class _Arrow:
 
 @own_style()
 def wire_picture(
-    contract: Mapping[str, Any], sizes: Sizes, clients: int, totals: Sequence[str] = (), note: str = ""
+    contract: Mapping[str, Any],
+    sizes: Sizes,
+    clients: int,
+    totals: Sequence[str] = (),
+    note: str = "",
+    narrow: bool = False,
 ) -> Figure:
     """Everything that crosses in one round: an arrow per message, with its tensors above and its size below.
 
-    `totals` are lines that stand at the server.
+    `totals` are lines that stand at the server. A narrow picture fits a phone.
     """
-    arrows = [*_messages(contract, sizes), *_records(contract)]
-    width, top, foot = 0.25 + SERVER + MIDDLE + CLIENT + 0.35, 0.55, 0.45
+    layout = NARROW if narrow else WIDE
+    arrows = [*_messages(contract, sizes, layout), *_records(contract, layout)]
+    below = _below(contract, clients, totals) if narrow else []
+    title = _wrapped(" · ".join(_named(contract)), 90 if not narrow else 52, 1 if not narrow else 3)
+    top, foot = 0.33 + 0.22 * len(title), 0.45 if not narrow else 0.22 + LINE * len(below)
     high = max(2.4, sum(arrow.height for arrow in arrows) + 0.2) + top + foot
-    figure = Figure(figsize=(width, high))
+    figure = Figure(figsize=(layout.width, high))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
-    axes.set_xlim(0, width)
+    axes.set_xlim(0, layout.width)
     axes.set_ylim(0, high)
-    title = " · ".join(str(part) for part in (contract.get("method"), contract.get("citation")) if part)
-    axes.text(0.25, high - 0.3, shorten(title, 90), color=INK, fontsize=11, weight="bold", va="center")
-    left, right = 0.25 + SERVER, 0.25 + SERVER + MIDDLE
-    _box(axes, 0.25, foot, SERVER, high - top - foot, "server", totals)
-    _clients(axes, right, foot, high - top - foot, contract, clients)
+    for number, line in enumerate(title):
+        y = high - 0.3 - 0.22 * number
+        axes.text(
+            layout.edge, y, line, color=INK, fontsize=11 if not narrow else 9, weight="bold", va="center"
+        )
+    if narrow:
+        _bars(axes, layout, foot, high - top - foot, clients)
+        for number, line in enumerate(below):
+            axes.text(layout.edge, foot - 0.2 - LINE * number, line, color=FAINT, fontsize=7.8, va="center")
+    else:
+        _box(axes, layout.edge, foot, layout.server, high - top - foot, "server", totals)
+        _clients(axes, layout.right, foot, high - top - foot, contract, clients)
     y = high - top - 0.12
     for arrow in arrows:
-        y = _draw_arrow(axes, arrow, y, left, right)
+        y = _draw_arrow(axes, arrow, y, layout)
     note_below(figure, note)
     return figure
 
 
-def _messages(contract: Mapping[str, Any], sizes: Sizes) -> list[_Arrow]:
+def _named(contract: Mapping[str, Any]) -> list[str]:
+    return [str(part) for part in (contract.get("method"), contract.get("citation")) if part]
+
+
+def _messages(contract: Mapping[str, Any], sizes: Sizes, layout: _Layout) -> list[_Arrow]:
     found = []
     for step in (contract.get("steps") or ())[:MOST_STEPS]:
         first = True
@@ -83,7 +128,11 @@ def _messages(contract: Mapping[str, Any], sizes: Sizes) -> list[_Arrow]:
             )
             times = (step.get("times") or {}).get(direction)
             below = _size(sizes, (str(step.get("name")), direction), fields, times)
-            above = tuple(line for field in fields[:MOST_FIELDS] for line in _wrapped(_field(field)))
+            above = tuple(
+                line
+                for field in fields[:MOST_FIELDS]
+                for line in _wrapped(_field(field), layout.letters, layout.lines)
+            )
             if len(fields) > MOST_FIELDS:
                 above += (f"and {count(len(fields) - MOST_FIELDS)} more",)
             found.append(_Arrow(direction, above, below, head))
@@ -98,10 +147,9 @@ def _field(field: Mapping[str, Any]) -> str:
     return f"{field.get('name')}{many}{optional}: {field.get('meaning')}"
 
 
-def _wrapped(text: str) -> list[str]:
+def _wrapped(text: str, letters: int, most: int) -> list[str]:
     """A text in a few lines, cut where it is longer."""
-    lines = textwrap.wrap(shorten(text, MOST_LINES * LETTERS), LETTERS)
-    return lines[:MOST_LINES]
+    return textwrap.wrap(shorten(text, most * letters), letters)[:most]
 
 
 def _size(sizes: Sizes, message: tuple[str, str], fields: Sequence[Mapping[str, Any]], times: Any) -> str:
@@ -121,23 +169,34 @@ def _size(sizes: Sizes, message: tuple[str, str], fields: Sequence[Mapping[str, 
     return ", ".join(part for part in (told, often) if part)
 
 
-def _records(contract: Mapping[str, Any]) -> list[_Arrow]:
+def _records(contract: Mapping[str, Any], layout: _Layout) -> list[_Arrow]:
     """The card and the report, as the names of what they hold."""
     found = []
     for name, when in (("card", "once, when a client joins"), ("report", "with every reply")):
         entries = contract.get(name) or ()
         names = ", ".join(str(one.get("name") if isinstance(one, Mapping) else one) for one in entries)
         if names:
-            found.append(_Arrow("up", tuple(_wrapped(f"{name}, {when}: {names}")), "", small=True))
+            text = _wrapped(f"{name}, {when}: {names}", layout.letters, layout.lines)
+            found.append(_Arrow("up", tuple(text), "", small=True))
     return found
 
 
-def _draw_arrow(axes: Axes, arrow: _Arrow, y: float, left: float, right: float) -> float:
+def _draw_arrow(axes: Axes, arrow: _Arrow, y: float, layout: _Layout) -> float:
     """Draw one arrow with its texts from `y` downwards, and give where the next begins."""
-    middle, color = left + 0.2, FAINT if arrow.small else COLORS[arrow.direction]
+    left, right = layout.left, layout.right
+    middle = left + (0.2 if layout is WIDE else 0.1)
+    color = FAINT if arrow.small else COLORS[arrow.direction]
     if arrow.head:
         y -= 0.2
-        axes.text(middle, y, shorten(arrow.head, 60), color=INK, fontsize=9, weight="bold", va="center")
+        axes.text(
+            middle,
+            y,
+            shorten(arrow.head, 44 if layout is NARROW else 60),
+            color=INK,
+            fontsize=9,
+            weight="bold",
+            va="center",
+        )
         y -= 0.08
     for text in arrow.above:
         y -= LINE
@@ -165,16 +224,41 @@ def _clients(
     axes: Axes, x: float, y: float, height: float, contract: Mapping[str, Any], clients: int
 ) -> None:
     """The client of the sizes, others behind it, and what never leaves it."""
-    client = contract.get("client") or {}
+    width = WIDE.client - 0.3
     for shift in (0.16, 0.08) if clients > 1 else ():
-        _box(axes, x + shift, y - shift / 2, CLIENT - 0.2, height, "", [])
-    stays = [str(one) for one in contract.get("stays") or ()]
-    lines = [shorten(str(client.get("model") or ""), 30)]
-    if clients > 1:
-        lines.append(f"and {count(clients - 1)} more client{'s' * (clients > 2)}")
+        _box(axes, x + shift, y - shift / 2, width, height, "", [])
+    model, others, stays = _client(contract, clients)
+    lines = [model, *others]
     if stays:
-        lines += ["", "never leaves:", *textwrap.wrap(shorten(", ".join(stays), 200), 30)]
-    _box(axes, x, y, CLIENT - 0.2, height, f"client {shorten(str(client.get('id', '')), 18)}", lines)
+        lines += ["", "never leaves:", *textwrap.wrap(shorten(stays, 200), 30)]
+    _box(axes, x, y, width, height, _client_name(contract), lines)
+
+
+def _client(contract: Mapping[str, Any], clients: int) -> tuple[str, list[str], str]:
+    """The model of the client of the sizes, how many others there are, and what never leaves it."""
+    model = shorten(str((contract.get("client") or {}).get("model") or ""), 30)
+    others = [f"and {count(clients - 1)} more client{'s' * (clients > 2)}"] if clients > 1 else []
+    return model, others, ", ".join(str(one) for one in contract.get("stays") or ())
+
+
+def _client_name(contract: Mapping[str, Any]) -> str:
+    return f"client {shorten(str((contract.get('client') or {}).get('id', '')), 18)}"
+
+
+def _bars(axes: Axes, layout: _Layout, y: float, height: float, clients: int) -> None:
+    """Server and clients of a narrow picture, as bars at its sides."""
+    for x, name in ((layout.edge, "server"), (layout.right, "clients" if clients > 1 else "client")):
+        _box(axes, x, y, layout.server, height, "", [])
+        place = x + layout.server / 2, y + height / 2
+        axes.text(*place, name, color=INK, fontsize=10, weight="bold", rotation=90, va="center", ha="center")
+
+
+def _below(contract: Mapping[str, Any], clients: int, totals: Sequence[str]) -> list[str]:
+    """What a wide picture says inside its boxes."""
+    model, others, stays = _client(contract, clients)
+    told = ", ".join([f"{_client_name(contract)}: {model}", *others])
+    texts = [told, f"never leaves a client: {stays}" if stays else "", *totals]
+    return [line for text in texts for line in _wrapped(text, 56, 5)]
 
 
 def _box(
