@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import statistics
 import time
@@ -30,13 +31,14 @@ import potluck.engine.ray.engine as ray_engine
 from cluster_model import Cluster as Paper
 from cluster_model import Cost
 from potluck import Client, client_step
-from potluck.core.message import Content
+from potluck.core.message import Content, Message
 from potluck.core.rng import Rng
 from potluck.data import from_arrays
 from potluck.engine.numerics import threads
 from potluck.engine.protocol import Engine
 from potluck.engine.ray import cluster as clusters
 from potluck.engine.ray.actor import cpu_seconds
+from potluck.engine.ray.commons import Commons
 from potluck.engine.ray.engine import RayEngine
 from potluck.engine.ray.homes import Homes
 from potluck.engine.rounds import Rounds
@@ -113,18 +115,34 @@ class Played:
         return statistics.median(self.seconds[1:]), statistics.median(self.work[1:])
 
 
+class Game:
+    """A federation on an engine, round by round, so that engines can be played in turn."""
+
+    def __init__(self, engine: Engine, built: Federation, work: Callable[[], float]) -> None:
+        self.engine, self.built, self.work = engine, built, work
+        self.rounds, self.played = Rounds(built, engine), Played()
+
+    def play_round(self) -> None:
+        round_ = len(self.played.seconds) + 1
+        with threads(1):
+            started, before = time.perf_counter(), self.work()
+            self.rounds.play(round_, self.built.population.cohort(round_))
+            self.played.seconds.append(time.perf_counter() - started)
+            self.played.work.append(self.work() - before)
+
+    def end(self) -> Played:
+        assert isinstance(self.engine, StoringEngine)
+        ids = self.built.population.ids[:CLIENTS]
+        states = {client: dict(self.engine.store.fetch(client) or {}) for client in ids}
+        self.played.states = states | {"server": dict(self.rounds.server.snapshot())}
+        return self.played
+
+
 def play(engine: Engine, built: Federation, rounds: int, work: Callable[[], float]) -> Played:
-    playing, played = Rounds(built, engine), Played()
-    with threads(1):
-        for round_ in range(1, rounds + 1):
-            started, before = time.perf_counter(), work()
-            playing.play(round_, built.population.cohort(round_))
-            played.seconds.append(time.perf_counter() - started)
-            played.work.append(work() - before)
-    assert isinstance(engine, StoringEngine)
-    states = {client: dict(engine.store.fetch(client) or {}) for client in built.population.ids[:CLIENTS]}
-    played.states = states | {"server": dict(playing.server.snapshot())}
-    return played
+    game = Game(engine, built, work)
+    for _ in range(rounds):
+        game.play_round()
+    return game.end()
 
 
 def same(one: Played, other: Played) -> bool:
@@ -242,6 +260,19 @@ class KillingHomes(Homes):
             self.place.kill(struck[-1])
 
 
+class CountedCommons(Commons):
+    """Counts the bytes of common downlinks; each travels once to every machine that has a home."""
+
+    bytes = 0
+
+    def place(self, kind: str, message: Message | None) -> int | None:
+        before = len(self.refs)
+        found = super().place(kind, message)
+        if message and len(self.refs) > before:
+            CountedCommons.bytes += sum(value.nbytes for value in message.values())
+        return found
+
+
 # --- what is reported -----------------------------------------------------------------------------------
 
 
@@ -261,30 +292,41 @@ def report_start(rounds: int) -> None:
 
 
 def report_rounds(rounds: int) -> None:
-    """Serial and workers first, while no Ray is about."""
+    """A round of each engine in turn, as others use the machine; workers are forked while no Ray is about."""
     built = {name: federation(parameters) for name, parameters in SIZES.items()}
-    serial, forked = dict[str, Played](), dict[str, Played]()
-    for name, one in built.items():
-        serial[name] = play(SerialEngine(one.clients), one, rounds, family_seconds)
-        with contextlib.closing(WorkersEngine(one.clients, workers=2)) as workers:
-            forked[name] = play(workers, one, rounds, family_seconds)
+    forked = {name: WorkersEngine(one.clients, workers=2) for name, one in built.items()}
+    games = {
+        name: [Game(engine, one, family_seconds) for engine in (SerialEngine(one.clients), forked[name])]
+        for name, one in built.items()
+    }
+    for game in itertools.chain.from_iterable(games.values()):
+        game.play_round()
     print(
-        "state     serial, s (CPU s)   2 workers, s (CPU s)   2 homes, s (CPU s)   sent / received, MB  bits"
+        "state     serial, s (CPU s)   2 workers, s (CPU s)   2 homes, s (CPU s)   sent, MB      common    received"
     )
+    ray_engine.Commons = CountedCommons  # type: ignore[misc]
     with machines() as place:
         for name, one in built.items():
-            with place.engine(one) as engine:
-                homes = play(engine, one, rounds, family_seconds)
+            CountedCommons.bytes = 0
+            with place.engine(one) as engine, contextlib.closing(forked[name]):
+                there = Game(engine, one, family_seconds)
+                there.play_round()
+                for _ in range(rounds - 1):
+                    for game in (*games[name], there):
+                        game.play_round()
+                found = [game.end() for game in (*games[name], there)]
                 traffic = [
-                    sum(home[key] for home in engine.remarks()["homes"]) / rounds / 1e6
+                    sum(home[key] for home in engine.remarks()["homes"])
                     for key in ("bytes_sent", "bytes_received")
                 ]
-            cells = ["{:9.3f} ({:.3f})".format(*found[name].usual) for found in (serial, forked)]
-            cells.append("{:9.3f} ({:.3f})".format(*homes.usual))
-            bits = "same" if same(serial[name], homes) else "OTHER"
+                traffic.insert(1, CountedCommons.bytes)
+            cells = ["{:9.3f} ({:.3f})".format(*game.usual) for game in found]
+            bits = "same" if same(found[0], found[2]) else "OTHER"
             print(
-                f"{name:6}" + "".join(f"{cell:>21}" for cell in cells) + "{:14.2f} /{:8.2f}".format(*traffic),
-                bits,
+                f"{name:6}"
+                + "".join(f"{cell:>21}" for cell in cells)
+                + "".join(f"{bytes_ / rounds / 1e6:12.3f}" for bytes_ in traffic),
+                f"{bits}; load {os.getloadavg()[0]:.1f}",
                 flush=True,
             )
 
@@ -372,13 +414,12 @@ def _costs(place: Machines, parameters: int, rounds: int) -> tuple[float, float,
     Napping.seconds = 0.0
     with place.engine(built, homes=2) as engine:
         processes = [home.process for home in engine.homes.alive]
-        play(engine, built, 1, family_seconds)
+        game = Game(engine, built, lambda: 0.0)  # looking at all processes would count as work of the driver
+        game.play_round()
         received = engine.remarks()["homes"]
         before = [time.process_time(), *map(cpu_seconds, processes)]
-        play_on = rounds + 1
-        playing = Rounds(built, engine)
-        for round_ in range(2, play_on + 1):
-            playing.play(round_, built.population.cohort(round_))
+        for _ in range(rounds):
+            game.play_round()
         after = [time.process_time(), *map(cpu_seconds, processes)]
         back = sum(home["bytes_received"] for home in engine.remarks()["homes"])
         back -= sum(home["bytes_received"] for home in received)

@@ -67,8 +67,8 @@ class Cluster:
 
 
 # Seconds of a driver and of a home for a reply, measured on imitated machines (docs/cluster.md).
-AT_DRIVER = Cost(1.5e-3, 1.0e-9)
-AT_HOME = Cost(1.5e-3, 1.0e-9)
+AT_DRIVER = Cost(2.0e-3, 1.75e-9)
+AT_HOME = Cost(2.4e-3, 1.6e-9)
 
 # Bytes back from a client, and the seconds of one H200 for it in a full round, per epoch of 500 samples
 # (docs/performance.md).

@@ -142,6 +142,28 @@ def test_a_simulation_that_dies_is_not_waited_for(monkeypatch, tmp_path):
         run(sites.simulated("local", **ENGINE), out=tmp_path / "run")
 
 
+def test_the_ray_of_a_simulation_is_its_own(monkeypatch, tmp_path):
+    """It joins no cluster that is on this machine already, and lets nobody join."""
+    seen = []
+
+    def process(words, log, environment):
+        seen.append(environment)
+        raise RunError("stopped")
+
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.5:6379")
+    monkeypatch.setattr(simulation, "installed", lambda name: True)
+    monkeypatch.setattr(simulation, "Process", process)
+    for folder in ("a", "b"):
+        with pytest.raises(RunError, match="stopped"):
+            run(sites.simulated("local", **ENGINE), out=tmp_path / folder)
+    for environment in seen:
+        assert environment["RAY_ADDRESS"] == "local"
+        assert environment["RAY_AUTH_MODE"] == "token"
+        assert environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
+    one, other = (environment["RAY_AUTH_TOKEN"] for environment in seen)
+    assert one != other
+
+
 def test_an_experiment_that_processes_cannot_be_told_is_refused(monkeypatch):
     monkeypatch.setattr(simulation, "installed", lambda name: True)
     own = {"models": {"pool": lambda task, rep_dim: None}}

@@ -54,6 +54,9 @@ def test_the_manifest_has_a_token_for_every_pod_and_a_closed_door() -> None:
         env = {one["name"]: one for one in container["env"]}
         assert env["RAY_AUTH_MODE"]["value"] == "token"
         assert env["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "ray-token", "key": "token"}
+        port = int(group["rayStartParams"].get("node-manager-port", 6379))  # those of plain Ray
+        for probe in ("readinessProbe", "livenessProbe"):
+            assert container[probe]["tcpSocket"] == {"port": port}
         assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
     (door,) = policy["spec"]["ingress"]
     assert door["from"] == [{"podSelector": policy["spec"]["podSelector"]}]

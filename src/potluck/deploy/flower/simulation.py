@@ -7,6 +7,7 @@ in the run's folder. Any process may work for any client, so a client is built a
 from __future__ import annotations
 
 import contextlib
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -129,8 +130,7 @@ def simulating(experiment: Experiment, clients: int, home: Path, records: Path) 
         words = [sys.executable, "-c", PROGRAM, str(folder / "serve"), str(records)]
         words += [str(clients), str(settings.threads)]
         words += [] if settings.workers == "auto" else [str(settings.workers)]
-        quiet = environment(home) | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
-        process = Process(words, home / "simulation.log", quiet)
+        process = Process(words, home / "simulation.log", environment(home) | _own_ray())
         stack.callback(process.end)
         stack.callback(process.wait)
         door.settimeout(START)
@@ -149,6 +149,18 @@ def simulating(experiment: Experiment, clients: int, home: Path, records: Path) 
             if process.alive:
                 raise
             raise RunError(f"Flower's simulation has ended: {process.tail()}; see {process.log}") from error
+
+
+def _own_ray() -> dict[str, str]:
+    """A quiet Ray that joins no cluster, listens on the loopback address alone and wants a token of its own."""
+    return {
+        "RAY_ADDRESS": "local",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DEDUP_LOGS": "0",
+    }
 
 
 # --- in Ray's workers -----------------------------------------------------------------------------------
