@@ -295,14 +295,13 @@ def test_an_agreement_is_written_once_and_read_back(tmp_path: Path) -> None:
     ("text", "sentence"),
     [
         ("{", "it is not JSON"),
-        ("[]", "must be a block"),
         ("{}", "the key 'method' is missing"),
         (
             '{"method": "a", "steps": {}, "bytes_per_round": 3, "option": {}}',
             "unknown key 'option'; did you mean 'options'?",
         ),
         ('{"method": "fedavg", "steps": {}, "bytes_per_round": -1}', "bytes_per_round: "),
-        ("[]", "is no agreement: must be a block of keys with values"),
+        ("[]", "is no agreement: it must be a block of keys with values"),
         (
             '{"method": "a", "steps": {"train": {"up": {"w": "float[]x"}}}, "bytes_per_round": 1}',
             "steps.train.up.w: write type and shape of a tensor as in float32[<=10, 64] (given: 'float[]x')",
