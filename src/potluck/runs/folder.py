@@ -64,6 +64,7 @@ class _Environment(BaseModel):
 
     settings: dict[str, Any] = {}
     code: dict[str, str] = {}
+    fetched: dict[str, str] = {}
     registered: list[str] = []
     seal: str | None = None
     split: str | None = None

@@ -28,6 +28,7 @@ from potluck.report.log import read_mapping
 from potluck.report.reading import reading
 from potluck.runs import pilots
 from potluck.runs.environment import check_version, data_facts, kept_split, machine
+from potluck.runs.fetched_files import check_fetched_files
 from potluck.runs.folder import RunFolder
 from potluck.runs.observers.checkpoints import saved_round
 from potluck.runs.own_code import (
@@ -185,6 +186,7 @@ class Past:
     def check(self, experiment: Experiment, federation: Federation) -> None:
         """Refuse other data, another split or models that start from other weights."""
         path, now = self.folder.path, data_facts(federation)
+        check_fetched_files(path, to_values(experiment), self.about.get("fetched", {}))
         with reading(self.folder / "environment.json"):
             contents = list(_contents(self.about, now, federation))
         for name, there, here in contents:

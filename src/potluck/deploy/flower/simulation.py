@@ -7,9 +7,11 @@ in the run's folder. Any process may work for any client, so a client is built a
 from __future__ import annotations
 
 import contextlib
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import requires, version
 from pathlib import Path
@@ -41,6 +43,7 @@ from potluck.runs.results.run_result import RunResult
 from potluck.version import __version__
 
 CLIENTS = "clients"  # folder of the clients' records, in the run's folder
+LOOK = 0.5  # seconds between looks whether a process that has not connected yet is alive
 ENDING = 2.0  # seconds to wait for the exit of a process that has closed its connection
 PROGRAM = (
     "from potluck.deploy.flower.actors import main; main()"  # not -m: Ray looks the module up by its name
@@ -126,20 +129,14 @@ def simulating(experiment: Experiment, clients: int, home: Path, records: Path) 
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="potluck-")))
         door = stack.enter_context(frames.listening(folder / "serve"))
-        words = [sys.executable, "-c", PROGRAM, str(folder / "serve"), str(records)]
+        words = [sys.executable, "-P", "-c", PROGRAM, str(folder / "serve"), str(records)]
         words += [str(clients), str(settings.threads)]
         words += [] if settings.workers == "auto" else [str(settings.workers)]
         quiet = environment(home) | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
         process = Process(words, home / "simulation.log", quiet)
         stack.callback(process.end)
         stack.callback(process.wait)
-        door.settimeout(START)
-        try:
-            channel, _ = door.accept()
-        except OSError as error:
-            raise RunError(
-                f"Flower's simulation does not start: {process.tail()}; see {process.log}"
-            ) from error
+        channel = _connected(door, process)
         stack.callback(channel.close)
         try:
             yield Relay(channel)
@@ -149,6 +146,21 @@ def simulating(experiment: Experiment, clients: int, home: Path, records: Path) 
             if process.alive:
                 raise
             raise RunError(f"Flower's simulation has ended: {process.tail()}; see {process.log}") from error
+
+
+def _connected(door: socket.socket, process: Process) -> socket.socket:
+    """The connection to the simulation's process; one that has ended is not waited for."""
+    end = time.monotonic() + START
+    door.settimeout(LOOK)
+    while True:
+        alive = process.alive  # asked first: what it did before its end counts
+        try:
+            return door.accept()[0]
+        except OSError as error:
+            if not alive or time.monotonic() > end:
+                raise RunError(
+                    f"Flower's simulation does not start: {process.tail()}; see {process.log}"
+                ) from error
 
 
 # --- in Ray's workers -----------------------------------------------------------------------------------
