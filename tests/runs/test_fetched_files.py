@@ -22,7 +22,7 @@ from potluck.runs.fetched_files import fetched_files
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:
     """Weights of the smallest network that loads some."""
-    network = EfficientNetLite(Task((3, 32, 32), 10), "efficientnet-lite0", None, None, 0.2, 32, None, None)
+    network = EfficientNetLite(Task("classification", 10, (3, 32, 32)), "efficientnet-lite0", 8, side=32)
     path = tmp_path / "w.safetensors"
     safetensors.torch.save_file(network.state_dict(), path)
     return path
