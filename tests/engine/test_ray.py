@@ -88,7 +88,7 @@ def test_workers_do_not_look_for_modules_in_the_current_folder(cluster: Cluster)
 
     found = ray.get(places.remote())
     assert found
-    assert not {"", os.getcwd(), os.path.realpath(".")} & {*found}
+    assert not {"", str(Path.cwd()), str(Path.cwd().resolve())} & {*found}
 
 
 def test_no_driver_of_a_simulation_tells_its_workers_of_folders(monkeypatch: pytest.MonkeyPatch) -> None:

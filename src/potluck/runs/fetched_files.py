@@ -1,4 +1,4 @@
-"""The weights and tokenizers that settings name, known by their content: clients that come in later load them anew."""
+"""The weights and tokenizers that settings name, by their content: clients that come in later load them anew."""
 
 from __future__ import annotations
 
