@@ -154,6 +154,10 @@ class Checkpoints:
             )
         manifest = readable[round_] if round_ is not None else self._newest(readable)
         if manifest is None:
+            if others := self._manifests():  # nothing writes now, so they are damaged and not new
+                raise DamagedCheckpoint(
+                    f"no checkpoint in {os.fspath(self.folder)} can be read, {others[-1].name} among them", ()
+                )
             self._clean()
             return None
         others = tuple(one for one in readable if one != manifest.round)
@@ -201,10 +205,6 @@ class Checkpoints:
                 return manifest
         if copied is None and readable:
             raise DamagedCheckpoint(f"{path} is missing", ())
-        if copied is None and (others := self._manifests()):
-            raise DamagedCheckpoint(
-                f"no checkpoint in {os.fspath(self.folder)} can be read, {others[-1].name} among them", ()
-            )
         return copied
 
     def _manifests(self) -> list[Path]:
