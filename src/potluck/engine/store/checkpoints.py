@@ -154,9 +154,10 @@ class Checkpoints:
             )
         manifest = readable[round_] if round_ is not None else self._newest(readable)
         if manifest is None:
-            if others := self._manifests():  # nothing writes now, so they are damaged and not new
+            if damaged := self._manifests():  # nothing writes now, so they are damaged and not new
                 raise DamagedCheckpoint(
-                    f"no checkpoint in {os.fspath(self.folder)} can be read, {others[-1].name} among them", ()
+                    f"no checkpoint in {os.fspath(self.folder)} can be read, {damaged[-1].name} among them",
+                    (),
                 )
             self._clean()
             return None
