@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable, Mapping
 from numbers import Integral
 from pathlib import Path
@@ -10,7 +11,25 @@ from typing import Any
 
 
 class PotluckError(Exception):
-    """Base class: bad input or a failed run. The command line prints the sentence and exits with code 2."""
+    """Base class: bad input or a failed run. The command line prints the sentence and exits with code 2.
+
+    A sentence may quote a file of somebody else's, so it has no letters that a terminal would obey.
+    """
+
+    def __str__(self) -> str:
+        return harmless(super().__str__())
+
+
+def harmless(text: str) -> str:
+    """The same text without letters that a terminal would obey; its lines and spaces stay.
+
+    >>> harmless("a  b\\n\\x1b[2Jc")
+    'a  b\\n?[2Jc'
+    """
+    if text.isprintable():
+        return text
+    kept = (letter.isprintable() or letter == "\n" or unicodedata.category(letter) == "Zs" for letter in text)
+    return "".join(letter if keep else "?" for letter, keep in zip(text, kept, strict=True))
 
 
 class ConfigError(PotluckError):

@@ -125,7 +125,7 @@ _loaded_texts: dict[str, str] = {}  # of a plugin file in sys.modules: a hash of
 def _texts(file: Path) -> str:
     """A hash of a file and of the files that it imports from its own folder."""
     files = (file, *imported_beside(file))
-    return hashlib.sha256(b"".join(one.read_bytes() for one in files)).hexdigest()
+    return hashlib.sha256(b"".join(hashlib.sha256(one.read_bytes()).digest() for one in files)).hexdigest()
 
 
 @contextlib.contextmanager

@@ -455,9 +455,9 @@ def test_a_folder_that_cannot_be_written(place: Path) -> None:
     assert "cannot make the folder file" in refused("split", "small.yaml", "--png", "file/a.png")
     assert "file/all" in refused("compare", "small.yaml", "--methods", "fedavg", "--out", "file/all")
     assert "file is a file; choose another folder" in refused("compare", "small.yaml", "--out", "file")
-    for option in ("csv", "latex", "pdf"):
-        assert f"cannot write /proc/x.{option}" in refused(
-            "compare", "small.yaml", f"--{option}", f"/proc/x.{option}"
+    for option, name in (("csv", "x.csv"), ("latex", "x.tex"), ("pdf", "x.pdf")):
+        assert f"cannot write /proc/{name}" in refused(
+            "compare", "small.yaml", f"--{option}", f"/proc/{name}"
         )
     assert not Path("runs").exists()
 
@@ -617,7 +617,7 @@ main()
 
 
 def test_the_signal_decides_the_exit_code() -> None:
-    stopped = Stopped(["potluck", "resume", "a b"])
+    stopped = Stopped("potluck resume 'a b'")
     stopped.__cause__ = Ended(signal.SIGTERM)
     sentence, code = explained(stopped)
     assert (sentence, code) == ("stopped; go on with: potluck resume 'a b'", 143)

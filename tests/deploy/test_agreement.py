@@ -322,6 +322,15 @@ def test_a_bad_file_is_one_sentence(tmp_path: Path, text: str, sentence: str) ->
     assert len(str(refused.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "text", ['{"method": "fedavg", "bytes_per_round": 1, "bytes_per_round": 9}', "[" * 200_000]
+)
+def test_an_agreement_says_each_thing_once_and_is_flat(tmp_path: Path, text: str) -> None:
+    (tmp_path / "contract.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"is no agreement: it is not JSON \(.*(twice|deeply)"):
+        Agreement.load(tmp_path / "contract.json")
+
+
 def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no agreement .*none\.json"):
         Agreement.load(tmp_path / "none.json")

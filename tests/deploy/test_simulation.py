@@ -133,12 +133,27 @@ def test_a_folder_called_ray_is_not_ray(monkeypatch, tmp_path):
     assert installed("pytest")
 
 
+def test_a_folder_called_potluck_where_one_stands_is_not_run(monkeypatch, tmp_path):
+    (tmp_path / "potluck").mkdir()
+    (tmp_path / "potluck" / "__init__.py").write_text("open('run', 'w').close(); raise SystemExit(1)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(simulation, "PROGRAM", "import potluck; raise SystemExit(1)")
+    with (
+        pytest.raises(RunError, match="does not start"),
+        simulation.simulating(sites.simulated("local", **ENGINE), 2, tmp_path / "home", tmp_path / "records"),
+    ):
+        pass
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_simulation_that_dies_is_not_waited_for(monkeypatch, tmp_path):
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "__init__.py").write_text("raise RuntimeError('broken')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(simulation, "installed", lambda name: True)
-    with pytest.raises(RunError, match=r"Flower's simulation has ended: .*simulation\.log"):
+    with pytest.raises(
+        RunError, match=r"Flower's simulation does not start: .*broken; see .*simulation\.log"
+    ):
         run(sites.simulated("local", **ENGINE), out=tmp_path / "run")
 
 

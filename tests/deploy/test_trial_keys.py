@@ -178,6 +178,7 @@ def test_nothing_is_overwritten(folder: Path) -> None:
     [
         ("", "a", "--server: name the host"),
         ("fl.example.org:8000", "a", "'fl.example.org:8000' is neither a host name nor an IP address"),
+        ("localhost", ",", "--clients: name the clients, at least one"),
         ("localhost", "a,../b", "'../b' cannot name a key file"),
         ("localhost", "a,a.pub", "'a.pub' cannot name a key file"),
         ("localhost", "a,b,a", "'a' is named twice"),

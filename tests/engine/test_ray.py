@@ -52,6 +52,7 @@ from potluck.engine.ray.handles import Call, Home  # noqa: E402
 from potluck.engine.ray.home import HomeProcess, Letter  # noqa: E402
 from potluck.engine.ray.home import opened as home_opened  # noqa: E402
 from potluck.engine.ray.homes import LOSSES, Homes, _packed  # noqa: E402
+from potluck.engine.ray.job import use_for_every_driver  # noqa: E402
 from potluck.engine.ray.parcel import _is_loose, pack, unpack  # noqa: E402
 from potluck.engine.ray.spots import Spot, choose_spots, fitting, home_settings  # noqa: E402
 
@@ -78,6 +79,26 @@ def engines(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engin
 
 
 # --- the same bits --------------------------------------------------------------------------------------
+
+
+def test_workers_do_not_look_for_modules_in_the_current_folder(cluster: Cluster) -> None:
+    @ray.remote
+    def places() -> list[str]:
+        import sys
+
+        return sys.path
+
+    found = ray.get(places.remote())
+    assert found
+    assert not {"", str(Path.cwd()), str(Path.cwd().resolve())} & {*found}
+
+
+def test_no_driver_of_a_simulation_tells_its_workers_of_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.job_config.JobConfig", ray.job_config.JobConfig)
+    use_for_every_driver()
+    job = ray.job_config.JobConfig()
+    job._py_driver_sys_path.extend(["/somewhere"])  # what Ray does in `connect`
+    assert not job._get_proto_job_config().py_driver_sys_path
 
 
 @pytest.mark.parametrize("method", ["fedproto", "fedmd"])

@@ -34,6 +34,7 @@ from potluck.report.pictures.style import row_styles
         (format.points(None), "–"),
         (format.duration(0.0081), "8.1 ms"),
         (format.duration(0.42), "0.42 s"),
+        (format.duration(float("nan")), format.NOTHING),
         (format.duration(12.34), "12.3 s"),
         (format.duration(59.96), "1 min 00 s"),
         (format.duration(125), "2 min 05 s"),

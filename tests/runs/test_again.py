@@ -18,7 +18,8 @@ from potluck.cli.app import app
 from potluck.errors import RunError
 from potluck.experiment.schema import Experiment
 from potluck.methods import Local
-from potluck.report.again import again
+from potluck.report.again import again, to_go_on
+from potluck.runs.folder import RunFolder
 
 VALUES: dict[str, Any] = {
     "name": "tiny",
@@ -119,3 +120,13 @@ def test_a_run_of_names_that_a_program_registered(tmp_path: Path, monkeypatch: p
 def test_a_federation_of_sites_is_served(tmp_path: Path) -> None:
     lines = again(tmp_path, {"partition": {"sites": ["north", "south"]}}, {})
     assert [line for line, _ in lines] == [f"potluck resume {tmp_path}"]
+
+
+def test_advice_with_a_path_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, typed in {"my data *": "'my data *'", "-rf": "./-rf", "a $(b)": "'a $(b)'"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".lock").touch()
+        with pytest.raises(RunError, match=re.escape(f"(rm -r {typed})")):
+            RunFolder.begun(Path(name))
+        assert to_go_on(Path(name), portable=True) == f"potluck resume {typed}"

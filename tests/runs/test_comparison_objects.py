@@ -345,11 +345,39 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_trains(place: 
     assert not Path("runs").exists()
 
 
-def test_two_options_do_not_write_one_file(place: Path) -> None:
-    result = CliRunner().invoke(app, ["compare", "small.yaml", "--latex", "t.tex", "--csv", "./t.tex"])
-    assert result.exit_code == 2
-    assert "--csv and --latex both write t.tex" in result.stderr
+def test_no_table_is_written_over_another_kind_of_file(place: Path) -> None:
+    before = (place / "small.yaml").read_text()
+    for option, name, ending in (("csv", "small.yaml", ".csv"), ("latex", "./t.csv", ".tex")):
+        result = CliRunner().invoke(app, ["compare", "small.yaml", f"--{option}", name])
+        assert result.exit_code == 2
+        assert f"give a name that ends in {ending}" in result.stderr
+    assert (place / "small.yaml").read_text() == before
     assert not Path("runs").exists()
+
+
+def test_no_table_is_written_into_a_run_folder(place: Path) -> None:
+    (place / "mine" / "models").mkdir(parents=True)
+    (place / "mine" / "environment.json").write_text("{}")
+    for name in ("mine/all.csv", "mine/models/all.csv"):
+        result = CliRunner().invoke(app, ["compare", "small.yaml", "--csv", name])
+        assert result.exit_code == 2
+        assert "is in the run folder" in result.stderr
+
+
+def test_clients_whose_names_look_like_formulas(place: Path) -> None:
+    clients = {f"{sign}north": "-" for sign in ("=1+", "-", "@")}
+    rows = [f"{client},{n % 5},{n % 2}" for client in clients for n in range(20)]
+    (place / "own.csv").write_text("\n".join(["site,x,y", *rows]))
+    (place / "own.yaml").write_text(
+        "data: {name: files, path: own.csv, target: y, by: site, task: classification}\n"
+        "models: mlp-small\nmethod: fedavg\ntraining: {rounds: 1}\n"
+    )
+    words = ["compare", "own.yaml", "--methods", "fedavg", "--out", "all", "--csv", "all.csv"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert {*potluck.open(place / "all").frame()["client"]} == {*clients}
+    cells = {line.split(",")[2] for line in (place / "all.csv").read_text().splitlines()[1:]}
+    assert cells == {f"'{client}" for client in clients}
 
 
 def test_options_in_a_block_of_a_method_are_columns_too(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from potluck.engine.store.checkpoints import Checkpoint, Checkpoints, DamagedChe
 from potluck.engine.store.client_store import ClientStore
 from potluck.errors import RunError
 from potluck.experiment.schema import Experiment
+from potluck.report.reading import reading
 from potluck.runs.api import resume, run
 from potluck.runs.kept_models.files import remove_models, remove_unfinished
 from potluck.runs.loop import Interrupted
@@ -503,3 +505,103 @@ def test_a_trained_model_that_is_gone_is_named(whole: Path, tmp_path: Path) -> N
     (folder / "models/round-000006/client-1.safetensors").unlink()
     with pytest.raises(RunError, match=r"client-1\.safetensors is missing"):
         potluck.open(folder)
+
+
+# --- checkpoints that are gone --------------------------------------------------------------------------
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_thrown_away(whole: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+    shutil.rmtree(folder / "checkpoints")
+    for summary in (True, False):
+        if not summary:  # it was stopped, and has rounds that a checkpoint had
+            (folder / "summary.json").unlink()
+        before = {path: path.read_bytes() for path in folder.rglob("*.json*") if path.name != "status.json"}
+        with pytest.raises(RunError, match=r"its checkpoints are gone; put .* --from-round 0"):
+            resume(folder)
+        assert {path: path.read_bytes() for path in before} == before
+    resume(folder, from_round=0)
+    assert (folder / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+
+
+def test_manifests_that_nobody_can_read_are_none_to_remove(whole: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+    (folder / "checkpoints" / "checkpoint.json").unlink()
+    for path in (folder / "checkpoints").glob("checkpoint-*.json"):
+        path.write_bytes(path.read_bytes()[:-3])
+    before = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    with pytest.raises(RunError, match=r"no checkpoint in .* can be read, .*--from-round 0"):
+        resume(folder)
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == before
+    resume(folder, from_round=0)
+    assert (folder / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["clients-abc.safetensors", "clients-.safetensors", "clients-٣.safetensors"])
+def test_a_stray_file_among_the_states_is_left_alone(folder: Path, whole: Path, name: str) -> None:
+    (folder / "checkpoints" / name).write_text("mine")
+    resume(folder)
+    assert (folder / "checkpoints" / name).read_text() == "mine"
+    assert (folder / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+
+
+def test_a_folder_named_like_a_checkpoint_is_left_alone(folder: Path, whole: Path) -> None:
+    (folder / "checkpoints" / "checkpoint-000009.json").mkdir()
+    resume(folder)
+    assert (folder / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["round-5", "round-٣", ".round-x", ".round-000003.txt"])
+def test_odd_names_among_kept_models_are_left_alone(folder: Path, whole: Path, name: str) -> None:
+    (folder / "models").mkdir(exist_ok=True)
+    if name.startswith("."):
+        (folder / "models" / name).write_text("mine")
+    else:
+        (folder / "models" / name).mkdir()
+        (folder / "models" / name / "about.json").write_text("{}")
+    resume(folder)
+    assert (folder / "models" / name).exists()
+    assert (folder / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    potluck.open(folder)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"option": "d1", "chosen": 8, "curve": [], "rounds": 1, "tolerance": 0},
+        {"option": "__class__", "chosen": 8, "rounds": 1, "tolerance": 0}
+        | {"curve": [{"value": 8, "validation": 0.5, "scalars": 1, "bytes": 4}]},
+    ],
+)
+def test_a_choice_that_no_pilot_run_made_is_refused_before_training(folder: Path, choice: Any) -> None:
+    before = (folder / "metrics.jsonl").read_bytes()
+    (folder / "tuning.json").write_text(json.dumps(choice))
+    with pytest.raises(RunError, match=r"tuning\.json"):
+        resume(folder)
+    assert (folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_folder_of_checkpoints_that_cannot_be_written_is_named_before_training(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = tempfile.TemporaryFile
+
+    def refused(dir: Path) -> Any:
+        if dir.name == "checkpoints":
+            raise PermissionError(13, "Permission denied")
+        return usual(dir=dir)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refused)
+    with pytest.raises(RunError, match=r"checkpoints.*Permission denied; copy the folder to a place"):
+        resume(folder)
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "potluck.report.reading.own_place", lambda traceback: None
+    )  # as if raised in the library
+    with (
+        pytest.raises(RunError, match=r"log cannot be read: Permission denied; check its rights"),
+        reading(Path("log")),
+    ):
+        raise PermissionError(13, "Permission denied")

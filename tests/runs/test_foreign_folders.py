@@ -386,6 +386,30 @@ def test_a_seal_of_another_user_is_none(
     resume(folder, trust=True)
 
 
+def test_nobody_else_can_put_a_key_for_seals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    before = os.umask(0)
+    try:
+        first = seal({"code": "a"})
+    finally:
+        os.umask(before)
+    home = tmp_path / "state" / "potluck"
+    assert [one.stat().st_mode & 0o777 for one in (tmp_path / "state", home, home / "seal.key")] == [
+        0o700,
+        0o700,
+        0o600,
+    ]
+    assert is_sealed({"code": "a"}, first)
+    home.chmod(0o777)  # as earlier versions left it under such a umask
+    assert not is_sealed({"code": "a"}, first)
+    second = seal({"code": "a"})
+    assert second != first
+    assert is_sealed({"code": "a"}, second)
+    assert home.stat().st_mode & 0o777 == 0o700
+    (home / "seal.key").chmod(0o666)
+    assert not is_sealed({"code": "a"}, second)
+
+
 def test_without_a_home_a_run_begins_and_trust_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -413,7 +413,7 @@ def test_a_class_that_was_edited_since_is_said(tmp_path: Path, monkeypatch: pyte
         potluck.open(tmp_path / "all").run("local", models=[nets.Net])
 
 
-def test_a_run_without_checkpoints_says_that_it_begins_again(tmp_path: Path) -> None:
+def test_a_run_without_checkpoints_begins_again_if_asked_and_says_so(tmp_path: Path) -> None:
     values = {"models": ["mlp-small"], "method": "local", "evaluate": {}}
     run(tmp_path / "run", **values)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
@@ -423,7 +423,9 @@ def test_a_run_without_checkpoints_says_that_it_begins_again(tmp_path: Path) -> 
         def notice(self, sentence: str) -> None:
             told.append(sentence)
 
-    potluck.resume(tmp_path / "run", rounds=2, observers=[Listener()])
+    with pytest.raises(RunError, match="its checkpoints are gone"):
+        potluck.resume(tmp_path / "run", rounds=2, observers=[Listener()])
+    potluck.resume(tmp_path / "run", rounds=2, observers=[Listener()], from_round=0)
     assert [one for one in told if "begins again with round 1" in one]
     told.clear()
     potluck.resume(tmp_path / "run", rounds=3, observers=[Listener()])

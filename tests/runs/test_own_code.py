@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import linecache
@@ -235,3 +236,18 @@ def test_a_plugin_that_was_edited_after_it_was_loaded_is_not_run_under_its_new_n
 def test_a_plugin_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^plugins: there is no file .*nowhere\.py; check the path$"):
         Experiment.make(**VALUES, plugins=[str(tmp_path / "nowhere.py")])
+
+
+def test_code_that_moves_from_one_file_to_another_is_other_code(tmp_path: Path) -> None:
+    mine, helper = tmp_path / "mine.py", tmp_path / "helper.py"
+    mine.write_text("import helper\nlr = 1\n")
+    helper.write_text("lr = 2\n")
+    settings = {"plugins": [str(mine)]}
+    joined = hashlib.sha256(mine.read_bytes() + helper.read_bytes()).hexdigest()
+    before = own_code(settings)
+    assert own_code(settings, {str(mine): joined}) == {str(mine): joined}  # as the version before wrote it
+    mine.write_text("import helper\nlr = 1\nlr = 2\n")
+    helper.write_text("")
+    assert own_code(settings) != before
+    mine.write_text("lr = 1\n")
+    assert own_code(settings) == {str(mine): hashlib.sha256(b"lr = 1\n").hexdigest()}

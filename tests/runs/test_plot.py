@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from typer.testing import CliRunner
 
 import potluck
@@ -21,6 +22,7 @@ from potluck.errors import ConfigError, DataError, PotluckError, RunError
 from potluck.report.pictures.files import to_svg
 from potluck.report.pictures.timeline import trace_picture
 from potluck.runs.observers.trace import lanes_of, merged
+from potluck.runs.pictures import one_run
 from potluck.runs.pictures.api import KINDS, Kind
 from potluck.runs.pictures.asked import RunFiles
 from potluck.runs.pictures.settings import key_named, labels, varied
@@ -278,3 +280,28 @@ def test_the_command_lists_the_kinds_and_ends_with_2_on_bad_input(run: Path, tmp
         ConfigError, match=r"plot\(\): too many positional arguments; it is called as plot\(\)"
     ):
         potluck.open(run).plot("clients")  # type: ignore[union-attr,call-arg]
+
+
+def test_a_split_of_many_groups_takes_little_memory() -> None:
+    groups, classes = 3000, 200
+    split = {
+        "groups": [{"clients": 1, "data": "d", "class_names": []} for _ in range(groups)],
+        "clients": [{"id": str(place), "counts": [1] * classes} for place in range(groups)],
+    }
+    blocks = one_run._blocks(split)
+    assert (len(blocks.counts), len(blocks.names)) == (100, 100)
+    assert (blocks.clients, blocks.classes) == (groups, groups * classes)
+    assert blocks.sizes == [classes] * 100
+    assert [sum(row) for row in blocks.counts] == [100] + [0] * 99
+    shown = " ".join(text.get_text() for text in blocks.picture().findobj(Text))
+    assert "3000 clients" in shown.replace(",", "")
+
+
+def test_groups_stand_side_by_side_in_the_picture_of_a_split() -> None:
+    split = {
+        "groups": [{"clients": 2, "data": "a"}, {"clients": 1, "data": "b", "class_names": ["x", "y"]}],
+        "clients": [{"id": "0", "counts": [1, 2]}, {"id": "1", "counts": [3]}, {"id": "2", "counts": [4, 5]}],
+    }
+    blocks = one_run._blocks(split)
+    assert blocks.counts == [[1, 2], [3], [0, 0, 4, 5]]
+    assert blocks.names == ["0 · a", "1 · a", "x · b", "y · b"]

@@ -14,6 +14,7 @@ from rich.console import Console
 
 import potluck
 from helpers import StopAfter
+from potluck.errors import RunError
 from potluck.runs.loop import Interrupted
 from potluck.runs.observers import RoundEnd
 from potluck.runs.observers.progress import LINES, NOTICES, SWITCH, Pace, clock, progress_display, showing
@@ -239,3 +240,39 @@ def test_a_measure_that_is_no_share_is_a_plain_number() -> None:
         watcher.begin("name", "method", 1, 0)
         watcher.round(RoundEnd(1, 1, -0.25, 1.0, 2.0, "R²", is_share=False))
     assert shown(console).strip() == "run: round 1/1, R² -0.25"
+
+
+class Full(io.StringIO):
+    """A stream on a full disk."""
+
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_standard_error_that_is_full_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Full())
+    monkeypatch.setenv(SWITCH, "1")
+    result = potluck.run(
+        data={"name": "digits", "samples": 100}, partition={"kind": "iid", "clients": 2}, models=["mlp-small"],
+        method="fedavg", training={"rounds": 1}, engine={"device": "cpu"}, out=tmp_path / "run",
+    )  # fmt: skip
+    assert (result.folder / "summary.json").exists()
+    print("nothing more to lose", file=sys.stderr)
+
+
+ESCAPES = "yes\x1b]0;mine\x07\x1b[2J\x9b"
+
+
+def test_no_text_of_the_data_moves_the_cursor() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    with showing(console) as display:
+        watcher = display.watch(ESCAPES)
+        watcher.begin("name", "method", 1, 0)
+        watcher.advise(f"a class is called {ESCAPES}")
+        watcher.notice(f"client {ESCAPES} is away")
+    assert "a class is called yes?]0;mine??[2J?" in shown(console)
+    assert not {"\x1b", "\x07", "\x9b"} & {*shown(console)}
+    with pytest.warns(potluck.PotluckAdvice) as caught, progress_display(False) as quiet:
+        quiet.watch("run").advise(ESCAPES)
+    assert "\x1b" not in str(caught[0].message)
+    assert str(RunError(ESCAPES)) == "yes?]0;mine??[2J?"

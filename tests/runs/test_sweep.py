@@ -250,3 +250,10 @@ def test_a_sweep_locks_its_folder_and_follows_no_link(tmp_path: Path) -> None:
     ):
         potluck.compare(path, sweep={"partition.alpha": [0.5]}, out=folder)
     assert not any((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.parametrize("values", [[2, 2.0], [True, 1]])
+def test_one_setting_under_two_names_is_refused(values: list[Any]) -> None:
+    for block in ({"partition.clients": values}, {"grid": {"partition.clients": values, "seed": [0]}}):
+        with pytest.raises(ConfigError, match="are the same setting; leave one of them out"):
+            read_block(block, "sweep")

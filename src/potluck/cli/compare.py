@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,14 @@ from potluck.files import check_writable, write_anew
 if TYPE_CHECKING:
     from potluck.runs.comparisons.comparison import Comparison, Sweep
     from potluck.runs.comparisons.plan import Plan
+
+
+ENDINGS = {
+    "csv": ".csv",
+    "latex": ".tex",
+    "pdf": ".pdf",
+}  # others may be files of the user's that are no tables
+CONTENTS = {"csv": "a table", "latex": "a LaTeX table", "pdf": "a PDF"}
 
 
 def compare(
@@ -140,7 +149,6 @@ def _check_files(files: Mapping[str, Path | None]) -> None:
     for option, file in files.items():
         if file is not None:
             _check_file(option, file)
-    _check_apart(files)
 
 
 def _check_file(option: str, file: Path) -> None:
@@ -149,17 +157,14 @@ def _check_file(option: str, file: Path) -> None:
         raise ConfigError(f"--{option} {file}: there is no folder {file.parent}; make it first")
     if file.is_dir():
         raise ConfigError(f"--{option} {file} is a folder; name a file in it")
-    if option == "pdf" and file.suffix.lower() != ".pdf":
-        raise ConfigError(f"--pdf {file}: a PDF is written; give a name that ends in .pdf")
+    if file.suffix.lower() != (ending := ENDINGS[option]):
+        raise ConfigError(
+            f"--{option} {file}: {CONTENTS[option]} is written; give a name that ends in {ending}"
+        )
+    home = next((one for one in file.resolve().parents if (one / "environment.json").exists()), None)
+    if home is not None:
+        raise ConfigError(f"--{option} {file} is in the run folder {home}; name a file elsewhere")
     check_writable(file)
-
-
-def _check_apart(files: Mapping[str, Path | None]) -> None:
-    """Refuse one file for two options: the second would overwrite the first."""
-    taken: dict[Path, str] = {}
-    for option, file in files.items():
-        if file is not None and (other := taken.setdefault(file.resolve(), option)) != option:
-            raise ConfigError(f"--{other} and --{option} both write {file}; give each a file of its own")
 
 
 def _numbers(option: str, text: str, such: str) -> list[int]:
@@ -212,7 +217,7 @@ def compared(
         with showing(screen.err, len(seeds) * plan.size) as display:
             result = play(plan, seeds, folder, display.watch, display.skip, **views)
     except KeyboardInterrupt as error:
-        raise Stopped(["potluck", *again]) from error
+        raise Stopped(shlex.join(["potluck", *again])) from error
     if not screen.json:
         _show(screen, result)
     return result
@@ -266,8 +271,9 @@ def _export(screen: Screen, result: Comparison | Sweep, files: Mapping[str, Path
 
 def _exported(option: str, result: Comparison | Sweep) -> bytes:
     """What `--csv`, `--latex` and `--pdf` write."""
+    from potluck.report.comparison_frames import csv_of
     from potluck.report.pictures.files import to_pdf
 
     if option == "csv":
-        return str(result.frame().to_csv(index=False)).encode()
+        return csv_of(result.frame())
     return result.latex().encode() if option == "latex" else to_pdf(result.plot())

@@ -5,15 +5,15 @@ Exit codes: 0 done; 1 a fault of potluck itself; 2 bad input; 130 stopped with C
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
-import shlex
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NoReturn, ParamSpec
 
 import typer
@@ -38,9 +38,9 @@ class Ended(KeyboardInterrupt):
 class Stopped(KeyboardInterrupt):
     """The work was stopped and can be continued with `command`."""
 
-    def __init__(self, command: Sequence[str], note: str = "") -> None:
+    def __init__(self, command: str) -> None:
         super().__init__("stopped")
-        self.command = f"{shlex.join(command)}{note}"
+        self.command = command
 
 
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
@@ -68,7 +68,8 @@ def _fail(error: BaseException, debug: bool) -> NoReturn:
     if debug:
         traceback.print_exception(error)
     sentence, code = explained(error)
-    typer.echo(printable(sentence, LONGEST), err=True)  # it may quote a file of somebody else's
+    with contextlib.suppress(OSError):  # a standard error that is full or closed
+        typer.echo(printable(sentence, LONGEST), err=True)  # it may quote a file of somebody else's
     raise typer.Exit(code)
 
 

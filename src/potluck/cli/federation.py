@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -102,7 +103,7 @@ def serve(
             log=log,
         )
     except KeyboardInterrupt as error:
-        raise Stopped(["potluck", *sys.argv[1:]]) from error
+        raise Stopped(shlex.join(["potluck", *sys.argv[1:]])) from error
 
 
 def gate(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import errno
 import math
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,6 +29,7 @@ from potluck.cli.options import (
 )
 from potluck.cli.screen import Screen
 from potluck.errors import ConfigError, RunError
+from potluck.report.again import to_go_on, typed
 
 if TYPE_CHECKING:
     from potluck.runs.observers import Watcher
@@ -85,7 +86,7 @@ def resume(
         typer.Option(
             min=0,
             metavar="N",
-            help="Go back to the checkpoint of round N (one of the last three) and continue from there.",
+            help="Go back to the checkpoint of round N (one of the last three; 0: the start) and continue there.",
         ),
     ] = None,
     trust: Annotated[
@@ -116,7 +117,7 @@ def resume(
     if exclude or include or prometheus is not None or page is not None or log:
         raise ConfigError(
             f"--exclude, --include, --prometheus, --page and --log are for federations; {run} is none, leave them "
-            f"out; any run can be followed with: potluck watch {shlex.quote(str(run))}"
+            f"out; any run can be followed with: potluck watch {typed(run)}"
         )
     watched(
         Screen(json),
@@ -185,12 +186,20 @@ def watched(
     try:
         result = play(_lines(log)) if log else _displayed(screen, label, play, every_notice)
     except Interrupted as error:
-        raise Stopped(["potluck", "resume", str(error.folder)], error.note) from error
-    if screen.json:
-        screen.data(result.summary | {"folder": str(result.folder)})
-    else:
-        screen.sheet(run_sheet_of(result))
-        screen.show(f"\nreport: {result.folder / 'report.html'}")
+        raise Stopped(to_go_on(error.folder, portable=True) + error.note) from error
+    try:
+        if screen.json:
+            screen.data(result.summary | {"folder": str(result.folder)})
+        else:
+            screen.sheet(run_sheet_of(result))
+            screen.show(f"\nreport: {result.folder / 'report.html'}")
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        raise RunError(
+            f"the run is complete, see {result.folder}, but its results cannot be printed: "
+            f"{error.strerror or error}; check where standard output goes"
+        ) from error
 
 
 def _displayed(

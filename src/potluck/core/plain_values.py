@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import unicodedata
 from collections.abc import Mapping
 from typing import Any
+
+from potluck.errors import harmless as harmless
 
 LONGEST_NAME = 500  # characters
 LONGEST = 1000  # characters of a sentence
@@ -67,18 +68,6 @@ def printable(text: str, most: int = LONGEST) -> str:
     """
     words = " ".join(ESCAPES.sub("", text[: 20 * most]).split())[:most]
     return "".join(letter if letter.isprintable() else "?" for letter in words)
-
-
-def harmless(text: str) -> str:
-    """The same text without letters that a terminal would obey; its lines and spaces stay.
-
-    >>> harmless("a  b\\n\\x1b[2Jc")
-    'a  b\\n?[2Jc'
-    """
-    if text.isprintable():
-        return text
-    kept = (letter.isprintable() or letter == "\n" or unicodedata.category(letter) == "Zs" for letter in text)
-    return "".join(letter if keep else "?" for letter, keep in zip(text, kept, strict=True))
 
 
 def read_json(text: str | bytes) -> Any:

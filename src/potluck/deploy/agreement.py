@@ -8,7 +8,6 @@ here is data and comparisons: no clock, no network, no state.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from potluck.core.card_fields import own_card
 from potluck.core.client import Client
 from potluck.core.message import Message
 from potluck.core.method import Method, MethodConfig
+from potluck.core.plain_values import read_json
 from potluck.core.settings import Settings
 from potluck.core.validation import one_sentence
 from potluck.deploy.tensor_specs import Spec, Specs, specs_allowed, specs_of
@@ -114,7 +114,7 @@ class Agreement(Settings):
     def load(cls, path: Path | str) -> Self:
         """Read an agreement from a file; anything wrong with it is one sentence."""
         try:
-            values = json.loads(read_given(Path(path), "agreement"))
+            values = read_json(read_given(Path(path), "agreement"))
             if not is_shallow(values):
                 raise RecursionError
             if not isinstance(values, dict):

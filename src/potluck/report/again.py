@@ -26,15 +26,25 @@ def again(folder: Path, config: Mapping[str, Any], environment: Mapping[str, Any
     return _in_program(folder, registered, more) if registered else _commands(folder, more)
 
 
+def typed(path: Path) -> str:
+    """A path as one types it in a shell: quoted where it must be, and never like an option.
+
+    >>> typed(Path("my runs/a")), typed(Path("-rf"))
+    ("'my runs/a'", './-rf')
+    """
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
+
+
 def to_go_on(folder: Path, portable: bool) -> str:
     """What to type to go on with a run, whose experiment a file can say (`portable`) or only Python."""
     if portable:
-        return f"potluck resume {shlex.quote(str(folder))}"
+        return f"potluck resume {typed(folder)}"
     return f"potluck.resume({str(folder)!r}, experiment=experiment)"
 
 
 def _commands(folder: Path, more: int) -> Lines:
-    home, config = shlex.quote(str(folder)), shlex.quote(str(folder / "config.yaml"))
+    home, config = typed(folder), typed(folder / "config.yaml")
     return [
         (f"potluck run {config}", AFRESH),
         (to_go_on(folder, portable=True), ONWARD),

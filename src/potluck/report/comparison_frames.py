@@ -12,6 +12,25 @@ from potluck.errors import RunError
 from potluck.report.log import ACCURACY, Key, Metrics, Series, View, read_metrics
 
 Row = dict[str, Any]
+FORMULAS = (
+    "=",
+    "+",
+    "-",
+    "@",
+    "\t",
+    "\r",
+)  # how texts begin that a spreadsheet computes instead of showing them
+
+
+def csv_of(frame: pd.DataFrame) -> bytes:
+    """A frame as CSV; a text that a spreadsheet would compute gets an apostrophe, as one types it there."""
+    shown = frame.map(_as_text)
+    shown.columns = pd.Index([_as_text(str(name)) for name in shown.columns])
+    return str(shown.to_csv(index=False)).encode()
+
+
+def _as_text(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULAS) else value
 
 
 def comparison_frame(folder: Path, comparison: Mapping[str, Any]) -> pd.DataFrame:

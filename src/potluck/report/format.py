@@ -135,7 +135,7 @@ def with_interval(difference: Mapping[str, Any], show: Callable[[float | None], 
 
 def duration(seconds: float | None) -> str:
     """Seconds as people say them: 8 ms, 0.42 s, 2 min 05 s, 3 h 07 min."""
-    if seconds is None:
+    if seconds is None or not math.isfinite(seconds):
         return NOTHING
     if seconds < 0.0995:
         return f"{1000 * seconds:.2g} ms"

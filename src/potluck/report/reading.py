@@ -47,6 +47,8 @@ def reading(path: Path, remedy: str = REMEDY) -> Iterator[None]:
     except FAULTS as error:
         if isinstance(error, PotluckError) or own_place(error.__traceback__) is not None:
             raise
+        if isinstance(error, PermissionError):
+            raise RunError(f"{path} cannot be read: {error.strerror or error}; check its rights") from error
         said = f"{type(error).__name__}: {first_line(error)}"[:_SHOWN]
         raise RunError(f"{path} is damaged, or was not written by potluck ({said}); {remedy}") from error
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import html
+import io
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TextIO
 
 from rich import box
 from rich.console import Console
@@ -152,12 +156,62 @@ def notebook(sheet: Sheet) -> str:
     return f"<div><b>{title}</b><table><thead>{head}</thead><tbody>{body}</tbody></table>{notes}</div>"
 
 
+class BestEffort(io.TextIOBase):
+    """Standard error as long as it can be written: a full disk or a closed pipe there must not end a run."""
+
+    def write(self, text: str) -> int:
+        """Write what can be written."""
+        if (stream := _stderr()) is not None:
+            try:
+                stream.write(text)
+            except (OSError, ValueError):
+                _silence()
+        return len(text)
+
+    def flush(self) -> None:
+        """Let what was written appear."""
+        if (stream := _stderr()) is not None:
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                _silence()
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        return (stream := _stderr()) is not None and stream.isatty()
+
+    def fileno(self) -> int:
+        """The number of the open file."""
+        stream = _stderr()
+        if stream is None:
+            raise OSError("there is no standard error")
+        return stream.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """How letters become bytes."""
+        return getattr(_stderr(), "encoding", None) or "utf-8"
+
+
+def _stderr() -> TextIO | None:
+    """Standard error itself, also while a progress bar stands in for it; None where the process has none."""
+    found: TextIO | None = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
+    return found
+
+
+def _silence() -> None:
+    """Write to nowhere from now on: what a broken stream still holds would fail again when Python ends."""
+    if getattr(sys.stderr, "rich_proxied_file", None) is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - until the process ends
+
+
 def console_on(stderr: bool) -> Console:
     """A console on standard error or output, wide enough for tables where there is no terminal.
 
     What it prints is text, never markup: a file may be called `[red].csv`.
     """
-    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    file = BestEffort() if stderr else None
+    console = Console(file=file, stderr=stderr, highlight=False, markup=False, emoji=False)  # type: ignore[arg-type]
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
     return console

@@ -73,7 +73,7 @@ def run(
     wanted = Path(out) if out is not None else Path("runs") / experiment.name
     folder = RunFolder.create(wanted, exact=out is not None)
     with (
-        folder.locked(),
+        _begun_here(folder),
         _cleared(folder),
         _told(folder, experiment, watcher, observers, progress, fresh=True) as told,
     ):
@@ -182,6 +182,14 @@ def _tuned(
 
 
 @contextlib.contextmanager
+def _begun_here(folder: RunFolder) -> Iterator[None]:
+    """Lock a new folder; refused if another process has begun a run in it since it was made."""
+    with folder.locked():
+        RunFolder.taken_over(folder.path)
+        yield
+
+
+@contextlib.contextmanager
 def _cleared(folder: RunFolder) -> Iterator[None]:
     """Remove a folder that was stopped before its run began, so that the same command can begin it again."""
     try:
@@ -220,7 +228,7 @@ def resume(
     other goes on with what its folder says, with `overrides` applied. What would change a number is refused by
     name; where the work is done may change, and is written down. `trust` lets a folder of somebody else run the
     code it names. `from_round` goes back to the checkpoint of an earlier round, of which the last three are kept;
-    the rounds after it are trained again. `watcher`, `observers` and `progress` as in `run`.
+    0 is the start. The rounds after it are trained again. `watcher`, `observers` and `progress` as in `run`.
     """
     check_observers(observers)
     _check_watcher(watcher)
@@ -229,22 +237,22 @@ def resume(
         check_experiment("resume", experiment, {})
     if isinstance(experiment, Path | str):
         raise ConfigError(f"resume() takes an Experiment: experiment=Experiment.load({str(experiment)!r})")
-    past = Past.read(RunFolder.begun(Path(folder)), from_round)
-    given = experiment if experiment is not None else past.experiment(overrides, rounds, trust)
-    experiment = _ready(past.going_on(given, rounds))
-    check_data_here(experiment)
-    check_trackers(experiment.track)
-    with (
-        past.folder.locked(),
-        _told(past.folder, experiment, watcher, observers, progress, fresh=False) as told,
-    ):
-        federation = experiment.build(split=past.split())
-        check_evaluation(experiment.evaluate, federation)
-        check_keep(experiment, federation)
-        check_memory(experiment.engine.memory_bytes(), federation.clients)
-        past.check(experiment, federation)
-        check_rules(observers, experiment.evaluate, federation)
-        return _play(experiment, past.folder, federation, told, past)
+    home = RunFolder.begun(Path(folder))
+    with home.locked():  # before anything is read that another process may be about to change
+        past = Past.read(home, from_round)
+        given = experiment if experiment is not None else past.experiment(overrides, rounds, trust)
+        experiment = _ready(past.going_on(given, rounds))
+        check_data_here(experiment)
+        check_trackers(experiment.track)
+        past.check_saved()
+        with _told(home, experiment, watcher, observers, progress, fresh=False) as told:
+            federation = experiment.build(split=past.split())
+            check_evaluation(experiment.evaluate, federation)
+            check_keep(experiment, federation)
+            check_memory(experiment.engine.memory_bytes(), federation.clients)
+            past.check(experiment, federation)
+            check_rules(observers, experiment.evaluate, federation)
+            return _play(experiment, home, federation, told, past)
 
 
 def _ready(experiment: Experiment) -> Experiment:

@@ -19,6 +19,7 @@ from potluck.experiment.export import to_values
 from potluck.experiment.origins import registered_here
 from potluck.experiment.schema import Experiment
 from potluck.federation.federation import Federation
+from potluck.runs.fetched_files import fetched_files
 from potluck.runs.folder import FORMAT, RunFolder
 from potluck.runs.own_code import own_code, reach
 from potluck.runs.own_objects import own_sources
@@ -39,6 +40,7 @@ def environment(experiment: Experiment, federation: Federation) -> dict[str, Any
         "registered": registered_here(experiment.method.name, experiment.groups, experiment.plugins),
         "settings": settings,
         "code": named | own_sources(experiment),
+        "fetched": fetched_files(settings),
         "seal": seal(reach(settings, named)),  # that you began this run here, for `resume`
         "split": federation.split.hash,
         "views": views_hash(federation.split),

@@ -26,7 +26,7 @@ from potluck.files import (
     refuse_links,
     write_whole,
 )
-from potluck.report.again import to_go_on
+from potluck.report.again import to_go_on, typed
 from potluck.report.reading import log_lines, reading
 from potluck.runs.log_marks import LogMarks, Marks, check_marks, is_marked, mark_of
 
@@ -64,6 +64,7 @@ class _Environment(BaseModel):
 
     settings: dict[str, Any] = {}
     code: dict[str, str] = {}
+    fetched: dict[str, str] = {}
     registered: list[str] = []
     seal: str | None = None
     split: str | None = None
@@ -142,7 +143,10 @@ class RunFolder:
         missing = next((name for name in START if not (folder / name).exists()), None)
         if missing is not None:
             raise RunError(f"{path} cannot be resumed: it has no {missing}{folder._half_made()}")
-        check_writable(folder / LOGS[0], "copy the folder to a place where you may write, and go on there")
+        for home in ("", *(name for name in FOLDERS if (folder / name).is_dir())):
+            check_writable(
+                path / home / LOGS[0], "copy the folder to a place where you may write, and go on there"
+            )
         return folder
 
     def _half_made(self) -> str:
@@ -150,7 +154,8 @@ class RunFolder:
         if not any(self.path.iterdir()):
             return ": it is empty; name the folder of a run"
         if self.is_shell():
-            return f": its run was stopped before the first round; remove it (rm -r {self.path}) and run it again"
+            remedy = f"remove it (rm -r {typed(self.path)}) and run it again"
+            return f": its run was stopped before the first round; {remedy}"
         return ", so it is not a run folder, or files of it are missing; put them back, or start a new one"
 
     def is_shell(self) -> bool:
@@ -208,6 +213,7 @@ class RunFolder:
         try:
             with self._lock_file() as handle:
                 self._lock(handle)
+                self._check_lock(handle)
                 for place in (self.path.resolve(), self / "predictions"):
                     clear_unfinished(place)
                 yield
@@ -238,6 +244,12 @@ class RunFolder:
             raise RunError(
                 f"cannot lock {self.path}: {error.strerror or error}; choose a folder on a file system with locks"
             ) from error
+
+    def _check_lock(self, handle: int) -> None:
+        """Refuse a lock on a file that is gone: whoever made the folder anew locks another one."""
+        here = (self / LOCK).lstat() if (self / LOCK).exists() else None
+        if here is None or not os.path.samestat(here, os.fstat(handle)):
+            raise RunError(f"{self.path} was removed or replaced by another process just now; try again")
 
     def append(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
         """Add lines to a log, which is made if it does not exist: all of them or none."""

@@ -221,14 +221,21 @@ def _hash_as(file: Path, known: str | None) -> str:
     now = _hash(file)
     if known in (None, now):
         return now
-    earlier = _hash(file, packages=False)
-    return earlier if known == earlier else now
+    earlier = (_hash(file, packages, apart=False) for packages in (True, False))
+    return next((one for one in earlier if one == known), now)
 
 
-def _hash(file: Path, packages: bool = True) -> str:
+def _hash(file: Path, packages: bool = True, apart: bool = True) -> str:
+    """A hash of a file alone, or of all its files by name; not `apart`: joined without names, as it was before."""
     try:
         files = (file, *imported_beside(file, packages))
-        return hashlib.sha256(b"".join(read_bounded(one, LARGEST_CODE) for one in files)).hexdigest()
+        texts = [read_bounded(one, LARGEST_CODE) for one in files]
+        if apart and len(files) > 1:
+            texts = [
+                f"{hashlib.sha256(text).hexdigest()}  {os.path.relpath(one, file.parent)}\n".encode()
+                for one, text in zip(files, texts, strict=True)
+            ]
+        return hashlib.sha256(b"".join(texts)).hexdigest()
     except OSError as error:
         raise RunError(
             f"{file} cannot be read: {error.strerror or error}; check the path and its rights"

@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, Field
+
 from potluck.core.open_options import OpenOption, TuneSettings
+from potluck.core.validation import checked
 from potluck.errors import RunError
 from potluck.experiment.schema import Experiment
 from potluck.files import read_json
@@ -18,6 +21,25 @@ from potluck.report.scores import messages_block
 
 FILE = "tuning.json"
 PILOTS = "pilots"  # folder of the pilot runs, removed when the value is chosen
+
+
+class _Point(BaseModel):
+    """What `tuning.json` says of a candidate."""
+
+    value: int
+    validation: float
+    scalars: float
+    bytes: float
+
+
+class _Choice(BaseModel):
+    """The form of `tuning.json`."""
+
+    option: str
+    chosen: int
+    rounds: int
+    tolerance: float
+    curve: list[_Point] = Field(min_length=1)
 
 
 def tune(
@@ -64,7 +86,18 @@ def settled(experiment: Experiment, folder: Path) -> Experiment:
     if not (folder / FILE).exists():
         return experiment
     with reading(folder / FILE):
-        choice = read_json(folder / FILE)
+        choice = checked(
+            _Choice,
+            read_json(folder / FILE),
+            folder / FILE,
+            "what pilot runs chose",
+            "put a whole copy of it back",
+        )
+        if choice["option"] not in type(experiment.method).model_fields:
+            raise RunError(
+                f"{folder / FILE} chooses {choice['option']!r}, which {experiment.method.name} does not have; put "
+                "a whole copy of it back"
+            )
         if getattr(experiment.method, choice["option"]) == "auto":
             _same_way(experiment, choice, folder)
         return with_option(experiment, choice["option"], choice["chosen"])

@@ -15,7 +15,7 @@ from typing import Any
 from potluck.data import Split
 from potluck.engine.registry import LOCAL, RAY
 from potluck.errors import ConfigError, RunError
-from potluck.experiment.blocks import IndexFile
+from potluck.experiment.blocks import CheckpointSettings, IndexFile
 from potluck.experiment.differences import Difference, differences
 from potluck.experiment.export import to_values
 from potluck.experiment.origins import first_unknown
@@ -28,8 +28,9 @@ from potluck.report.log import read_mapping
 from potluck.report.reading import reading
 from potluck.runs import pilots
 from potluck.runs.environment import check_version, data_facts, kept_split, machine
+from potluck.runs.fetched_files import check_fetched_files
 from potluck.runs.folder import RunFolder
-from potluck.runs.observers.checkpoints import saved_round
+from potluck.runs.observers.checkpoints import begin_again, saved_round
 from potluck.runs.own_code import (
     TRUST,
     check_named_code,
@@ -182,9 +183,35 @@ class Past:
         """Who has which rows, as written when the run began."""
         return kept_split(self.folder, self.about)
 
+    def check_saved(self) -> None:
+        """Refuse to drop rounds whose checkpoint is gone, unless the start is asked for.
+
+        A run that was killed before its first checkpoint begins again: there is nothing else it could do.
+        """
+        path = self.folder.path
+        if self.from_round is not None or any(path.glob("checkpoints/checkpoint*.json")):
+            return  # a damaged one is refused when it is loaded
+        if (self.folder / "summary.json").exists() or self._saves_due() > 1:
+            raise RunError(
+                f"{path} has {counted(self.folder.rounds_logged(), 'round')}, but its checkpoints are gone; put "
+                f"{self.folder / 'checkpoints'} back, or {begin_again(path)}"
+            )
+
+    def _saves_due(self) -> int:
+        """How many checkpoints the run had begun before its last round, at least; all but the last were written."""
+        every = CheckpointSettings.model_validate(self.about["settings"].get("checkpoint", {})).every
+        saves, since = 0, 0.0
+        with reading(self.folder / "timing.jsonl"):
+            for line in [*self.folder.lines("timing.jsonl")][:-1]:
+                since += line["seconds"]
+                if since >= every:
+                    saves, since = saves + 1, 0.0
+        return saves
+
     def check(self, experiment: Experiment, federation: Federation) -> None:
         """Refuse other data, another split or models that start from other weights."""
         path, now = self.folder.path, data_facts(federation)
+        check_fetched_files(path, to_values(experiment), self.about.get("fetched", {}))
         with reading(self.folder / "environment.json"):
             contents = list(_contents(self.about, now, federation))
         for name, there, here in contents:

@@ -12,6 +12,7 @@ import hmac
 import json
 import os
 import secrets
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pydantic import ValidationError
 
 from potluck.experiment.track import TrackSettings
 
+KEY = "seal.key"
 Reach = Mapping[str, str | None]  # what is reached → its content where that is known
 
 
@@ -61,12 +63,17 @@ def _sealed(key: bytes, reach: Reach) -> str:
 
 
 def _key(make: bool) -> bytes | None:
-    """Your key, which only you can read; made when it is first needed."""
+    """Your key, which only you can read; made when it is first needed, and anew if others could write it."""
     base = Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser())
-    path = base / "potluck" / "seal.key"
+    path = base / "potluck" / KEY
     try:
+        if make:
+            _make_folder(path.parent)
+        if make and path.exists() and not _is_mine(path):
+            path.unlink()
+        if not _is_mine(path.parent):
+            return None
         if make and not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
             new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
             with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(secrets.token_bytes(32))
@@ -74,9 +81,29 @@ def _key(make: bool) -> bytes | None:
                 os.link(new, path)  # unlike a rename, it never replaces the key of another process
             finally:
                 new.unlink()
-        found = path.read_bytes()
+        found = path.read_bytes() if _is_mine(path) else b""
     except FileExistsError:
         found = path.read_bytes()
     except (OSError, RuntimeError):  # no home, or one that cannot be written
         return None
     return found if len(found) == 32 else None
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the folder of your key and those above it for you alone, whatever your umask allows to others.
+
+    One of yours that others could write into is closed to them; a key that they may have put there goes.
+    """
+    for one in [folder, *folder.parents][::-1]:
+        if not one.exists():
+            one.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid == os.getuid() and not _is_mine(folder):
+        folder.chmod(0o700)
+        (folder / KEY).unlink(missing_ok=True)
+
+
+def _is_mine(path: Path) -> bool:
+    """Whether something is yours, and nobody outside your own group may write it; a link is not."""
+    found = path.lstat()
+    others = found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and found.st_gid != os.getgid())
+    return found.st_uid == os.getuid() and not others and not stat.S_ISLNK(found.st_mode)

@@ -66,6 +66,9 @@ def main() -> None:
     if workers:
         backend["init_args"] = {"num_cpus": int(threads) * int(workers[0])}
     try:
+        from potluck.engine.ray.job import use_for_every_driver
+
+        use_for_every_driver()
         run_simulation(server_app(path), client_app(folder), int(clients), backend_config=backend)
     except BaseException:  # else the relay's thread would keep this process alive, and its parent waiting
         traceback.print_exc()

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import requires, version
 from pathlib import Path
@@ -42,6 +44,7 @@ from potluck.runs.results.run_result import RunResult
 from potluck.version import __version__
 
 CLIENTS = "clients"  # folder of the clients' records, in the run's folder
+LOOK = 0.5  # seconds between looks whether a process that has not connected yet is alive
 ENDING = 2.0  # seconds to wait for the exit of a process that has closed its connection
 PROGRAM = (
     "from potluck.deploy.flower.actors import main; main()"  # not -m: Ray looks the module up by its name
@@ -127,19 +130,13 @@ def simulating(experiment: Experiment, clients: int, home: Path, records: Path) 
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="potluck-")))
         door = stack.enter_context(frames.listening(folder / "serve"))
-        words = [sys.executable, "-c", PROGRAM, str(folder / "serve"), str(records)]
+        words = [sys.executable, "-P", "-c", PROGRAM, str(folder / "serve"), str(records)]
         words += [str(clients), str(settings.threads)]
         words += [] if settings.workers == "auto" else [str(settings.workers)]
         process = Process(words, home / "simulation.log", environment(home) | _own_ray())
         stack.callback(process.end)
         stack.callback(process.wait)
-        door.settimeout(START)
-        try:
-            channel, _ = door.accept()
-        except OSError as error:
-            raise RunError(
-                f"Flower's simulation does not start: {process.tail()}; see {process.log}"
-            ) from error
+        channel = _connected(door, process)
         stack.callback(channel.close)
         try:
             yield Relay(channel)
@@ -161,6 +158,21 @@ def _own_ray() -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
     }
+
+
+def _connected(door: socket.socket, process: Process) -> socket.socket:
+    """The connection to the simulation's process; one that has ended is not waited for."""
+    end = time.monotonic() + START
+    door.settimeout(LOOK)
+    while True:
+        alive = process.alive  # asked first: what it did before its end counts
+        try:
+            return door.accept()[0]
+        except OSError as error:
+            if not alive or time.monotonic() > end:
+                raise RunError(
+                    f"Flower's simulation does not start: {process.tail()}; see {process.log}"
+                ) from error
 
 
 # --- in Ray's workers -----------------------------------------------------------------------------------

@@ -137,9 +137,12 @@ class Cluster:
     def _init(self, **options: Any) -> None:
         import ray
 
+        from potluck.engine.ray.job import Job
+
         with _own_signals():
             self._end.callback(ray.shutdown)
-            ray.init(log_to_driver=False, logging_level="ERROR", configure_logging=True, **options)
+            quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
+            ray.init(job_config=Job(), **quiet, **options)
 
 
 def _stay_alone(alone: bool) -> None:

@@ -29,9 +29,9 @@ from potluck.files import held, remove, sha256, sync_folder, write_whole
 KEPT = 3  # checkpoints that stay
 _READERS = 4  # threads that compute checksums
 _OURS = re.compile(
-    r"\.?(checkpoint(-\d+)?\.json|(server|clients)-\d+\.safetensors)(\..*)?"
+    r"\.?(checkpoint(-[0-9]+)?\.json|(server|clients)-[0-9]+\.safetensors)(\..*)?"
 )  # with a point in front while it is written
-_MANIFEST = re.compile(r"checkpoint-(\d{6,})\.json")
+_MANIFEST = re.compile(r"checkpoint-([0-9]{6,12})\.json")
 
 
 class DamagedCheckpoint(RunError):
@@ -154,6 +154,11 @@ class Checkpoints:
             )
         manifest = readable[round_] if round_ is not None else self._newest(readable)
         if manifest is None:
+            if damaged := self._manifests():  # nothing writes now, so they are damaged and not new
+                raise DamagedCheckpoint(
+                    f"no checkpoint in {os.fspath(self.folder)} can be read, {damaged[-1].name} among them",
+                    (),
+                )
             self._clean()
             return None
         others = tuple(one for one in readable if one != manifest.round)
@@ -179,6 +184,14 @@ class Checkpoints:
             remove(self._path(later))
         self._put_first(self._kept[round_])
 
+    def clear(self) -> None:
+        """Remove all checkpoints: the manifests first, the newest last, so that a run stands at one of them."""
+        self.wait()
+        for path in (*self._manifests(), self.folder / self.MANIFEST):
+            remove(path)
+        self._kept = {}
+        self._clean()
+
     def newest_round(self) -> int:
         """The round that `load` goes back to, 0 if there is no checkpoint yet."""
         newest = self._newest(self._readable())
@@ -194,6 +207,13 @@ class Checkpoints:
         if copied is None and readable:
             raise DamagedCheckpoint(f"{path} is missing", ())
         return copied
+
+    def _manifests(self) -> list[Path]:
+        """All files that are named like a manifest, whole or not, the newest last."""
+        if self.folder.is_symlink():  # refused by whoever writes or removes something there
+            return []
+        named = (path for path in self.folder.glob("checkpoint-*.json") if _MANIFEST.fullmatch(path.name))
+        return sorted(named, key=lambda path: int(path.stem.rpartition("-")[2]))
 
     def _is_whole(self, manifest: Manifest) -> bool:
         try:
@@ -249,13 +269,14 @@ class Checkpoints:
         try:
             with held(self.folder) as place:
                 for path in place.iterdir():
-                    if _OURS.fullmatch(path.name) and path.name not in needed:
+                    if _OURS.fullmatch(path.name) and path.name not in needed and not path.is_dir():
                         path.unlink()
         except FileNotFoundError:
             return
         except OSError as error:
+            named = Path(error.filename or "").name
             raise RunError(
-                f"{self.folder} cannot be cleaned: {error.strerror or error}; check its rights"
+                f"{self.folder / named} cannot be removed: {error.strerror or error}; check its rights"
             ) from error
 
 

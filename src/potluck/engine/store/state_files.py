@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from potluck.core.packed import Layout, Packed, State, views
 from potluck.errors import RunError
 from potluck.files import WRITING, held
 
+_NUMBERED = re.compile(r"clients-([0-9]{1,18})\.safetensors")  # other names are not ours
 Packing = tuple[int, Layout]  # length and layout of a packed state's single piece of memory
 
 
@@ -32,8 +34,8 @@ class StateFiles:
         with self._one_at_a_time:
             if self._last is None:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                taken = [int(path.stem.split("-")[1]) for path in self.folder.glob("clients-*.safetensors")]
-                self._last = max(taken, default=0)
+                names = (_NUMBERED.fullmatch(path.name) for path in self.folder.iterdir())
+                self._last = max((int(name[1]) for name in names if name), default=0)
             self._last += 1
             return self._last
 

@@ -63,13 +63,14 @@ def split_picture(
     counts: Sequence[Sequence[int]],
     clients: Sequence[str],
     class_names: Sequence[str] | None = None,
-    total: int | None = None,
+    total: tuple[int, int] | None = None,
+    sizes: Sequence[int] | None = None,
 ) -> Figure:
     """Who has which class: a column per client, a row per class, and bubbles whose area is the number of samples.
 
     With many clients, the bubbles become small squares that are darker for more samples. The bars above are the
     clients' training samples. Of more than 100 clients or classes the first 100 are shown; `total` is the number
-    of clients, where not all are given.
+    of clients and classes, and `sizes` the samples of each client, where not all are given.
     """
     everything = np.asarray(counts, np.int64).reshape(len(clients), -1)
     table = everything[:MOST, :MOST]
@@ -84,10 +85,10 @@ def split_picture(
         axes.set_xlim(-0.5, table.shape[0] - 0.5)
     _draw_split(bubbles, table, layout.cell)
     _split_ticks(bubbles, shown, names, layout.cell)
-    _draw_sizes(bars, everything[: table.shape[0]].sum(1))
+    own = everything.sum(1) if sizes is None else np.asarray(sizes, np.int64)
+    _draw_sizes(bars, own[: table.shape[0]])
     _size_key(figure, layout, int(table.max(initial=0)))
-    everyone = everything.shape if total is None else (total, everything.shape[1])
-    note_below(figure, left_out_of(everyone, table.shape))
+    note_below(figure, left_out_of(total or everything.shape, table.shape))
     return figure
 
 

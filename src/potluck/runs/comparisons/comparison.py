@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from potluck.core.plain_values import shown
 from potluck.errors import ConfigError, RunError, nearest
 from potluck.files import read_json, write_json
 from potluck.front_door import front_door
@@ -294,7 +293,6 @@ def _open(folder: Path) -> Comparison:
         raise RunError(f"{folder} has no {COMPARISON}: it is not a finished comparison; {AGAIN}")
     comparison = _mapping(folder / COMPARISON, "methods")
     with reading(folder / COMPARISON, AGAIN):
-        _refuse_formulas(folder / COMPARISON, comparison["methods"])
         comparison_sheet(comparison).rows  # noqa: B018 - what cannot be shown is refused here
         measure_in(comparison)
         runs = {
@@ -304,15 +302,6 @@ def _open(folder: Path) -> Comparison:
         if all(run.is_dir() for each in runs.values() for run in each):
             _check_runs(folder, comparison, runs)
     return Comparison(folder, comparison)
-
-
-def _refuse_formulas(path: Path, value: Any) -> None:
-    """Refuse texts that a spreadsheet would compute instead of showing them; no label or setting begins so."""
-    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
-        raise RunError(f"{path} has a text that spreadsheets take for a formula, {shown(value)}; {AGAIN}")
-    if isinstance(value, Mapping | list):
-        for one in [*value, *value.values()] if isinstance(value, Mapping) else value:
-            _refuse_formulas(path, one)
 
 
 def _inside(folder: Path, name: str, said_by: str) -> Path:

@@ -353,6 +353,7 @@ def _entries(name: str, value: Any, key: str) -> list[tuple[str, Changes]]:
     if isinstance(value, list | tuple):
         if not value:
             raise ConfigError(f"{key}.{name}: the list is empty; give at least one value")
+        _refuse_equal(value, f"{key}.{name}")
         return [(f"{name.rpartition('.')[2]}={one}", {name: one}) for one in value]
     raise ConfigError(f"{key}.{name}: give a label with a block of values, or a key with a list of them")
 
@@ -367,9 +368,18 @@ def _grid(block: Any, key: str) -> list[tuple[str, Changes]]:
                 f"{key}.grid.{name}: give a list of values; grid is a product of lists and no label "
                 "(a variant needs another one)"
             )
+        _refuse_equal(values, f"{key}.grid.{name}")
     names = _short_names([str(name) for name in block])
     combined = [dict(zip(map(str, block), one, strict=True)) for one in itertools.product(*block.values())]
     return [(",".join(f"{names[path]}={one}" for path, one in each.items()), each) for each in combined]
+
+
+def _refuse_equal(values: Sequence[Any], key: str) -> None:
+    """Refuse values that are the same setting under two names, such as 2 and 2.0, or 1 and true."""
+    for place, value in enumerate(values):
+        other = next((one for one in values[:place] if one == value and repr(one) != repr(value)), None)
+        if other is not None:
+            raise ConfigError(f"{key}: {other!r} and {value!r} are the same setting; leave one of them out")
 
 
 def _short_names(keys: Sequence[str]) -> dict[str, str]:

@@ -36,6 +36,7 @@ from potluck.runs.comparisons.comparison import COMPARISON, MARK, Comparison
 from potluck.runs.comparisons.elsewhere import RunJob, play_elsewhere
 from potluck.runs.comparisons.references import BASELINE, check_reference, references, with_locals
 from potluck.runs.environment import check_version, data_facts
+from potluck.runs.fetched_files import check_fetched_files
 from potluck.runs.folder import LOCK, RunFolder
 from potluck.runs.observers import Observer
 from potluck.runs.own_code import check_own_code, reach, unused_plugins
@@ -320,6 +321,7 @@ class _Part:
                     "choose another folder with --out, or remove that one"
                 )
         check_own_code(self.folder, experiment, about["code"])
+        check_fetched_files(self.folder, to_values(experiment), about.get("fetched", {}))
         self._check_content(about, data, split)
 
     def _check_content(self, about: Mapping[str, Any], data: Data, split: Split) -> None:

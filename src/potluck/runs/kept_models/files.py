@@ -31,14 +31,16 @@ BOTH = "both"
 _READERS = 4  # threads that compute checksums
 _LINE = re.compile(r"([0-9a-f]{64})  ([\w-]+\.(?:safetensors|json))")
 _PREFIX = "round-"
+_FOLDER = re.compile(r"\.?round-([0-9]{6,12})")  # with a point in front while it is written or removed
 
 States = Mapping[str, Mapping[str, Tensor]]  # moment → the tensors of a client's state
 
 
 def kept_rounds(home: Path) -> list[int]:
     """The rounds whose models are complete in a folder, ascending."""
-    names = (about.parent.name.removeprefix(_PREFIX) for about in home.glob(f"{_PREFIX}*/{ABOUT}"))
-    return sorted(int(name) for name in names if name.isdecimal())
+    found = (_FOLDER.fullmatch(about.parent.name) for about in home.glob(f"{_PREFIX}*/{ABOUT}"))
+    rounds = sorted(int(match[1]) for match in found if match)
+    return [one for one in rounds if round_folder(home, one).is_dir()]
 
 
 def round_folder(home: Path, round_: int) -> Path:
@@ -167,7 +169,17 @@ def remove_unfinished(folder: Path) -> None:
     """Remove what a killed process left half written, or half removed."""
     with held(folder) if folder.exists() else contextlib.nullcontext(folder) as home:
         for path in home.glob(f".{_PREFIX}*"):
-            shutil.rmtree(path)
+            if _FOLDER.fullmatch(path.name) and path.is_dir():
+                _remove_unfinished(path, folder)
+
+
+def _remove_unfinished(path: Path, folder: Path) -> None:
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        raise RunError(
+            f"cannot remove {folder / path.name}: {error.strerror or error}; check its rights"
+        ) from error
 
 
 def stored_tensors(states: States) -> dict[str, Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from potluck.engine.store.checkpoints import Checkpoint, Checkpoints, DamagedCheckpoint
 from potluck.errors import RunError, first_line, kind_and_message
+from potluck.report.again import to_go_on
 from potluck.runs.folder import RunFolder
 from potluck.runs.log_marks import Marks
 from potluck.runs.observers.base import Observer, RoundEnd
@@ -75,11 +75,12 @@ class Checkpointer(Observer):
         `is_due` says which rounds are evaluated. The last round always is: if the run has become longer, that
         evaluation is taken out of the logs. Predictions go with the evaluations they belong to. `accepted` is
         called once nothing can be refused any more, before anything in the folder changes. `round_` asks for the
-        checkpoint of an earlier round, one of `rounds`; what came after it is gone then.
+        checkpoint of an earlier round, one of `rounds`, or with 0 for the start; what came after it is gone then.
         """
-        checkpoint = self._loaded(round_)
+        checkpoint = self._loaded(round_) if round_ != 0 else None
         if checkpoint is None:
             accepted()
+            self.files.clear()
             self.folder.cut({})
             drop_predictions(self.folder.path, 1)
             return
@@ -162,12 +163,20 @@ def saved_round(folder: Path) -> int:
     return Checkpoints(folder / "checkpoints").newest_round()
 
 
+def begin_again(folder: Path) -> str:
+    """How to ask for all rounds anew."""
+    return (
+        f"play all rounds anew, which drops what the folder has of them: {to_go_on(folder, portable=True)} "
+        "--from-round 0 (from_round=0 in Python)"
+    )
+
+
 def _way_on(folder: Path, rounds: Sequence[int]) -> str:
     """How to go on where the newest checkpoint is of no use."""
     if not rounds:
-        return "start a new run, as no other checkpoint is whole"
+        return f"start a new run, as no other checkpoint is whole, or {begin_again(folder)}"
     also = f" (there are those of rounds {', '.join(map(str, rounds))})" if len(rounds) > 1 else ""
     return (
-        f"go on from the checkpoint of round {rounds[-1]}{also}: potluck resume {shlex.quote(str(folder))} "
+        f"go on from the checkpoint of round {rounds[-1]}{also}: {to_go_on(folder, portable=True)} "
         f"--from-round {rounds[-1]} (from_round={rounds[-1]} in Python)"
     )

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.table import Column
 from rich.text import Text
 
+from potluck.core.plain_values import harmless
 from potluck.report.format import percent
 from potluck.report.render import console_on
 from potluck.runs.observers.base import Observer, RoundEnd
@@ -68,7 +69,7 @@ class Display:
 
     def say(self, sentence: str) -> None:
         """Print a line beside the progress."""
-        self.console.print(Text(sentence), soft_wrap=True)
+        self.console.print(Text(harmless(sentence)), soft_wrap=True)
 
     def skip(self, sentence: str) -> None:
         """Count a run that was complete before."""
@@ -94,7 +95,7 @@ class _Reporter(Observer):
     """What lines and bars have in common: the time left, and a limit on notices."""
 
     def __init__(self, display: Display, label: str) -> None:
-        self.display, self.label = display, label
+        self.display, self.label = display, harmless(label)
         self.pace = Pace(0)
         self._noticed = 0
 
@@ -183,7 +184,7 @@ class LiveDisplay(Display):
 
     def say(self, sentence: str) -> None:
         """Print above the bars."""
-        self.bars.console.print(Text(sentence), soft_wrap=True)
+        self.bars.console.print(Text(harmless(sentence)), soft_wrap=True)
 
     def run_ended(self) -> None:
         """Move the bar of all runs."""
@@ -209,7 +210,7 @@ class NotebookDisplay(LiveDisplay):
 
     def say(self, sentence: str) -> None:
         """Show a sentence above the bars."""
-        self._said.append(sentence)
+        self._said.append(harmless(sentence))
         self.draw()
 
     def moved(self) -> None:
@@ -240,7 +241,7 @@ class _Field(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """The text, empty until there is one."""
-        return Text(str(task.fields.get(self.name, "")))
+        return Text(harmless(str(task.fields.get(self.name, ""))))
 
 
 class _Bar(_Reporter):

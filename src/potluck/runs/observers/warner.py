@@ -9,6 +9,7 @@ import warnings
 from itertools import takewhile
 from pathlib import Path
 
+from potluck.core.plain_values import harmless
 from potluck.errors import PotluckAdvice
 from potluck.runs.observers.base import Observer
 
@@ -25,7 +26,7 @@ class Warner(Observer):
         """Warn, unless another run gave the same advice."""
         if sentence not in self.advised:
             self.advised.add(sentence)
-            warnings.warn(sentence, PotluckAdvice, stacklevel=_levels_inside() + 1)
+            warnings.warn(harmless(sentence), PotluckAdvice, stacklevel=_levels_inside() + 1)
 
 
 def _levels_inside() -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from potluck.report.pictures.timeline import rounds_picture, trace_picture
 from potluck.report.pictures.wire import Sizes, wire_picture
 from potluck.report.reading import reading
 from potluck.report.scores import messages_block
+from potluck.report.split_chart import MOST
 from potluck.runs.observers.trace import TRACE
 from potluck.runs.pictures.asked import Asked, RunFiles
 
@@ -44,31 +46,59 @@ def split(asked: Asked) -> Figure:
     path = run.folder / "split.json"
     found = read_mapping(path) or {}
     with reading(path):
-        counts, ids, names = _blocks(found)
-        if counts:
-            return split_picture(counts, ids, names)
+        blocks = _blocks(found)
+        if blocks.counts:
+            return blocks.picture()
     raise RunError(
         f"{path} counts no classes: the task of {run.folder} has none, or its data are at sites; draw another "
         "kind, such as clients"
     )
 
 
-def _blocks(found: Mapping[str, Any]) -> tuple[list[list[int]], list[str], list[str] | None]:
-    """Samples per client and class, the clients, and the classes; groups with their own data stand side by side."""
+@dataclass
+class _Blocks:
+    """Samples per client and class: the first of both, as many as are drawn, and how many there are of each.
+
+    Groups with their own data stand side by side, so that a table of all of them would be clients of all groups by
+    classes of all groups, however short the file is.
+    """
+
+    counts: list[list[int]] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    clients: int = 0
+    classes: int = 0
+
+    def add(self, group: Mapping[str, Any], own: Sequence[Mapping[str, Any]], with_data: bool) -> None:
+        """Add a group, some of whose clients tell of their classes."""
+        told = [client for client in own if client.get("counts")]
+        classes = max((len(client["counts"]) for client in told), default=0)
+        for client in told[: max(MOST - self.clients, 0)]:
+            row = [0] * min(self.classes, MOST) + list(client["counts"])
+            self.counts.append(row[:MOST])
+            self.sizes.append(sum(client["counts"]))
+            self.ids.append(str(client["id"]))
+        if self.classes < MOST:
+            self.names += _class_names(group, classes, with_data)[: MOST - self.classes]
+        self.clients += len(told)
+        self.classes += classes
+
+    def picture(self) -> Figure:
+        """The picture of it."""
+        width = len(self.names)
+        counts = [(row + [0] * width)[:width] for row in self.counts]
+        return split_picture(counts, self.ids, self.names or None, (self.clients, self.classes), self.sizes)
+
+
+def _blocks(found: Mapping[str, Any]) -> _Blocks:
     every = list(found.get("clients") or ())
     groups = found.get("groups") or [dict(found) | {"clients": len(every)}]
-    names: list[str] = []
-    rows: list[dict[int, int]] = []  # place of the class → samples
-    ids: list[str] = []
+    blocks, start = _Blocks(), 0
     for group in groups:
-        own, every = every[: group["clients"]], every[group["clients"] :]
-        told, start = [client for client in own if client.get("counts")], len(names)
-        names += _class_names(
-            group, max((len(client["counts"]) for client in told), default=0), len(groups) > 1
-        )
-        rows += [dict(enumerate(client["counts"], start)) for client in told]
-        ids += [str(client["id"]) for client in told]
-    return [[row.get(place, 0) for place in range(len(names))] for row in rows], ids, names or None
+        blocks.add(group, every[start : start + group["clients"]], len(groups) > 1)
+        start += group["clients"]
+    return blocks
 
 
 def _class_names(group: Mapping[str, Any], classes: int, with_data: bool) -> list[str]:
