@@ -10,7 +10,7 @@ from test_resume_served import command, link, started  # noqa: F401  (a fixture)
 from potluck.deploy.flower import serve as served
 from potluck.deploy.flower.connections import Security
 from potluck.errors import ConfigError, RunError
-from potluck.files import read_json
+from potluck.files import read_json, write_json
 
 ENGINE = {"device": "cpu", "workers": 1, "deadline": 60, "patience": 5}
 TRAINING = {"rounds": 3, "batch_size": 64, "optimizer": {"lr": 0.05}}
@@ -89,3 +89,27 @@ def test_what_cannot_be_played_is_refused_before_flower_is_started(tmp_path, lin
     Path("runs/three/report.html").unlink()
     assert start().summary["rounds"] == 3  # only its report was left to write
     assert not link.calls
+
+
+UNKNOWN = ("engine.compile", "training.start_quorum", "method.weight_widths", "keep")
+
+
+def forget(folder):
+    """Make a folder one of an earlier version, which did not know these keys."""
+    about = read_json(folder / "environment.json")
+    for key in UNKNOWN:
+        *blocks, leaf = key.split(".")
+        block = about["settings"]
+        for name in blocks:
+            block = block[name]
+        del block[leaf]
+    write_json(folder / "environment.json", about)
+
+
+def test_a_key_that_an_earlier_version_did_not_know_has_its_default_there(tmp_path):
+    home = begun(tmp_path)
+    forget(tmp_path / "run")
+    with pytest.raises(RunError, match=r"other settings \(training.start_quorum: 1.0 there, 0.5 here\)"):
+        serve(home, tmp_path / "run", experiment(training=TRAINING | {"start_quorum": 0.5}))
+    serve(home, tmp_path / "run", experiment())
+    assert sites.log(tmp_path / "run") == sites.serial(FEDMRL, tmp_path / "serial", training=TRAINING)

@@ -1,5 +1,6 @@
 """A finite but absurd update that nobody can go on from: the server takes the round back."""
 
+import itertools
 import shutil
 
 import pytest
@@ -115,6 +116,21 @@ def test_a_server_restored_from_a_backup_is_followed_however_often_it_was_starte
     with pytest.MonkeyPatch.context() as clock:
         clock.setattr("potluck.deploy.register.time.time", lambda: 2e9)  # later than all of them
         assert serve(link, folder, experiment(4)).summary["failures"] == {}
+
+
+def test_a_server_restored_within_the_second_of_its_last_start_is_followed(tmp_path, monkeypatch):
+    ticks = itertools.count()
+    monkeypatch.setattr("potluck.deploy.register.time.time", lambda: 2e9 + next(ticks) / 100)
+    link, folder = Link(tmp_path / "sites", model="mlp-small"), tmp_path / "run"
+    with pytest.raises(Killed):
+        serve(link, folder, experiment(4), EndsAfter(1))
+    shutil.copytree(folder, tmp_path / "backup")
+    with pytest.raises(Killed):
+        serve(link, folder, experiment(4), EndsAfter(2))
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "backup", folder)
+    assert serve(link, folder, experiment(4)).summary["failures"] == {}
+    assert next(ticks) < 100
 
 
 def test_a_round_is_taken_back_once_and_then_the_next_that_stands_out_is_named(tmp_path):

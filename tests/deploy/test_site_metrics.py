@@ -11,7 +11,7 @@ from potluck.deploy import wire
 from potluck.deploy.agreement import Agreement
 from potluck.deploy.rehearsal import propose
 from potluck.deploy.run import open_folder, play, prepared
-from potluck.deploy.site import REHEARSAL, Site
+from potluck.deploy.site import REHEARSAL, Site, metric_functions
 from potluck.deploy.welcome import welcome
 from potluck.engine.protocol import Answer, Examination, Failure, Stamp
 from potluck.errors import ConfigError
@@ -232,3 +232,16 @@ def test_a_metric_that_fails_at_every_site_ends_no_run(tmp_path):
     asked = sites.federated("local", rounds=1, metrics=["macro_f1"])
     play(prepared(asked), courier, open_folder(tmp_path / "run"))
     assert {line["test"]["macro_f1"] for line in sites.log(tmp_path / "run")} == {None}
+
+
+@pytest.mark.parametrize("name", ["os:system", "builtins:len", "string:Template"])
+def test_what_takes_no_scores_and_labels_is_no_metric_of_a_site(name):
+    with pytest.raises(
+        ConfigError, match=rf"--metric {name}: .* takes other arguments than scores and labels"
+    ):
+        metric_functions([name])
+
+
+def test_functions_of_two_arguments_and_those_that_hide_theirs_are_taken():
+    taken = ("operator:eq", "builtins:max", f"{__name__}:share")
+    assert list(metric_functions(taken)) == ["eq", "max", "share"]

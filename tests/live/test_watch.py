@@ -346,6 +346,34 @@ def test_where_there_is_nothing_to_watch_one_sentence_says_so(tmp_path, name, wa
         assert said.startswith("no run has begun in " if patient else "error: there is no ")
 
 
+def test_a_folder_that_never_comes_is_waited_for_ten_minutes(tmp_path, monkeypatch):
+    waits = []
+    monkeypatch.setattr("time.sleep", waits.append)
+    for options in ((), ("--json",)):
+        waits.clear()
+        code, said = command("watch", tmp_path / "none", *options)
+        assert code == 2
+        assert f"no run has begun in {tmp_path / 'none'} yet: waiting 10 minutes for one" in said
+        assert f"error: there is no folder {tmp_path / 'none'}: name that of a run" in said
+        assert sum(waits) == 600
+
+
+def test_a_folder_that_comes_while_it_is_waited_for_is_watched(tmp_path, monkeypatch):
+    waits = []
+
+    def sleep(seconds):
+        waits.append(seconds)
+        if len(waits) == 5:
+            make_run(tmp_path / "late", state="finished")
+        assert len(waits) < 1000
+
+    monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr("potluck.live.snapshot.RESCAN", 0.0)
+    code, said = command("watch", tmp_path / "late")
+    assert code == 0
+    assert "error" not in said
+
+
 # --- the page -------------------------------------------------------------------------------------------
 
 

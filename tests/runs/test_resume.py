@@ -142,6 +142,26 @@ def test_where_the_work_is_done_may_change_and_is_written_down(tmp_path: Path) -
     assert about(tmp_path / "run")["changes"][-1]["after"] == 1
 
 
+def test_a_folder_of_an_earlier_version_goes_on_with_defaults_for_what_it_did_not_know(
+    tmp_path: Path,
+) -> None:
+    watcher, folder = StopAfter(1), tmp_path / "run"
+    with pytest.raises(Interrupted):
+        run(experiment(), out=folder, watcher=watcher)
+    found, values = about(folder), yaml.safe_load((folder / "config.yaml").read_text())
+    for settings in (found["settings"], values):
+        del settings["engine"]["compile"], settings["training"]["start_quorum"], settings["keep"]
+    (folder / "environment.json").write_text(json.dumps(found))
+    (folder / "config.yaml").write_text(yaml.safe_dump(values))
+    other = experiment(training={"start_quorum": 0.5})
+    with pytest.raises(RunError, match=r"another training.start_quorum: 1.0 there, 0.5 now"):
+        resume(folder, experiment=other)
+    resume(folder)
+    assert logs(folder) == logs(run(experiment(), out=tmp_path / "plain").folder)
+    assert about(folder)["changes"] == []
+    assert about(folder)["settings"]["engine"]["compile"] == "auto"
+
+
 def test_values_on_the_command_line_may_move_work_only(folder: Path) -> None:
     resume(folder, overrides=["engine.workers=1"])
     assert about(folder)["changes"][0]["key"] == "engine.workers"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from potluck.report.render import Sheet
 
 EVERY = 2.0  # seconds between two looks
+LONGEST = 600.0  # seconds for which a folder is waited for that is not there
 QUIET = 4  # looks at a comparison in which nothing goes on, after which it has ended
 HEAD = 18  # lines of a terminal that a table leaves for the rest
 Folders = Annotated[
@@ -51,13 +52,16 @@ def watch(
     """Follow runs live: rounds, accuracy, loss, clients, refusals, bytes, memory, time left.
 
     It only reads files and does not disturb the runs. In a terminal it ends when the named runs end. With a page,
-    or a folder in which more runs may begin, it goes on until Ctrl-C.
+    or a folder in which more runs may begin, it goes on until Ctrl-C. A folder that is not there is waited for ten
+    minutes.
     """
     from potluck.live.snapshot import Watch, is_to_come
 
     watched = Watch(folders, patient=True)
     for folder in filter(is_to_come, folders):
-        typer.echo(f"no run has begun in {folder} yet: waiting for one (Ctrl-C stops waiting)", err=True)
+        most = "" if page is not None or folder.exists() else f" {LONGEST / 60:g} minutes"
+        told = f"no run has begun in {folder} yet: waiting{most} for one (Ctrl-C stops waiting)"
+        typer.echo(told, err=True)
     try:
         if page is not None:
             _on_page(watched, page, json)
@@ -134,13 +138,17 @@ def _numbers(one: Snapshot) -> str:
 
 def _looks(watched: Watch) -> Iterator[list[Snapshot]]:
     """Look again and again, until nothing goes on any more; in a comparison, the next run may be about to begin."""
-    looks, needed = 0, QUIET if watched.may_grow else 1
+    looks, needed, waited = 0, QUIET if watched.may_grow else 1, 0.0
     while True:
         found = watched.look()
         yield found
-        looks = looks + 1 if all(one.is_over for one in found) and not watched.expects_more else 0
+        over = all(one.is_over for one in found)
+        looks = looks + 1 if over and not watched.expects_more else 0
         if looks >= needed:
             return
+        waited = waited + EVERY if over and watched.absent else 0.0
+        if waited > LONGEST:
+            raise watched.refusal(watched.absent[0])
         time.sleep(EVERY)
 
 

@@ -156,6 +156,12 @@ class Clients(Protocol):
         `rows` says how many rows a tensor of every reply must have, where the contract leaves that open.
         """
 
+    def leave_out(self, client: ClientId, reason: str) -> None:
+        """Leave a client out of the rest of the round, as if its reply had been refused.
+
+        For what the server finds out only when it uses a reply: `replies.among(clients.ids)` has the others.
+        """
+
 
 class Method:
     """The base of every method. A subclass with a `name` of its own is registered under it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from potluck.core.card import Card, ClientId
@@ -37,6 +37,11 @@ class Replies(Mapping[ClientId, Message]):
         """The same replies with other messages: renamed, filtered, decoded."""
         changed = {client: Message(change(client, message)) for client, message in self.items()}
         return Replies(changed, self.cards, self.reports)
+
+    def among(self, clients: Collection[ClientId]) -> Replies:
+        """The replies of some of the clients."""
+        kept = {client: message for client, message in self.items() if client in clients}
+        return Replies(kept, self.cards, self.reports)
 
     @classmethod
     def of(cls, contents: Mapping[ClientId, Content], samples: Mapping[ClientId, int]) -> Replies:

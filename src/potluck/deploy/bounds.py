@@ -37,7 +37,8 @@ MOST_MODELS = 64  # different ones in `models.pool`
 MOST_TENSORS = 50_000  # of all models that are built or copied while a site joins
 LONGEST_TEXT = 1000  # letters of a name or a text; no list has more entries than there are sites
 MOST_LISTED = 32  # steps or ways of measuring in one order
-MOST_COUNTED = 10**9  # rounds, attempts, exchanges, starts of a server
+MOST_COUNTED = 10**9  # rounds, attempts, exchanges
+MOST_STARTS = 10**15  # the number of a server's start, which comes from its clock
 MOST_RUNS = 1000  # of which a site keeps records
 PASSES = re.compile(r"(epochs|passes)$")  # options that count passes over data: all are drawn at once
 FREE = re.compile(r"seed|memory")  # options that count neither work nor sizes
@@ -148,10 +149,14 @@ def check_repeats(repeats: Mapping[str, int]) -> None:
 def check_order(order: Order) -> None:
     """Refuse an order with more parts than any method has, or with numbers that count nothing."""
     stamp = getattr(order, "stamp", None)
-    counted = (stamp.round, stamp.attempt, stamp.exchange, stamp.incarnation) if stamp is not None else (0,)
+    counted = (stamp.round, stamp.attempt, stamp.exchange) if stamp is not None else (0,)
     if max(map(abs, counted)) > MOST_COUNTED:
         raise StepFailed(
-            f"an order counts rounds, attempts, exchanges or starts beyond {MOST_COUNTED:,}; {SAME_VERSION}"
+            f"an order counts rounds, attempts or exchanges beyond {MOST_COUNTED:,}; {SAME_VERSION}"
+        )
+    if stamp is not None and abs(stamp.incarnation) > MOST_STARTS:
+        raise StepFailed(
+            f"an order is of a start of the server numbered beyond {MOST_STARTS:,}; {SAME_VERSION}"
         )
     if isinstance(order, Request):
         if len(order.steps) > MOST_LISTED or not isinstance(order.purpose, str) or len(order.purpose) > 100:

@@ -17,7 +17,7 @@ from potluck.files import read_checked, write_checked
 from potluck.runs.folder import RunFolder
 
 FILE = "federation.json"
-EPOCH = 1_735_689_600  # 2025: a start is numbered by the seconds since, which fits into what sites take
+EPOCH = 1_735_689_600  # 2025: a start is numbered by the milliseconds since
 REMEMBERED = 4  # rounds whose messages are known by their norms
 
 
@@ -106,7 +106,7 @@ class Register:
         It comes from the clock, so that a folder restored from a backup, which does not know of the starts since,
         has a larger one than these too.
         """
-        self.note(starts=max(self.values.starts + 1, int(time.time()) - EPOCH))
+        self.note(starts=max(self.values.starts + 1, int(1000 * (time.time() - EPOCH))))
         return self.values.starts
 
     def choose(

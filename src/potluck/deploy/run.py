@@ -15,7 +15,7 @@ from potluck.deploy.served_run import ServedRun
 from potluck.deploy.welcome import welcome
 from potluck.engine.retries import Clock
 from potluck.errors import ConfigError, RunError
-from potluck.experiment.differences import differences
+from potluck.experiment.differences import changes_since
 from potluck.experiment.export import to_values
 from potluck.experiment.overrides import by_dotted_key
 from potluck.experiment.schema import Experiment
@@ -169,7 +169,7 @@ def open_folder(path: Path) -> RunFolder:
 def _check_same(folder: RunFolder, experiment: Experiment) -> None:
     about = folder.about()
     check_version(folder.path, about)
-    found = differences(about.get("settings"), to_values(experiment))
+    found = changes_since(about.get("settings"), experiment)
     other = next((one for one in found if not one.is_below(*FREE)), None)
     if other is not None:
         raise RunError(

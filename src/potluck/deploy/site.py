@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -386,7 +387,22 @@ def checked_device(name: str) -> str:
 
 def metric_functions(names: Sequence[str]) -> dict[str, Callable[..., Any]]:
     """The functions `file.py:function` that a site brings, by their names."""
-    return {split_name(name)[1]: load_function(name) for name in names}
+    return {split_name(name)[1]: _metric_function(name) for name in names}
+
+
+def _metric_function(name: str) -> Callable[..., Any]:
+    """One of them; refuses a function that cannot be called with scores and labels, before a server asks for it."""
+    function = load_function(name)
+    try:
+        inspect.signature(function).bind("scores", "labels")
+    except ValueError:
+        pass  # it does not say what it takes, as many functions written in C
+    except TypeError as error:
+        raise ConfigError(
+            f"--metric {name}: {split_name(name)[1]} takes other arguments than scores and labels ({error}); "
+            "give a function of these two"
+        ) from None
+    return function
 
 
 def rehearsal_federation(

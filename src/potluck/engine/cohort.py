@@ -9,6 +9,7 @@ from typing import Any
 from potluck.core.card import Card, ClientId
 from potluck.core.message import LastMessage
 from potluck.core.method import Down, Method
+from potluck.core.plain_values import printable
 from potluck.core.replies import Replies
 from potluck.core.server import Server
 from potluck.engine.acceptance import Acceptance, Exchange, no_message
@@ -83,6 +84,16 @@ class Cohort:
         self.exchange += 1
         requests = self._requests(addressed, steps, down)
         replies = self._accept(Exchange(steps, rows or {}), self._outcomes(requests))
+        self._check_quorum()
+        return replies
+
+    def leave_out(self, client: ClientId, reason: str) -> None:
+        """Leave a client out of the rest of the round, as if its reply had been refused."""
+        self.failures[client] = printable(f"client {client}: {reason}")
+        self._check_quorum()
+
+    def _check_quorum(self) -> None:
+        """End the attempt at the round where too few clients are left."""
         if len(self.ids) < self.quorum:
             reasons = [*self.failures.values()]
             shown = "; ".join(reasons[:3]) + (f"; and {len(reasons) - 3} more" if len(reasons) > 3 else "")
@@ -92,7 +103,6 @@ class Cohort:
                 self.failures,
                 self.lost,
             )
-        return replies
 
     def _outcomes(self, requests: Sequence[Request]) -> Sequence[Outcome]:
         return self.engine.run_sparing(requests, len(self.ids) - self.quorum)

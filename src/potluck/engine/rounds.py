@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from torch import Tensor
 
 from potluck.core.card import ClientId
 from potluck.core.contract import largest_size
@@ -15,6 +17,20 @@ from potluck.engine.ledger import Ledger
 from potluck.engine.protocol import Engine, Stamp
 from potluck.errors import PotluckError, RoundFailed, RunError, kind_and_message
 from potluck.federation.federation import Federation
+
+
+def not_finite(server: Server) -> dict[str, Tensor]:
+    """Where a server's state is not finite: by name, for those tensors that have such places."""
+    floats = {name: value for name, value in server.tensors().items() if value.is_floating_point()}
+    places = {name: ~value.isfinite() for name, value in floats.items()}
+    return {name: place for name, place in places.items() if bool(place.any())}
+
+
+def _spreads(after: Tensor, before: Tensor | None) -> bool:
+    """Whether places are not finite that were before; of a tensor that has another shape now nobody can tell."""
+    if before is None:
+        return True
+    return after.shape == before.shape and bool((after & ~before).any())
 
 
 class Rounds:
@@ -59,10 +75,13 @@ class Rounds:
                 f"on after round {round_ - 1} with the same command"
             ) from error
 
-    def _check_finite(self, round_: int, cohort: Cohort) -> None:
-        """Refuse a round after which the server's state is not finite: nobody could go on from there."""
-        floats = {name: value for name, value in self.server.tensors().items() if value.is_floating_point()}
-        name = next((name for name, value in floats.items() if not bool(value.isfinite().all())), None)
+    def _check_finite(self, round_: int, cohort: Cohort, before: Mapping[str, Tensor]) -> None:
+        """Refuse a round that made numbers in the server's state not finite: nobody could go on from there.
+
+        Those that were not finite `before` may stay so: a method may mark with them what it does not know yet.
+        """
+        after = not_finite(self.server)
+        name = next((name for name, places in after.items() if _spreads(places, before.get(name))), None)
         if name is not None:
             raise RoundFailed(
                 f"round {round_}: the server's state ({name}) is not finite after it; "
@@ -99,6 +118,7 @@ class Rounds:
         self.acceptance.begin()
         rng = self.federation.server_rng(round_)
         self.server.enter(round_, rng, {}, "round")
+        before = not_finite(self.server) if self.acceptance.strangers else {}
         with (
             rng.as_default(self.federation.device),
             self.engine.at_server(self.server),
@@ -106,7 +126,7 @@ class Rounds:
         ):
             self.federation.method.round(self.server, cohort)
         if self.acceptance.strangers:
-            self._check_finite(round_, cohort)
+            self._check_finite(round_, cohort, before)
         if before_settling is not None:
             before_settling(cohort)
         self.engine.settle(round_, ids, cohort.ids)

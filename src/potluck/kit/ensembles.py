@@ -13,11 +13,9 @@ def ensemble(logits: Tensor) -> dict[str, Tensor]:
     - `labels`: argmax Σ_k v_k·o_k, and `known`: 1 where some v_k is above 0;
     - `dissent`: Σ_{k∈D} v_k·o_k / Σ_{k∈D} v_k over D, the teachers whose largest logit is elsewhere, and
       `divided`: 1 where there is such a teacher.
-    A teacher whose logits are not all finite has no weight. Computed in double precision, as the square of a large
-    float32 is not finite.
+    All logits are finite. Computed in double precision, as the square of a large float32 is not.
     """
-    finite = logits.isfinite().all(2, keepdim=True)
-    logits = logits.masked_fill(~finite, 0.0).double()
+    logits = logits.double()
     trust = logits.var(2)
     labels = _weighted(logits, trust).argmax(1)
     against = trust * (logits.argmax(2) != labels)

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from potluck.core.card import Card
-from potluck.core.method import Needs, Tasks
+from potluck.core.method import Clients, Needs, Tasks
 from potluck.core.model import Model
 from potluck.core.options import option
 from potluck.core.population import Population
@@ -91,12 +92,24 @@ class ClientModelsOnServer(SharedWeights):
         """Make weights those that clients of an architecture get."""
         server["weights"].load({f"{architecture}:{name}": value for name, value in weights.items()})
 
-    def opinions(self, server: Server, replies: Replies) -> Iterator[Tensor]:
-        """The logits of all public samples, client by client, in evaluation mode."""
+    def opinions(self, server: Server, clients: Clients, replies: Replies) -> Iterator[Tensor]:
+        """The logits of all public samples, client by client, in evaluation mode.
+
+        A client whose logits are not finite, or too large to be added up, is left out of the round: weights can be
+        finite and small, and still make a model overflow, such as one with variances of 0 in its batch norms.
+        """
+        largest = torch.finfo(torch.float32).max / len(replies)
         for client, message in replies.items():
             name = self.model(self.architectures[client])
             server[name].load(message.group("model"))
-            yield scores(server, part=name)
+            logits = scores(server, part=name)
+            if bool((logits.abs() <= largest).all()):
+                yield logits
+            else:
+                clients.leave_out(
+                    client,
+                    f"what its model says of public data is not finite, or too large to be averaged; {self.remedy}",
+                )
 
 
 def steps_on_public_data(server: Server, rows: np.ndarray, batch: int, steps: int, *purpose: str) -> Stream:

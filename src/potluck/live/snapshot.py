@@ -318,7 +318,7 @@ class Watch:
         self._alone = threading.Lock()  # the page is asked from several threads
         for folder in folders:
             if facts is None and not is_watchable(folder) and not (patient and is_to_come(folder)):
-                raise RunError(_refusal(folder))
+                raise self.refusal(folder)
 
     def look(self) -> list[Snapshot]:
         """Every run as it stands now, in the order of the folders."""
@@ -340,6 +340,16 @@ class Watch:
         labels = _labels(below)
         for run in self._found:
             self._followers.setdefault(run, Follower(run, facts=self._own)).label = labels[run]
+
+    @property
+    def absent(self) -> list[Path]:
+        """The folders that are not there."""
+        return [one for one in self.folders if not os.path.exists(one)]  # noqa: PTH110  (Path.exists raises)
+
+    @staticmethod
+    def refusal(folder: Path) -> RunError:
+        """Why a folder cannot be watched."""
+        return RunError(_refusal(folder))
 
     @property
     def may_grow(self) -> bool:

@@ -16,9 +16,10 @@ and agree with the paper as recalled, which is UNVERIFIED; steps, rate, momentum
 It takes a uniform target where nobody dissents, a mistake that is not repeated.
 
 INFERRED: means are plain (`weights: samples` weighs by n_k); teachers are read once, in evaluation mode; an
-architecture without a client in the round stays as it is, its head too; a teacher whose logits are not finite or
-all alike has no say, and a sample of which nobody has one does not count; batch-norm statistics travel with the
-weights. By default the server's model is the largest of the pool; `server` names a larger one.
+architecture without a client in the round stays as it is, its head too; a client whose logits are not finite is
+left out of the round, its weights too; a teacher whose logits are all alike has no say, and a sample of which
+nobody has one does not count; batch-norm statistics travel with the weights. By default the server's model is the
+largest of the pool; `server` names a larger one.
 """
 
 from __future__ import annotations
@@ -159,7 +160,8 @@ class FedET(ClientModelsOnServer, FedAvg):
         """Train everywhere; the ensemble teaches the server's model, whose head goes to all."""
         self.introduce(server, clients)
         replies = clients.ask(self.train)
-        lessons = ensemble(torch.stack([*self.opinions(server, replies)]))
+        lessons = ensemble(torch.stack([*self.opinions(server, clients, replies)]))
+        replies = replies.among(clients.ids)
         names = head_names(server["server"])
         server["server"].load({names[name]: value for name, value in self.mean_head(server, replies).items()})
         self.transfer(server, lessons)

@@ -16,8 +16,8 @@ data is held back and the distillation loss on it is watched; `validation: 0` do
 stairs of `every` steps. Teachers below chance are not dropped.
 
 INFERRED: teachers are read once, in evaluation mode, which gives the same as reading them in every step; an
-architecture without a client in the round stays as it is; batch-norm statistics must travel with the weights, so
-`buffers` is `average`.
+architecture without a client in the round stays as it is; a client whose logits are not finite is left out of the
+round, its weights too; batch-norm statistics must travel with the weights, so `buffers` is `average`.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ class FedDF(ClientModelsOnServer, FedAvg):
         """Train everywhere, average within architectures, distil into each."""
         self.introduce(server, clients)
         replies = clients.ask(self.train)
-        teachers = self.teach(server, replies)
+        teachers = self.teach(server, clients, replies)
+        replies = replies.among(clients.ids)
         means = self.mean(replies, "model", self.config.weights)
         for architecture in self.represented(replies):
             student = server[self.model(architecture)]
@@ -126,12 +127,12 @@ class FedDF(ClientModelsOnServer, FedAvg):
             self.distil(server, self.model(architecture), teachers)
             self.keep(server, architecture, student.state())
 
-    def teach(self, server: Server, replies: Replies) -> Tensor:
-        """The mean logits of all public samples over the round's clients."""
+    def teach(self, server: Server, clients: Clients, replies: Replies) -> Tensor:
+        """The mean logits of all public samples over the clients that stay in the round."""
         total = torch.zeros(len(server.public), server.task.classes, device=server.device)
-        for logits in self.opinions(server, replies):
+        for logits in self.opinions(server, clients, replies):
             total += logits
-        return total / len(replies)
+        return total / len(replies.among(clients.ids))
 
     def distil(self, server: Server, name: str, teachers: Tensor) -> None:
         """Train one model towards the teachers' mean, with early stopping on the share held back."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from potluck.data import Split
 from potluck.engine.registry import LOCAL, RAY
 from potluck.errors import ConfigError, RunError
 from potluck.experiment.blocks import CheckpointSettings, IndexFile
-from potluck.experiment.differences import Difference, differences
+from potluck.experiment.differences import Difference, changes_since, differences
 from potluck.experiment.export import to_values
 from potluck.experiment.origins import first_unknown
 from potluck.experiment.overrides import Override, read_yaml
@@ -116,7 +116,9 @@ class Past:
                 "potluck.resume(folder)"
             )
         written = self._written()
-        edited = self._refused(written, rounds)
+        found = differences(self.about["settings"], written)
+        # what the file leaves out has its default, which `going_on` compares
+        edited = self._refused((one for one in found if one.here is not None), rounds)
         if edited is not None:
             raise RunError(
                 f"{path}/config.yaml was edited after the run began: {edited.key} was {edited.there}, now it is "
@@ -140,7 +142,7 @@ class Past:
         if rounds is not None:
             training = experiment.training.model_dump() | {"rounds": rounds}
             experiment = experiment.variant(training=training)
-        other = self._refused(to_values(experiment), rounds)
+        other = self._refused(changes_since(self.about["settings"], experiment), rounds)
         if other is not None:
             raise RunError(
                 f"{self.folder.path} was begun with another {other.key}: {other.there} there, {other.here} now; "
@@ -152,9 +154,8 @@ class Past:
         check_own_code(self.folder.path, experiment, self.about["code"])
         return experiment
 
-    def _refused(self, settings: dict[str, Any], rounds: int | None) -> Difference | None:
+    def _refused(self, found: Iterable[Difference], rounds: int | None) -> Difference | None:
         """The first difference that may not be; the number of rounds may, where it is asked for."""
-        found = differences(self.about["settings"], settings)
         asked = () if rounds is None else (ROUNDS,)
         return next((one for one in found if not is_free(one) and not one.is_below(*asked)), None)
 
@@ -236,10 +237,10 @@ class Past:
         """Write down what is different from here on: in `environment.json`, then in `config.yaml`."""
         settings, now = to_values(experiment), machine(federation)
         found = [
-            *differences(self.about["settings"], settings),
+            *changes_since(self.about["settings"], experiment),
             *differences({key: self.about.get(key) for key in now}, now),
         ]
-        if found:
+        if found or self.about["settings"] != settings:  # or it has keys that its version did not know
             round_ = self._saved_round()
             changes = [
                 {"round": round_, "key": one.key, "before": one.there, "after": one.here} for one in found

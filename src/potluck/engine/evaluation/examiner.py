@@ -16,6 +16,7 @@ from potluck.engine.evaluation.log_lines import read_together, split_parts
 from potluck.engine.evaluation.metric_notices import MetricNotices
 from potluck.engine.evaluation.predictions import read_predictions
 from potluck.engine.evaluation.settings import EvaluateSettings, Moment, chosen_modes
+from potluck.engine.evaluation.unbounded import UnboundedNumbers
 from potluck.engine.ledger import Ledger
 from potluck.engine.protocol import Answer, Examination, Failure
 from potluck.engine.retries import Waits
@@ -47,6 +48,7 @@ class Examiner:
         self.others: Mapping[ClientId, str] = {}  # who belongs here and cannot be asked, with the reason
         self.asking = Asking(rounds.engine, notice, attempts, waits or Waits(), quorum)
         self._notices = MetricNotices(self.facts, notice)
+        self._unbounded = UnboundedNumbers(self.facts, notice)
         self._messages = LastMessage()
 
     def examine(
@@ -87,7 +89,10 @@ class Examiner:
             }
             lines += self._client_lines(when, round_, answer.client, parts)
         first = round_ == min(self.settings.every, self.last)
-        self._notices.look_at(lines, answers, first and not self.rounds.acceptance.strangers)
+        strangers = self.rounds.acceptance.strangers
+        self._notices.look_at(lines, answers, first and not strangers)
+        if strangers:
+            lines = self._unbounded.judge(round_, lines)
         return tuple(lines)
 
     def _missing(self, when: Moment, round_: int, absent: Mapping[ClientId, str]) -> tuple[Line, ...]:

@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from potluck.core.dataset import Data
 from potluck.core.rng import Rng
 from potluck.data import Split
 from potluck.engine.evaluation.checks import check_evaluation, judged_by
 from potluck.engine.registry import RAY
 from potluck.errors import RunError
-from potluck.experiment.differences import differences
+from potluck.experiment.differences import changes_since
 from potluck.experiment.export import to_values
 from potluck.experiment.plain import plain
 from potluck.experiment.recipe import ExperimentRecipe
@@ -312,8 +310,7 @@ class _Part:
         )
         check_version(self.folder, about)
         experiment = settled(self.as_begun, self.folder)
-        there, wanted = read_config(self.folder), yaml.safe_load(experiment.to_yaml())
-        for one in differences(there, wanted):
+        for one in changes_since(read_config(self.folder), experiment):
             if not is_free(one) and not (self.is_shorter and one.key == ROUNDS):
                 before = f"for its scores after round {one.here} ask with --rounds {one.here}, or "
                 raise RunError(
