@@ -48,6 +48,7 @@ class Conduct(Observer):
         self.engine, self.register = engine, register
         self.failures: Mapping[ClientId, str] = {}  # who dropped out of the last round
         self._norms, self._lapses = LastNorms(), Lapses()
+        self._first: dict[tuple[ClientId, str], float] = {}  # as `Yardsticks` has them
         self._sizes: Callable[[], Mapping[ClientId, float]] = dict
         self._accepted: Callable[[], Mapping[ClientId, int]] = dict
 
@@ -55,6 +56,7 @@ class Conduct(Observer):
         """Tell a run what is known of its clients, and keep what it finds out."""
         self._norms, self._lapses = run.rounds.acceptance.last_norms, run.examiner.asking.lapses
         self._sizes, self._accepted = lambda: run.rounds.acceptance.sizes, lambda: run.rounds.accepted
+        run.rounds.acceptance.yardsticks.first = self._first
         values = self.register.values
         self._norms.values = {client: dict(known) for client, known in values.last_norms.items()}
         self.engine.lapses.recall({client: one.model_dump() for client, one in values.late.items()})

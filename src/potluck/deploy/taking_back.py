@@ -52,6 +52,14 @@ def spoiled_by(one: WentBack) -> str:
     )
 
 
+def played_by_others(failed: int, out: Sequence[ClientId], new: Sequence[ClientId]) -> str:
+    """What is said when a round is taken back that few clients played, and nobody stood out in it."""
+    return (
+        f"{_all_fail(failed, None)}, and nobody stood out in round {failed - 1}: going back, round {failed - 1} is "
+        f"played again with {', '.join(new)} in the place of {', '.join(out)}"
+    )
+
+
 def half_each(folder: RunFolder, error: Exception, tie: Tie) -> str:
     """Why a run stops whose state half of the clients have spoiled, and how it goes on."""
     larger, smaller = ", ".join(tie.larger), ", ".join(tie.smaller)
