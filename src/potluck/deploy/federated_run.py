@@ -14,7 +14,7 @@ from potluck.core.state import Part
 from potluck.deploy.engine import FlowerEngine
 from potluck.deploy.register import Register
 from potluck.engine.evaluation.lapses import Lapses
-from potluck.engine.norms import LastNorms, largest_ratio
+from potluck.engine.norms import Form, LastNorms, largest_ratio
 from potluck.engine.retries import Waits
 from potluck.errors import PotluckError, RunError
 from potluck.experiment.schema import Experiment
@@ -48,7 +48,7 @@ class Conduct(Observer):
         self.engine, self.register = engine, register
         self.failures: Mapping[ClientId, str] = {}  # who dropped out of the last round
         self._norms, self._lapses = LastNorms(), Lapses()
-        self._first: dict[tuple[ClientId, str], float] = {}  # as `Yardsticks` has them
+        self._first: dict[Form, float] = {}  # as `Yardsticks` has them
         self._sizes: Callable[[], Mapping[ClientId, float]] = dict
         self._accepted: Callable[[], Mapping[ClientId, int]] = dict
 

@@ -30,7 +30,7 @@ from potluck.engine.norms import (
 )
 from potluck.engine.protocol import Answer
 from potluck.engine.reductions import Reductions, variances
-from potluck.engine.yardsticks import Yardsticks
+from potluck.engine.yardsticks import BEYOND_NEW, Yardsticks
 from potluck.errors import MessageError
 
 
@@ -239,15 +239,16 @@ class Acceptance:
         """Why weights are not taken that are far larger than those of a new model, where nobody else decides it."""
         if not (asked and self.strangers):
             return {}
+        most = max(bound, LARGEST_RATIO)  # training itself may make weights a few times as large
         contract, sent, norms = self.method.sent_by(exchange.steps), seen.sent({}), seen.of_tensors()
         reasons: dict[ClientId, str] = {}
         for client, form in asked:
             part = next(part for part, _ in sent[client] if part.form == form)
             times = self.yardsticks.times_new(client, part, norms[client], contract)
-            if times is not None and not times <= bound:
+            if times is not None and not times <= most:
                 reasons[client] = (
-                    f"client {client}, {exchange.name}: the norm of {form[0]!r} is {times:.3g} times that of a new "
-                    f"model, {why} (training.max_norm)"
+                    f"client {client}, {exchange.name}: the norm of {form[0]!r} is {times:.3g} {BEYOND_NEW}, "
+                    f"{why} (training.max_norm)"
                 )
         return reasons
 

@@ -15,6 +15,7 @@ from potluck.core.card import ClientId
 from potluck.core.contract import Contract
 from potluck.engine.norms import Form, SentPart, Tensors
 
+BEYOND_NEW = "times that of a new model"  # what every sentence about weights that are too large for one says
 UNKNOWN = 1.0  # for weights whose new model is not known: above the root mean square of any usual model
 LEAST = 0.01  # and below that
 RUNNING = ("running_mean", "running_var")  # of batch norm: as large as the samples that a site has
@@ -23,13 +24,13 @@ RUNNING = ("running_mean", "running_var")  # of batch norm: as large as the samp
 class Yardsticks:
     """Root mean squares of new models' weights; `fresh` gives the tensors of a new model like a client's.
 
-    A model that the experiment does not name is measured by what its client sent `first` of it, by client and
-    field, within the bounds of usual models.
+    A model that the experiment does not name is measured by the message in which it was `first` sent, whoever sent
+    it, within the bounds of usual models: so clients with the same model have the same yardstick.
     """
 
     def __init__(self, fresh: Callable[[ClientId], Tensors] | None = None) -> None:
         self.fresh = fresh
-        self.first: dict[tuple[ClientId, str], float] = {}
+        self.first: dict[Form, float] = {}
         self._squares: dict[ClientId, dict[str, tuple[float, int]]] = {}  # sum of squares and size, by tensor
         self._known: dict[Form, tuple[float, ...]] = {}
 
@@ -88,12 +89,12 @@ class Yardsticks:
             return None
         if new:
             return math.sqrt(sum(new) / part.size) or UNKNOWN
-        key = client, part.name.partition("/")[0]
-        if key not in self.first:
-            like = [(one.size, value) for one, value in parts if one.name.partition("/")[0] == key[1]]
+        if part.form not in self.first:
+            field = part.name.partition("/")[0]  # all of it: a single tensor may begin with zeros
+            like = [(one.size, value) for one, value in parts if one.name.partition("/")[0] == field]
             mean_square = sum(size * value**2 for size, value in like) / sum(size for size, _ in like)
-            self.first[key] = min(max(math.sqrt(mean_square), LEAST), UNKNOWN)
-        return self.first[key]
+            self.first[part.form] = min(max(math.sqrt(mean_square), LEAST), UNKNOWN)
+        return self.first[part.form]
 
     def sizes(
         self, sent: Mapping[ClientId, Sequence[tuple[SentPart, float]]], contract: Contract
