@@ -181,6 +181,22 @@ def test_a_group_begins_anew_only_when_all_of_it_fail():
     assert groups.begin_anew(server) == []
 
 
+def test_nobody_is_blamed_for_what_one_that_was_left_out_did_in_rounds_that_stay(tmp_path):
+    """Who trains on with what a liar left may send large messages too, and be honest."""
+    models = dict.fromkeys(IDS, "mlp-small")
+    link = FiveSites(tmp_path, models)
+    small, large, heir = lie(1, factor=60.0), lie(2, factor=1e30), lie(2, client="2", factor=1e25)
+    link.tamper = lambda order, data: heir(order, large(order, small(order, data)))
+    asked = experiment("fedavg", models, 4, max_norm="none")
+    for choice in ({}, {"exclude": ["1"]}):
+        with pytest.raises(RoundFailed) as error:
+            serve(link, tmp_path / "run", asked, **choice)
+        sentence = str(error.value)
+        assert "also after round 2 was played again without client 1" in sentence
+        assert "client 1 stood out in round 1 too" in sentence
+        assert sentence.endswith("start a new run without client 1 (another --out, with --exclude 1)")
+
+
 # --- one that is alone with its architecture ---
 
 
@@ -257,6 +273,17 @@ def test_weights_that_one_client_alone_sends_are_compared_with_a_new_model(tmp_p
     assert not [one for one in told.notices if "played again" in one]
 
 
+def test_who_is_refused_over_a_new_model_begins_anew(tmp_path):
+    """What one lie within the bound left behind would have it refused for ever, its honest heir as well."""
+    link, told = FiveSites(tmp_path, ALONE), Told()
+    link.tamper = lie(1, factor=90.0)
+    method = {"name": "fed-et", "steps": 4, "batch": 20}
+    serve(link, tmp_path / "run", experiment(method, ALONE, 5, optimizer={"lr": 0.5}), told)
+    (out,) = dropped(told, "1")
+    assert "times that of a new model" in out
+    assert [one for one in told.notices if "nobody of 1 can train" in one]
+
+
 def test_running_statistics_are_not_compared_with_those_of_a_new_model():
     """Samples that nobody has scaled make them thousands of times as large, and their client is honest."""
     contract = {"model": state_of("model", "weights")}
@@ -284,6 +311,8 @@ def test_models_that_the_experiment_does_not_name_are_measured_by_what_they_were
     assert find_suspect(sizes(1.0)) is None
     assert find_suspect(sizes(1e5)) is None  # all have diverged
     assert sizes(1e5)["0"] == pytest.approx(1e5)
+    late = yardsticks.sizes({"0": [(own, 7e3)], "late": [(own, 7e3)]}, contract)
+    assert late["0"] == late["late"]  # whose first message came when all had diverged
     liar = Yardsticks(lambda client: {})
     assert liar.sizes({"0": [(own, 1e6)]}, contract)["0"] == 1e6  # its own first word is no measure above 1
 

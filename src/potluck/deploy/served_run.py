@@ -29,6 +29,7 @@ from potluck.deploy.taking_back import (
     spoiled_by,
     take_back,
     undecided,
+    work_that_stays,
 )
 from potluck.engine.cohort import clients_needed
 from potluck.engine.evaluation.checks import check_evaluation
@@ -479,9 +480,21 @@ class ServedRun:
         if before is not None or not take_back(self.folder, settled - 1):
             if error is None:
                 return
-            raise RoundFailed(no_way_back(self.folder, failed, suspect, before), failures, lost) from error
+            earlier = [] if before is None else self._stood_out(before.without, settled)
+            told = (
+                work_that_stays(failed, before, earlier)
+                if before is not None and earlier
+                else no_way_back(self.folder, failed, suspect, before)
+            )
+            raise RoundFailed(told, failures, lost) from error
         times = float(f"{suspect.times:.4g}")
         self._note_back([WentBack(round=settled, without=suspect.client, times=times)], error)
+
+    def _stood_out(self, client: ClientId, settled: int) -> list[int]:
+        """The remembered rounds before one in which a client's message stood out most."""
+        norms = self.register.values.norms
+        found = {round_: find_suspect(norms[round_]) for round_ in sorted(norms) if round_ < settled}
+        return [round_ for round_, one in found.items() if one is not None and one.client == client]
 
     def _note_back(self, went: Sequence[WentBack], error: RoundFailed | None) -> None:
         """Write down that a round was taken back, and say so; without an error the run under way ends here."""

@@ -79,6 +79,16 @@ def no_way_back(folder: RunFolder, failed: int, suspect: Suspect, before: WentBa
     )
 
 
+def work_that_stays(failed: int, before: WentBack, rounds: Sequence[int]) -> str:
+    """Why a run stops where a client that was left out has left its mark in earlier rounds too."""
+    client, when = before.without, f"round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds))}"
+    return (
+        f"{_all_fail(failed, before)}; client {client} stood out in {when} too, and what came of that is not taken "
+        f"back, so that large messages of others prove nothing: start a new run without client {client} "
+        f"(another --out, with --exclude {client})"
+    )
+
+
 def undecided(folder: RunFolder, failed: int, tie: Tie, before: WentBack | None) -> str:
     """Why a run stops in which half of the clients stand against the other half, and how it goes on."""
     larger, smaller = ", ".join(tie.larger), ", ".join(tie.smaller)
