@@ -293,6 +293,9 @@ def test_running_statistics_are_not_compared_with_those_of_a_new_model():
     honest = {"model/w": 2.0, "model/norm.running_var": 1e6}  # norms, which are twice the root mean square
     assert yardsticks.times_new("0", sent, honest, contract) == 2.0
     assert yardsticks.times_new("0", sent, honest | {"model/w": 1e6}, contract) == 1e6
+    scale = part("model/w", ["model/w"], [(4,)])  # a tensor that begins next to zero
+    small = Yardsticks(lambda client: {"w": torch.full((4,), 1e-6)})
+    assert small.times_new("0", scale, {"model/w": 2.0}, contract) == 1.0
     means = part("means", ["means"], [(10, 4)])
     assert yardsticks.times_new("0", means, {"means": 1e9}, {"means": tensor("C, d", "means")}) is None
 

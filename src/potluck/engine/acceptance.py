@@ -197,7 +197,7 @@ class Acceptance:
         """
         norms = seen.norms(refused)
         before = self.last_norms.before(exchange.steps, norms)
-        others = self.last_norms.of_others(exchange.steps, norms, self.server.cards)
+        others = self.last_norms.of_others(exchange.steps, norms, self.server.cards if self.strangers else ())
         reasons: dict[ClientId, str] = {}
         ties: dict[Form, list[ClientId]] = {}
         ratios = seen.ratios(refused, before, others)
@@ -248,7 +248,7 @@ class Acceptance:
             if times is not None and not times <= most:
                 reasons[client] = (
                     f"client {client}, {exchange.name}: the norm of {form[0]!r} is {times:.3g} {BEYOND_NEW}, "
-                    f"{why} (training.max_norm)"
+                    f"{why}; at most {most:g} times are taken (training.max_norm)"
                 )
         return reasons
 

@@ -46,7 +46,11 @@ class Yardsticks:
             return None
         counted = [place for place, name in enumerate(part.tensors) if not name.endswith(RUNNING)]
         sent = sum(norms[part.tensors[place]] ** 2 for place in counted)
-        return math.sqrt(sent / ((sum(new[place] for place in counted) if new else 0.0) or part.size))
+        known = sum(new[place] for place in counted) if new else 0.0
+        usual = (
+            known if known > LEAST**2 * part.size else UNKNOWN**2 * part.size
+        )  # next to zeros it may be far off
+        return math.sqrt(sent / usual)
 
     def _of_new_model(self, client: ClientId, part: SentPart, contract: Contract) -> tuple[float, ...] | None:
         """The sums of squares of a part's tensors in a new model, of any client that has such a model.
