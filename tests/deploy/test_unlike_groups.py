@@ -9,11 +9,12 @@ import torch
 from links import EndsAfter, Killed, Link, Told, blown_up, is_training, serve
 
 from potluck.core.contract import state_of, tensor
+from potluck.deploy import wire
 from potluck.deploy.groups import Groups
 from potluck.deploy.site import Site
 from potluck.deploy.suspects import find_suspect
 from potluck.engine.norms import SentPart
-from potluck.engine.protocol import Request
+from potluck.engine.protocol import Failure, Request
 from potluck.engine.store.checkpoints import Checkpoints
 from potluck.engine.yardsticks import Yardsticks
 from potluck.errors import RoundFailed
@@ -177,3 +178,154 @@ def test_a_group_begins_anew_only_when_all_of_it_fail():
     assert groups.begin_anew(server) == ["1", "2", "3"]
     assert server.state == {"weights/a:w": 1, "model0/w": 3}
     assert groups.begin_anew(server) == []
+
+
+def test_nobody_is_blamed_for_what_one_that_was_left_out_did_in_rounds_that_stay(tmp_path):
+    """Who trains on with what a liar left may send large messages too, and be honest."""
+    models = dict.fromkeys(IDS, "mlp-small")
+    link = FiveSites(tmp_path, models)
+    small, large, heir = lie(1, factor=60.0), lie(2, factor=1e30), lie(2, client="2", factor=1e25)
+    link.tamper = lambda order, data: heir(order, large(order, small(order, data)))
+    asked = experiment("fedavg", models, 4, max_norm="none")
+    for choice in ({}, {"exclude": ["1"]}):
+        with pytest.raises(RoundFailed) as error:
+            serve(link, tmp_path / "run", asked, **choice)
+        sentence = str(error.value)
+        assert "also after round 2 was played again without client 1" in sentence
+        assert "client 1 stood out in round 1 too" in sentence
+        assert sentence.endswith("start a new run without client 1 (another --out, with --exclude 1)")
+
+
+# --- one that is alone with its architecture ---
+
+
+def says_not_finite_after_lying(*liars):
+    """In one round weights a million times too large, in the next one "not finite", and so on."""
+    sent = {}
+    large = {client: lie(*range(1, 9), client=client, factor=1e6) for client in liars}
+
+    def tamper(order, data):
+        asked = isinstance(order, Request) and order.client in liars and order.purpose == "train"
+        if not asked:
+            return data
+        if sent.get(order.client) == order.stamp.round - 1:
+            return wire.pack_reply(Failure(order.client, "the loss is not finite"))
+        sent[order.client] = order.stamp.round
+        return large[order.client](order, data)
+
+    return tamper
+
+
+@pytest.mark.parametrize("max_norm", ["auto", "none"])
+@pytest.mark.parametrize("liars", ["0", "01"])
+def test_one_alone_with_its_architecture_does_not_have_others_go_back(tmp_path, liars, max_norm):
+    models = dict.fromkeys(IDS, "mlp-small") | {"0": "conv-small"} | {"1": "conv-large"}
+    link, told = FiveSites(tmp_path, models), Told()
+    link.tamper = says_not_finite_after_lying(*liars)
+    asked = experiment("fedavg", models, 6, max_norm=max_norm, quorum=0.5)
+    result = serve(link, tmp_path / "run", asked, told)
+    assert [end.round for end in told.ends] == [*range(1, 7)]
+    assert "went_back" not in result.summary
+    assert not [one for client in "234" for one in dropped(told, client)]
+
+
+def test_two_liars_of_one_architecture_do_not_end_the_run_of_a_majority_that_finished_its_round(tmp_path):
+    link, told = FiveSites(tmp_path, PAIR), Told()
+    link.tamper = says_not_finite_after_lying("1", "3")
+    serve(link, tmp_path / "run", experiment("fedavg", PAIR, 6, max_norm="none", quorum=0.5), told)
+    assert told.ends[-1].round == 6
+    assert not [one for client in "024" for one in dropped(told, client)]
+
+
+def test_a_site_that_diverges_alone_has_nobody_go_back(tmp_path):
+    """Nobody lies: the rate is far too high, and one site alone has the model that the experiment names."""
+    named, brought = dict.fromkeys(IDS, "conv-small"), dict.fromkeys(IDS, "mlp-small") | {"4": "conv-small"}
+    link, told = FiveSites(tmp_path, brought), Told()
+    asked = experiment("fedavg", named, 6, epochs=2, optimizer={"lr": 1000.0})
+    result = serve(link, tmp_path / "run", asked, told)
+    assert [end.round for end in told.ends] == [*range(1, 7)]
+    assert "went_back" not in result.summary
+
+
+# --- weights against those of a new model ---
+
+
+@pytest.mark.parametrize("method", ["fedavg", "feddf", "fed-et"])
+def test_weights_that_one_client_alone_sends_are_compared_with_a_new_model(tmp_path, method):
+    """Its honest twin joins later, and would train on with what the liar sent."""
+    link, told = FiveSites(tmp_path, PAIR), Told()
+    link.away = {"3"}
+    large = lie(1, factor=1e3)
+
+    def tamper(order, data):
+        if isinstance(order, Request) and order.purpose == "train":
+            link.away = set()
+        return large(order, data)
+
+    link.tamper = tamper
+    options = {"name": method, **({} if method == "fedavg" else {"steps": 4, "batch": 20})}
+    serve(link, tmp_path / "run", experiment(options, PAIR, 4, quorum=0.5, start_quorum=0.6), told)
+    assert [end.round for end in told.ends] == [1, 2, 3, 4]
+    (out,) = dropped(told, "1")
+    assert "times that of a new model, and nobody else sent the like" in out
+    assert not dropped(told, "3")
+    assert not [one for one in told.notices if "played again" in one]
+
+
+def test_who_is_refused_over_a_new_model_begins_anew(tmp_path):
+    """What one lie within the bound left behind would have it refused for ever, its honest heir as well."""
+    link, told = FiveSites(tmp_path, ALONE), Told()
+    link.tamper = lie(1, factor=90.0)
+    method = {"name": "fed-et", "steps": 4, "batch": 20}
+    serve(link, tmp_path / "run", experiment(method, ALONE, 5, optimizer={"lr": 0.5}), told)
+    (out,) = dropped(told, "1")
+    assert "times that of a new model" in out
+    assert [one for one in told.notices if "nobody of 1 can train" in one]
+
+
+def test_running_statistics_are_not_compared_with_those_of_a_new_model():
+    """Samples that nobody has scaled make them thousands of times as large, and their client is honest."""
+    contract = {"model": state_of("model", "weights")}
+    fresh = {"w": torch.full((4,), 0.5), "norm.running_var": torch.ones(4)}
+    yardsticks = Yardsticks(lambda client: fresh)
+    sent = part("model", ["model/w", "model/norm.running_var"], [(4,), (4,)])
+    honest = {"model/w": 2.0, "model/norm.running_var": 1e6}  # norms, which are twice the root mean square
+    assert yardsticks.times_new("0", sent, honest, contract) == 2.0
+    assert yardsticks.times_new("0", sent, honest | {"model/w": 1e6}, contract) == 1e6
+    scale = part("model/w", ["model/w"], [(4,)])  # a tensor that begins next to zero
+    small = Yardsticks(lambda client: {"w": torch.full((4,), 1e-6)})
+    assert small.times_new("0", scale, {"model/w": 2.0}, contract) == 1.0
+    means = part("means", ["means"], [(10, 4)])
+    assert yardsticks.times_new("0", means, {"means": 1e9}, {"means": tensor("C, d", "means")}) is None
+
+
+def test_models_that_the_experiment_does_not_name_are_measured_by_what_they_were_first():
+    contract = {"model": state_of("model", "weights")}
+    named, own = part("model", ["model/w"], [(4,)]), part("model", ["model/v"], [(9,)])
+    yardsticks = Yardsticks(lambda client: {"w": torch.full((4,), 0.5)})
+
+    def sizes(factor):
+        sent = {client: [(own, 0.07 * factor)] for client in "012"} | {
+            client: [(named, 0.6 * factor)] for client in "34"
+        }
+        return yardsticks.sizes(sent, contract)
+
+    assert find_suspect(sizes(1.0)) is None
+    assert find_suspect(sizes(1e5)) is None  # all have diverged
+    assert sizes(1e5)["0"] == pytest.approx(1e5)
+    late = yardsticks.sizes({"0": [(own, 7e3)], "late": [(own, 7e3)]}, contract)
+    assert late["0"] == late["late"]  # whose first message came when all had diverged
+    liar = Yardsticks(lambda client: {})
+    assert liar.sizes({"0": [(own, 1e6)]}, contract)["0"] == 1e6  # its own first word is no measure above 1
+
+
+def test_a_form_is_known_by_any_client_whose_named_model_has_it():
+    contract = {"model": state_of("model", "weights")}
+    sent = part("model", ["model/w"], [(4,)])
+    fresh = {"own": {"v": torch.ones(9)}, "named": {"w": torch.full((4,), 0.5)}}
+    yardsticks = Yardsticks(lambda client: fresh[client])
+    yardsticks.sizes({"own": [(sent, 0.5)]}, contract)
+    assert yardsticks.sizes({"own": [(sent, 5.0)], "named": [(sent, 5.0)]}, contract) == {
+        "own": 10.0,
+        "named": 10.0,
+    }

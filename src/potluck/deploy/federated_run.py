@@ -14,7 +14,7 @@ from potluck.core.state import Part
 from potluck.deploy.engine import FlowerEngine
 from potluck.deploy.register import Register
 from potluck.engine.evaluation.lapses import Lapses
-from potluck.engine.norms import LastNorms, largest_ratio
+from potluck.engine.norms import Form, LastNorms, largest_ratio
 from potluck.engine.retries import Waits
 from potluck.errors import PotluckError, RunError
 from potluck.experiment.schema import Experiment
@@ -48,6 +48,7 @@ class Conduct(Observer):
         self.engine, self.register = engine, register
         self.failures: Mapping[ClientId, str] = {}  # who dropped out of the last round
         self._norms, self._lapses = LastNorms(), Lapses()
+        self._first: dict[Form, float] = {}  # as `Yardsticks` has them
         self._sizes: Callable[[], Mapping[ClientId, float]] = dict
         self._accepted: Callable[[], Mapping[ClientId, int]] = dict
 
@@ -55,6 +56,7 @@ class Conduct(Observer):
         """Tell a run what is known of its clients, and keep what it finds out."""
         self._norms, self._lapses = run.rounds.acceptance.last_norms, run.examiner.asking.lapses
         self._sizes, self._accepted = lambda: run.rounds.acceptance.sizes, lambda: run.rounds.accepted
+        run.rounds.acceptance.yardsticks.first = self._first
         values = self.register.values
         self._norms.values = {client: dict(known) for client, known in values.last_norms.items()}
         self.engine.lapses.recall({client: one.model_dump() for client, one in values.late.items()})

@@ -13,10 +13,11 @@ from potluck.core.card import Card, ClientId
 from potluck.core.method import Method
 from potluck.core.server import Server
 from potluck.deploy.suspects import NOT_FINITE
+from potluck.engine.yardsticks import BEYOND_NEW
 
 
 class Groups:
-    """The groups of a federation, and who has failed over values that are not finite when it was last asked."""
+    """The groups of a federation, and who could not train with what the server has when it was last asked."""
 
     def __init__(self, method: Method, cards: Mapping[ClientId, Card]) -> None:
         self.keys = {client: method.state_keys(card) for client, card in cards.items()}
@@ -35,7 +36,9 @@ class Groups:
     def note(self, failures: Mapping[ClientId, str], accepted: Collection[ClientId]) -> None:
         """Take note of a round. What a client did when it was last asked counts, so that a draw changes nothing."""
         self._failing -= {*accepted}
-        self._failing |= {client for client, reason in failures.items() if NOT_FINITE in reason}
+        self._failing |= {
+            client for client, reason in failures.items() if NOT_FINITE in reason or BEYOND_NEW in reason
+        }
 
     def begin_anew(self, server: Server) -> list[ClientId]:
         """Drop what only clients use that all fail, and give these. It stays as long as one does not fail."""

@@ -6,6 +6,7 @@ checkpoint with a higher incarnation, as after a crash, so that clients undo wha
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from potluck.core.card import ClientId
@@ -20,7 +21,16 @@ from potluck.deploy.groups import Groups
 from potluck.deploy.misfits import in_words, without_misfits
 from potluck.deploy.register import BadStart, Register, WentBack
 from potluck.deploy.suspects import Suspect, Tie, find_suspect, find_tie, have_diverged
-from potluck.deploy.taking_back import going_back, half_each, no_way_back, spoiled_by, take_back, undecided
+from potluck.deploy.taking_back import (
+    going_back,
+    half_each,
+    no_way_back,
+    played_by_others,
+    spoiled_by,
+    take_back,
+    undecided,
+    work_that_stays,
+)
 from potluck.engine.cohort import clients_needed
 from potluck.engine.evaluation.checks import check_evaluation
 from potluck.engine.retries import GROWING, Waits
@@ -33,6 +43,8 @@ from potluck.runs.loop import Run
 from potluck.runs.observers import Observer
 from potluck.runs.observers.checkpoints import saved_round
 from potluck.runs.results.run_result import RunResult
+
+MOST_UNSEEN = 2  # times a round is taken back without a suspect
 
 
 class Regrouped(Exception):
@@ -59,6 +71,7 @@ class ServedRun:
         self._ready: Federation | None = None  # that of the roster, if it was just built
         self.conduct = Conduct(engine, register)
         self.waits = Waits(GROWING, experiment.engine.patience, engine.clock)
+        self._unseen: Counter[int] = Counter()  # how often others played a round in which nobody stood out
 
     def play(self) -> RunResult:
         """Gather the clients and play all rounds."""
@@ -84,25 +97,56 @@ class ServedRun:
         try:
             self._go_back(run, failed, error.failures, error.lost, error)
         except RoundFailed as final:
-            if not self._draw_others(run, failed, final) and not self._wait_for_others(run, final):
+            if not (
+                self._take_back_unseen(run, failed, final)
+                or self._draw_others(run, failed, final, final.failures)
+                or self._wait_for_others(run, final)
+            ):
                 raise
 
-    def _draw_others(self, run: Run, failed: int, error: RoundFailed) -> bool:
+    # --- others in place of those a round failed over ---
+
+    def _draw_others(self, run: Run, failed: int, error: RoundFailed, without: Collection[ClientId]) -> bool:
         """Where a round asks some of the clients only, ask others in place of those it failed over; False if the
         quorum could not be met with them.
         """
-        population = run.federation.population
-        before = {*run.replaced.get(failed, ()), *run.left_out.get(failed, ())}
-        out = [client for client in population.trainers if client in before or client in error.failures]
-        cohort = population.cohort_without(failed, out)
-        needed = clients_needed(self.experiment.training.quorum, population.cohort_size)
-        new = [client for client in cohort if client not in run.cohort(failed)]
-        if not new or len(cohort) < needed:
+        out, new = self._stand_ins(run, failed, without)
+        if not new:
             return False
         self.register.replace(failed, out)
         self.watcher.notice(
             f"{error}; round {failed} is played again with {', '.join(new)} in the place of {', '.join(out)}"
         )
+        return True
+
+    def _stand_ins(
+        self, run: Run, round_: int, without: Collection[ClientId]
+    ) -> tuple[list[ClientId], list[ClientId]]:
+        """Who is out of a round with these clients, and who comes in their place; nobody if these are too few."""
+        population = run.federation.population
+        gone = {*run.replaced.get(round_, ()), *run.left_out.get(round_, ()), *without}
+        out = [client for client in population.trainers if client in gone]
+        cohort, asked = population.cohort_without(round_, out), run.cohort(round_)
+        needed = clients_needed(self.experiment.training.quorum, population.cohort_size)
+        return out, [client for client in cohort if client not in asked] if len(cohort) >= needed else []
+
+    def _take_back_unseen(self, run: Run, failed: int, error: RoundFailed) -> bool:
+        """Have others play the round before, if most of all clients were asked and nobody can go on from there.
+
+        Few clients played it, so that nobody could stand out in it. Twice at most: it may be the settings.
+        """
+        settled, trainers = failed - 1, run.federation.population.trainers
+        tried = {*run.replaced.get(failed, ()), *run.cohort(failed)}
+        diverged = have_diverged(error.failures, run.cohort(failed), error.lost)
+        if not diverged or len(tried) <= len(trainers) / 2 or self._unseen[settled] == MOST_UNSEEN:
+            return False
+        out, new = self._stand_ins(run, settled, self.register.values.norms.get(settled, {}))
+        if not new or not take_back(self.folder, settled - 1):
+            return False
+        self._unseen[settled] += 1
+        older = {round_: gone for round_, gone in run.replaced.items() if round_ < settled}
+        self.register.note(replaced={**older, settled: tuple(out)})
+        self.watcher.notice(played_by_others(failed, out, new))
         return True
 
     # --- who takes part ---
@@ -313,8 +357,10 @@ class ServedRun:
         """Leave out of a round whose message stood out so that the server's state would not be finite after it."""
         sizes = run.rounds.acceptance.sizes
         taken = {client: size for client, size in sizes.items() if client not in error.failures}
-        suspect = find_suspect(taken)
+        suspect = find_suspect(taken, self._sizes_before(round_, taken))
         if suspect is None:
+            if self._draw_others(run, round_, error, taken):
+                return
             tie = find_tie(taken)
             if tie is None:
                 raise error
@@ -323,6 +369,15 @@ class ServedRun:
         without = WentBack(round=round_, without=suspect.client, times=times)
         self.register.note(went_back=(*self.register.values.went_back, without))
         self.watcher.notice(spoiled_by(without))
+        out, new = self._stand_ins(run, round_, [suspect.client])
+        if new:
+            self.register.replace(round_, out)
+
+    def _sizes_before(self, round_: int, present: Collection[ClientId]) -> dict[ClientId, float]:
+        """How large the last messages of the other clients were, in those rounds before that are remembered."""
+        norms = self.register.values.norms
+        found = {client: size for one in sorted(norms) if one < round_ for client, size in norms[one].items()}
+        return {client: found[client] for client in found if client in self.roster and client not in present}
 
     def _start_again(
         self, run: Run, failed: int, failures: Mapping[ClientId, str], lost: Collection[ClientId]
@@ -363,16 +418,15 @@ class ServedRun:
     ) -> Suspect | None:
         """Whose message of the round before stood out so that everyone fails over what came of it.
 
-        Who gave first weights may train on with them.
+        Who gave first weights may train on with them. One alone with its architecture is no proof: it begins anew.
         """
         suspect = find_suspect(self.register.values.norms.get(failed - 1, {}))
         if suspect is None:
             return None
         cohort, aside = run.cohort(failed), {*lost, suspect.client, self._donor(run, failed)}
         like = self.groups.of(suspect.client, cohort)  # where only they get what it sent
-        if have_diverged(failures, cohort, aside) or have_diverged(failures, like, aside):
-            return suspect
-        return None
+        told_by_others = len(like) > 1 and have_diverged(failures, like, aside)
+        return suspect if told_by_others or have_diverged(failures, cohort, aside) else None
 
     def _donor(self, run: Run, round_: int) -> ClientId | None:
         """Who gave the first weights of a round."""
@@ -405,8 +459,9 @@ class ServedRun:
     ) -> None:
         """Take back the round before one that nobody could play, and leave out whose message stood out in it.
 
-        Raises the `error` again where there is nothing to take back, or it was done before. Where somebody who was
-        in that round is out by now, it is played again without them: so the operator decides.
+        Raises the `error` again where there is nothing to take back, or it was done before; without one, enough
+        clients could play on, and so they do. Where somebody who was in that round is out by now, it is played
+        again without them: so the operator decides.
         """
         settled, suspect = failed - 1, self._bad_update(run, failed, failures, lost)
         known = self.register.values.went_back
@@ -423,9 +478,23 @@ class ServedRun:
                 raise error
             return
         if before is not None or not take_back(self.folder, settled - 1):
-            raise RoundFailed(no_way_back(self.folder, failed, suspect, before), failures, lost) from error
+            if error is None:
+                return
+            earlier = [] if before is None else self._stood_out(before.without, settled)
+            told = (
+                work_that_stays(failed, before, earlier)
+                if before is not None and earlier
+                else no_way_back(self.folder, failed, suspect, before)
+            )
+            raise RoundFailed(told, failures, lost) from error
         times = float(f"{suspect.times:.4g}")
         self._note_back([WentBack(round=settled, without=suspect.client, times=times)], error)
+
+    def _stood_out(self, client: ClientId, settled: int) -> list[int]:
+        """The remembered rounds before one in which a client's message stood out most."""
+        norms = self.register.values.norms
+        found = {round_: find_suspect(norms[round_]) for round_ in sorted(norms) if round_ < settled}
+        return [round_ for round_, one in found.items() if one is not None and one.client == client]
 
     def _note_back(self, went: Sequence[WentBack], error: RoundFailed | None) -> None:
         """Write down that a round was taken back, and say so; without an error the run under way ends here."""

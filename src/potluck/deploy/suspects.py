@@ -20,17 +20,20 @@ class Suspect:
     times: float
 
 
-def find_suspect(norms: Mapping[ClientId, float]) -> Suspect | None:
+def find_suspect(
+    norms: Mapping[ClientId, float], absent: Mapping[ClientId, float] | None = None
+) -> Suspect | None:
     """The client whose message stands out most against those of more than half of all, itself counted.
 
-    So a minority cannot put the blame on another by sending little; of two nobody stands out.
+    So a minority cannot put the blame on another by sending little; of two nobody stands out. Clients that were
+    `absent` count with what they sent before, and are not suspected.
     """
-    found = None
+    found, voices = None, {**(absent or {}), **norms}
     for client, norm in norms.items():
-        others = [other for name, other in norms.items() if name != client]
+        others = [other for name, other in voices.items() if name != client]
         middle = median(others) if others else 0.0
         times = norm / middle if middle > 0 else 0.0
-        most = sum(norm > FACTOR * other for other in others) > len(norms) / 2
+        most = sum(norm > FACTOR * other for other in others) > len(voices) / 2
         if most and times > FACTOR and (found is None or times > found.times):
             found = Suspect(client, times)
     return found

@@ -52,6 +52,14 @@ def spoiled_by(one: WentBack) -> str:
     )
 
 
+def played_by_others(failed: int, out: Sequence[ClientId], new: Sequence[ClientId]) -> str:
+    """What is said when a round is taken back that few clients played, and nobody stood out in it."""
+    return (
+        f"{_all_fail(failed, None)}, and nobody stood out in round {failed - 1}: going back, round {failed - 1} is "
+        f"played again with {', '.join(new)} in the place of {', '.join(out)}"
+    )
+
+
 def half_each(folder: RunFolder, error: Exception, tie: Tie) -> str:
     """Why a run stops whose state half of the clients have spoiled, and how it goes on."""
     larger, smaller = ", ".join(tie.larger), ", ".join(tie.smaller)
@@ -68,6 +76,16 @@ def no_way_back(folder: RunFolder, failed: int, suspect: Suspect, before: WentBa
         f"{_all_fail(failed, before)}; in round {failed - 1} the message of client {suspect.client} was "
         f"{suspect.times:.3g} times as large as the median of the others': look into it, and if need be go on "
         f"without it: {_without(folder, (suspect.client,))}"
+    )
+
+
+def work_that_stays(failed: int, before: WentBack, rounds: Sequence[int]) -> str:
+    """Why a run stops where a client that was left out has left its mark in earlier rounds too."""
+    client, when = before.without, f"round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds))}"
+    return (
+        f"{_all_fail(failed, before)}; client {client} stood out in {when} too, and what came of that is not taken "
+        f"back, so that large messages of others prove nothing: start a new run without client {client} "
+        f"(another --out, with --exclude {client})"
     )
 
 

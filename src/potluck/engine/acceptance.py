@@ -22,7 +22,6 @@ from potluck.core.values import excess, said_of
 from potluck.engine.norms import (
     LARGEST_RATIO,
     MOST_SHRUNK,
-    PAIR,
     Form,
     LastNorms,
     Tensors,
@@ -31,7 +30,7 @@ from potluck.engine.norms import (
 )
 from potluck.engine.protocol import Answer
 from potluck.engine.reductions import Reductions, variances
-from potluck.engine.yardsticks import Yardsticks
+from potluck.engine.yardsticks import BEYOND_NEW, Yardsticks
 from potluck.errors import MessageError
 
 
@@ -171,11 +170,11 @@ class Acceptance:
             for answer in answers
             if answer.client in seen.unsound
         }
-        if self.largest_ratio is not None:
-            reasons |= self._too_large(seen, reasons, exchange, self.largest_ratio)
         for answer in answers if self.largest_ratio is not None and self.fresh is not None else ():
             if answer.client not in reasons and (reason := self._unlikely_start(answer, exchange)):
                 reasons[answer.client] = reason
+        if self.largest_ratio is not None:
+            reasons |= self._too_large(seen, reasons, exchange, self.largest_ratio)
         if self.strangers:
             self._note_sizes(seen, reasons, exchange, contract)
         return reasons
@@ -194,47 +193,64 @@ class Acceptance:
     ) -> dict[ClientId, str]:
         """Why norms are not taken. Where clients are divided into halves nobody is refused, and that is said.
 
-        Of two that have sent nothing before, the third voice is that of a new model.
+        Of weights that nobody else has sent, and between two halves, a new model has the last word.
         """
-        before = self.last_norms.before(exchange.steps, seen.norms(refused))
+        norms = seen.norms(refused)
+        before = self.last_norms.before(exchange.steps, norms)
+        others = self.last_norms.of_others(exchange.steps, norms, self.server.cards if self.strangers else ())
         reasons: dict[ClientId, str] = {}
         ties: dict[Form, list[ClientId]] = {}
-        for (client, form), ratios in seen.ratios(refused, before).items():
-            if not ratios.most <= bound:
+        ratios = seen.ratios(refused, before, others)
+        for (client, form), times in ratios.items():
+            if not times.most <= bound:
+                when = "now or last" if others[form] else "in this exchange"
                 reasons[client] = (
-                    f"client {client}, {exchange.name}: the norm of {form[0]!r} is {ratios.most:.3g} times the "
-                    f"median of its like in this exchange, at most {bound:g} times are taken (training.max_norm)"
+                    f"client {client}, {exchange.name}: the norm of {form[0]!r} is {times.most:.3g} times the "
+                    f"median of its like {when}, at most {bound:g} times are taken (training.max_norm)"
                 )
-            elif not ratios.half <= bound:
+            elif not times.half <= bound:
                 ties.setdefault(form, []).append(client)
+        alone = [one for one in norms if one not in ratios]
+        reasons |= self._beyond_new(seen, alone, exchange, bound, "and nobody else sent the like")
         for form, larger in ties.items():
-            senders = seen.senders(form, refused)
-            others = [client for client in senders if client not in larger]
-            if len(senders) == PAIR and (reason := self._against_new(seen, larger[0], form, exchange, bound)):
-                reasons[larger[0]] = reason
-                continue
-            self.notice(
-                f"round {self.server.round}, {exchange.name}: the norm of {form[0]!r} from {', '.join(larger)} is "
-                f"more than {bound:g} times that from {', '.join(others)}; neither are a majority, so nobody is "
-                "refused (training.max_norm): look into them, and if need be exclude one side"
-            )
+            unlike = f"and more than {bound:g} times that of half of its like"
+            new = self._beyond_new(seen, [(client, form) for client in larger], exchange, bound, unlike)
+            reasons |= new
+            left = [client for client in larger if client not in new]
+            rest = [client for client in seen.senders(form, refused) if client not in larger]
+            if left:
+                self.notice(
+                    f"round {self.server.round}, {exchange.name}: the norm of {form[0]!r} from {', '.join(left)} "
+                    f"is more than {bound:g} times that from {', '.join(rest) or 'others before'}; neither are a "
+                    "majority, so nobody is refused (training.max_norm): look into them, and if need be exclude "
+                    "one side"
+                )
         self.last_norms.note(exchange.steps, seen.norms({**refused, **reasons}))
         return reasons
 
-    def _against_new(
-        self, seen: Reductions, client: ClientId, form: Form, exchange: Exchange, bound: float
-    ) -> str:
-        """Why the larger message of two is not taken: it is as far from a new model as from the other one."""
-        if not self.strangers:
-            return ""
-        part, value = next(one for one in seen.sent({})[client] if one[0].form == form)
-        new = self.yardsticks.of_weights(client, part, self.method.sent_by(exchange.steps))
-        if new is None or value <= bound * new:
-            return ""
-        return (
-            f"client {client}, {exchange.name}: the norm of {form[0]!r} is {value / new:.3g} times that of a new "
-            f"model and more than {bound:g} times that of the only other client with the like (training.max_norm)"
-        )
+    def _beyond_new(
+        self,
+        seen: Reductions,
+        asked: Sequence[tuple[ClientId, Form]],
+        exchange: Exchange,
+        bound: float,
+        why: str,
+    ) -> dict[ClientId, str]:
+        """Why weights are not taken that are far larger than those of a new model, where nobody else decides it."""
+        if not (asked and self.strangers):
+            return {}
+        most = max(bound, LARGEST_RATIO)  # training itself may make weights a few times as large
+        contract, sent, norms = self.method.sent_by(exchange.steps), seen.sent({}), seen.of_tensors()
+        reasons: dict[ClientId, str] = {}
+        for client, form in asked:
+            part = next(part for part, _ in sent[client] if part.form == form)
+            times = self.yardsticks.times_new(client, part, norms[client], contract)
+            if times is not None and not times <= most:
+                reasons[client] = (
+                    f"client {client}, {exchange.name}: the norm of {form[0]!r} is {times:.3g} {BEYOND_NEW}, "
+                    f"{why}; at most {most:g} times are taken (training.max_norm)"
+                )
+        return reasons
 
     def _unlikely_start(self, answer: Answer, exchange: Exchange) -> str:
         """Why the first weights that a client brings are not taken."""

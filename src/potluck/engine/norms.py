@@ -1,4 +1,4 @@
-"""Norms of what clients sent, each against those of most clients that sent the like in the same exchange.
+"""Norms of what clients sent, each against those of most clients that sent the like, in the same exchange or last.
 
 A message is refused only where more than half of all stand against it, so that a minority can have nobody refused.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -107,6 +107,8 @@ class Ratios:
 
 
 Before = Mapping[tuple[ClientId, Form], float]  # what a client last sent
+Others = Mapping[Form, Sequence[float]]  # what clients that are not in an exchange sent last
+NOBODY: Others = {}
 
 
 class LastNorms:
@@ -126,6 +128,18 @@ class LastNorms:
             if name in self.values.get(one[0], ())
         }
 
+    def of_others(
+        self, steps: Sequence[str], sent: Collection[tuple[ClientId, Form]], clients: Collection[ClientId]
+    ) -> dict[Form, list[float]]:
+        """What the other `clients`, who did not send these parts now, sent last of them."""
+        found: dict[Form, list[float]] = {}
+        for form in dict.fromkeys(form for _, form in sent):
+            name = _short_name(steps, form)
+            absent = [client for client in clients if (client, form) not in sent]
+            known = [self.values[client][name] for client in absent if name in self.values.get(client, ())]
+            found[form] = [value for value in known if value > 0]
+        return found
+
     def note(self, steps: Sequence[str], norms: Mapping[tuple[ClientId, Form], float]) -> None:
         """Remember what was taken."""
         for (client, form), value in norms.items():
@@ -142,12 +156,13 @@ def _short_name(steps: Sequence[str], form: Form) -> str:
 
 
 def norm_ratios(
-    sent: Mapping[ClientId, Sequence[tuple[SentPart, float]]], before: Before
+    sent: Mapping[ClientId, Sequence[tuple[SentPart, float]]], before: Before, others: Others = NOBODY
 ) -> dict[tuple[ClientId, Form], Ratios]:
     """The ratios of every part, by client and form.
 
-    Numbers are root mean squares, so that messages with more rows are not longer. Where only two clients sent a
-    part, the third is what each of them had sent `before`. What the server sent is none: it may be a liar's work.
+    Numbers are root mean squares, so that messages with more rows are not longer. `others` who did not send the
+    part now count with what they sent last. Where all that leaves two, the third is what each of them had sent
+    `before`. What the server sent is none: it may be a liar's work.
     """
     alike: dict[Form, list[float]] = {}
     for parts in sent.values():
@@ -157,7 +172,7 @@ def norm_ratios(
     found: dict[tuple[ClientId, Form], Ratios] = {}
     for client, parts in sent.items():
         for part, value in parts:
-            peers = [*alike.get(part.form, ())]
+            peers = [*alike.get(part.form, ()), *others.get(part.form, ())]
             own = before.get((client, part.form))
             if len(peers) == PAIR and own is not None:
                 peers.append(own)

@@ -11,7 +11,7 @@ from torch import Tensor
 from potluck.core.card import ClientId
 from potluck.core.contract import Contract
 from potluck.core.message import Message
-from potluck.engine.norms import Before, Form, Ratios, SentPart, norm_ratios, parts_of
+from potluck.engine.norms import Before, Form, Others, Ratios, SentPart, norm_ratios, parts_of
 from potluck.engine.protocol import Answer
 
 
@@ -78,9 +78,19 @@ class Reductions:
             for value, tensor in zip(read[len(owners) :], self._measured, strict=True)
         ]
 
-    def ratios(self, refused: Mapping[ClientId, str], before: Before) -> dict[tuple[ClientId, Form], Ratios]:
-        """How far each part is from its like, among the clients not refused; `before` as in `norm_ratios`."""
-        return norm_ratios(self.sent(refused), before)
+    def ratios(
+        self, refused: Mapping[ClientId, str], before: Before, others: Others
+    ) -> dict[tuple[ClientId, Form], Ratios]:
+        """How far each part is from its like, among the clients not refused; the rest as in `norm_ratios`."""
+        return norm_ratios(self.sent(refused), before, others)
+
+    def of_tensors(self) -> dict[ClientId, dict[str, float]]:
+        """The norm of each tensor."""
+        found: dict[ClientId, dict[str, float]] = {}
+        norms = iter(self._norms)
+        for client, part in self._parts:
+            found.setdefault(client, {}).update((name, next(norms)) for name in part.tensors)
+        return found
 
     def senders(self, form: Form, refused: Mapping[ClientId, str]) -> list[ClientId]:
         """The clients not refused that sent such a part."""

@@ -15,19 +15,48 @@ from potluck.core.card import ClientId
 from potluck.core.contract import Contract
 from potluck.engine.norms import Form, SentPart, Tensors
 
+BEYOND_NEW = "times that of a new model"  # what every sentence about weights that are too large for one says
 UNKNOWN = 1.0  # for weights whose new model is not known: above the root mean square of any usual model
+LEAST = 0.01  # and below that
+RUNNING = ("running_mean", "running_var")  # of batch norm: as large as the samples that a site has
 
 
 class Yardsticks:
-    """Root mean squares of new models' weights; `fresh` gives the tensors of a new model like a client's."""
+    """Root mean squares of new models' weights; `fresh` gives the tensors of a new model like a client's.
+
+    A model that the experiment does not name is measured by the message in which it was `first` sent, whoever sent
+    it, within the bounds of usual models: so clients with the same model have the same yardstick.
+    """
 
     def __init__(self, fresh: Callable[[ClientId], Tensors] | None = None) -> None:
         self.fresh = fresh
+        self.first: dict[Form, float] = {}
         self._squares: dict[ClientId, dict[str, tuple[float, int]]] = {}  # sum of squares and size, by tensor
-        self._known: dict[Form, float] = {}
+        self._known: dict[Form, tuple[float, ...]] = {}
 
-    def of_weights(self, client: ClientId, part: SentPart, contract: Contract) -> float | None:
-        """The root mean square of a part in a new model; None where the part is none of a model."""
+    def times_new(
+        self, client: ClientId, part: SentPart, norms: Mapping[str, float], contract: Contract
+    ) -> float | None:
+        """How many times a part is that of a new model, by the norms of its tensors; None if it is none of a model.
+
+        Running statistics are left out: an honest site's may be thousands of times as large as a new model's.
+        """
+        new = self._of_new_model(client, part, contract)
+        if new is None:
+            return None
+        counted = [place for place, name in enumerate(part.tensors) if not name.endswith(RUNNING)]
+        sent = sum(norms[part.tensors[place]] ** 2 for place in counted)
+        known = sum(new[place] for place in counted) if new else 0.0
+        usual = (
+            known if known > LEAST**2 * part.size else UNKNOWN**2 * part.size
+        )  # next to zeros it may be far off
+        return math.sqrt(sent / usual)
+
+    def _of_new_model(self, client: ClientId, part: SentPart, contract: Contract) -> tuple[float, ...] | None:
+        """The sums of squares of a part's tensors in a new model, of any client that has such a model.
+
+        Empty where no new model is known, None where the part is none of a model.
+        """
         field, _, tensor = part.name.partition("/")
         like = contract[field].like if field in contract else None
         if like is None:
@@ -36,10 +65,13 @@ class Yardsticks:
             root, _, path = like.partition("/")
             names = [tensor] if tensor else [name.removeprefix(f"{field}/") for name in part.tensors]
             below = [f"{path}.{name}" if path else name for name in names]
-            self._known[part.form] = self._of_new_model(client, below, part.size) if root == "model" else 0.0
-        return self._known[part.form] or UNKNOWN
+            found = self._found(client, below, part.size) if root == "model" else ()
+            if not found:
+                return ()
+            self._known[part.form] = found
+        return self._known[part.form]
 
-    def _of_new_model(self, client: ClientId, names: Sequence[str], size: int) -> float:
+    def _found(self, client: ClientId, names: Sequence[str], size: int) -> tuple[float, ...]:
         if client not in self._squares:
             fresh = self.fresh(client) if self.fresh is not None else {}
             self._squares[client] = {
@@ -49,8 +81,24 @@ class Yardsticks:
         known = self._squares[client]
         found = [known[name] for name in names if name in known]
         if len(found) < len(names) or sum(numbers for _, numbers in found) != size:
-            return 0.0  # another architecture than the experiment names
-        return math.sqrt(sum(squares for squares, _ in found) / max(1, size))
+            return ()  # another architecture than the experiment names
+        return tuple(squares for squares, _ in found)
+
+    def _of_weights(
+        self, client: ClientId, part: SentPart, parts: Sequence[tuple[SentPart, float]], contract: Contract
+    ) -> float | None:
+        """What the root mean square of a part is measured by; None where the part is none of a model."""
+        new = self._of_new_model(client, part, contract)
+        if new is None:
+            return None
+        if new:
+            return math.sqrt(sum(new) / part.size) or UNKNOWN
+        if part.form not in self.first:
+            field = part.name.partition("/")[0]  # all of it: a single tensor may begin with zeros
+            like = [(one.size, value) for one, value in parts if one.name.partition("/")[0] == field]
+            mean_square = sum(size * value**2 for size, value in like) / sum(size for size, _ in like)
+            self.first[part.form] = min(max(math.sqrt(mean_square), LEAST), UNKNOWN)
+        return self.first[part.form]
 
     def sizes(
         self, sent: Mapping[ClientId, Sequence[tuple[SentPart, float]]], contract: Contract
@@ -65,6 +113,6 @@ class Yardsticks:
         found: dict[ClientId, float] = {}
         for client, parts in sent.items():
             for part, value in parts:
-                yardstick = self.of_weights(client, part, contract) or usual.get(part.name, UNKNOWN)
+                yardstick = self._of_weights(client, part, parts, contract) or usual.get(part.name, UNKNOWN)
                 found[client] = max(found.get(client, 0.0), value / yardstick)
         return found
