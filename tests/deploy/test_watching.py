@@ -535,4 +535,4 @@ def test_lines_have_the_time_and_their_facts():
 def test_an_error_sentence_cannot_steer_a_terminal(capsys):
     with pytest.raises(typer.Exit):
         _fail(RunError("made by potluck \x1b[2K\x1b[8m\x1b]0;title\x07 0.0\nand more"), debug=False)
-    assert capsys.readouterr().err == "error: made by potluck 0.0 and more\n"
+    assert capsys.readouterr().err == "error: made by potluck ?[2K?[8m?]0;title? 0.0 and more\n"

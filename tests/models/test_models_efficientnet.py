@@ -149,7 +149,7 @@ def test_files_that_do_not_fit(saved, tmp_path):
     for file, sentence in {
         "missing": f"do not fit efficientnet-lite0: '{name}' is missing",
         "other": r"has shape \(1,\), expected \(144, 1, 5, 5\)",
-        "text": "no safetensors file",
+        "text": "not a safetensors file",
         "absent": "the weights of efficientnet-lite0 are not at",
     }.items():
         with pytest.raises(ModelError, match=sentence):

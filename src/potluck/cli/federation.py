@@ -153,7 +153,10 @@ def keys(
         raise ConfigError(needed) from error
 
     screen = Screen(json)
-    files = make_keys(folder, words(server), words(clients), days)
+    ids = words(clients)
+    if not ids:
+        raise ConfigError("--clients: name the clients, at least one: each gets a key of its own")
+    files = make_keys(folder, words(server), ids, days)
     if json:
         screen.data({"folder": str(folder), "files": [str(path) for path in files]})
     else:

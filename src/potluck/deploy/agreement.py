@@ -125,7 +125,9 @@ class Agreement(Settings):
         except RecursionError as error:
             raise ConfigError(f"{path} is no agreement: it is nested too deeply; {ANEW}") from error
         except ValueError as error:
-            raise ConfigError(f"{path} is no agreement: it is not JSON ({error}); {ANEW}") from error
+            deep = isinstance(error.__cause__, RecursionError)
+            why = "it is nested too deeply" if deep else f"it is not JSON ({error})"
+            raise ConfigError(f"{path} is no agreement: {why}; {ANEW}") from error
 
     def write(self, path: Path | str) -> None:
         """Write the agreement to a new file."""

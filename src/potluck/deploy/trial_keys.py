@@ -160,8 +160,6 @@ def _tidy(folder: Path) -> bool:
 def _check(servers: Sequence[str], clients: Sequence[str], days: int) -> None:
     if not servers:
         raise ConfigError("--server: name the host, or hosts, under which clients reach the server")
-    if not clients:
-        raise ConfigError("--clients: name the clients, at least one: each gets a key of its own")
     if not 1 <= days <= MOST_DAYS:
         raise ConfigError(f"--days: {days} is out of range; give 1 to {MOST_DAYS:,}")
     for server in servers:
