@@ -164,6 +164,12 @@ def test_tf32_on_a_cpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert advised(data) == []
 
 
+def test_tf32_is_for_the_machines_of_a_cluster_to_judge() -> None:
+    engine = {"name": "ray", "precision": "tf32"}
+    assert advised(arrays([0, 1] * 20), elsewhere=True, engine=engine) == []
+    assert advised(arrays([0, 1] * 20), engine=engine) != []
+
+
 @pytest.mark.parametrize("label", [0, 1])
 def test_labels_that_are_all_the_same_are_told(label: int) -> None:
     said = advised(arrays([label] * 40))
@@ -207,11 +213,11 @@ def arrays(labels: list[int]) -> Dataset:
     return Dataset("arrays", task, torch.zeros(len(labels), 4), torch.tensor(labels), len(labels), names)
 
 
-def advised(data: Dataset, **settings: Any) -> list[str]:
+def advised(data: Dataset, elsewhere: bool = False, **settings: Any) -> list[str]:
     """What is said before a run with two clients."""
     partition = {"kind": "iid", "clients": 2}
     chosen = Experiment.make(data=data, partition=partition, models="mlp-small", method="local", **settings)
-    return [*advice(chosen.build())]
+    return [*advice(chosen.build(), elsewhere)]
 
 
 def test_a_client_without_test_samples_is_told() -> None:

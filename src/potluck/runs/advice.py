@@ -23,8 +23,11 @@ ENOUGH = 8  # values per channel for a usable mean and variance in batch norm
 LARGE = 10.0  # of numbers to predict: far from what a fresh model gives, and its squared error is a hundred
 
 
-def advice(federation: Federation) -> Iterator[str]:
-    """One sentence for each thing the user should know before this run begins."""
+def advice(federation: Federation, elsewhere: bool = False) -> Iterator[str]:
+    """One sentence for each thing the user should know before this run begins.
+
+    `elsewhere` says that clients train on the machines of a cluster, whose devices are not known here.
+    """
     population, sizes = federation.population, federation.split.clients.sizes
     trained = np.array([client not in population.held_out for client in population.ids])
     if len(population) == 1:
@@ -46,7 +49,7 @@ def advice(federation: Federation) -> Iterator[str]:
             f"{_count(population, uniform)} training samples of one class alone (client {uniform[0]}: {label}), "
             f"and can learn to name it whatever they see{federation.method.with_one_class}"
         )
-    if federation.precision == "tf32" and federation.device.type == "cpu":
+    if federation.precision == "tf32" and federation.device.type == "cpu" and not elsewhere:
         yield "engine.precision: tf32 is for GPUs and changes nothing here: this run computes in float32"
     yield from filter(None, (_about_labels(group.data) for group in federation.clients.groups))
     yield from column_advice(federation)

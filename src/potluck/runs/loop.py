@@ -26,6 +26,7 @@ from potluck.engine.ledger import Ledger
 from potluck.engine.norms import largest_ratio
 from potluck.engine.numerics import precision, threads
 from potluck.engine.protocol import Engine
+from potluck.engine.registry import RAY
 from potluck.engine.retries import Tries, Waits
 from potluck.engine.rounds import Rounds
 from potluck.engine.store.client_store import ClientStore
@@ -109,7 +110,8 @@ class Run:
             folder, self.state, experiment.checkpoint.every, durable=engine is not None
         )
         # Advice looks at the clients' models and samples, which the server of other engines may not know.
-        self.advisors = [Advisor(federation, told.advise)] if engine is None else []
+        on_cluster = experiment.engine.name == RAY
+        self.advisors = [Advisor(federation, told.advise, on_cluster)] if engine is None else []
         # The clients of other engines keep their models themselves.
         states = MeasuredStates(self.rounds, self.store, experiment.evaluate)
         models = KeptModels(folder, experiment.keep, states, told.notice, self.checkpoints.saved_round)

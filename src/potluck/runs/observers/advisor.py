@@ -12,12 +12,12 @@ from potluck.runs.observers.base import Observer
 class Advisor(Observer):
     """Tells the other observers what the user should know about a run that is about to start, and keeps it."""
 
-    def __init__(self, federation: Federation, tell: Callable[[str], None]) -> None:
-        self.federation, self.tell = federation, tell
+    def __init__(self, federation: Federation, tell: Callable[[str], None], elsewhere: bool = False) -> None:
+        self.federation, self.tell, self.elsewhere = federation, tell, elsewhere
         self.sentences: list[str] = []
 
     def begin(self, name: str, method: str, rounds: int, done: int) -> None:
         """Gather advice, and give it unless the run only goes on."""
-        self.sentences = list(advice(self.federation))
+        self.sentences = list(advice(self.federation, self.elsewhere))
         for sentence in self.sentences if done == 0 else ():
             self.tell(sentence)
