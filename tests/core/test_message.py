@@ -496,6 +496,10 @@ def test_the_same_tensors_are_the_same_message_until_one_is_replaced() -> None:
     assert messages.of({"turned": turned})["turned"].sum() == 6
     turned.add_(1)
     assert messages.of({"turned": turned})["turned"].sum() == 12
+    square = torch.arange(4.0).reshape(2, 2)
+    assert messages.of({"square": square})["square"].tolist() == [[0, 1], [2, 3]]
+    square.t_()
+    assert messages.of({"square": square})["square"].is_contiguous()
     small["w"] = torch.ones(2, 3)
     assert messages.of({"small": small, "counts": counts})["small/w"].data_ptr() == small["w"].data_ptr()
     assert list(messages.of({"counts": counts})) == ["counts"]

@@ -209,3 +209,15 @@ def test_a_mapping_may_hold_other_shapes_for_the_next_client():
     assert made["kept"]["w"].tolist() == [1.0] * 3
     made.restore(second)
     assert made["kept"]["w"].tolist() == [2.0] * 5
+
+
+def test_parameters_that_are_not_packed_come_back_too():
+    """Those of another type are beside the one piece of memory, and gradients are recorded of them."""
+    made = holder(model=Net(), double=nn.Linear(2, 2).double())
+    made.pack()
+    before = made.snapshot()
+    with torch.no_grad():
+        for value in made.tensors().values():
+            value.add_(1)
+    made.restore(before)
+    assert all(torch.equal(value, before[name]) for name, value in made.tensors().items())

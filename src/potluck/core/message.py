@@ -87,7 +87,7 @@ class Message(Mapping[str, Tensor]):
     @functools.cached_property
     def scalars(self) -> int:
         """How many numbers the message holds."""
-        return sum(_sizes(self.signature).values())
+        return sum(self._sizes.values())
 
     @functools.cached_property
     def nbytes(self) -> int:
@@ -96,7 +96,11 @@ class Message(Mapping[str, Tensor]):
 
     def sizes(self) -> dict[str, int]:
         """Scalars per declared name or group."""
-        return dict(_sizes(self.signature))
+        return dict(self._sizes)
+
+    @functools.cached_property
+    def _sizes(self) -> Mapping[str, int]:
+        return _sizes(self.signature)
 
     def apart_from(self, live: Iterable[Tensor]) -> Message:
         """The message without memory shared with `live`: later training must not change what was sent."""
@@ -161,22 +165,27 @@ class LastMessage:
         if isinstance(content, Message):
             return content
         tensors: list[Tensor] = []
-        outline: list[Any] = []  # names, and what may change in place: where a tensor is, and its shape
+        outline: list[
+            Any
+        ] = []  # names, and what may change in place: where a tensor is, its shape and strides
         for name, value in content.items():
             outline.append(name)
             for key, tensor in value.items() if isinstance(value, Mapping) else (("", value),):
-                if not isinstance(tensor, Tensor) or not _is_lasting(tensor):
+                if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
                     return Message(content)
                 tensors.append(tensor)
-                outline += (key, tensor.data_ptr(), tensor.shape)
-        if outline != self._outline or not all(map(operator.is_, tensors, self._tensors)):
-            self._tensors, self._outline, self._message = tensors, outline, Message(content)
+                outline += (key, tensor.data_ptr(), tensor.shape, tensor.stride())
+        if outline == self._outline and all(map(operator.is_, tensors, self._tensors)):
+            return self._message
+        if not all(map(_is_lasting, tensors)):
+            return Message(content)
+        self._tensors, self._outline, self._message = tensors, outline, Message(content)
         return self._message
 
 
 def _is_lasting(tensor: Tensor) -> bool:
     """Whether a message shares a tensor's memory, so that what is written into it later is in the message, too."""
-    return tensor.layout is torch.strided and row_major(tensor) is tensor
+    return row_major(tensor) is tensor
 
 
 @lru_cache(maxsize=4096)

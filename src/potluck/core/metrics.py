@@ -93,7 +93,7 @@ def metric_facts(name: str, stored: Mapping[str, Mapping[str, Any]] | None = Non
     """
     if stored and name in stored:
         return MetricFacts.from_json(name, stored[name])
-    return KNOWN.get(name, MetricFacts(name))
+    return KNOWN.get(name) or MetricFacts(name)
 
 
 def common_facts(each: Sequence[MetricFacts]) -> MetricFacts:

@@ -89,6 +89,7 @@ class Population(Mapping[ClientId, ClientFacts]):
         self.cards: Mapping[ClientId, Card] = _Cards(self)
         self._facts, self._architecture = lru_cache(maxsize=REMEMBERED)(facts), architecture
         self._card_fields, self._draws = tuple(card_fields), draws
+        self._cohorts = lru_cache(maxsize=2)(self._cohort)  # a round asks for its own and the next one's
         self._publics, self._buffers = publics, buffers
         self._found: dict[tuple[str, int], dict[str, Any]] = {}  # by architecture and group
 
@@ -113,7 +114,10 @@ class Population(Mapping[ClientId, ClientFacts]):
 
     def cohort(self, round_: int, size: int | None = None) -> tuple[ClientId, ...]:
         """The clients of a round, in client order; the draw depends on the cohort seed and the round alone."""
-        draw, wanted = self._draws.child("round", round_).numpy(), size or self.cohort_size
+        return self._cohorts(round_, size or self.cohort_size)
+
+    def _cohort(self, round_: int, wanted: int) -> tuple[ClientId, ...]:
+        draw = self._draws.child("round", round_).numpy()
         chosen = draw.choice(len(self.trainers), size=min(wanted, len(self.trainers)), replace=False)
         return tuple(self.trainers[number] for number in sorted(chosen))
 

@@ -13,9 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import secrets
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -32,13 +30,12 @@ class Rng:
 
     def child(self, *keys: Key) -> Rng:
         """The node below this one along `keys`."""
-        return Rng(self.seed, self.path + tuple(key if isinstance(key, str) else int(key) for key in keys))
+        return Rng(self.seed, self.path + tuple([key if isinstance(key, str) else int(key) for key in keys]))
 
-    @cached_property
+    @property
     def integer(self) -> int:
         """A hash of seed and path, 63 bits."""
-        keys = (f"{type(key).__name__}:{key}".replace("\x1f", "\x1f\x1f") for key in (self.seed, *self.path))
-        text = "\x1f".join(keys)
+        text = "\x1f".join([_written(key) for key in (self.seed, *self.path)])
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
     def numpy(self) -> np.random.Generator:
@@ -53,23 +50,34 @@ class Rng:
         """Seed an existing generator from this node; a captured step always uses the same generator object."""
         return generator.manual_seed(self.integer)
 
-    @contextlib.contextmanager
-    def as_default(self, device: torch.device | str = "cpu") -> Iterator[None]:
+    def as_default(self, device: torch.device | str = "cpu") -> contextlib.AbstractContextManager[None]:
         """Seed torch's default generators, which `nn.init` and dropout use, and restore them afterwards."""
-        generators = [torch.default_generator]
-        device = torch.device(device)
+        return _DefaultSeed(self.integer, torch.device(device))
+
+
+class _DefaultSeed(contextlib.AbstractContextManager[None]):
+    """Inside, torch's default generators, of the CPU and of a GPU, have a seed."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._seed, self._generators = seed, [torch.default_generator]
         if device.type == "cuda":
             torch.cuda.init()  # type: ignore[no-untyped-call]
             index = torch.cuda.current_device() if device.index is None else device.index
-            generators.append(torch.cuda.default_generators[index])
-        before = [generator.get_state() for generator in generators]
-        for generator in generators:
-            self.reseed(generator)
-        try:
-            yield
-        finally:
-            for generator, state in zip(generators, before, strict=True):
-                generator.set_state(state)
+            self._generators.append(torch.cuda.default_generators[index])
+
+    def __enter__(self) -> None:
+        self._before = [generator.get_state() for generator in self._generators]
+        for generator in self._generators:
+            generator.manual_seed(self._seed)
+
+    def __exit__(self, *error: object) -> None:
+        for generator, state in zip(self._generators, self._before, strict=True):
+            generator.set_state(state)
+
+
+def _written(key: Key) -> str:
+    """A key with its type, so that 1 and "1" differ; the sign between keys is doubled inside one."""
+    return f"{type(key).__name__}:{key}".replace("\x1f", "\x1f\x1f")
 
 
 @dataclass(frozen=True)

@@ -122,16 +122,18 @@ class Part:
         parts = torch.split(flat, [value.numel() for value in wire.values()])
         return {name: part.view(value.shape) for (name, value), part in zip(wire.items(), parts, strict=True)}
 
-    @torch.no_grad()
     def load(self, state: Mapping[str, Tensor] | Tensor) -> None:
         """Copy values in place. Names not given keep their values; a mapping of tensors takes new names."""
         if isinstance(state, Tensor):
             state = {"": state}
         own = self.tensors()
-        if all(name in own and own[name].shape == value.shape for name, value in state.items()):
-            if state:
-                torch._foreach_copy_([own[name] for name in state], list(state.values()))
-            return
+        if _shapes(state).items() <= _shapes(own).items():
+            _copy_each(own, state)
+        else:
+            self._load_each(own, state)
+
+    @torch.no_grad()
+    def _load_each(self, own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
         for name, value in state.items():
             if name in own and own[name].shape == value.shape:
                 own[name].copy_(value)
@@ -146,6 +148,13 @@ class Part:
 
 def _shapes(state: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     return {name: value.shape for name, value in state.items()}
+
+
+def _copy_each(places: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Copy values into the tensors of the same names, in one operation."""
+    if values:
+        with torch.no_grad():
+            torch._foreach_copy_([places[name] for name in values], [*values.values()])
 
 
 def _versions(*states: Mapping[str, Tensor]) -> tuple[int, ...]:
@@ -412,7 +421,6 @@ class Holder:
         loose = {name: value.detach().clone() for name, value in self._loose().items()}
         return loose if self.flat is None else Packed(self.flat.clone(), self.layout, loose)
 
-    @torch.no_grad()
     def restore(self, state: State) -> None:
         """Go back to a snapshot, in place."""
         if self.flat is not None and isinstance(state, Packed) and state.layout == self.layout:
@@ -420,9 +428,13 @@ class Holder:
             # What a mapping holds may have other shapes from client to client.
             if _shapes(loose) == _shapes(state.loose):
                 self.flat.copy_(state.flat)
-                for name, value in loose.items():
-                    value.copy_(state.loose[name])
+                _copy_each(loose, state.loose)
                 return
+        self._restore_parts(state)
+
+    @torch.no_grad()
+    def _restore_parts(self, state: State) -> None:
+        """Go back to a snapshot tensor by tensor."""
         for name, part in self.parts.items():
             if isinstance(part.content, Tensor):
                 part.content.copy_(state[name])

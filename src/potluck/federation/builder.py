@@ -70,7 +70,8 @@ class ClientBuilder:
         self.groups, self.precision = tuple(groups), precision
         self.metrics = dict(metrics or {})
         self.training, self.overrides = training, dict(overrides or {})
-        self._seeds, self._make_publics, self._secret = seeds, publics, secret or seeds.secret
+        self._make_publics, self._secret = publics, secret or seeds.secret
+        self._draws = seeds.tree("training")
         self.recipe: Callable[[], Recipe] | None = None  # to make the same clients in another process
         self._kinds: dict[ClientId, str] = {}
         self._flexible: dict[str, bool] = {}
@@ -158,8 +159,7 @@ class ClientBuilder:
 
     def enter(self, client: Client, round_: int, counters: dict[str, int]) -> None:
         """Let a client enter a round, with its own branch of the randomness."""
-        rng = self._seeds.tree("training").child("round", round_, "client", client.id)
-        client.enter(round_, rng, counters)
+        client.enter(round_, self._draws.child("round", round_, "client", client.id), counters)
 
     def public(self, client: ClientId) -> Public | None:
         """The public data as a client sees it, on this builder's device."""

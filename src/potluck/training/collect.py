@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,10 @@ from torch import Tensor
 from potluck.core.client import Client, SplitName
 from potluck.core.streams import Source
 from potluck.core.task import Batch
+from potluck.training.in_context import InContext
 from potluck.training.plan import rows_on
 
 
-@torch.no_grad()
 def collect(
     holder: Client,
     function: Callable[[Batch], Any],
@@ -41,7 +41,7 @@ def collect(
             for module in holder.modules().values():
                 module.eval()
             holder.mode = "evaluation"
-        with holder.autocast():
+        with torch.no_grad(), holder.autocast():
             return function(origin.take(taken))
 
     parts = [wanted[start : start + batch_size] for start in range(0, len(wanted), batch_size)]
@@ -59,11 +59,6 @@ Collector = Callable[[Client, Callable[[Tensor], Any], Sequence[np.ndarray]], li
 _collector: contextvars.ContextVar[Collector] = contextvars.ContextVar("collector", default=collect_eagerly)
 
 
-@contextlib.contextmanager
-def collecting_with(collector: Collector) -> Iterator[None]:
+def collecting_with(collector: Collector) -> contextlib.AbstractContextManager[None]:
     """Use another collector, such as one that captures and replays, for every `collect` inside."""
-    token = _collector.set(collector)
-    try:
-        yield
-    finally:
-        _collector.reset(token)
+    return InContext(_collector, collector)

@@ -12,7 +12,7 @@ import contextlib
 import contextvars
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from potluck.core.task import Batch
 from potluck.errors import ConfigError, nearest
 from potluck.training.compiled import is_compiled
 from potluck.training.fused_casts import gathered
+from potluck.training.in_context import InContext
 from potluck.training.modes import set_modes, single_sample
 from potluck.training.optimizers import Group, Optimizer, ParameterGroup, clip_gradients, without_rate
 from potluck.training.plan import Plan, Rows
@@ -57,14 +58,9 @@ def run_eagerly(workspace: Workspace, step: Step, plan: Plan) -> None:
 _runner: contextvars.ContextVar[Runner] = contextvars.ContextVar("runner", default=run_eagerly)
 
 
-@contextlib.contextmanager
-def running_with(runner: Runner) -> Iterator[None]:
+def running_with(runner: Runner) -> contextlib.AbstractContextManager[None]:
     """Use another runner, such as one that captures and replays, for every `fit` inside."""
-    token = _runner.set(runner)
-    try:
-        yield
-    finally:
-        _runner.reset(token)
+    return InContext(_runner, runner)
 
 
 def fit(
@@ -195,13 +191,14 @@ class Workspace:
     @torch.no_grad()
     def end(self, moments: Moments | None) -> None:
         """Copy the optimiser's state into the declared moments."""
-        state = self._state()
-        if moments is None or not state:
+        if moments is None:
             return
+        state = self._state()
         for name, value in state.items():
             if name not in moments:
                 moments[name] = torch.empty_like(value)
-        torch._foreach_copy_([moments[name] for name in state], [*state.values()])
+        if state:
+            torch._foreach_copy_([moments[name] for name in state], [*state.values()])
 
     def _state(self) -> dict[str, Tensor]:
         """The optimiser's state, named as in declared moments."""

@@ -22,7 +22,6 @@ from potluck.errors import ConfigError
 
 R = TypeVar("R", Request, Examination)
 Steps = tuple[str, ...]  # what a client does in a slot
-EVALUATION: Steps = ("evaluate",)
 GROWS_AFTER = 8  # exchanges without want of memory, after which more slots are tried; doubled at each failure
 
 
@@ -32,6 +31,9 @@ class Work:
 
     steps: Steps
     last_batch: int = 0
+
+
+EVALUATION = Work(("evaluate",))
 
 
 @dataclass(eq=False)
@@ -197,15 +199,17 @@ class Slots:
     # --- who works where --------------------------------------------------------------------------------
 
     def _taken(self, request: R, exchange: Exchange, build: Build) -> Slot:
-        if isinstance(request, Request):
-            work = Work(request.steps, self.last_batch(request.client))
-        else:
-            work = Work(EVALUATION)
+        work = self._work(request)
         slot = self._slot(request.client, work, exchange, build)
         self._homes[request.client, work.steps] = slot
         slot.known.add(work)
         exchange.take(slot)
         return slot
+
+    def _work(self, request: R) -> Work:
+        if isinstance(request, Request):
+            return Work(request.steps, self.last_batch(request.client))
+        return EVALUATION
 
     def _slot(self, client: ClientId, work: Work, exchange: Exchange, build: Build) -> Slot:
         """The slot where the client did this last; else a free one of its kind, or a new one.

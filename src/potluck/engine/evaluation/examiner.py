@@ -80,11 +80,12 @@ class Examiner:
         """The log lines of all answers."""
         found = read_together([answer.report.metrics for answer in answers])
         lines: list[Line] = []
+        further = tuple(self.metrics)
         for answer, numbers in zip(answers, found, strict=True):
             sizes = self._sizes(answer.client)
             told = self.federation.population.task_of(answer.client).rules.told
             parts = {
-                mode: split_parts(mode, numbers, sizes, self.settings.judge, told, tuple(self.metrics))
+                mode: split_parts(mode, numbers, sizes, self.settings.judge, told, further)
                 for mode in self.modes
             }
             lines += self._client_lines(when, round_, answer.client, parts)
@@ -138,10 +139,14 @@ class Examiner:
             down = self._messages.of(self.federation.method.downlink(self.rounds.server, client))
             ledger.add(client, "evaluate", "down", "evaluate", down)
         stamp = self.rounds.stamp(client, round_, attempt)
-        task = self.federation.population.task_of(client)
-        own = tuple(name for name, metric in self.metrics.items() if metric.fits(task))
         kept = self.settings.predictions != "none"
+        own = self._own_metrics(client) if self.metrics else ()
         return Examination(client, down, stamp, self.modes, self.settings.on, own, kept)
+
+    def _own_metrics(self, client: ClientId) -> tuple[str, ...]:
+        """The names of the experiment's own metrics that a client is measured by."""
+        task = self.federation.population.task_of(client)
+        return tuple(name for name, metric in self.metrics.items() if metric.fits(task))
 
     def _sizes(self, client: ClientId) -> dict[str, int]:
         """How many samples a client's measures are taken over, per split."""
