@@ -20,13 +20,16 @@ mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 HEAD=${NODES[0]}
 # Where machines have several networks, name the head's address on the right one: HEAD_IP=… sbatch …
 HEAD_IP=${HEAD_IP:-$(srun --nodes=1 --ntasks=1 --nodelist="$HEAD" hostname --all-ip-addresses | awk '{print $1}')}
+: "${HEAD_IP:?"$HEAD has no address; give one with HEAD_IP=… sbatch …"}"
 
 # Every process ends with the job step that started it (--block), and the steps end with this script.
 srun --overlap --nodes=1 --ntasks=1 --nodelist="$HEAD" \
     ray start --head --node-ip-address="$HEAD_IP" --port="$PORT" --include-dashboard=false --block &
+HEAD_STEP=$!
 SECONDS=0
 until python -c "import socket; socket.create_connection(('$HEAD_IP', $PORT), 1)" 2> /dev/null; do
-    [ "$SECONDS" -lt 120 ] || { echo "no head of a Ray cluster came up at $HEAD_IP:$PORT; see above" >&2; exit 1; }
+    { kill -0 "$HEAD_STEP" 2> /dev/null && [ "$SECONDS" -lt 120 ]; } ||
+        { echo "no head of a Ray cluster came up at $HEAD_IP:$PORT; see above" >&2; exit 1; }
     sleep 1
 done
 for NODE in "${NODES[@]:1}"; do

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -42,6 +43,30 @@ def test_the_script_for_slurm_is_bash_and_keeps_its_token_to_itself() -> None:
     subprocess.run(["bash", "-n", str(HERE / "slurm.sh")], check=True)
     text = (HERE / "slurm.sh").read_text(encoding="utf-8")
     assert text.index("umask 077") < text.index("secrets.token_hex") < text.index("ray start")
+
+
+STAND_INS = {
+    "scontrol": "echo n1",
+    "srun": 'case "$*" in *hostname*) ;; *) exit 3 ;; esac',  # no address, and Ray does not start
+    "python": 'case "$2" in *secrets*) echo token ;; *) exit 1 ;; esac',  # nobody listens
+}
+
+
+@pytest.mark.parametrize(
+    ("head", "sentence"), [("", "n1 has no address"), ("127.0.0.1", "no head of a Ray cluster came up")]
+)
+def test_the_script_for_slurm_ends_at_once_without_a_head(tmp_path: Path, head: str, sentence: str) -> None:
+    for name, text in STAND_INS.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}
+    command = ["bash", str(HERE / "slurm.sh"), "experiment.yaml"]
+    done = subprocess.run(
+        command, env={**env, "HEAD_IP": head}, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode
+    assert sentence in done.stderr
+    assert not (tmp_path / ".ray-token-7").exists()
 
 
 def test_the_manifest_has_a_token_for_every_pod_and_a_closed_door() -> None:

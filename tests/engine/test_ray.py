@@ -34,6 +34,7 @@ from potluck.errors import ConfigError, RunError
 from potluck.runs.api import resume, run
 from potluck.runs.loop import Interrupted
 from potluck.testing.bench import ALL, Bench
+from potluck.version import __version__
 
 ray = pytest.importorskip("ray")
 
@@ -44,6 +45,7 @@ import potluck.engine.ray.handles as handles  # noqa: E402
 import potluck.engine.ray.homes as ray_homes  # noqa: E402
 from potluck.engine.ray import cluster as clusters  # noqa: E402
 from potluck.engine.ray import door  # noqa: E402
+from potluck.engine.ray.alike import Machines  # noqa: E402
 from potluck.engine.ray.balance import Seconds, shared_out  # noqa: E402
 from potluck.engine.ray.cluster import Cluster, Node  # noqa: E402
 from potluck.engine.ray.door import check_door  # noqa: E402
@@ -278,7 +280,11 @@ NODES = [Node("1", "north", 4, 0), Node("2", "south", 2, 0)]
 @pytest.mark.parametrize(
     ("nodes", "settings", "sentence"),
     [
-        (NODES, {"device": "cuda"}, "engine.device: no machine of the cluster has a GPU: north with 4 cores"),
+        (
+            NODES,
+            {"device": "cuda"},
+            "engine.device: no machine of the cluster has a GPU: north with 4 cores .*; use cpu$",
+        ),
         (
             NODES,
             {"workers": 7},
@@ -340,6 +346,12 @@ def test_addresses() -> None:
         ),
         ((0, "[]", ""), (1, "", ""), False, "no node .* they are on none; start one here with: ray start"),
         ((1, "", "x\nInvalidAuthToken: it is missing or incorrect"), None, False, "wants its token: set RAY"),
+        (
+            (1, "", "Traceback\nRuntimeError: Version mismatch: The cluster\n  Ray: 2.60.0"),
+            None,
+            False,
+            r"install the same Ray .* of 10.0.0.5:6379: Version mismatch: The cluster Ray: 2.60.0$",
+        ),
         ((-1, "", "no answer within 20 s"), None, False, r"does not answer \(no answer within 20 s\)"),
     ],
 )
@@ -386,6 +398,7 @@ class FewHomes(Homes):
         self.notice, self.alive, self.known = self.heard.append, [], []
         self.coming, self.spots, self.losses = [], [Spot("1", 1, 0, 1)], 0
         self.again, self.why = 0.0, ""
+        self.machines = Machines(mixed, self.notice)
         self.cluster = SimpleNamespace(nodes=lambda: [*nodes])  # type: ignore[assignment]
 
     def take(self, node: str, **about: Any) -> None:
@@ -393,15 +406,18 @@ class FewHomes(Homes):
 
 
 def test_unlike_machines_are_refused_by_name() -> None:
-    one, other = {"potluck": "1", "torch": "2.13"}, {"potluck": "1", "torch": "2.12"}
+    one, other = {"potluck": __version__, "torch": "2.13"}, {"potluck": __version__, "torch": "2.12"}
     homes = FewHomes(mixed=False)
     homes.take("north", fingerprint=one)
     with pytest.raises(ConfigError, match=r"^engine.mixed: north has torch 2.13, south has 2.12, so numbers"):
         homes.take("south", fingerprint=other)
-    with pytest.raises(
-        ConfigError, match=r"^engine.name: north has potluck 1, south has 2; install the same"
-    ):
+    other_version = (
+        rf"^engine.name: .* has potluck {__version__}, south has 2; install the same potluck\[ray\]"
+    )
+    with pytest.raises(ConfigError, match=other_version):
         homes.take("south", fingerprint=one | {"potluck": "2"})
+    with pytest.raises(ConfigError, match=other_version):  # before a home is opened: it would not understand
+        homes.machines.check_version("south", "2")
     with pytest.raises(ConfigError, match=r"^engine.name: south: there is no data set"):
         homes.take("south", refused="there is no data set")
     mixed = FewHomes(mixed=True)
@@ -424,7 +440,10 @@ def test_data_that_a_home_does_not_have(monkeypatch: pytest.MonkeyPatch, tmp_pat
     other = recipe.__class__(**{**vars(recipe), "fingerprints": ("another",)})  # type: ignore[call-arg]
     assert home_opened(lambda: other, engine, 1.0) == (
         None,
-        {"refused": "its data are not those of the experiment, though they have the same name"},
+        {
+            "refused": "its data are not those of the driver, though they have the same name; copy the driver's "
+            "there"
+        },
     )
 
 
@@ -509,8 +528,18 @@ def test_attempts_to_replace_a_home_have_an_end_and_time_between_them(
         homes._count_loss("it never ran")
         pauses.append(homes.again - before - 10)
     assert pauses == [2, 4, 8, 16]
+    monkeypatch.setattr(homes, "_replace", lambda spot: homes._count_loss("it never ran"))
     with pytest.raises(RunError, match=r"it never ran"):
         homes.wait_for_one()
+
+
+def test_homes_that_die_while_the_head_is_slow_do_not_end_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a head knows which machine is gone it gives homes to that one: they die, more than may be lost."""
+    Clock(monkeypatch)
+    homes = LateHomes(nodes=NODES)
+    homes.losses, homes.ready = LOSSES + 1, 100.0
+    homes.wait_for_one()
+    assert len(homes.alive) == 1
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -196,14 +196,24 @@ def test_a_comparison_goes_on_when_a_machine_dies(
         assert (there.folder / path).read_bytes() == (here.folder / path).read_bytes()
 
 
+def hasty(engines: Engines, deadline: float) -> Callable[[ClientBuilder], RayEngine]:
+    """Engines with a short deadline for answers; their homes may take longer to open."""
+
+    def make(clients: ClientBuilder) -> RayEngine:
+        engine = engines(clients)
+        engine.homes.settings = engines.settings.model_copy(update={"deadline": deadline})
+        return engine
+
+    return make
+
+
 def test_a_home_that_hangs_is_given_up(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     def freeze(homes: WarmHomes) -> None:
         os.kill(homes.alive[-1].process, signal.SIGSTOP)
 
     monkeypatch.setattr(WarmHomes, "strike", freeze)
-    engines.settings = engines.settings.model_copy(update={"deadline": 5.0})
     engines.kill_after(2)
-    played = Bench("fedproto", make_engine=engines).play(SCHEDULE)
+    played = Bench("fedproto", make_engine=hasty(engines, 5.0)).play(SCHEDULE)
     assert any("no answer and no work within engine.deadline, 5 s" in sentence for sentence in engines.heard)
     assert same(Bench("fedproto").play(SCHEDULE).states(), played.states())
 
@@ -221,12 +231,7 @@ def test_a_home_that_works_is_not_given_up(engines: Engines) -> None:
                 torch.ones(1000).sum()
             super().train(client)
 
-    def hasty(clients: ClientBuilder) -> RayEngine:
-        engine = engines(clients)
-        engine.homes.settings = engines.settings.model_copy(update={"deadline": 1.0})
-        return engine
-
-    played = Bench(Laborious, make_engine=hasty).play([("0", "1")])
+    played = Bench(Laborious, make_engine=hasty(engines, 1.0)).play([("0", "1")])
     assert not engines.lost
     assert same(Bench("local").play([("0", "1")]).states(), played.states())
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from potluck.engine.settings import EngineSettings
 from potluck.errors import ConfigError, RunError
+from potluck.version import __version__
 
 ray = pytest.importorskip("ray")
 
@@ -46,7 +48,7 @@ class FakeRay:
     def _actor(self) -> Any:
         number, self.asked = self.asked, self.asked + 1
         return SimpleNamespace(
-            hello=SimpleNamespace(remote=lambda: ("hello", number)),
+            introduce=SimpleNamespace(remote=lambda device, threads: ("hello", number)),
             play=SimpleNamespace(remote=lambda code, parcel, device: ("play", number, parcel)),
         )
 
@@ -85,12 +87,18 @@ def play(monkeypatch: pytest.MonkeyPatch, fake: FakeRay, labels: str = "abc") ->
     monkeypatch.setattr(jobs, "ray", fake)
     monkeypatch.setattr(jobs, "time", Clock())
     monkeypatch.setattr(jobs, "pack", lambda job: job.label)
-    jobs._Players("cpu", 60.0, told.append).play([Named(label) for label in labels], SPOTS)
+    settings = EngineSettings(name="ray", deadline=60.0)
+    jobs._Players(settings, "cpu", told.append).play([Named(label) for label in labels], SPOTS)
     return told
 
 
-def home(number: int) -> tuple[str, int, str]:
-    return f"node-{number}", number, "id"
+def home(number: int, torch: str = "2.13") -> tuple[str, dict[str, str]]:
+    return f"node-{number}", {"potluck": __version__, "torch": torch}
+
+
+def test_runs_of_one_comparison_are_not_played_on_unlike_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"^engine.mixed: node-0 has torch 2.13, node-1 has 2.12"):
+        play(monkeypatch, FakeRay({0: home(0), 1: home(1, "2.12")}, {}))
 
 
 def test_whoever_is_free_goes_on_with_a_lost_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,9 @@ class ExperimentRecipe:
         """Make the clients on a device of this machine."""
         built: Federation = self.experiment(device).build(split=self.split)
         if _fingerprints(built.data) != self.fingerprints:
-            raise DataError("its data are not those of the experiment, though they have the same name")
+            raise DataError(
+                "its data are not those of the driver, though they have the same name; copy the driver's there"
+            )
         return built.clients
 
 

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potluck.version import __version__
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -26,11 +28,21 @@ class HomeActor:
     def __init__(self) -> None:
         self.home: HomeProcess | None = None
 
-    def hello(self) -> tuple[str, int, str]:
-        """The name of this machine, the number of this process, and Ray's name of the machine."""
+    def hello(self) -> tuple[str, int, str, str]:
+        """The name of this machine, the number of this process, Ray's name of the machine, potluck's version."""
         import ray
 
-        return platform.node(), os.getpid(), ray.get_runtime_context().get_node_id()
+        return platform.node(), os.getpid(), ray.get_runtime_context().get_node_id(), __version__
+
+    def introduce(self, device: str, threads: int) -> tuple[str, dict[str, str]]:
+        """The name of this machine, and what numbers depend on here."""
+        import torch
+
+        from potluck.engine.ray.alike import fingerprint
+        from potluck.engine.settings import ask_for_queues
+
+        ask_for_queues()  # before anything asks for a GPU
+        return platform.node(), fingerprint(torch.device(device), threads)
 
     def open(
         self, code: dict[str, bytes], parcel: Any, settings: dict[str, Any], share: float

@@ -29,8 +29,8 @@ def check_address(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), REACH).close()
     except OSError as error:
         raise ConfigError(
-            f"engine.address: nobody listens at {address} ({error.strerror or error}); start a Ray cluster there "
-            f"with: ray start --head --port={port}"
+            f"engine.address: nobody listens at {address} ({error.strerror or error}); start a Ray cluster there, "
+            "with a token, as docs/cluster.md shows"
         ) from error
 
 
@@ -94,10 +94,17 @@ def why_not(text: str, address: str) -> str:
     """Why a cluster could not be joined, from what Ray said."""
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["it says nothing"]
     if "version" in text.lower() and "mismatch" in text.lower():
-        return f"the cluster at {address} has other versions: {' '.join(text.split())}"
+        return (
+            f"install the same Ray and Python on all machines of {address}: {_from('Version mismatch', text)}"
+        )
     if "token" in text.lower() or "auth" in text.lower():
         return f"the cluster at {address} wants its token: {TOKEN}"
     return f"the cluster at {address} does not answer ({lines[-1]})"
+
+
+def _from(start: str, text: str) -> str:
+    """The text from these words on, in one line."""
+    return " ".join(text[max(text.find(start), 0) :].split())
 
 
 def listens(host: str, port: int) -> bool:

@@ -14,6 +14,7 @@ from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from potluck.engine.protocol import Examination, Request
 from potluck.engine.ray.actor import cpu_seconds
+from potluck.engine.ray.alike import SAME
 from potluck.engine.ray.spots import Spot, at_machine
 from potluck.engine.wire import TensorFrame
 
@@ -111,6 +112,12 @@ def _cpu_seconds(pulse: Any) -> float:
         return float(ray.get(pulse))
     except RayError:
         return 0.0
+
+
+def why_none(error: Exception) -> str:
+    """Why no process came, and what to do where a machine lacks potluck."""
+    why = in_short(error)
+    return f"{why}; {SAME}" if "No module named" in why else why
 
 
 def in_short(error: Exception) -> str:

@@ -7,7 +7,6 @@ sends what is missing again.
 
 from __future__ import annotations
 
-import platform
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from potluck.core.packed import Packed, State
 from potluck.core.state import Report
 from potluck.engine.numerics import precision, threads
 from potluck.engine.protocol import Answer, Examination, Failure, Outcome, Request
+from potluck.engine.ray.alike import fingerprint
 from potluck.engine.settings import EngineSettings, ask_for_queues
 from potluck.engine.store.budget import Budget
 from potluck.engine.store.client_store import ClientStore
@@ -34,26 +34,9 @@ from potluck.engine.wire import TensorFrame, done_frame, read_errand, reply_note
 from potluck.engine.workers import trouble_frame
 from potluck.errors import PotluckError
 from potluck.federation.builder import ClientBuilder, Recipe
-from potluck.version import __version__
 
 CACHE = 0.5  # of what a budget gives the states of a machine: driver and homes may share one
 INITIAL = 0  # the version of a client that was never asked: its state is built from the seed
-
-
-def fingerprint(device: torch.device, count: int) -> dict[str, str]:
-    """What the last bits of a number depend on here."""
-    found = {
-        "potluck": __version__,
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-        "CPU capability": torch.backends.cpu.get_cpu_capability(),
-        "threads": str(count),
-    }
-    if device.type == "cuda":
-        found["GPU"] = torch.cuda.get_device_name(device)
-        found["CUDA"] = str(torch.version.cuda)
-        found["cuDNN"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
-    return found
 
 
 def opened(

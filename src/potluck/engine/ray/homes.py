@@ -11,8 +11,9 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from potluck.engine.ray.actor import HomeActor
+from potluck.engine.ray.alike import Machines
 from potluck.engine.ray.cluster import Cluster
-from potluck.engine.ray.handles import AnyRequest, Home, Lost, in_short
+from potluck.engine.ray.handles import AnyRequest, Home, Lost, in_short, why_none
 from potluck.engine.ray.parcel import Parcel, pack
 from potluck.engine.ray.room import START, machines, spots_with_room
 from potluck.engine.ray.spots import Spot, choose_spots, home_settings
@@ -44,6 +45,7 @@ class Homes:
         own = home_settings(settings, nodes)
         self.values = own.model_dump(mode="json")
         self.spots = choose_spots(settings, str(own.device), nodes, most)
+        self.machines = Machines(settings.mixed, notice)
         self.alive: list[Home] = []
         self.coming: list[Home] = []  # replacements that are not open yet
         self.known: list[Home] = []  # all that were ever open
@@ -103,12 +105,13 @@ class Homes:
         """Ask a home its name; False if it is gone, as when its machine died and the cluster does not know yet."""
         name = machines([home.spot], self._nodes)
         try:
-            home.node, home.process, home.machine = ray.get(greeting)
+            home.node, home.process, home.machine, version = ray.get(greeting)
         except RayError as error:
             if isinstance(error, RayActorError) and not error.actor_init_failed:
                 self._give_up(home, f"{name}: {in_short(error)}")
                 return False
-            raise ConfigError(f"engine.name: no home can be started on {name}: {in_short(error)}") from error
+            raise ConfigError(f"engine.name: no home can be started on {name}: {why_none(error)}") from error
+        self.machines.check_version(home.node, version)
         return True
 
     def _give_up(self, home: Home, why: str) -> None:
@@ -137,25 +140,9 @@ class Homes:
         if "refused" in about:
             raise ConfigError(f"engine.name: {home.node}: {about['refused']}")
         home.fingerprint, home.opening, home.used = about["fingerprint"], None, about["used"]
-        if self.known:
-            self._compare(self.known[0], home)
+        self.machines.check(home.node, home.fingerprint)
         self.alive.append(home)
         self.known.append(home)
-
-    def _compare(self, first: Home, home: Home) -> None:
-        for key, value in home.fingerprint.items():
-            other = first.fingerprint.get(key, "none")
-            if other == value:
-                continue
-            unlike = f"{first.node} has {key} {other}, {home.node} has {value}"
-            if key == "potluck":
-                raise ConfigError(f"engine.name: {unlike}; install the same version on all machines")
-            if not self.settings.mixed:
-                raise ConfigError(
-                    f"engine.mixed: {unlike}, so numbers would depend on who plays whom; use machines that are "
-                    "alike, or allow it with engine.mixed=true"
-                )
-            self.notice(f"numbers may differ from those of other machines: {unlike}")
 
     # --- losing and replacing ---
 
@@ -203,7 +190,7 @@ class Homes:
                 about = self._opened(home)
                 if "refused" not in about:
                     hello = home.actor.hello.remote()
-                    home.node, home.process, home.machine = ray.get(hello, timeout=self.settings.deadline)
+                    home.node, home.process, home.machine, _ = ray.get(hello, timeout=self.settings.deadline)
                 self._admit(home, about)
             except (ConfigError, Lost, RayError) as error:
                 self._give_up(home, first_line(error))
@@ -213,7 +200,7 @@ class Homes:
         started = time.monotonic()
         while not self.alive:
             waited = time.monotonic() - started
-            may_try = self.losses <= LOSSES * len(self.spots)
+            may_try = waited <= PATIENCE or self.losses <= LOSSES * len(self.spots)
             if not self.coming and may_try and time.monotonic() >= self.again:
                 self._replace(self.spots[0])
             patience = max(PATIENCE, self.settings.deadline) if self._has_machines() else PATIENCE

@@ -13,8 +13,9 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from potluck.engine.ray.actor import HomeActor
+from potluck.engine.ray.alike import Machines
 from potluck.engine.ray.cluster import Cluster
-from potluck.engine.ray.handles import in_short
+from potluck.engine.ray.handles import in_short, why_none
 from potluck.engine.ray.homes import PAUSE, TICK
 from potluck.engine.ray.parcel import pack
 from potluck.engine.ray.room import spots_with_room
@@ -58,7 +59,7 @@ def play_jobs(settings: EngineSettings, jobs: Sequence[Job], told: Callable[[str
         nodes = cluster.nodes()
         own = home_settings(settings, nodes)
         spots = choose_spots(settings, str(own.device), nodes, len(jobs))
-        players = _Players(str(own.device), settings.deadline, told)
+        players = _Players(settings, str(own.device), told)
         stack.callback(players.close)
         players.play(jobs, spots_with_room(spots, cluster, nodes, told))
 
@@ -66,8 +67,9 @@ def play_jobs(settings: EngineSettings, jobs: Sequence[Job], told: Callable[[str
 class _Players:
     """Processes that play jobs."""
 
-    def __init__(self, device: str, deadline: float, told: Callable[[str], None]) -> None:
-        self.device, self.deadline, self.told = device, deadline, told
+    def __init__(self, settings: EngineSettings, device: str, told: Callable[[str], None]) -> None:
+        self.settings, self.device, self.told = settings, device, told
+        self.machines = Machines(settings.mixed, told)
         self.busy: dict[Any, _Place] = {}
         self.idle: list[_Place] = []  # they go on with a run whose machine is lost
         self.coming: dict[Any, _Place] = {}  # by what they will say first
@@ -102,7 +104,7 @@ class _Players:
 
     def _check_hope(self, job: Job, waited: float) -> None:
         """Give up if nobody plays and nobody comes."""
-        if not (self.coming or self.later) or waited > self.deadline:
+        if not (self.coming or self.later) or waited > self.settings.deadline:
             raise RunError(
                 f"no process is left on the Ray cluster to play {job.label}; when its machines are back, give the "
                 "same command again, and it goes on"
@@ -118,7 +120,7 @@ class _Players:
     def _ask(self, spot: Spot, anywhere: bool = False) -> None:
         options = {"max_restarts": 0, "max_task_retries": 0, **spot.options(anywhere)}
         place = _Place(ray.remote(HomeActor).options(**options).remote(), spot)
-        self.coming[place.actor.hello.remote()] = place
+        self.coming[place.actor.introduce.remote(self.device, self.settings.threads)] = place
 
     def _ask_again(self) -> None:
         due = [one for one in self.later if one[0] <= time.monotonic()]
@@ -130,17 +132,18 @@ class _Players:
         """A process that is there; None if it is gone, as on a machine that died and the cluster does not know."""
         place = self.coming.pop(ref)
         try:
-            place.node, *_ = ray.get(ref)
+            place.node, found = ray.get(ref)
         except RayError as error:
             _kill(place)
             self.failed += 1
             if not isinstance(error, RayActorError) or error.actor_init_failed:
                 raise ConfigError(
-                    f"engine.name: no process can be started on the Ray cluster: {in_short(error)}"
+                    f"engine.name: no process can be started on the Ray cluster: {why_none(error)}"
                 ) from error
             if self.failed <= FAILURES:
                 self.later.append((time.monotonic() + min(2.0**self.failed, PAUSE[1]), place.spot))
             return None
+        self.machines.check(place.node, found)
         return place
 
     def _begin(self, place: _Place, job: Job) -> None:

@@ -87,7 +87,7 @@ def _gpu_spots(settings: EngineSettings, nodes: Sequence[Node]) -> list[Spot]:
     """A GPU for each home; where more homes are asked for than there are GPUs, they share them."""
     total = sum(node.gpus for node in nodes)
     if not total:
-        raise ConfigError(f"engine.device: no machine of the cluster has a GPU: {_listed(nodes)}")
+        raise ConfigError(f"engine.device: no machine of the cluster has a GPU: {_listed(nodes)}; use cpu")
     each = 1 if settings.workers == "auto" else -(-settings.workers // total)
     return list(_in_turn([[Spot(node.id, 0, 1 / each, 1)] * (node.gpus * each) for node in nodes]))
 
