@@ -488,6 +488,8 @@ def test_when_no_client_is_left_the_run_can_be_resumed(place: Path) -> None:
 def test_wrong_lists_of_a_comparison(place: Path) -> None:
     assert "'fedmrl'" in refused("compare", "small.yaml", "--methods", "local,fedmlr")
     assert "'x'" in refused("compare", "small.yaml", "--methods", "fedavg", "--seeds", "0,x")
+    told = refused("compare", "small.yaml", "--methods", "fedavg", "--seeds", "9" * 5000)
+    assert f"--seeds: '{'9' * 20}…' is not a whole number from 0" in told
     assert "fedproto" in refused("compare", "small.yaml", "--methods", "fedavg", "fedproto.weight=2")
 
 

@@ -77,6 +77,7 @@ def test_a_plugin_that_is_not_there_is_told(place: Path) -> None:
         (("method", "My Method"), "'My Method' cannot be a method's name; use letters"),
         (("method", "class"), "'class' cannot be a method's name"),
         (("method", "../escape"), "cannot be a method's name"),
+        (("method", "\u017ftuff"), "cannot be a method's name"),  # a long s, an s in capitals
         (("method", "FedAvg"), "there is a method 'FedAvg' already"),
         (("method", "fedavg"), "there is a method 'fedavg' already"),
         (("method", "torch"), "torch.py would hide the module 'torch'"),

@@ -353,6 +353,9 @@ def test_what_no_table_holds_is_told(tmp_path: Path) -> None:
     (tmp_path / "wide.csv").write_text("a," * 60_000 + "y\n" + "1," * 60_000 + "0\n")
     with pytest.raises(DataError, match=r"wide\.csv has more than 50,000 columns"):
         potluck.from_files(tmp_path / "wide.csv", target="y")
+    (tmp_path / "wide.csv").write_text('"a\n",' + "b," * 60_000 + "y\n" + "1," * 60_001 + "0\n")
+    with pytest.raises(DataError, match=r"wide\.csv has more than 50,000 columns"):
+        potluck.from_files(tmp_path / "wide.csv", target="y")
     table = pa.table({"a": [b"\xff"] * 40, "y": ["k", "l"] * 20})
     pq.write_table(table, tmp_path / "bytes.parquet")
     with pytest.raises(DataError, match="column 'a' holds a bytes in a cell"):

@@ -325,6 +325,8 @@ def test_addresses() -> None:
         nobody: f"engine.address: nobody listens at {nobody} .*; start a Ray cluster there",
         "head": "engine.address: give the head of a Ray cluster, such as 10.0.0.5:6379, not 'head'",
         "ray://head:10001": "engine.address: give the head of a Ray cluster",
+        "127.0.0.1:99999": "engine.address: give the head of a Ray cluster",
+        f"127.0.0.1:{'9' * 5000}": "engine.address: give the head of a Ray cluster",
     }.items():
         with pytest.raises(ConfigError, match=f"^{sentence}"):
             check_engine(ON_RAY.model_copy(update={"address": address}))

@@ -78,6 +78,8 @@ def test_a_sentence_says_what_is_meant(values: dict[str, Any], sentence: str) ->
         ("partition=dirichlet", "write partition.kind=dirichlet"),
         ("training.rounds=true", r"training.rounds: must be a number \(given: True\)"),
         ("models.0.name=x", "unknown model 'x'"),
+        ("models.pool.²=x", "'²' is not a position in a list of"),
+        (f"models.pool.{'9' * 5000}=x", "is not a position in a list of"),
         ("partition={file: 3}", r"partition.file: give the path of a file \(given: 3\)"),
         (3, "3 is not an override; write key=value"),
         ("variants.a.method=local", "write variants into the file; potluck compare runs them"),

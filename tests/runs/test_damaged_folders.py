@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 
 import potluck
 from helpers import TINY, StopAfter, changed_experiment, stopped_run
@@ -450,6 +452,15 @@ def test_a_full_disk_loses_nothing(
     monkeypatch.setattr(os, "fsync", fsync)
     resume(tmp_path / "run")
     assert same_logs(tmp_path / "run", whole)
+
+
+def test_a_state_that_does_not_fit_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    with pytest.raises(RunError, match=r"No space left .*; make room, then go on with: potluck resume"):
+        run(experiment(), out=tmp_path / "run")
 
 
 def test_a_line_that_does_not_fit_leaves_no_part_of_it(

@@ -28,8 +28,9 @@ from potluck.experiment.schema import Experiment
 from potluck.files import read_json, refuse_links, sha256, write_whole
 from potluck.report.log import natural, read_config
 from potluck.runs.api import resume, run
-from potluck.runs.folder import RunFolder
+from potluck.runs.folder import LOGS, RunFolder
 from potluck.runs.kept_models.files import check_models
+from potluck.runs.log_marks import mark_of
 from potluck.runs.own_code import check_trusted, own_code, reach
 from potluck.runs.pages import write_pages
 from potluck.runs.started_here import is_sealed, seal
@@ -232,6 +233,7 @@ def test_what_killed_processes_were_writing_is_removed_and_nothing_else(folder: 
         {"logs": None},
         {"logs": {"metrics.jsonl": 5}},
         {"logs": {"metrics.jsonl": {"bytes": -5, "sha256": ""}}},
+        {"logs": {name: {"bytes": 1} for name in LOGS}},
         {"accepted": 3},
         {"failures": None},
     ],
@@ -291,6 +293,30 @@ def test_other_tensors_under_a_right_checksum_are_one_sentence(folder: Path, who
     with pytest.raises(
         RunError, match=rf"is not one of this run: .*({who.rstrip('s')}.*tensor|cannot be read)"
     ):
+        resume(folder)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"mode": None},
+        {"when": "later"},
+        {"test": 5},
+        {"test": {"accuracy": "high"}},
+        {"test": {"accuracy": 10**400}},
+    ],
+)
+def test_a_forged_log_that_no_observer_understands_is_named(folder: Path, forged: Any) -> None:
+    log = folder / "metrics.jsonl"
+    *others, last = log.read_text().splitlines()
+    line = {key: value for key, value in (json.loads(last) | forged).items() if value is not None}
+    log.write_text("\n".join([*others, json.dumps(line)]) + "\n")
+    for path in (folder / "checkpoints").glob("checkpoint*.json"):
+        values = json.loads(path.read_text())
+        values["logs"][log.name] = mark_of(log.read_bytes())
+        path.write_text(json.dumps(values))
+    resealed(folder / "checkpoints")
+    with pytest.raises(RunError, match=r"metrics\.jsonl is damaged, or was not written by potluck"):
         resume(folder)
 
 
@@ -384,6 +410,17 @@ def test_a_seal_of_another_user_is_none(
     with pytest.raises(RunError, match="you did not start this run"):
         resume(folder)
     resume(folder, trust=True)
+
+
+def test_the_folder_where_one_is_has_no_key_for_seals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_STATE_HOME", "state")
+    assert seal({"code": "a"}) is not None
+    assert not (tmp_path / "state").exists()
+    assert (tmp_path / "home/.local/state/potluck/seal.key").exists()
 
 
 def test_nobody_else_can_put_a_key_for_seals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

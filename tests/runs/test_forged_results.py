@@ -176,6 +176,26 @@ def test_a_summary_that_says_something_else_than_the_log_is_refused(folder: Path
         potluck.open(folder)
 
 
+@pytest.mark.parametrize(
+    ("lie", "beside"),
+    [
+        ({"rounds": 3}, r"timing\.jsonl beside it: rounds"),
+        ({"seconds_per_round": 9.0}, r"timing\.jsonl beside it: seconds_per_round"),
+        ({"messages": {"up": {"scalars": 1}}}, r"ledger\.jsonl beside it: messages\.up\.scalars"),
+        ({"method": "fedmrl"}, r"environment\.json beside it: method"),
+        ({"seed": 8}, r"environment\.json beside it: seed"),
+        ({"split": "0" * 64}, r"environment\.json beside it: split"),
+    ],
+)
+def test_a_summary_that_says_something_else_than_the_other_files_is_refused(
+    folder: Path, lie: dict[str, Any], beside: str
+) -> None:
+    changed(folder / "summary.json", lambda value: value.update(lie))
+    for read in (potluck.open, write_pages):
+        with pytest.raises(RunError, match=rf"summary\.json does not agree with {beside} is another"):
+            read(folder)
+
+
 @pytest.mark.parametrize("block", ["accuracy", "difference", "measured"])
 def test_a_comparison_that_says_something_else_than_the_logs_is_refused(home: Path, block: str) -> None:
     def lie(value: Any) -> None:

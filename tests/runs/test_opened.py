@@ -355,7 +355,7 @@ def test_another_version_is_said(tmp_path: Path) -> None:
         potluck.open(tmp_path / "run")
 
 
-@pytest.mark.parametrize("module", ["named_in_a_folder", "named-in-a-folder"])
+@pytest.mark.parametrize("module", ["named_in_a_folder", "named-in-a-folder", "math:named"])
 def test_a_function_that_the_folder_names_is_not_imported(
     tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

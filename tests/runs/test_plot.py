@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -95,6 +97,20 @@ def test_confusion_comes_from_models_where_no_predictions_are_kept(run: Path) ->
     right = json.loads((run / "summary.json").read_text())["accuracy"]["per_client"]
     shown = texts(potluck.plot("confusion", result))
     assert {f"client {client}: {100 * value:.1f} %" for client, value in right.items()} <= set(shown)
+
+
+@pytest.mark.parametrize("kind", ["tsne", "pca"])
+def test_models_that_diverged_have_no_map(kind: Kind, run: Path) -> None:
+    (home,) = (run / "models").iterdir()
+    (home / "SHA256SUMS").unlink()
+    about = json.loads((home / "about.json").read_text())
+    del about["checksums"]
+    (home / "about.json").write_text(json.dumps(about))
+    for path in home.glob("*.safetensors"):
+        state = safetensors.torch.load_file(path)
+        safetensors.torch.save_file({name: value * math.nan for name, value in state.items()}, path)
+    with pytest.raises(RunError, match=r"the features of client 0 are not all finite numbers.*--clients"):
+        potluck.plot(kind, run)
 
 
 def test_the_wire_has_names_and_sizes(run: Path) -> None:

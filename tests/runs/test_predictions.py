@@ -1,5 +1,6 @@
 """Predictions that a run keeps, and what follows from them."""
 
+import io
 import json
 
 import numpy as np
@@ -81,6 +82,18 @@ def test_only_those_of_the_last_round_stay_where_nothing_else_is_said(tmp_path):
     result = run(tmp_path / "run", True)
     assert [file.name for file in (tmp_path / "run" / "predictions").iterdir()] == ["round-000002.parquet"]
     assert set(result.predictions()["round"]) == {2}
+
+
+def test_a_flipped_bit_is_found(kept, tmp_path):
+    (tmp_path / "predictions").mkdir()
+    whole = (kept.folder / "predictions/round-000002.parquet").read_bytes()
+    column = pq.ParquetFile(io.BytesIO(whole)).metadata.row_group(0).column(8)
+    assert column.path_in_schema.startswith("scores")
+    for place in range(column.data_page_offset + 100, column.data_page_offset + 600, 50):
+        flipped = whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
+        (tmp_path / "predictions/round-000002.parquet").write_bytes(flipped)
+        with pytest.raises(RunError, match=r"round-000002\.parquet is damaged.*put a whole copy of it back"):
+            read_predictions(tmp_path)
 
 
 def test_a_file_that_becomes_huge_is_not_read(tmp_path, monkeypatch):

@@ -24,6 +24,7 @@ models: {pool: [mlp-small, conv-small]}
 method: {name: fedmrl, d1: 16}
 training: {rounds: 1, batch_size: 64}
 """
+MANY = {f"training.k{number}": [*range(20)] for number in range(9)}  # a product of 20 to the ninth
 BLOCKS = """\
 variants:
   fedproto: {method: fedproto}
@@ -110,6 +111,8 @@ def test_methods_take_the_place_of_variants(file: Path) -> None:
         ("variants: {grid: {partition.alpha: [1, 2]}}", r"changes partition\.alpha"),
         ("variants: {grid: {models: [a/b]}}", "'models=a/b' cannot name a folder"),
         ("grid: {method.d1: [8]}", "unknown key 'grid'"),
+        (f"sweep: {{grid: {MANY}}}", r"sweep\.grid: these are 512,000,000,000 entries"),
+        (f"variants: {{method.d1: {[*range(10_001)]}}}", r"variants\.method\.d1: these are 10,001 entries"),
         ("variants: {method.d1: []}", r"variants\.method\.d1: the list is empty"),
         (
             "variants: {a: {method: fedavg}}\nsweep: {seed: [1, 2]}",

@@ -27,6 +27,7 @@ ENDINGS = {
     "latex": ".tex",
     "pdf": ".pdf",
 }  # others may be files of the user's that are no tables
+LONGEST_NUMBER = 100  # digits
 CONTENTS = {"csv": "a table", "latex": "a LaTeX table", "pdf": "a PDF"}
 
 
@@ -170,9 +171,10 @@ def _check_file(option: str, file: Path) -> None:
 def _numbers(option: str, text: str, such: str) -> list[int]:
     """Whole numbers between commas."""
     listed = words(text)
-    wrong = next((word for word in listed if not word.isdecimal()), None)
+    wrong = next((word for word in listed if not word.isdecimal() or len(word) > LONGEST_NUMBER), None)
     if wrong is not None:
-        raise ConfigError(f"{option}: {wrong!r} is not a whole number from 0; give some such as {such}")
+        given = wrong if len(wrong) <= LONGEST_NUMBER else f"{wrong[:20]}…"
+        raise ConfigError(f"{option}: {given!r} is not a whole number from 0; give some such as {such}")
     return list(map(int, listed))
 
 

@@ -15,6 +15,8 @@ from potluck.cli.options import AsJson, Debug
 from potluck.cli.screen import Screen
 from potluck.errors import ConfigError, RunError
 
+NAME = re.compile("[a-z][a-z0-9]*([-_][a-z0-9]+)*", re.IGNORECASE | re.ASCII)
+
 METHOD = Template('''"""$title: say here what it does, in a sentence."""
 
 from typing import Any
@@ -205,7 +207,7 @@ def _checked(name: str) -> str:
     from potluck.methods.registry import method_names
 
     stem = name.lower().replace("-", "_")
-    if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", name, re.IGNORECASE) or keyword.iskeyword(stem):
+    if not NAME.fullmatch(name) or keyword.iskeyword(stem):
         raise ConfigError(
             f"{name!r} cannot be a method's name; use letters, digits and single hyphens, such as my-method or "
             "FedMine"

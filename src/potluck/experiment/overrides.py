@@ -76,6 +76,7 @@ _DEEPEST = 40  # levels of an experiment file
 _LARGEST = 200_000  # values of one, those that anchors repeat counted each time
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _LONGEST_NUMBER = 1000  # letters
+_LONGEST_PLACE = 10  # digits of a position in a list
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -223,6 +224,6 @@ def _descend(place: Any, step: str, override: str) -> Any:
 
 
 def _position(place: list[Any], step: str, override: str) -> int:
-    if not step.isdigit() or int(step) >= len(place):
+    if not step.isdecimal() or len(step) > _LONGEST_PLACE or int(step) >= len(place):
         raise ConfigError(f"{override!r}: {step!r} is not a position in a list of {len(place)}; count from 0")
     return int(step)

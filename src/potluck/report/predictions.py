@@ -39,10 +39,10 @@ def kept_files(folder: Path) -> dict[int, Path]:
 
 
 def read_file(file: Path) -> pa.Table:
-    """One file of predictions as a table; one that is none, or too large for the memory, is refused."""
+    """One file of predictions as a table; one that is damaged, none, or too large for the memory is refused."""
     _check_size(file)
-    with reading(file, "remove it"):
-        table = parquet.read_table(file)
+    with reading(file, "put a whole copy of it back, or remove it"):
+        table = parquet.read_table(file, page_checksum_verification=True)
         if not len(table) or not all(_is_column(table, name) for name in COLUMNS):
             raise RunError(
                 f"{file} is not a file of predictions: it has no rows, or not their columns; remove it"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from potluck.core.card import ClientId
 from potluck.core.metrics import MetricFacts
@@ -20,7 +21,7 @@ from potluck.engine.cohort import Cohort, clients_needed
 from potluck.engine.evaluation.examined import Examined, score_of
 from potluck.engine.evaluation.examiner import Examiner
 from potluck.engine.evaluation.log_lines import read_together
-from potluck.engine.evaluation.settings import Moment
+from potluck.engine.evaluation.settings import SPLITS, Moment
 from potluck.engine.factory import make_engine
 from potluck.engine.ledger import Ledger
 from potluck.engine.norms import largest_ratio
@@ -38,6 +39,8 @@ from potluck.files import WRITING
 from potluck.front_door import own_place
 from potluck.report.again import to_go_on
 from potluck.report.format import measured
+from potluck.report.log import MOMENTS
+from potluck.report.reading import reading
 from potluck.runs.folder import RunFolder
 from potluck.runs.kept_models.keeping import KeptModels, MeasuredStates
 from potluck.runs.observers import Observer, Observers, RoundEnd, StopRun
@@ -49,6 +52,7 @@ from potluck.runs.results.run_result import RunResult, conclude
 from potluck.runs.state import RunState
 from potluck.signals import held_back
 
+FULL = (errno.ENOSPC, errno.EDQUOT)  # what a disk says that has no room
 STATE_FAULTS = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)  # over an odd tensor
 
 
@@ -378,7 +382,9 @@ class Run:
 def _is_full(error: Exception) -> bool:
     """Whether a file could not be written for want of space."""
     cause = error if isinstance(error, OSError) else error.__cause__
-    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+    if isinstance(cause, SafetensorError):  # which says the number in words alone
+        return any(f"(os error {number})" in str(cause) for number in FULL)
+    return isinstance(cause, OSError) and cause.errno in FULL
 
 
 @dataclass(frozen=True)
@@ -402,14 +408,25 @@ class _Attempt:
 
 def past_examinations(folder: RunFolder, own: Mapping[str, MetricFacts]) -> Iterator[Examined]:
     """The evaluations that are in the log of a run, in order; `own` are the facts of its own metrics."""
-    for (round_, when), found in groupby(
-        folder.lines("metrics.jsonl"), lambda line: (line["round"], line["when"])
-    ):
-        lines = list(found)
-        measured, missing = (
-            tuple(line for line in lines if ("missing" in line) is lacks) for lacks in (False, True)
-        )
-        yield Examined(round_, when, measured, own=own, missing=missing)
+    with reading(folder / "metrics.jsonl"):
+        for (round_, when), found in groupby(
+            folder.lines("metrics.jsonl"), lambda line: (line["round"], line["when"])
+        ):
+            lines = list(found)
+            measured, missing = (
+                tuple(line for line in lines if ("missing" in line) is lacks) for lacks in (False, True)
+            )
+            examined = Examined(round_, when, measured, own=own, missing=missing)
+            _check_understood(examined)
+            yield examined
+
+
+def _check_understood(examined: Examined) -> None:
+    """Ask for all that observers ask for; what cannot be answered is raised."""
+    MOMENTS.index(examined.when)
+    examined.facts()
+    for split in SPLITS:
+        float(sum(examined.scores(split).values()))
 
 
 def observations(server: Server) -> list[dict[str, Any]]:

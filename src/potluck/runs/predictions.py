@@ -34,7 +34,10 @@ def write_predictions(folder: Path, round_: int, examined: Sequence[Examined], o
     home.mkdir(exist_ok=True)
     file, buffer = home / f"round-{round_:06d}.parquet", io.BytesIO()
     parquet.write_table(
-        pa.concat_tables(_alike(parts), promote_options="default"), buffer, compression="zstd"
+        pa.concat_tables(_alike(parts), promote_options="default"),
+        buffer,
+        compression="zstd",
+        write_page_checksum=True,
     )
     write_whole(file, buffer.getvalue(), inner=True)
     for other in kept_files(folder).values() if only else ():

@@ -64,9 +64,8 @@ def _sealed(key: bytes, reach: Reach) -> str:
 
 def _key(make: bool) -> bytes | None:
     """Your key, which only you can read; made when it is first needed, and anew if others could write it."""
-    base = Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser())
-    path = base / "potluck" / KEY
     try:
+        path = _state_home() / "potluck" / KEY
         if make:
             _make_folder(path.parent)
         if make and path.exists() and not _is_mine(path):
@@ -87,6 +86,12 @@ def _key(make: bool) -> bytes | None:
     except (OSError, RuntimeError):  # no home, or one that cannot be written
         return None
     return found if len(found) == 32 else None
+
+
+def _state_home() -> Path:
+    """Where programs keep their state; a relative path would be another one in each folder, and does not count."""
+    given = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return given if given.is_absolute() else Path("~/.local/state").expanduser()
 
 
 def _make_folder(folder: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import glob
+import io
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -165,8 +167,17 @@ def _check_csv(path: Path) -> None:
             f"{path} has more than {limit / 2**30:,.1f} GiB; if that is right, set {LIMIT_VARIABLE} to more bytes"
         )
     with path.open("rb") as file:
-        head = file.readline(SETTINGS)
-    _check_columns(path, SETTINGS if len(head) == SETTINGS else head.count(b",") + 1)
+        _check_columns(path, _fields(file.read(SETTINGS)))
+
+
+def _fields(head: bytes) -> int:
+    """How many fields the first record of a file has, in which quoted texts may hold commas and line ends."""
+    if len(head) == SETTINGS and b"\n" not in head:
+        return SETTINGS
+    try:
+        return len(next(csv.reader(io.StringIO(head.decode("latin-1"), newline="")), []))
+    except csv.Error:  # a field that is longer than any name of a column
+        return SETTINGS
 
 
 def _read_csv(path: Path) -> pd.DataFrame:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from potluck.addresses import port_of
 from potluck.errors import ConfigError
 
 PATIENCE = 10.0  # seconds a server has to answer
@@ -59,9 +60,10 @@ def is_loopback(address: str) -> bool:
 def split_address(address: str) -> tuple[str, int]:
     """Host and port of `host:port`."""
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    number = port_of(port)
+    if not colon or not host or number is None:
         raise ConfigError(f"{address!r} is no address; write host:port, such as 127.0.0.1:8000")
-    return host.strip("[]"), int(port)
+    return host.strip("[]"), number
 
 
 def from_here(address: str) -> str:

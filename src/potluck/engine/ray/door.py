@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from potluck.addresses import port_of
 from potluck.errors import ConfigError
 
 REACH = 5.0  # seconds in which a machine must take a connection
@@ -21,12 +22,13 @@ TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with it"
 def check_address(address: str) -> None:
     """Refuse an address that is none, or where nobody listens."""
     host, _, port = address.rpartition(":")
-    if "://" in address or not host or not port.isdigit():
+    number = port_of(port)
+    if "://" in address or not host or number is None:
         raise ConfigError(
             f"engine.address: give the head of a Ray cluster, such as 10.0.0.5:6379, not {address!r}"
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), REACH).close()
+        socket.create_connection((host.strip("[]"), number), REACH).close()
     except OSError as error:
         raise ConfigError(
             f"engine.address: nobody listens at {address} ({error.strerror or error}); start a Ray cluster there, "

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from potluck.runs.comparisons.references import APART, BASELINE, alone, is_local
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+,-]*")  # a label is the name of a folder
 LONGEST = 150  # characters of a label; the folder's name has the seed besides
 GRID = "grid"
+MOST = 10_000  # entries of a block: each is a run, or a comparison, of its own
 # Blocks that all runs of a comparison share. Public data is not among them: it changes neither the split nor the
 # models nor the private batches.
 COMMON = ("data", "partition", "models", "federation", "seed", "seeds")
@@ -341,7 +343,16 @@ def read_block(block: Any, key: str) -> dict[str, Changes]:
     for name, value in (block or {}).items():
         for label, changes in _entries(str(name), value, key):
             _add(found, label, changes, key)
+    _refuse_many(len(found), key)
     return found
+
+
+def _refuse_many(entries: int, key: str) -> None:
+    """Refuse more entries than anybody can run, before they are made."""
+    if entries > MOST:
+        raise ConfigError(
+            f"{key}: these are {entries:,} entries, and at most {MOST:,} can be run; give fewer"
+        )
 
 
 def _entries(name: str, value: Any, key: str) -> list[tuple[str, Changes]]:
@@ -353,6 +364,7 @@ def _entries(name: str, value: Any, key: str) -> list[tuple[str, Changes]]:
     if isinstance(value, list | tuple):
         if not value:
             raise ConfigError(f"{key}.{name}: the list is empty; give at least one value")
+        _refuse_many(len(value), f"{key}.{name}")
         _refuse_equal(value, f"{key}.{name}")
         return [(f"{name.rpartition('.')[2]}={one}", {name: one}) for one in value]
     raise ConfigError(f"{key}.{name}: give a label with a block of values, or a key with a list of them")
@@ -368,7 +380,9 @@ def _grid(block: Any, key: str) -> list[tuple[str, Changes]]:
                 f"{key}.grid.{name}: give a list of values; grid is a product of lists and no label "
                 "(a variant needs another one)"
             )
+        _refuse_many(len(values), f"{key}.grid.{name}")
         _refuse_equal(values, f"{key}.grid.{name}")
+    _refuse_many(math.prod(map(len, block.values())), f"{key}.grid")
     names = _short_names([str(name) for name in block])
     combined = [dict(zip(map(str, block), one, strict=True)) for one in itertools.product(*block.values())]
     return [(",".join(f"{names[path]}={one}" for path, one in each.items()), each) for each in combined]

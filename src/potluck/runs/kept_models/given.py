@@ -17,7 +17,7 @@ from potluck.methods.registry import find_method
 from potluck.models import Entries, Entry, ModelPool
 from potluck.models.build import source_name, unpack
 from potluck.models.pool import is_module_key
-from potluck.plugins import listed
+from potluck.plugins import listed, split_name
 from potluck.runs.kept_models.outline import Outline
 from potluck.runs.own_code import texts_in
 
@@ -109,7 +109,7 @@ def _refuse_functions(outline: Outline, plugins: Plugins) -> None:
         return
     known = {Path(name).stem if name.endswith(".py") else name for name in plugins or ()}
     for text in texts_in([outline["method"], outline["pool"]["architectures"]]):
-        if ":" in text and not NAMED.fullmatch(text) and text.partition(":")[0] not in known:
+        if ":" in text and not NAMED.fullmatch(text) and split_name(text)[0] not in known:
             raise RunError(
                 f"the run names the function {text!r}, and code that a folder names runs only if you ask for it; "
                 "pass plugins=True"

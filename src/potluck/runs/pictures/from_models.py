@@ -77,6 +77,7 @@ def _map(asked: Asked, how: str, into_plane: IntoPlane) -> Figure:
     samples = common_samples(run, result, clients, asked, MOST_SAMPLES[asked.kind])
     _refuse_many(len(clients) * len(samples.rows))
     features = features_of(result, clients, samples, asked)
+    _refuse_unmeasured(run, dict(zip(clients, features, strict=True)))
     maps = _maps(features, samples.labels, into_plane)
     names = result.clients[clients[0]].class_names
     names = names if len(names) == task.classes else tuple(map(str, range(task.classes)))
@@ -95,6 +96,16 @@ def _refuse_many(points: int) -> None:
     if points > MOST_POINTS:
         raise ConfigError(
             f"a map may have {MOST_POINTS:,} points, and these are {points:,}; ask for fewer samples or clients"
+        )
+
+
+def _refuse_unmeasured(run: RunFiles, features: Mapping[ClientId, Floats]) -> None:
+    """Refuse features that are no numbers: they have no place in a plane."""
+    unfit = [client for client, own in features.items() if not np.isfinite(own).all()]
+    if unfit:
+        raise RunError(
+            f"{run.folder}: the features of client {unfit[0]} are not all finite numbers, as after training that "
+            "diverged; name clients whose training did not (--clients)"
         )
 
 

@@ -20,7 +20,7 @@ from potluck.front_door import front_door
 from potluck.models import Entries, ModelPool
 from potluck.report import run_frames
 from potluck.report.format import counted, moment
-from potluck.report.log import Curve, read_config, read_mapping, read_metrics
+from potluck.report.log import ENVIRONMENT, Curve, read_config, read_mapping, read_metrics
 from potluck.report.measures import measure_of
 from potluck.report.page import write_report
 from potluck.report.predictions import FOLDER
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 SHOWN = 12  # clients that a printed result lists
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
+LEDGER, TIMING = "ledger.jsonl", "timing.jsonl"
 
 
 @dataclass(frozen=True, repr=False)
@@ -141,24 +142,35 @@ class RunResult:
             RunFolder(self.folder).check_logs(marks, [name for name in LOGS if name in marks], whole=finished)
         except RunError as error:
             raise RunError(f"{error}; {REMEDY}") from error
-        self._check_summary()
+        self._check_scores()
+        self._check_facts()
         if "sites" not in (
             read_config(self.folder).get("partition") or ()
         ):  # the rows of sites are not known here
             kept_split(RunFolder(self.folder), RunFolder(self.folder).about())
 
     @shown_from(SUMMARY)
-    def _check_summary(self) -> None:
+    def _check_scores(self) -> None:
         """Refuse scores that are not those of the log."""
         said = self.summary["accuracy"]
         try:
-            other = disagreement(said, summarise(self.folder / METRICS, mode=said["mode"]))
+            found = summarise(self.folder / METRICS, mode=said["mode"])
         except ConfigError as error:
             raise RunError(f"{self.folder / SUMMARY} is not of this log: {error}; {REMEDY}") from error
+        self._refuse_other({"accuracy": said}, {"accuracy": found}, METRICS)
+
+    def _check_facts(self) -> None:
+        """Refuse what else is said of the run, if its other files say something else."""
+        for name, facts in _told_beside(self.folder).items():
+            said = {key: self.summary[key] for key in facts if self.summary.get(key) is not None}
+            self._refuse_other(said, facts, name)
+
+    @shown_from(SUMMARY)
+    def _refuse_other(self, said: Mapping[str, Any], found: Mapping[str, Any], name: str) -> None:
+        other = disagreement(said, found)
         if other is not None:
             raise RunError(
-                f"{self.folder / SUMMARY} does not agree with {METRICS} beside it: accuracy.{other} is another "
-                f"there; {REMEDY}"
+                f"{self.folder / SUMMARY} does not agree with {name} beside it: {other} is another there; {REMEDY}"
             )
 
     @shown_from(METRICS)
@@ -266,6 +278,28 @@ def _saved(manifest: Path) -> tuple[int | None, Marks]:
     return found.round, logs if isinstance(logs, Mapping) else {}
 
 
+def _told_beside(folder: Path) -> dict[str, dict[str, Any]]:
+    """What other files than `metrics.jsonl` say of the things that a summary says, by file."""
+    found = {ENVIRONMENT: _begun_with(folder)}
+    if (folder / LEDGER).exists():
+        with reading(folder / LEDGER):
+            found[LEDGER] = {"messages": messages_block(folder / LEDGER)}
+    if (folder / TIMING).exists():
+        with reading(folder / TIMING):
+            seconds = seconds_per_round(folder / TIMING)
+            found[TIMING] = {"rounds": RunFolder(folder).rounds_logged(), "seconds_per_round": seconds}
+    return found
+
+
+def _begun_with(folder: Path) -> dict[str, Any]:
+    """What `environment.json` says of method, seed and split; folders of other versions may not say it all."""
+    with reading(folder / ENVIRONMENT):
+        about = RunFolder(folder).about()
+        settings = about.get("settings", {})
+        known = {"method": (settings.get("method") or {}).get("name"), "seed": settings.get("seed")}
+        return {key: one for key, one in {**known, "split": about.get("split")}.items() if one is not None}
+
+
 def _with_names(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """A confusion matrix with the names of the classes, where there is one for each."""
     if len(names) != len(table):
@@ -302,8 +336,8 @@ def conclude(
         "seed": experiment.seed,
         "clients": len(federation.population.ids),
         "accuracy": summarise(folder / METRICS, mode=reported),
-        "messages": messages_block(folder / "ledger.jsonl"),
-        "seconds_per_round": seconds_per_round(folder / "timing.jsonl"),
+        "messages": messages_block(folder / LEDGER),
+        "seconds_per_round": seconds_per_round(folder / TIMING),
         "failures": state.failures,
         "split": federation.split.hash,
         "advice": list(advice),
