@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from potluck.core.card import ClientId
+from potluck.deploy.exchanges import BASES
 from potluck.deploy.register import WentBack
 from potluck.deploy.suspects import Suspect, Tie
 from potluck.engine.store.checkpoints import Checkpoints
 from potluck.report.again import to_go_on
 from potluck.runs.folder import RunFolder
+
+
+def can_take_back(folder: RunFolder, round_: int) -> bool:
+    """Whether an earlier round is kept by the server, and by clients that have played all rounds since."""
+    files = Checkpoints(folder / "checkpoints")
+    return round_ in files.rounds() or (round_ == 0 and files.newest_round() < BASES)
 
 
 def take_back(folder: RunFolder, round_: int) -> bool:
@@ -41,6 +48,33 @@ def going_back(went: Sequence[WentBack]) -> str:
     )
     again = f"round {round_} is played again without client {clients}"
     return f"{_all_fail(round_ + 1, None)}; {why}: going back, {again}"
+
+
+def going_further_back(failed: int, went: Sequence[WentBack]) -> str:
+    """What is said when several rounds are taken back, in the first of which a client's message stood out."""
+    client, first = went[0].without, went[0]
+    rounds = ", ".join(str(one.round) for one in went)
+    return (
+        f"{_all_fail(failed, None)}; in round {first.round} the message of client {client} was {first.times:.3g} "
+        f"times as large as the median of the others': going back, round {first.round} and all since are played "
+        f"again, without client {client} in round{'s' if len(went) > 1 else ''} {rounds}"
+    )
+
+
+def excluded_for_good(client: ClientId, before: WentBack) -> str:
+    """What is said when a client is excluded that was left out of a round before."""
+    return (
+        f"client {client} was left out of round {before.round} for the same reason, and the others could go on: it "
+        f"is excluded from the run from here on, as by --exclude {client} (--include {client} takes it back)"
+    )
+
+
+def spoiled_within(one: WentBack) -> str:
+    """What is said when a round is repeated in which clients failed over what another had sent before in it."""
+    return (
+        f"{_all_fail(one.round, None)}; the message of client {one.without} in it was {one.times:.3g} times as "
+        f"large as the median of the others': round {one.round} is played again without client {one.without}"
+    )
 
 
 def spoiled_by(one: WentBack) -> str:
@@ -105,7 +139,7 @@ def _without(folder: RunFolder, clients: tuple[ClientId, ...]) -> str:
 
 
 def _all_fail(failed: int, before: WentBack | None) -> str:
-    told = f"round {failed}: every client fails over values that are not finite"
+    told = f"round {failed}: most clients fail over values that are not finite or far too large"
     if before is None:
         return told
     return f"{told}, also after round {before.round} was played again without client {before.without}"
