@@ -189,7 +189,7 @@ def test_factors_outside_their_ranges_are_found():
 
 
 def test_the_product_of_factors_is_not_longer_than_its_singular_values():
-    """Norms are compared by singular values: no vectors of another length, or all the same, may hide what they are."""
+    """Norms are compared by singular values: no vectors of another length, or all the same, may hide it."""
     encoded = encode({"w": with_singular_values(3.0, 2.0) * 1e18}, 0.99)
     assert float(excess(Message({"small": encoded}), CONTRACT, {})) == 0
     u, v = encoded["w:u"], encoded["w:v"]

@@ -23,6 +23,7 @@ from potluck.deploy.misfits import in_words, without_misfits
 from potluck.deploy.register import BadStart, Register, WentBack
 from potluck.deploy.suspects import Setback, Suspect, Tie, find_suspect, find_tie, have_diverged
 from potluck.deploy.taking_back import (
+    all_fail,
     can_take_back,
     excluded_for_good,
     going_back,
@@ -30,6 +31,7 @@ from potluck.deploy.taking_back import (
     half_each,
     no_way_back,
     played_by_others,
+    spoiled_after,
     spoiled_by,
     spoiled_within,
     take_back,
@@ -383,9 +385,12 @@ class ServedRun:
         sizes = run.rounds.acceptance.sizes
         taken = {client: size for client, size in sizes.items() if client not in error.failures}
         suspect = find_suspect(taken, self._sizes_before(round_, taken))
+        if suspect is None and self._draw_others(run, round_, error, taken):
+            return
+        found = self._stood_out(round_)
+        if _is_other(found, suspect) and self._go_further_back(spoiled_after(round_), found):
+            return
         if suspect is None:
-            if self._draw_others(run, round_, error, taken):
-                return
             tie = find_tie(taken)
             if tie is None:
                 raise error
@@ -487,13 +492,15 @@ class ServedRun:
         return suspect if told_by_others or setback.diverged(suspect.client, donor) else None
 
     def _suspect(self, round_: int) -> Suspect | None:
-        """Whose message of a settled round stood out against those of more than half of all clients.
+        """Whose message of a settled round stood out, in it and against those of more than half of all clients.
 
         Who was not asked has a voice with what it sent before; who was left out of the round counts, and has none.
         """
         sent = self.register.values.norms.get(round_, {})
         silent = {one.without: math.inf for one in self._left_out_of(round_)}
-        return find_suspect(sent, {**self._sizes_before(round_, sent), **silent})
+        found = find_suspect(sent)
+        all_of_them = find_suspect(sent, {**self._sizes_before(round_, sent), **silent})
+        return found if all_of_them is not None and found is not None else None
 
     def _left_out_of(self, round_: int) -> list[WentBack]:
         """What was said of the clients that were left out of a round because their messages stood out."""
@@ -526,8 +533,15 @@ class ServedRun:
         if gone and take_back(self.folder, settled - 1):
             self._note_back([WentBack(round=settled, without=client) for client in gone], error)
             return
-        if error is not None and (before or suspect is None) and self._go_further_back(setback, error):
-            return
+        if error is not None and self._most_diverge(run, setback):
+            found = self._stood_out(settled, {one.without for one in before})
+            if (before or _is_other(found, suspect)) and self._go_further_back(
+                all_fail(setback.round), found
+            ):
+                return
+            if before and found:
+                told = work_that_stays(setback.round, before[-1], [one.round for one in found])
+                raise RoundFailed(told, setback.failures, error.lost) from error
         tie = None if suspect is not None else self._tie(setback)
         if error is not None and tie is not None:
             told = undecided(self.folder, setback.round, tie, before[-1] if before else None)
@@ -546,33 +560,25 @@ class ServedRun:
             self._exclude_for_good(run, without)
         self._note_back([without], error)
 
-    def _go_further_back(self, setback: Setback, error: RoundFailed) -> bool:
-        """Take back several rounds, if a client stood out in the first that may have spoiled what came since.
+    def _go_further_back(self, why: str, found: Sequence[WentBack]) -> bool:
+        """Take back all rounds since the first that is kept of those in which a client stood out; False if none is.
 
-        That is who was left out of the last round, or anybody where nobody was. False if nobody stood out; raises
-        where that round is not kept any more.
+        What it sent there may have spoiled what others sent since.
         """
-        settled, before = setback.round - 1, self._left_out_of(setback.round - 1)
-        found = self._stood_out(settled, {one.without for one in before})
-        if not found or not setback.diverged(*{one.without for one in found}):
-            return False
         kept = [one for one in found if can_take_back(self.folder, one.round - 1)]
         if not kept:
-            if not before:
-                return False
-            told = work_that_stays(setback.round, before[-1], [one.round for one in found])
-            raise RoundFailed(told, setback.failures, error.lost) from error
+            return False
         take_back(self.folder, kept[0].round - 1)
         self.register.note(went_back=(*self.register.values.went_back, *kept))
-        self.watcher.notice(going_further_back(setback.round, kept))
+        self.watcher.notice(going_further_back(why, kept))
         return True
 
-    def _stood_out(self, settled: int, clients: Collection[ClientId]) -> list[WentBack]:
+    def _stood_out(self, before: int, clients: Collection[ClientId] = ()) -> list[WentBack]:
         """The remembered rounds before one in which one of the clients stood out, the oldest first.
 
         Where no clients are given, it is the one that stood out last.
         """
-        earlier = {round_: self._suspect(round_) for round_ in self.register.values.norms if round_ < settled}
+        earlier = {round_: self._suspect(round_) for round_ in self.register.values.norms if round_ < before}
         found = [_without(one, round_) for round_, one in sorted(earlier.items()) if one is not None]
         wanted = set(clients) or {one.without for one in found[-1:]}
         return [one for one in found if one.without in wanted]
@@ -583,6 +589,11 @@ class ServedRun:
         self.watcher.notice(going_back(went))
         if error is None:
             raise Regrouped
+
+
+def _is_other(found: Sequence[WentBack], suspect: Suspect | None) -> bool:
+    """Whether another than the suspect stood out before, and may have spoiled what the suspect trained on."""
+    return bool(found) and (suspect is None or found[-1].without != suspect.client)
 
 
 def _without(suspect: Suspect, round_: int) -> WentBack:
