@@ -184,4 +184,25 @@ def test_factors_outside_their_ranges_are_found():
     for name, value in (("u", 1.1), ("v", -1.1), ("s", -0.1)):
         wrong = encoded | {f"conv.weight:{name}": torch.full_like(encoded[f"conv.weight:{name}"], value)}
         assert float(excess(Message({"small": wrong}), CONTRACT, {})) > 0
-    assert said_of(CONTRACT["small"], {}) == "factors u and v from -1 to 1, and s from 0 on"
+    said = "factors u and v from -1 to 1, and s from 0 on, whose product is no longer than s"
+    assert said_of(CONTRACT["small"], {}) == said
+
+
+def test_the_product_of_factors_is_not_longer_than_its_singular_values():
+    """Norms are compared by singular values: no vectors of another length, or all the same, may hide it."""
+    encoded = encode({"w": with_singular_values(3.0, 2.0) * 1e18}, 0.99)
+    assert float(excess(Message({"small": encoded}), CONTRACT, {})) == 0
+    u, v = encoded["w:u"], encoded["w:v"]
+    for wrong in (
+        {"w:u": torch.ones_like(u)},
+        {"w:v": torch.ones_like(v)},
+        {"w:u": u[:, :1].expand_as(u), "w:v": v[:1].expand_as(v)},
+    ):
+        assert float(excess(Message({"small": encoded | wrong}), CONTRACT, {})) > 0
+
+
+def test_a_tensor_of_zeros_and_one_of_full_rank_stay_within():
+    for value in (torch.zeros(20, 30), with_singular_values(3.0, 2.0), torch.ones(20, 30)):
+        for energy in (0.95, 1.0):
+            sent = Message({"small": encode({"w": value}, energy)})
+            assert not excess(sent, CONTRACT, {}) or float(excess(sent, CONTRACT, {})) == 0

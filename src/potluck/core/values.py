@@ -13,6 +13,7 @@ from potluck.core.low_rank import FACTORS
 from potluck.core.message import Message
 
 SLACK = 1e-4  # by how much rounding may take a value out of its range
+SKEW = 0.05  # by how much rounding may make a product of factors longer than its singular values
 
 
 def excess(message: Message, contract: Contract, symbols: Mapping[str, int]) -> Tensor | None:
@@ -27,7 +28,9 @@ def excess(message: Message, contract: Contract, symbols: Mapping[str, int]) -> 
         if field.ranged and name in message and message[name].numel()
     ]
     for name in (name for name, field in contract.items() if field.low_rank):
-        found += [_factor_excess(key, value) for key, value in message.group(name).items() if _is_factor(key)]
+        sent = message.group(name)
+        found += [_factor_excess(key, value) for key, value in sent.items() if _is_factor(key)]
+        found += [_product_excess(sent, key) for key in sent if _is_factor(key) and key.endswith(":s")]
     return torch.stack(found).max() if found else None
 
 
@@ -38,7 +41,7 @@ def said_of(field: Field, symbols: Mapping[str, int]) -> str:
     'whole numbers from 0 to 9'
     """
     if field.low_rank:
-        return "factors u and v from -1 to 1, and s from 0 on"
+        return "factors u and v from -1 to 1, and s from 0 on, whose product is no longer than s"
     what = "whole numbers" if field.whole else "numbers"
     low = "" if field.at_least is None else f" from {field.at_least:g}"
     high = f" to {formula_value(field.at_most, symbols)}" if field.at_most else " on" if low else ""
@@ -55,6 +58,17 @@ def _factor_excess(key: str, value: Tensor) -> Tensor:
     if key.endswith(":s"):
         return (-value.double().min() - SLACK).clamp_min(0)
     return (value.double().abs().max() - 1 - SLACK).clamp_min(0)
+
+
+def _product_excess(sent: Mapping[str, Tensor], key: str) -> Tensor:
+    """How far the product of factors is longer than its singular values, which norms are compared by.
+
+    So columns of u and rows of v that are no unit vectors, or all the same one, get nobody around that.
+    """
+    u, s, v = (sent[f"{key.removesuffix(':s')}:{factor}"].double() for factor in FACTORS)
+    scaled = s / s.abs().max().clamp_min(torch.finfo(s.dtype).tiny)  # its squares may be too large
+    square = scaled @ ((u.T @ u) * (v @ v.T)) @ scaled
+    return (square - (1 + SKEW) * scaled.square().sum()).clamp_min(0)
 
 
 def _excess(value: Tensor, field: Field, symbols: Mapping[str, int]) -> Tensor:

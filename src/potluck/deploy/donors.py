@@ -6,10 +6,10 @@ with them shows only when everyone fails.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from potluck.core.card import ClientId
-from potluck.deploy.suspects import NOT_FINITE, have_diverged
+from potluck.deploy.suspects import NOT_FINITE, Setback
 from potluck.engine.protocol import Answer, Outcome, Request
 
 Attempt = tuple[int, int, int]  # round, attempt, start of the server
@@ -43,13 +43,11 @@ class Donors:
         return max(sorted(self._gave), key=lambda client: sizes.get(client, 0.0))
 
 
-def is_to_blame(
-    donor: ClientId, failures: Mapping[ClientId, str], asked: Collection[ClientId], lost: Collection[ClientId]
-) -> bool:
+def is_to_blame(donor: ClientId, setback: Setback) -> bool:
     """Whether everyone failed over values that are not finite after a client gave its first weights.
 
     One other client alone is not believed, unless the donor itself failed as well.
     """
-    others = [client for client in asked if client != donor and client not in lost]
-    failed = NOT_FINITE in failures.get(donor, "")
-    return have_diverged(failures, asked, {donor, *lost}) and (failed or len(others) > 1)
+    others = [client for client in setback.asked if client != donor and client not in setback.lost]
+    failed = NOT_FINITE in setback.failures.get(donor, "")
+    return setback.diverged(donor) and (failed or len(others) > 1)

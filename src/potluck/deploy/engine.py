@@ -145,6 +145,13 @@ class FlowerEngine(Engine):
         self._met.discard(node)
         self._refuse(node, reason)
 
+    def exclude(self, client: ClientId) -> None:
+        """Let a client of this run take part no more."""
+        self.ids = tuple(one for one in self.ids if one != client)
+        self.excluded |= {client}
+        self.homes.pop(client, None)
+        self.board.client(client).excluded = True
+
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
         """Have every client do its steps, all at once."""
         return self.run_sparing(requests, 0)

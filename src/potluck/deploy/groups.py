@@ -12,8 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from potluck.core.card import Card, ClientId
 from potluck.core.method import Method
 from potluck.core.server import Server
-from potluck.deploy.suspects import NOT_FINITE
-from potluck.engine.yardsticks import BEYOND_NEW
+from potluck.deploy.suspects import diverges
 
 
 class Groups:
@@ -36,9 +35,7 @@ class Groups:
     def note(self, failures: Mapping[ClientId, str], accepted: Collection[ClientId]) -> None:
         """Take note of a round. What a client did when it was last asked counts, so that a draw changes nothing."""
         self._failing -= {*accepted}
-        self._failing |= {
-            client for client, reason in failures.items() if NOT_FINITE in reason or BEYOND_NEW in reason
-        }
+        self._failing |= {client for client, reason in failures.items() if diverges(reason)}
 
     def begin_anew(self, server: Server) -> list[ClientId]:
         """Drop what only clients use that all fail, and give these. It stays as long as one does not fail."""

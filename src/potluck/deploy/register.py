@@ -133,6 +133,11 @@ class Register:
         if self._out != self.values.excluded:
             self.note(excluded=self._out)
 
+    def exclude(self, client: ClientId) -> None:
+        """Leave a client out for good."""
+        self._out = (*self.values.excluded, client)
+        self.keep_choice()
+
     def keep_keys(self, keys: Mapping[ClientId, str]) -> None:
         """Keep the keys of the clients' nodes."""
         self.note(keys=dict(keys))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+from torch import Tensor
 
 from potluck.core.card import ClientId
 from potluck.core.card_fields import own_card
@@ -29,11 +31,15 @@ from potluck.deploy.durable_record import DurableRecord
 from potluck.deploy.evaluations import Evaluations
 from potluck.deploy.exchanges import question_of
 from potluck.deploy.wire import SAME_VERSION, Enrolment, most_bytes
+from potluck.engine.norms import start_ratio
 from potluck.engine.performer import Performer
 from potluck.engine.protocol import Answer, Examination, Request
 from potluck.engine.runner import TransactionRunner
+from potluck.engine.yardsticks import RUNNING
 from potluck.errors import MessageError, StepFailed
 from potluck.federation.federation import Federation
+
+MOST_GROWN = 10.0  # times its first weights may be what a client has, when it is asked for first weights
 
 
 class Agreed(Protocol):
@@ -75,7 +81,7 @@ def load_agreement(path: Path) -> Agreed:
 class GuardedPerformer(Performer):
     """Does only what the site agreed to, and only on messages whose numbers are finite.
 
-    `fresh` draws other private noise for every attempt at a round.
+    `fresh` draws other private noise for every attempt at a round; `initial` is the state the client began with.
     """
 
     def __init__(
@@ -83,11 +89,13 @@ class GuardedPerformer(Performer):
         method: Method,
         record: DurableRecord,
         agreement: Agreed | None,
+        initial: State,
         fresh: bool = True,
         metrics: OwnMetrics | None = None,
         rounds: int | None = None,
     ) -> None:
         super().__init__(method, metrics)
+        self.initial = initial
         self.evaluations, self.rounds = Evaluations(record.folder), rounds
         self.record, self.agreement, self.fresh = record, agreement, fresh
 
@@ -104,11 +112,23 @@ class GuardedPerformer(Performer):
         with self._counted(round_):
             self._let_out(request.steps, round_, self._certain(client, request.steps))
             client.attempt = attempt if self.fresh else 1
+            self._begin_anew(client, request.steps)
             answer = super().perform(client, request, first)
             if answer.up.not_finite() is not None:  # which tensor is the site's own affair
                 raise StepFailed("what would leave is not finite; lower training.optimizer.lr")
             self._let_out(request.steps, round_, answer.up)
         return answer
+
+    def _begin_anew(self, client: Client, steps: tuple[str, ...]) -> None:
+        """Asked for first weights, go back to those it began with where its own have grown beyond all measure.
+
+        A server asks a client that has played before only if nobody could train on with what it had.
+        """
+        if self.method.steps()[steps[0]].purpose != "setup":
+            return
+        parts = {str(declared.like).partition("/")[0] for declared in self.method.sent_by(steps).values()}
+        if not start_ratio(_weights(client.tensors(), parts), _weights(self.initial, parts)) <= MOST_GROWN:
+            client.restore(self.initial)
 
     def examine(self, client: Client, examination: Examination) -> Answer:
         """Measure the client, if the metrics and the downlink are agreed to and it is finite."""
@@ -207,6 +227,15 @@ class GuardedPerformer(Performer):
                 )
 
 
+def _weights(state: State, parts: Collection[str]) -> dict[str, Tensor]:
+    """The weights in some parts of a state, without running statistics: they are as large as samples are."""
+    return {
+        name: value
+        for name, value in state.items()
+        if name.partition("/")[0] in parts and value.is_floating_point() and not name.endswith(RUNNING)
+    }
+
+
 @dataclass(frozen=True)
 class SoleSeat:
     """The one live client of a site."""
@@ -258,9 +287,11 @@ class Resident:
         if agreement is not None:
             agreement.admit(federation.method, self.live)
             agreement.let_measure(tuple(metrics))
-        self.performer = GuardedPerformer(federation.method, self.record, agreement, fresh, metrics, rounds)
-        self._runner = TransactionRunner(federation.clients, self.performer)
         self._seat, self._records = SoleSeat(self.live, self.live.snapshot()), SoleRecord(self.record)
+        self.performer = GuardedPerformer(
+            federation.method, self.record, agreement, self._seat.initial, fresh, metrics, rounds
+        )
+        self._runner = TransactionRunner(federation.clients, self.performer)
 
     def enrolment(self) -> Enrolment:
         """What the client tells when it joins: its card, and the sizes of its splits."""

@@ -6,6 +6,7 @@ checkpoint with a higher incarnation, as after a crash, so that clients undo wha
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
@@ -20,13 +21,19 @@ from potluck.deploy.federated_run import Conduct, federated_run, fits
 from potluck.deploy.groups import Groups
 from potluck.deploy.misfits import in_words, without_misfits
 from potluck.deploy.register import BadStart, Register, WentBack
-from potluck.deploy.suspects import Suspect, Tie, find_suspect, find_tie, have_diverged
+from potluck.deploy.suspects import Setback, Suspect, Tie, find_suspect, find_tie, have_diverged
 from potluck.deploy.taking_back import (
+    all_fail,
+    can_take_back,
+    excluded_for_good,
     going_back,
+    going_further_back,
     half_each,
     no_way_back,
     played_by_others,
+    spoiled_after,
     spoiled_by,
+    spoiled_within,
     take_back,
     undecided,
     work_that_stays,
@@ -72,6 +79,7 @@ class ServedRun:
         self.conduct = Conduct(engine, register)
         self.waits = Waits(GROWING, experiment.engine.patience, engine.clock)
         self._unseen: Counter[int] = Counter()  # how often others played a round in which nobody stood out
+        self._diverging: dict[int, set[ClientId]] = {}  # who failed so in the attempts at the newest round
 
     def play(self) -> RunResult:
         """Gather the clients and play all rounds."""
@@ -92,17 +100,32 @@ class ServedRun:
         if error.spoiled:
             self._leave_spoiler(run, failed, error)
             return
-        if self._leave_revoked(run) or self._start_again(run, failed, error.failures, error.lost):
+        setback = self._setback(run, failed, error)
+        if self._leave_revoked(run) or self._start_again(run, setback):
             return
         try:
-            self._go_back(run, failed, error.failures, error.lost, error)
+            self._go_back(run, setback, error)
         except RoundFailed as final:
             if not (
-                self._take_back_unseen(run, failed, final)
+                self._leave_spoiler_within(run, setback)
+                or self._take_back_unseen(run, setback)
                 or self._draw_others(run, failed, final, final.failures)
                 or self._wait_for_others(run, final)
             ):
                 raise
+
+    def _setback(self, run: Run, failed: int, error: RoundFailed) -> Setback:
+        setback = Setback(failed, run.cohort(failed), error.failures, error.lost, ended=True)
+        self._diverging = {failed: self._diverging.get(failed, set()).union(setback.diverging)}
+        return setback
+
+    def _most_diverge(self, run: Run, setback: Setback) -> bool:
+        """Whether more than half of all clients failed over values in the attempts at a round.
+
+        Where it asks some of them only, a few liars may be most of those.
+        """
+        known = self._diverging.get(setback.round, set()).union(setback.diverging)
+        return len(known) > len(run.federation.population.trainers) / 2
 
     # --- others in place of those a round failed over ---
 
@@ -130,15 +153,13 @@ class ServedRun:
         needed = clients_needed(self.experiment.training.quorum, population.cohort_size)
         return out, [client for client in cohort if client not in asked] if len(cohort) >= needed else []
 
-    def _take_back_unseen(self, run: Run, failed: int, error: RoundFailed) -> bool:
-        """Have others play the round before, if most of all clients were asked and nobody can go on from there.
+    def _take_back_unseen(self, run: Run, setback: Setback) -> bool:
+        """Have others play the round before, if most of all clients cannot go on from there.
 
         Few clients played it, so that nobody could stand out in it. Twice at most: it may be the settings.
         """
-        settled, trainers = failed - 1, run.federation.population.trainers
-        tried = {*run.replaced.get(failed, ()), *run.cohort(failed)}
-        diverged = have_diverged(error.failures, run.cohort(failed), error.lost)
-        if not diverged or len(tried) <= len(trainers) / 2 or self._unseen[settled] == MOST_UNSEEN:
+        settled = setback.round - 1
+        if not self._most_diverge(run, setback) or self._unseen[settled] == MOST_UNSEEN:
             return False
         out, new = self._stand_ins(run, settled, self.register.values.norms.get(settled, {}))
         if not new or not take_back(self.folder, settled - 1):
@@ -146,7 +167,7 @@ class ServedRun:
         self._unseen[settled] += 1
         older = {round_: gone for round_, gone in run.replaced.items() if round_ < settled}
         self.register.note(replaced={**older, settled: tuple(out)})
-        self.watcher.notice(played_by_others(failed, out, new))
+        self.watcher.notice(played_by_others(setback.round, out, new))
         return True
 
     # --- who takes part ---
@@ -245,13 +266,18 @@ class ServedRun:
         run.between_rounds = lambda: self._between_rounds(run)
         self.groups = Groups(federation.method, run.rounds.server.cards)
         run.may_repeat = lambda round_, error: (
-            not error.spoiled
-            and self._bad_donor(run, round_, error.failures, error.lost) is None
-            and self._bad_update(run, round_, error.failures, error.lost) is None
-            and not self._gone(run, round_, error.failures, error.lost)
+            not error.spoiled and self._may_pass(run, self._setback(run, round_, error))
         )
         run.remarks = self._remarks()
         return run
+
+    def _may_pass(self, run: Run, setback: Setback) -> bool:
+        """Whether a round could succeed if it were played again as it was."""
+        return (
+            self._bad_donor(run, setback) is None
+            and self._bad_update(run, setback) is None
+            and not self._gone(setback)
+        )
 
     def _why_absent(self, client: ClientId) -> str:
         if self.engine.is_revoked(client):
@@ -275,9 +301,10 @@ class ServedRun:
         """Take in clients that have come; go back if only one that stands out could still answer."""
         failures, round_ = self.conduct.failures, run.state.round
         if failures:
-            if self._start_again(run, round_, failures, ()) and take_back(self.folder, round_ - 1):
+            setback = Setback(round_, run.cohort(round_), failures)
+            if self._start_again(run, setback) and take_back(self.folder, round_ - 1):
                 raise Regrouped
-            self._go_back(run, round_, failures, (), None)
+            self._go_back(run, setback, None)
         self._renew_groups(run, failures)
         self.engine.look()
         if self._leave_revoked(run) or self._take_in(run):
@@ -358,20 +385,61 @@ class ServedRun:
         sizes = run.rounds.acceptance.sizes
         taken = {client: size for client, size in sizes.items() if client not in error.failures}
         suspect = find_suspect(taken, self._sizes_before(round_, taken))
+        if suspect is None and self._draw_others(run, round_, error, taken):
+            return
+        found = self._stood_out(round_)
+        if _is_other(found, suspect) and self._go_further_back(spoiled_after(round_), found):
+            return
         if suspect is None:
-            if self._draw_others(run, round_, error, taken):
-                return
             tie = find_tie(taken)
             if tie is None:
                 raise error
             raise RoundFailed(half_each(self.folder, error, tie), error.failures, error.lost) from error
-        times = float(f"{suspect.times:.4g}")
-        without = WentBack(round=round_, without=suspect.client, times=times)
-        self.register.note(went_back=(*self.register.values.went_back, without))
+        without = _without(suspect, round_)
         self.watcher.notice(spoiled_by(without))
-        out, new = self._stand_ins(run, round_, [suspect.client])
+        self._leave_out_of(run, without)
+
+    def _leave_out_of(self, run: Run, without: WentBack) -> None:
+        """Have a round played again without a client, and with another in its place where some were drawn."""
+        self.register.note(went_back=(*self.register.values.went_back, without))
+        self._exclude_for_good(run, without)
+        out, new = self._stand_ins(run, without.round, [without.without])
         if new:
-            self.register.replace(round_, out)
+            self.register.replace(without.round, out)
+
+    def _leave_spoiler_within(self, run: Run, setback: Setback) -> bool:
+        """The same where clients failed in a round after they had sent something; False if nobody stood out."""
+        sizes = run.rounds.acceptance.sizes
+        if not setback.diverged() or not all(client in sizes for client in setback.diverging):
+            return False
+        suspect = find_suspect(sizes, self._sizes_before(setback.round, sizes))
+        if suspect is None:
+            return False
+        without = _without(suspect, setback.round)
+        self.watcher.notice(spoiled_within(without))
+        self._leave_out_of(run, without)
+        return True
+
+    def _exclude_for_good(self, run: Run, without: WentBack) -> None:
+        """Exclude a client that was left out of an earlier round as well, after which the run could go on.
+
+        Never half of all clients, and nobody whom the server's state cannot do without. Only one that has what most
+        have of the server's state: where two share a part of it, nobody can say which of them has spoiled it.
+        """
+        client, known = without.without, self.register.values.went_back
+        before = next(
+            (one for one in known if one.without == client and one.times and one.round < without.round), None
+        )
+        rest = tuple(one for one in self.roster if one != client)
+        out = {one for one in self.register.values.excluded if any(one == back.without for back in known)}
+        few = 2 * (len(out) + 1) < len(self.roster) + len(out)
+        usual = 2 * len(self.groups.of(client, self.roster)) > len(self.roster)
+        if before is None or client not in self.roster or not (few and usual) or self._unfit(rest, run):
+            return
+        self.roster = rest
+        self.engine.exclude(client)
+        self.register.exclude(client)
+        self.watcher.notice(excluded_for_good(client, before))
 
     def _sizes_before(self, round_: int, present: Collection[ClientId]) -> dict[ClientId, float]:
         """How large the last messages of the other clients were, in those rounds before that are remembered."""
@@ -379,122 +447,141 @@ class ServedRun:
         found = {client: size for one in sorted(norms) if one < round_ for client, size in norms[one].items()}
         return {client: found[client] for client in found if client in self.roster and client not in present}
 
-    def _start_again(
-        self, run: Run, failed: int, failures: Mapping[ClientId, str], lost: Collection[ClientId]
-    ) -> bool:
+    def _start_again(self, run: Run, setback: Setback) -> bool:
         """Leave out whose first weights made everyone fail: another client gives them when it is repeated."""
-        donor = self._bad_donor(run, failed, failures, lost)
+        donor, failed = self._bad_donor(run, setback), setback.round
         if donor is None:
             return False
         bad = BadStart(round=failed, without=donor)
         self.register.note(bad_starts=(*self.register.values.bad_starts, bad))
         self.watcher.notice(
-            f"round {failed}: every client fails over values that are not finite, after client {donor} gave the "
-            f"first weights: round {failed} is played again without client {donor}"
+            f"round {failed}: most clients fail over values that are not finite or far too large, after client "
+            f"{donor} gave the first weights: round {failed} is played again without client {donor}"
         )
         return True
 
-    def _bad_donor(
-        self, run: Run, failed: int, failures: Mapping[ClientId, str], lost: Collection[ClientId]
-    ) -> ClientId | None:
+    def _bad_donor(self, run: Run, setback: Setback) -> ClientId | None:
         """Whose first weights made everyone fail; nobody where all others were blamed before.
 
         A message of the round before that stands out is the nearer reason.
         """
-        donor, cohort = self._donor(run, failed), run.cohort(failed)
-        if donor is None or not is_to_blame(donor, failures, cohort, lost):
+        donor = self._donor(run, setback.round)
+        if donor is None or not (is_to_blame(donor, setback) and self._most_diverge(run, setback)):
             return None
-        if not all(self.groups.share(donor, client) for client in cohort):
+        if not all(self.groups.share(donor, client) for client in setback.asked):
             return None  # who gets nothing of it fails for another reason
-        if self._bad_update(run, failed, failures, lost) is not None:
+        if self._bad_update(run, setback) is not None:
             return None
-        blamed = sum(one.round == failed for one in self.register.values.bad_starts)
+        blamed = sum(one.round == setback.round for one in self.register.values.bad_starts)
         return (
             donor if blamed < len(self.roster) - 1 else None
         )  # not everyone can be wrong: it is the setting
 
-    def _bad_update(
-        self, run: Run, failed: int, failures: Mapping[ClientId, str], lost: Collection[ClientId]
-    ) -> Suspect | None:
+    def _bad_update(self, run: Run, setback: Setback) -> Suspect | None:
         """Whose message of the round before stood out so that everyone fails over what came of it.
 
         Who gave first weights may train on with them. One alone with its architecture is no proof: it begins anew.
         """
-        suspect = find_suspect(self.register.values.norms.get(failed - 1, {}))
+        suspect = self._suspect(setback.round - 1)
         if suspect is None:
             return None
-        cohort, aside = run.cohort(failed), {*lost, suspect.client, self._donor(run, failed)}
-        like = self.groups.of(suspect.client, cohort)  # where only they get what it sent
-        told_by_others = len(like) > 1 and have_diverged(failures, like, aside)
-        return suspect if told_by_others or have_diverged(failures, cohort, aside) else None
+        donor = self._donor(run, setback.round)
+        like = self.groups.of(suspect.client, setback.asked)  # where only they get what it sent
+        aside = {*setback.lost, suspect.client, donor}
+        told_by_others = len(like) > 1 and have_diverged(setback.failures, like, aside)
+        return suspect if told_by_others or setback.diverged(suspect.client, donor) else None
+
+    def _suspect(self, round_: int) -> Suspect | None:
+        """Whose message of a settled round stood out, in it and against those of more than half of all clients.
+
+        Who was not asked has a voice with what it sent before; who was left out of the round counts, and has none.
+        """
+        sent = self.register.values.norms.get(round_, {})
+        silent = {one.without: math.inf for one in self._left_out_of(round_)}
+        found = find_suspect(sent)
+        all_of_them = find_suspect(sent, {**self._sizes_before(round_, sent), **silent})
+        return found if all_of_them is not None and found is not None else None
+
+    def _left_out_of(self, round_: int) -> list[WentBack]:
+        """What was said of the clients that were left out of a round because their messages stood out."""
+        known = self.register.values.went_back
+        return [one for one in known if one.round == round_ and one.times is not None]
 
     def _donor(self, run: Run, round_: int) -> ClientId | None:
         """Who gave the first weights of a round."""
         return self.engine.donors.of(round_, run.rounds.acceptance.first_sizes)
 
-    def _tie(
-        self, run: Run, failed: int, failures: Mapping[ClientId, str], lost: Collection[ClientId]
-    ) -> Tie | None:
+    def _tie(self, setback: Setback) -> Tie | None:
         """The two halves whose messages of the round before were so unlike that everyone fails."""
-        if not have_diverged(failures, run.cohort(failed), lost):
-            return None
-        return find_tie(self.register.values.norms.get(failed - 1, {}))
+        return find_tie(self.register.values.norms.get(setback.round - 1, {})) if setback.diverged() else None
 
-    def _gone(
-        self, run: Run, failed: int, failures: Mapping[ClientId, str], lost: Collection[ClientId]
-    ) -> list[ClientId]:
+    def _gone(self, setback: Setback) -> list[ClientId]:
         """Who is out by now, and still has a part in the round before that everyone fails after."""
-        if not have_diverged(failures, run.cohort(failed), lost):
-            return []
-        sent = self.register.values.norms.get(failed - 1, {})
-        return [client for client in sent if client not in self.roster]
+        sent = self.register.values.norms.get(setback.round - 1, {})
+        return [client for client in sent if client not in self.roster] if setback.diverged() else []
 
-    def _go_back(
-        self,
-        run: Run,
-        failed: int,
-        failures: Mapping[ClientId, str],
-        lost: frozenset[ClientId] | tuple[()],
-        error: RoundFailed | None,
-    ) -> None:
+    def _go_back(self, run: Run, setback: Setback, error: RoundFailed | None) -> None:
         """Take back the round before one that nobody could play, and leave out whose message stood out in it.
 
-        Raises the `error` again where there is nothing to take back, or it was done before; without one, enough
-        clients could play on, and so they do. Where somebody who was in that round is out by now, it is played
-        again without them: so the operator decides.
+        Raises the `error` again where there is nothing to take back; without one, enough clients could play on, and
+        so they do. Where somebody who was in that round is out by now, it is played again without them: so the
+        operator decides. What a client that was left out did in rounds before comes before what others sent since.
         """
-        settled, suspect = failed - 1, self._bad_update(run, failed, failures, lost)
-        known = self.register.values.went_back
-        before = next((one for one in known if one.round == settled and one.times is not None), None)
-        gone = self._gone(run, failed, failures, lost) if suspect is None or before is not None else []
+        settled, suspect = setback.round - 1, self._bad_update(run, setback)
+        before = self._left_out_of(settled)
+        gone = self._gone(setback) if suspect is None or before else []
         if gone and take_back(self.folder, settled - 1):
             self._note_back([WentBack(round=settled, without=client) for client in gone], error)
             return
-        tie = None if suspect is not None else self._tie(run, failed, failures, lost)
+        if error is not None and self._most_diverge(run, setback):
+            found = self._stood_out(settled, {one.without for one in before})
+            if (before or _is_other(found, suspect)) and self._go_further_back(
+                all_fail(setback.round), found
+            ):
+                return
+            if before and found:
+                told = work_that_stays(setback.round, before[-1], [one.round for one in found])
+                raise RoundFailed(told, setback.failures, error.lost) from error
+        tie = None if suspect is not None else self._tie(setback)
         if error is not None and tie is not None:
-            raise RoundFailed(undecided(self.folder, failed, tie, before), failures, lost) from error
-        if suspect is None:
+            told = undecided(self.folder, setback.round, tie, before[-1] if before else None)
+            raise RoundFailed(told, setback.failures, error.lost) from error
+        if suspect is None or (before and error is None):
             if error is not None:
                 raise error
             return
-        if before is not None or not take_back(self.folder, settled - 1):
+        if not take_back(self.folder, settled - 1):
             if error is None:
                 return
-            earlier = [] if before is None else self._stood_out(before.without, settled)
-            told = (
-                work_that_stays(failed, before, earlier)
-                if before is not None and earlier
-                else no_way_back(self.folder, failed, suspect, before)
-            )
-            raise RoundFailed(told, failures, lost) from error
-        times = float(f"{suspect.times:.4g}")
-        self._note_back([WentBack(round=settled, without=suspect.client, times=times)], error)
+            told = no_way_back(self.folder, setback.round, suspect, before[-1] if before else None)
+            raise RoundFailed(told, setback.failures, error.lost) from error
+        without = _without(suspect, settled)
+        if setback.diverged(suspect.client):
+            self._exclude_for_good(run, without)
+        self._note_back([without], error)
 
-    def _stood_out(self, client: ClientId, settled: int) -> list[int]:
-        """The remembered rounds before one in which a client's message stood out most."""
-        norms = self.register.values.norms
-        found = {round_: find_suspect(norms[round_]) for round_ in sorted(norms) if round_ < settled}
-        return [round_ for round_, one in found.items() if one is not None and one.client == client]
+    def _go_further_back(self, why: str, found: Sequence[WentBack]) -> bool:
+        """Take back all rounds since the first that is kept of those in which a client stood out; False if none is.
+
+        What it sent there may have spoiled what others sent since.
+        """
+        kept = [one for one in found if can_take_back(self.folder, one.round - 1)]
+        if not kept:
+            return False
+        take_back(self.folder, kept[0].round - 1)
+        self.register.note(went_back=(*self.register.values.went_back, *kept))
+        self.watcher.notice(going_further_back(why, kept))
+        return True
+
+    def _stood_out(self, before: int, clients: Collection[ClientId] = ()) -> list[WentBack]:
+        """The remembered rounds before one in which one of the clients stood out, the oldest first.
+
+        Where no clients are given, it is the one that stood out last.
+        """
+        earlier = {round_: self._suspect(round_) for round_ in self.register.values.norms if round_ < before}
+        found = [_without(one, round_) for round_, one in sorted(earlier.items()) if one is not None]
+        wanted = set(clients) or {one.without for one in found[-1:]}
+        return [one for one in found if one.without in wanted]
 
     def _note_back(self, went: Sequence[WentBack], error: RoundFailed | None) -> None:
         """Write down that a round was taken back, and say so; without an error the run under way ends here."""
@@ -502,3 +589,13 @@ class ServedRun:
         self.watcher.notice(going_back(went))
         if error is None:
             raise Regrouped
+
+
+def _is_other(found: Sequence[WentBack], suspect: Suspect | None) -> bool:
+    """Whether another than the suspect stood out before, and may have spoiled what the suspect trained on."""
+    return bool(found) and (suspect is None or found[-1].without != suspect.client)
+
+
+def _without(suspect: Suspect, round_: int) -> WentBack:
+    """What is written down of a round that is played without a client."""
+    return WentBack(round=round_, without=suspect.client, times=float(f"{suspect.times:.4g}"))

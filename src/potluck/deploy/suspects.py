@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from potluck.core.card import ClientId
+from potluck.engine.norms import SETTING
 
 FACTOR = 10.0  # times the median of the others' messages; honest ones are nearer to each other
 NOT_FINITE = "not finite"  # what every sentence about such values says, the site's and the server's
@@ -57,12 +58,47 @@ def find_tie(norms: Mapping[ClientId, float]) -> Tie | None:
     return Tie(tuple(ordered[half:]), tuple(ordered[:half]), times) if times > FACTOR else None
 
 
-def have_diverged(
-    failures: Mapping[ClientId, str], asked: Collection[ClientId], aside: Collection[ClientId | None]
-) -> bool:
-    """Whether all but those `aside`, and more than half of all, have failed over values that are not finite.
+@dataclass(frozen=True)
+class Setback:
+    """Who failed in a round that had `asked` them, and why; `lost` are those from which no answer came.
 
-    A client's own word is no proof. That of more than half of those asked is, as long as most are honest.
+    `ended` says that too few were left to finish it.
     """
-    failed = {client for client in asked if NOT_FINITE in failures.get(client, "")}
-    return len(failed) > len(asked) / 2 and all(client in failed for client in asked if client not in aside)
+
+    round: int
+    asked: tuple[ClientId, ...]
+    failures: Mapping[ClientId, str]
+    lost: Collection[ClientId] = ()
+    ended: bool = False
+
+    def diverged(self, *aside: ClientId | None) -> bool:
+        """Whether nobody can go on, whatever the clients `aside` do."""
+        return have_diverged(self.failures, self.asked, {*self.lost, *aside}, self.ended)
+
+    @property
+    def diverging(self) -> list[ClientId]:
+        """Who failed over values that are not finite, or far too large."""
+        return [client for client in self.asked if diverges(self.failures.get(client, ""))]
+
+
+def have_diverged(
+    failures: Mapping[ClientId, str],
+    asked: Collection[ClientId],
+    aside: Collection[ClientId | None],
+    ended: bool = False,
+) -> bool:
+    """Whether all but those `aside`, and more than half of all, have failed over values that are not finite, or are
+    refused as far too large.
+
+    A client's own word is no proof. That of more than half of those asked is, as long as most are honest. Where the
+    round has `ended`, they are enough: one that says it can go on must not keep the others from going back.
+    """
+    failed = {client for client in asked if diverges(failures.get(client, ""))}
+    if len(failed) <= len(asked) / 2:
+        return False
+    return ended or all(client in failed for client in asked if client not in aside)
+
+
+def diverges(reason: str) -> bool:
+    """Whether a client failed over values that are not finite, or was refused as its message is far too large."""
+    return NOT_FINITE in reason or SETTING in reason

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from potluck.core.card import ClientId
+from potluck.deploy.exchanges import BASES
 from potluck.deploy.register import WentBack
 from potluck.deploy.suspects import Suspect, Tie
 from potluck.engine.store.checkpoints import Checkpoints
 from potluck.report.again import to_go_on
 from potluck.runs.folder import RunFolder
+
+
+def can_take_back(folder: RunFolder, round_: int) -> bool:
+    """Whether an earlier round is kept by the server, and by clients that have played all rounds since."""
+    files = Checkpoints(folder / "checkpoints")
+    return round_ in files.rounds() or (round_ == 0 and files.newest_round() < BASES)
 
 
 def take_back(folder: RunFolder, round_: int) -> bool:
@@ -40,13 +47,44 @@ def going_back(went: Sequence[WentBack]) -> str:
         "the others'"
     )
     again = f"round {round_} is played again without client {clients}"
-    return f"{_all_fail(round_ + 1, None)}; {why}: going back, {again}"
+    return f"{all_fail(round_ + 1)}; {why}: going back, {again}"
+
+
+def going_further_back(why: str, went: Sequence[WentBack]) -> str:
+    """What is said when several rounds are taken back, in the first of which a client's message stood out."""
+    client, first, rounds = went[0].without, went[0], ", ".join(str(one.round) for one in went)
+    return (
+        f"{why}; in round {first.round} the message of client {client} was {first.times:.3g} times as large as the "
+        f"median of the others': going back, round {first.round} and all since are played again, without client "
+        f"{client} in round{'s' if len(went) > 1 else ''} {rounds}"
+    )
+
+
+def excluded_for_good(client: ClientId, before: WentBack) -> str:
+    """What is said when a client is excluded that was left out of a round before."""
+    return (
+        f"client {client} was left out of round {before.round} for the same reason, and the others could go on: it "
+        f"is excluded from the run from here on, as by --exclude {client} (--include {client} takes it back)"
+    )
+
+
+def spoiled_within(one: WentBack) -> str:
+    """What is said when a round is repeated in which clients failed over what another had sent before in it."""
+    return (
+        f"{all_fail(one.round)}; the message of client {one.without} in it was {one.times:.3g} times as "
+        f"large as the median of the others': round {one.round} is played again without client {one.without}"
+    )
+
+
+def spoiled_after(round_: int) -> str:
+    """What has happened when a round would spoil the server's state."""
+    return f"round {round_}: the server's state would not be finite after it"
 
 
 def spoiled_by(one: WentBack) -> str:
     """What is said when a round is repeated that would have spoiled the server's state."""
     return (
-        f"round {one.round}: the server's state would not be finite after it; the message of client {one.without} "
+        f"{spoiled_after(one.round)}; the message of client {one.without} "
         f"was {one.times:.3g} times as large as the median of the others': round {one.round} is played again "
         f"without client {one.without}"
     )
@@ -55,7 +93,7 @@ def spoiled_by(one: WentBack) -> str:
 def played_by_others(failed: int, out: Sequence[ClientId], new: Sequence[ClientId]) -> str:
     """What is said when a round is taken back that few clients played, and nobody stood out in it."""
     return (
-        f"{_all_fail(failed, None)}, and nobody stood out in round {failed - 1}: going back, round {failed - 1} is "
+        f"{all_fail(failed)}, and nobody stood out in round {failed - 1}: going back, round {failed - 1} is "
         f"played again with {', '.join(new)} in the place of {', '.join(out)}"
     )
 
@@ -73,7 +111,7 @@ def half_each(folder: RunFolder, error: Exception, tie: Tie) -> str:
 def no_way_back(folder: RunFolder, failed: int, suspect: Suspect, before: WentBack | None) -> str:
     """Why a run stops whose last round cannot be taken back, or was, and how it goes on."""
     return (
-        f"{_all_fail(failed, before)}; in round {failed - 1} the message of client {suspect.client} was "
+        f"{all_fail(failed, before)}; in round {failed - 1} the message of client {suspect.client} was "
         f"{suspect.times:.3g} times as large as the median of the others': look into it, and if need be go on "
         f"without it: {_without(folder, (suspect.client,))}"
     )
@@ -83,7 +121,7 @@ def work_that_stays(failed: int, before: WentBack, rounds: Sequence[int]) -> str
     """Why a run stops where a client that was left out has left its mark in earlier rounds too."""
     client, when = before.without, f"round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds))}"
     return (
-        f"{_all_fail(failed, before)}; client {client} stood out in {when} too, and what came of that is not taken "
+        f"{all_fail(failed, before)}; client {client} stood out in {when} too, and what came of that is not taken "
         f"back, so that large messages of others prove nothing: start a new run without client {client} "
         f"(another --out, with --exclude {client})"
     )
@@ -93,7 +131,7 @@ def undecided(folder: RunFolder, failed: int, tie: Tie, before: WentBack | None)
     """Why a run stops in which half of the clients stand against the other half, and how it goes on."""
     larger, smaller = ", ".join(tie.larger), ", ".join(tie.smaller)
     return (
-        f"{_all_fail(failed, before)}; in round {failed - 1} the message of client {larger} was "
+        f"{all_fail(failed, before)}; in round {failed - 1} the message of client {larger} was "
         f"{tie.times:.3g} times as large as that of client {smaller}, and neither are a majority: "
         f"look into both, and if need be go on without one side: {_without(folder, tie.larger)}, "
         f"or {_without(folder, tie.smaller)}"
@@ -104,8 +142,9 @@ def _without(folder: RunFolder, clients: tuple[ClientId, ...]) -> str:
     return f"{to_go_on(folder.path, portable=True)} --exclude {','.join(clients)}"
 
 
-def _all_fail(failed: int, before: WentBack | None) -> str:
-    told = f"round {failed}: every client fails over values that are not finite"
+def all_fail(failed: int, before: WentBack | None = None) -> str:
+    """What has happened when nobody can go on."""
+    told = f"round {failed}: most clients fail over values that are not finite or far too large"
     if before is None:
         return told
     return f"{told}, also after round {before.round} was played again without client {before.without}"

@@ -22,6 +22,7 @@ from potluck.core.values import excess, said_of
 from potluck.engine.norms import (
     LARGEST_RATIO,
     MOST_SHRUNK,
+    SETTING,
     Form,
     LastNorms,
     Tensors,
@@ -206,7 +207,7 @@ class Acceptance:
                 when = "now or last" if others[form] else "in this exchange"
                 reasons[client] = (
                     f"client {client}, {exchange.name}: the norm of {form[0]!r} is {times.most:.3g} times the "
-                    f"median of its like {when}, at most {bound:g} times are taken (training.max_norm)"
+                    f"median of its like {when}, at most {bound:g} times are taken {SETTING}"
                 )
             elif not times.half <= bound:
                 ties.setdefault(form, []).append(client)
@@ -222,7 +223,7 @@ class Acceptance:
                 self.notice(
                     f"round {self.server.round}, {exchange.name}: the norm of {form[0]!r} from {', '.join(left)} "
                     f"is more than {bound:g} times that from {', '.join(rest) or 'others before'}; neither are a "
-                    "majority, so nobody is refused (training.max_norm): look into them, and if need be exclude "
+                    f"majority, so nobody is refused {SETTING}: look into them, and if need be exclude "
                     "one side"
                 )
         self.last_norms.note(exchange.steps, seen.norms({**refused, **reasons}))
@@ -248,7 +249,7 @@ class Acceptance:
             if times is not None and not times <= most:
                 reasons[client] = (
                     f"client {client}, {exchange.name}: the norm of {form[0]!r} is {times:.3g} {BEYOND_NEW}, "
-                    f"{why}; at most {most:g} times are taken (training.max_norm)"
+                    f"{why}; at most {most:g} times are taken {SETTING}"
                 )
         return reasons
 
@@ -266,12 +267,12 @@ class Acceptance:
             if shrunk_share(sent, fresh, most) > MOST_SHRUNK:
                 return (
                     f"client {answer.client}, {exchange.name}: most of its first weights are below 1/{most:g} "
-                    "of those of a new model (training.max_norm)"
+                    f"of those of a new model {SETTING}"
                 )
             if not ratio <= most:
                 return (
                     f"client {answer.client}, {exchange.name}: its first weights are {ratio:.3g} times as large as "
-                    f"those of a new model, at most {most:g} times are taken (training.max_norm)"
+                    f"those of a new model, at most {most:g} times are taken {SETTING}"
                 )
         return ""
 

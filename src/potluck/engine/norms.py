@@ -23,6 +23,7 @@ Tensors = Mapping[str, Tensor]
 LARGEST_RATIO = 100.0  # of `training.max_norm: auto`; honest runs on digits stay below 10
 MOST_SHRUNK = 0.5  # of first weights may be next to nothing against those of a new model
 MOST_KEPT = 4096  # parts of one client whose norms are remembered, the latest ones
+SETTING = "(training.max_norm)"  # what every sentence about a norm that is not taken names
 PAIR = 2  # clients: neither is a majority, so what each sent before is the third
 
 MaxNorm = Literal["auto", "none"] | float | None
