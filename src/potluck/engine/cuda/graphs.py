@@ -36,7 +36,6 @@ _Place = tuple[int, int, int]  # of an array: address, length, bytes from one nu
 Tables = dict[str, np.ndarray]  # rows by stream, a line per step
 CAPACITY = 64  # steps a table of rows holds at least; a longer plan fills it again
 WORTH_CAPTURING = 8  # steps of one size in a server's `fit` that repay a capture
-COMES_BACK = 3  # times a short batch of one size came to a slot, after which it is captured
 MOST_SIZES = 32  # graphs of a slot's step
 WARM_UP = 2  # steps before a capture: they create handles, workspaces and the optimiser's buffers
 
@@ -151,20 +150,14 @@ class StepGraphs:
     """The graphs of one workspace by batch sizes (None: it cannot be captured)."""
 
     by_sizes: dict[Sizes, StepGraph | None] = field(default_factory=dict)
-    alone: Sizes | None = None  # sizes of the last batch that came without others of its size
-    times: Counter[Sizes] = field(default_factory=Counter)  # how often such batches came
 
-    def is_worth_it(self, sizes: Sizes, steps: int) -> bool:
-        """Whether to capture a step that is not captured yet: it will be taken often enough.
+    def is_worth_it(self, steps: int) -> bool:
+        """Whether to capture a step that is not captured yet.
 
-        Clients of equal size all end in the same short batch, twice in a row. Where sizes differ a capture repays
-        itself only for clients that come back: a client keeps its size, and mostly its slot.
+        Short batches, too, when they first come: a capture takes as long as a few steps, and a size comes again,
+        with the same client or with another one.
         """
-        if steps > 1 or sizes == self.alone:
-            return True
-        self.alone = sizes
-        self.times[sizes] += 1
-        return self.times[sizes] >= COMES_BACK and len(self.by_sizes) < MOST_SIZES
+        return steps > 1 or len(self.by_sizes) < MOST_SIZES
 
 
 class GraphRunner:
@@ -197,7 +190,7 @@ class GraphRunner:
         """
         known = self.steps.setdefault(workspace, StepGraphs())
         graphs, steps = known.by_sizes, len(next(iter(tables.values())))
-        if sizes not in graphs and min(sizes) > 1 and known.is_worth_it(sizes, steps):
+        if sizes not in graphs and min(sizes) > 1 and known.is_worth_it(steps):
             capture = partial(StepGraph, self.holder, workspace, step, tables)
             graph = self._compiled(capture) if steps > 1 and not graphs else None
             graphs[sizes] = graph if graph is not None else self._captured(capture)
@@ -256,23 +249,30 @@ class GraphRunner:
             return None
 
     def _in_pool(self, capture: Callable[..., G]) -> G:
-        """A capture into the memory of this slot's graphs."""
-        if not self._has_graphs():
-            self.pool = torch.cuda.graph_pool_handle()  # torch gives up a pool with the last of its graphs
+        """A capture into the memory of this slot's graphs.
+
+        Torch gives up a pool with the last of its graphs. Those of a workspace that was replaced go when the
+        garbage collector finds it, so they are held here until the capture has ended.
+        """
+        held = self._graphs()
+        if not held:
+            self.pool = torch.cuda.graph_pool_handle()
         try:
             return capture(pool=self.pool)
         except BaseException:
             self.pool = torch.cuda.graph_pool_handle()  # the old one may have been released
             raise
+        finally:
+            held.clear()
 
     def _clean_up(self) -> None:
         """Let the device finish what a failed capture has begun."""
         torch.cuda.synchronize(self.holder.device)
 
-    def _has_graphs(self) -> bool:
+    def _graphs(self) -> list[StepGraph | CollectGraph]:
         steps = (graph for graphs in self.steps.values() for graph in graphs.by_sizes.values())
         collections = (graph for graph in self.collections.values() if isinstance(graph, CollectGraph))
-        return any(steps) or any(collections)
+        return [*(graph for graph in steps if graph is not None), *collections]
 
 
 def _play(
@@ -351,8 +351,8 @@ def _capturing(
     """
     collects = gc.isenabled()
     gc.disable()
-    _begin(graph, pool, generator)
     try:
+        _begin(graph, pool, generator)
         yield
         graph.capture_end()
         finish(graph)
