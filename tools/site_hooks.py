@@ -36,6 +36,9 @@ TAG = re.compile(r"<[^>]+>")
 COMMENT = re.compile(r'(?<=<span class="c1">)# [^\s<]+')  # no line ends with the sign of a comment
 GAP = re.compile(r'(?:<span class="w">( +)</span>|( {2,}))(?=<span class="c1?">)')  # before a comment
 PUNCTUATION = re.compile(r'(<span class="[op]">[^<]*[(\[{,.=]</span>)(?=<span)')  # a line may end after it
+PLAIN = re.compile(r"(?<=<code>).*?(?=</code>)", re.DOTALL)
+COLUMNS = re.compile(r"\S {2,}\S.*\S {2,}\S")  # of a drawing in words
+FEW = 3  # lines of a text whose formulas only look like columns
 BETWEEN = re.compile(r"(?<=>)[^<]+(?=<)")  # the text between two tags
 TABLE = re.compile(r"<table>\s*<thead>(.*?)</thead>(.*?)</table>", re.DOTALL)
 CELL = re.compile(r"<t([hd])( [^>]*)?>(.*?)</t\1>", re.DOTALL)
@@ -118,16 +121,31 @@ def _with_units(html: str) -> str:
 def _wrapping(match: re.Match[str]) -> str:
     """Give every line of a block of code the place where what does not fit goes on, below its own beginning."""
     kind, code = match.groups()
-    columns = PRINTED.search(TAG.sub("", code)) if "console" in kind or "text" in kind else None
+    text = TAG.sub("", code)
+    columns = ("console" in kind and PRINTED.search(text)) or (
+        "text" in kind and len(COLUMNS.findall(text)) > FEW
+    )
     if columns or any(sign in code for sign in DRAWN):
         return f'<div class="{kind}highlight drawn">{code}</div>'
+    if "__span" not in code:
+        code = PLAIN.sub(_lines, code)
     return f'<div class="{kind}highlight wraps">{LINE.sub(_line, code)}</div>'
 
 
-def _line(match: re.Match[str]) -> str:
-    text = TAG.sub("", match[1])
+def _lines(match: re.Match[str]) -> str:
+    """The lines of a block that nobody coloured."""
+    return "".join(
+        f'<span style="--indent:{_indent(line)}ch">{line}\n</span>' for line in match[0].splitlines()
+    )
+
+
+def _indent(text: str) -> int:
     label = re.match(r"[A-Z]\w*: +", text)  # `Up:     the weights`
-    indent = label.end() if label else len(text) - len(text.lstrip()) + 2
+    return label.end() if label else len(text) - len(text.lstrip()) + 2
+
+
+def _line(match: re.Match[str]) -> str:
+    indent = _indent(TAG.sub("", match[1]))
     whole = GAP.sub(r'<span class="gap">\1\2</span>', match[0])
     whole = PUNCTUATION.sub(_way_out, whole)
     whole = BETWEEN.sub(lambda part: BREAKABLE.sub(_word, part[0]), whole)
